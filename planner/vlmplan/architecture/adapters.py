@@ -1,0 +1,206 @@
+"""LoRA adapters and 4-bit weights, put into a model tree as peft and bitsandbytes put them into a model.
+
+Sources: peft 0.21 ``tuners/lora/layer.py`` and ``tuners/lora/bnb.py``; bitsandbytes 0.50 ``autograd/_functions.py``
+(``MatMul4Bit``) and ``nn/modules.py`` (``Linear4bit``); transformers 5.23 ``quantizers/base.py``.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.model import Model, Part
+from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.tensor import Kind, Node, Parameter, Tensor
+from vlmplan.errors import InputError
+from vlmplan.units import DType
+
+NF4_BLOCK = 64
+"""Weights per 4-bit block with one scale (bitsandbytes' default ``blocksize``)."""
+NF4_SCALE_BLOCK = 256
+"""Scales per block of the second quantisation."""
+ADAPTABLE = (Linear, PatchEmbedding, Embedding)
+
+
+def nf4_bytes(numel: int, *, double_quantises: bool = True) -> int:
+    """Bytes of ``numel`` weights in NF4: half a byte each and a scale per block of 64.
+
+    A scale is a float32, or with double quantisation one byte, and a float32 for every 256 of them:
+    4 + 8/64 + 32/(64 * 256) = 4.127 bits a weight against 4 + 32/64 = 4.5. Source: Dettmers et al., QLoRA,
+    arXiv 2305.14314, section 3; ``quantize_4bit(compress_statistics=True)``.
+    """
+    num_blocks = -(-numel // NF4_BLOCK)
+    scales = num_blocks + 4 * -(-num_blocks // NF4_SCALE_BLOCK) if double_quantises else 4 * num_blocks
+    return -(-numel // 2) + scales
+
+
+class Linear4bit(Module):
+    """``bnb.nn.Linear4bit``: the weight is dequantised for each product and kept packed in between."""
+
+    def __init__(self, base: Linear, compute_dtype: DType) -> None:
+        super().__init__()
+        self.in_features, self.out_features = base.in_features, base.out_features
+        self.compute_dtype = compute_dtype
+        self.weight = base.weight
+        self.weight.stored_bytes = nf4_bytes(base.weight.numel)
+        self.weight.requires_grad = False
+        self.bias = base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = ops.to(x, self.compute_dtype)
+        tape = x.tape
+        # MatMul4Bit keeps the packed weight only: no activation is saved for it.
+        node = tape.node((x,), _matmul_4bit_backward, meta=(x.shape, x.dtype, self.weight))
+        out = tape.tensor((*x.shape[:-1], self.out_features), x.dtype, node)
+        with tape.charged_to(Kind.TEMPORARY):
+            dequantised = tape.tensor((self.out_features, self.in_features), x.dtype)
+        tape.move(self.weight.num_bytes + dequantised.num_bytes)
+        tape.matmul(2 * x.numel * self.out_features, x.num_bytes + dequantised.num_bytes + out.num_bytes)
+        del dequantised
+        return ops.to(out, dtype)
+
+
+def _matmul_4bit_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    shape, dtype, weight = node.meta
+    tape = g.tape
+    with tape.charged_to(Kind.TEMPORARY):
+        dequantised = tape.tensor(weight.shape, dtype)
+    tape.move(weight.num_bytes + dequantised.num_bytes)
+    grad_x = tape.tensor(shape, dtype)
+    tape.matmul(2 * grad_x.numel * weight.shape[0], grad_x.num_bytes + dequantised.num_bytes + g.num_bytes)
+    del dequantised
+    return (grad_x,)
+
+
+class Lora(Module):
+    """``peft.tuners.lora.Linear`` (or ``Linear4bit``, ``Conv3d``): the base layer plus a product of two thin ones.
+
+    ``result + lora_B(lora_A(x)) * scaling``; the adapters may be wider than the model's type, then x is cast.
+    """
+
+    def __init__(self, base: Module, in_features: int, out_features: int, rank: int) -> None:
+        super().__init__()
+        self.base_layer = base
+        self.lora_A = Linear(in_features, rank)
+        self.lora_B = Linear(rank, out_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base_layer(x)
+        dtype = result.dtype
+        is_4bit = isinstance(self.base_layer, Linear4bit)
+        if is_4bit:
+            result = ops.copy(result)  # "defensively clone"
+        autocasts = x.tape.autocast is not None
+        if not (is_4bit and autocasts):
+            x = ops.to(x, self.lora_A.weight.dtype)
+        update = ops.scale(self.lora_B(self.lora_A(x)))
+        if is_4bit and not autocasts:
+            update = ops.to(update, dtype)
+        return ops.add(result, update) if is_4bit else ops.to(ops.add(result, update), dtype)
+
+
+class LoraEmbedding(Module):
+    """``peft.tuners.lora.Embedding``: a second, thin lookup and a product."""
+
+    def __init__(self, base: Embedding, rank: int) -> None:
+        super().__init__()
+        num_embeddings, width = base.weight.shape
+        self.base_layer = base
+        self.lora_embedding_A = Parameter(num_embeddings, rank)
+        self.lora_embedding_B = Parameter(width, rank)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        result = self.base_layer(ids)
+        update = ops.linear(ops.embedding(ids, self.lora_embedding_A), self.lora_embedding_B)
+        return ops.to(ops.add(result, ops.scale(update)), result.dtype)
+
+
+class TrainedCopy(Module):
+    """``peft.utils.ModulesToSaveWrapper``: a trainable copy is used, the frozen original stays."""
+
+    def __init__(self, original: Module, copy: Module) -> None:
+        super().__init__()
+        self.original_module = original
+        self.modules_to_save = copy
+
+    @property
+    def weight(self) -> Parameter:
+        return self.modules_to_save.weight  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.modules_to_save(x)
+
+
+def _places(module: Module, prefix: str = "") -> Iterator[tuple[Module, str, str, Module]]:
+    """(parent, child's name, full name, child) for every module once; of equal layers the first stands for all."""
+    seen: set[int] = set()
+    for name, child in list(module.children()):
+        if isinstance(module, Stack):
+            if id(child) in seen:
+                continue
+            seen.add(id(child))
+        full = f"{prefix}.{name}" if prefix else name
+        yield module, name, full, child
+        yield from _places(child, full)
+
+
+def target_names(model: Model, targets: str) -> Collection[str] | None:
+    """The suffixes that ``targets`` stands for; None for every Linear but the output head."""
+    if targets == "all-linear":
+        return None
+    if targets == "attention":
+        return model.ATTENTION_LINEARS
+    names = [name.strip() for name in targets.split(",") if name.strip()]
+    if not names:
+        raise InputError("--lora-targets is empty; give all-linear, attention or names such as q_proj,v_proj")
+    return names
+
+
+def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part]) -> None:
+    """Wrap the targeted layers outside ``frozen`` parts in adapters, as ``peft.get_peft_model`` does.
+
+    Names match by suffix over the whole model. Raises InputError if a name matches nothing or no layer is left.
+    """
+    names = target_names(model, targets)
+    unmatched = set(names or ())
+    num_adapted = 0
+    for parent, child_name, full_name, child in list(_places(model)):
+        if names is None:
+            is_target = isinstance(child, Linear) and child is not model.head
+        else:
+            matching = {name for name in names if full_name == name or full_name.endswith("." + name)}
+            unmatched -= matching
+            is_target = bool(matching) and isinstance(child, (*ADAPTABLE, Linear4bit))
+        is_target = is_target or (names is None and isinstance(child, Linear4bit))
+        if is_target and model.part_of(full_name) not in frozen:
+            parent.replace(child_name, _adapted(child, rank))
+            num_adapted += 1
+    if unmatched:
+        known = sorted({name.rsplit(".", 1)[-1] for _, _, name, child in _places(model) if isinstance(child, Lora)})
+        raise InputError(
+            f"--lora-targets {','.join(sorted(unmatched))}: no layer of this model has such a name"
+            + (f"; matched so far: {', '.join(known)}" if known else "")
+        )
+    if not num_adapted:
+        raise InputError(f"--lora-targets {targets}: no layer is left to adapt outside the frozen parts")
+
+
+def _adapted(base: Module, rank: int) -> Module:
+    if isinstance(base, Embedding):
+        return LoraEmbedding(base, rank)
+    if isinstance(base, PatchEmbedding):
+        return Lora(base, base.weight.numel // base.weight.shape[0], base.weight.shape[0], rank)
+    assert isinstance(base, Linear | Linear4bit)
+    return Lora(base, base.in_features, base.out_features, rank)
+
+
+def quantize(model: Model, compute_dtype: DType) -> None:
+    """Turn every Linear but the output head into ``Linear4bit``, as ``load_in_4bit`` does; 1-D convolutions too."""
+    for parent, child_name, _, child in list(_places(model)):
+        if isinstance(child, Linear) and child is not model.head:
+            parent.replace(child_name, Linear4bit(child, compute_dtype))
+
+
+__all__ = ["Conv1D", "Linear4bit", "Lora", "add_lora", "nf4_bytes", "quantize"]

@@ -1,0 +1,189 @@
+"""Attention kernels: what each saves and allocates, and which one a GPU really runs.
+
+Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head_dim). Sources: transformers 5.23
+``integrations/sdpa_attention.py`` and the ``eager_attention_forward`` of the models; torch 2.13
+``aten/src/ATen/native/transformers/cuda/{sdp_utils.cpp,attention.cu,attention_backward.cu}``.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.tensor import Kind, Node, Tensor
+from vlmplan.units import DType
+
+
+class Kernel(Enum):
+    """The kernels behind ``attn_implementation``."""
+
+    FLASH = "flash"  # torch's flash kernel or the flash-attn library
+    EFFICIENT = "efficient"  # torch's memory-efficient kernel: takes masks, but no grouped heads
+    MATH = "math"  # torch's fallback: scores in float32
+    EAGER = "eager"  # transformers' own, scores in the model's type with an fp32 softmax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackend:
+    """How attention runs on one GPU.
+
+    ``implementation`` is transformers' ``attn_implementation``; ``compute_capability`` decides which kernel
+    ``sdpa`` reaches. ``has_workspaces`` is False only to compare with runs on CPU, whose kernel has none.
+    """
+
+    implementation: str = "sdpa"
+    compute_capability: tuple[int, int] = (8, 0)
+    has_workspaces: bool = True
+
+    def kernel(self, *, head_dim: int, is_grouped: bool, has_mask: bool, dtype: DType) -> Kernel:
+        """The kernel for one attention call.
+
+        Source: ``sdp_utils.cpp``: flash needs compute capability 8.0, a 16-bit type, no mask, a head of at most 256,
+        and for training a head of at most 224 where shared memory is small (8.6, 8.9, 12.x). The memory-efficient
+        kernel takes no grouped heads, so sdpa with ``enable_gqa`` falls through to math where flash cannot run.
+        """
+        if self.implementation == "eager":
+            return Kernel.EAGER
+        if self.implementation == "flash_attention_2":
+            return Kernel.FLASH
+        small_shared_memory = self.compute_capability in ((8, 6), (8, 9)) or self.compute_capability[0] == 12
+        runs_flash = (
+            self.compute_capability >= (8, 0)
+            and dtype is not DType.FLOAT32
+            and not has_mask
+            and head_dim <= (224 if small_shared_memory else 256)
+        )
+        if runs_flash:
+            return Kernel.FLASH
+        return Kernel.MATH if is_grouped and not has_mask else Kernel.EFFICIENT
+
+
+def attend(
+    backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, mask: Tensor | None = None
+) -> Tensor:
+    """Attention of q over k and v; the result has shape (batch, tokens, heads * head_dim).
+
+    ``mask`` is the boolean mask (batch or 1, 1, tokens, keys) that transformers builds where plain causality is not
+    enough: sliding windows shorter than the sequence, prefix or image blocks that see each other.
+    """
+    batch, num_heads, num_tokens, head_dim = q.shape
+    is_grouped = k.shape[1] != num_heads
+    tape = q.tape
+    dtype = tape.autocast or q.dtype
+    kernel = backend.kernel(head_dim=head_dim, is_grouped=is_grouped, has_mask=mask is not None, dtype=dtype)
+    if kernel is Kernel.EAGER or (is_grouped and mask is not None and kernel is not Kernel.FLASH):
+        k, v = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
+    if kernel is Kernel.EAGER:
+        return _eager(q, k, v, mask=mask is not None or is_causal)
+    if tape.autocast is not None:
+        q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
+    if kernel is Kernel.MATH:
+        return _math(q, k, v, is_causal=is_causal)
+    return _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask).view(
+        batch, num_tokens, num_heads * head_dim
+    )
+
+
+def repeat_kv(x: Tensor, num_heads: int) -> Tensor:
+    """Grouped keys or values written out for every query head (transformers' ``repeat_kv``: expand and copy)."""
+    batch, num_kv_heads, num_keys, head_dim = x.shape
+    if num_kv_heads == num_heads:
+        return x
+    tape = x.tape
+    node = tape.node((x,), _repeat_kv_backward, meta=x.shape)
+    out = tape.tensor((batch, num_heads, num_keys, head_dim), x.dtype, node)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _repeat_kv_backward(node: Node, grads: Grads) -> Grads:
+    (g,) = grads
+    assert g is not None
+    return [ops.reduced(g, node.meta, g.dtype)]
+
+
+def _fused(
+    backend: AttentionBackend,
+    kernel: Kernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_causal: bool,
+    mask: Tensor | None,
+) -> Tensor:
+    """One kernel: saves q, k, v, the result and a log-sum-exp per row; a mask is saved as a bias in q's type."""
+    tape = q.tape
+    batch, num_heads, num_tokens, head_dim = q.shape
+    num_keys = k.shape[2]
+    bias: Tensor | None = None
+    if mask is not None and kernel is Kernel.EFFICIENT:
+        # convert_boolean_attn_mask: the boolean mask becomes an additive bias of q's type.
+        bias = tape.tensor(mask.shape, q.dtype)
+        tape.move(mask.num_bytes + bias.num_bytes)
+    flops = 2 * 2 * batch * num_heads * num_tokens * num_keys * head_dim
+    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, backend.has_workspaces)
+    node = tape.node((q, k, v), _fused_backward, (q.detached(), k.detached(), v.detached(), bias), meta)
+    out = tape.tensor(q.shape, q.dtype, node)
+    log_sum_exp = tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32)
+    tape.save(node, out, log_sum_exp)
+    tape.attend(flops, 2 * q.num_bytes + k.num_bytes + v.num_bytes, is_causal=is_causal)
+    return out
+
+
+def _fused_backward(node: Node, grads: Grads) -> Grads:
+    """dq, dk, dv. On CUDA also, while it runs, dq accumulated in fp32, a dot product per row, and for grouped heads dk
+    and dv of every query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike)."""
+    (g,) = grads
+    assert g is not None
+    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, has_workspaces = node.meta
+    tape = g.tape
+    batch, num_heads, num_tokens, head_dim = q_shape
+    result = [tape.tensor(shape, dtype) for shape in (q_shape, k_shape, v_shape)]
+    workspaces: list[Tensor] = []
+    if has_workspaces:
+        with tape.charged_to(Kind.TEMPORARY):
+            workspaces.append(tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32))
+            workspaces.append(tape.tensor((batch, num_heads, num_tokens, head_dim), DType.FLOAT32))
+            if kernel is Kernel.FLASH and k_shape[1] != num_heads:
+                expanded = (batch, num_heads, *k_shape[2:])
+                workspaces += [tape.tensor(expanded, dtype), tape.tensor(expanded, dtype)]
+    # Five products of the forward's size where the forward has two: the scores are computed again.
+    tape.attend(flops * 5 // 2, 4 * g.num_bytes, is_causal=is_causal)
+    del workspaces
+    return list(result)
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, *, mask: bool) -> Tensor:
+    """transformers' eager attention: scores scaled and masked in the model's type, softmax in float32, cast back."""
+    batch, num_heads, num_tokens, head_dim = q.shape
+    num_keys = k.shape[2]
+    scores = (batch, num_heads, num_tokens, num_keys)
+    weights = ops.scale(ops.matmul(q, k, scores, head_dim))
+    if mask:
+        weights = ops.shift(weights)
+    weights = ops.to(ops.softmax(weights, DType.FLOAT32), q.dtype)
+    out = ops.matmul(weights, v, q.shape, num_keys)
+    del weights
+    return ops.copy(out, batch, num_tokens, num_heads * head_dim)
+
+
+def _math(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+    """torch's fallback: q, k, v scaled and cast to float32, scores and softmax in float32.
+
+    Source: ``_scaled_dot_product_attention_math`` in ``attention.cpp`` (16-bit inputs are upcast unless
+    ``allow_fp16_bf16_reduction_math_sdp`` is set).
+    """
+    batch, num_heads, num_tokens, head_dim = q.shape
+    dtype = q.dtype
+    k, v = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
+    q, k, v = (ops.to(x, DType.FLOAT32) for x in (q, k, v))
+    num_keys = k.shape[2]
+    scores = ops.matmul(ops.scale(q), ops.scale(k), (batch, num_heads, num_tokens, num_keys), head_dim)
+    if is_causal:
+        scores = ops.shift(scores)
+    weights = ops.softmax(scores)
+    del scores
+    out = ops.to(ops.matmul(weights, v, q.shape, num_keys), dtype)
+    del weights
+    return ops.copy(out, batch, num_tokens, num_heads * head_dim)

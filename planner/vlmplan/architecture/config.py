@@ -1,0 +1,115 @@
+"""Reading Hugging Face ``config.json``: typed, with the defaults of transformers' classes, every error a sentence."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+from vlmplan.errors import InputError
+
+
+@cache
+def class_table() -> Mapping[str, Any]:
+    """Defaults, sections and aliases of transformers' configuration classes by model_type."""
+    text = files("vlmplan").joinpath("data", "config_defaults.json").read_text(encoding="utf-8")
+    return json.loads(text)["model_types"]
+
+
+class Config:
+    """One (sub-)configuration.
+
+    A key that the file leaves out has the default of its class; an explicit null stays null, which for some keys
+    (``sliding_window``) means something else than leaving it out. Aliases (``n_embd`` for ``hidden_size``) work both
+    ways.
+    """
+
+    __slots__ = ("_aliases", "_defaults", "_sections", "_values", "model_type", "path")
+
+    def __init__(self, values: Mapping[str, Any], model_type: str | None = None, path: str = "") -> None:
+        self.model_type: str = model_type or values.get("model_type") or ""
+        entry: Mapping[str, Any] = class_table().get(self.model_type, {})
+        aliases: Mapping[str, str] = entry.get("aliases", {})
+        self._values, self.path = values, path
+        self._defaults: Mapping[str, Any] = entry.get("defaults", {})
+        self._sections: Mapping[str, Any] = entry.get("sections", {})
+        self._aliases = {**aliases, **{name: alias for alias, name in aliases.items()}}
+
+    def __contains__(self, key: str) -> bool:
+        return self.get(key) is not None
+
+    def get(self, key: str) -> Any:
+        """The value of ``key``: as the file has it (null too), else the default of the class, else None."""
+        alias = self._aliases.get(key, key)
+        for name in (key, alias):
+            if name in self._values:
+                return self._values[name]
+        return self._defaults.get(key, self._defaults.get(alias))
+
+    def section(self, key: str, *, is_flat: bool = False) -> "Config":
+        """The nested configuration ``key`` with the model_type that transformers gives it.
+
+        ``is_flat``: where the file has no such section, its values stand at this level (older Qwen-VL files).
+        """
+        spec: Mapping[str, Any] = self._sections.get(key, {})
+        value = self._values.get(key)
+        if value is None:
+            value = self._values if is_flat else spec.get("values", {})
+        if not isinstance(value, Mapping):
+            raise InputError(f"config.json: {self._name(key)} is {value!r}; a mapping is expected")
+        values = cast(Mapping[str, Any], value)
+        own_type = None if spec.get("is_fixed") or values is self._values else values.get("model_type")
+        return Config(values, own_type or spec.get("model_type"), self._name(key))
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer. Raises InputError if it is missing or anything else."""
+        value = self.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise InputError(f"config.json has no {self._name(key)}; a positive integer is expected")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise InputError(f"config.json: {self._name(key)} is {value!r}; a positive integer is expected")
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """A positive integer, or None where the value is null or 0."""
+        return self.integer(key) if self.get(key) else None
+
+    def number(self, key: str, default: float = 0.0) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"config.json: {self._name(key)} is {value!r}; a number is expected")
+        return float(value)
+
+    def boolean(self, key: str, default: bool = False) -> bool:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool | int):
+            raise InputError(f"config.json: {self._name(key)} is {value!r}; true or false is expected")
+        return bool(value)
+
+    def text(self, key: str, default: str = "") -> str:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, str):
+            raise InputError(f"config.json: {self._name(key)} is {value!r}; a string is expected")
+        return value
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """A list of integers; a single integer counts as a list of one, null as none."""
+        value = self.get(key)
+        if value is None:
+            return ()
+        if isinstance(value, int) and not isinstance(value, bool):
+            return (value,)
+        items = cast(list[Any], value) if isinstance(value, list | tuple) else [None]
+        if not all(isinstance(item, int) for item in items):
+            raise InputError(f"config.json: {self._name(key)} is {value!r}; a list of integers is expected")
+        return tuple(items)
+
+    def _name(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key

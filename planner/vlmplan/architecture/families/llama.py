@@ -1,0 +1,196 @@
+"""Llama and the decoders built like it: llama, mistral, qwen2, qwen3 (text).
+
+Source: transformers 5.23 ``models/llama/modeling_llama.py`` and the files derived from it.
+"""
+
+from dataclasses import dataclass
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """The dimensions of a Llama-like decoder."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    activation: str = "silu"
+    windows: tuple[int | None, ...] = ()
+    """Attention window of each layer, None for full attention; empty: all full."""
+
+
+class RotaryContext:
+    """What every layer of a stack is called with besides the hidden states."""
+
+    __slots__ = ("backend", "cos", "mask", "sin")
+
+    def __init__(self, backend: AttentionBackend, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> None:
+        self.backend, self.cos, self.sin, self.mask = backend, cos, sin, mask
+
+
+class Attention(Module):
+    """Grouped-query attention with rotary positions; with ``qk_norm`` queries and keys are normed per head (Qwen3)."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.shape = shape
+        query_width = shape.num_heads * shape.head_dim
+        key_width = shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
+        self.k_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
+        self.v_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
+        self.o_proj = Linear(query_width, shape.hidden_size, bias=shape.output_bias)
+        if shape.qk_norm:
+            self.q_norm = RMSNorm(shape.head_dim)
+            self.k_norm = RMSNorm(shape.head_dim)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        if shape.qk_norm:
+            q = self.q_norm(q)
+        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        if shape.qk_norm:
+            k = self.k_norm(k)
+        v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q, k = ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=context.mask)
+        return self.o_proj(out)
+
+
+class GatedMlp(Module):
+    """``down(act(gate(x)) * up(x))``."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, *, activation: str = "silu", bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+        self.activation = ops.ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
+
+
+class DecoderLayer(Module):
+    """Pre-norm attention and MLP, each added to the residual."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.mlp: Module = GatedMlp(
+            shape.hidden_size, shape.intermediate_size, activation=shape.activation, bias=shape.mlp_bias
+        )
+        self.input_layernorm = RMSNorm(shape.hidden_size)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        x = self.self_attn(x, context)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.post_attention_layernorm(x)
+        x = self.mlp(x)
+        return ops.add(residual, x)
+
+
+class Decoder(Module):
+    """``LlamaModel``: embedding, layers, final norm."""
+
+    def __init__(self, shape: DecoderShape, layers: Stack | None = None) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = layers or Stack.of(DecoderLayer(shape), shape.num_layers, label="layers")
+        self.norm = RMSNorm(shape.hidden_size)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with ids.tape.section("embedding"):
+            return self.embed_tokens(ids)
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        tape = x.tape
+        with tape.section("positions"):
+            context = RotaryContext(backend, *self.positions(x))
+        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
+        with tape.section("norm"):
+            return self.norm(hidden)
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin in the model's type; ``position_ids`` are the same for all samples."""
+        shape = (1, 1, x.shape[1], self.shape.head_dim)
+        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+
+
+def decoder_shape(config: Config) -> DecoderShape:
+    """The shape of a decoder from its Hugging Face text config."""
+    model_type = config.model_type
+    num_heads = config.integer("num_attention_heads")
+    hidden_size = config.integer("hidden_size")
+    attention_bias = config.boolean("attention_bias")
+    return DecoderShape(
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=num_heads,
+        num_kv_heads=config.integer("num_key_value_heads", num_heads),
+        head_dim=config.integer("head_dim", hidden_size // num_heads),
+        vocab_size=config.integer("vocab_size"),
+        qkv_bias=model_type in QKV_BIAS or attention_bias,
+        output_bias=model_type not in QKV_BIAS and attention_bias,
+        mlp_bias=config.boolean("mlp_bias"),
+        qk_norm=model_type in ("qwen3", "qwen3_vl_text"),
+        activation=config.text("hidden_act", "silu"),
+        windows=layer_windows(config),
+    )
+
+
+def layer_windows(config: Config) -> tuple[int | None, ...]:
+    """Width of the attention window of each layer, None where it sees everything before it.
+
+    ``layer_types`` decides where it is given; else all layers slide (Mistral), or those from ``max_window_layers`` on
+    where ``use_sliding_window`` says so (Qwen2).
+    """
+    num_layers = config.integer("num_hidden_layers")
+    window = config.optional_integer("sliding_window")
+    model_type = config.model_type
+    if model_type.startswith("qwen") and not config.boolean("use_sliding_window"):
+        window = None
+    if window is None:
+        return (None,) * num_layers
+    layer_types = config.get("layer_types")
+    if layer_types is not None:
+        return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    if model_type.startswith("qwen"):
+        first = config.integer("max_window_layers", num_layers)
+        return tuple(window if index >= first else None for index in range(num_layers))
+    return (window,) * num_layers if model_type in ("mistral", "mixtral", "phi3") else (None,) * num_layers
+
+
+QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
+"""Decoders with biases on q, k, v and none on the output projection, whatever the config says."""
+
+
+def build(config: Config) -> CausalLM:
+    """``LlamaForCausalLM`` and its copies."""
+    shape = decoder_shape(config)
+    head = Linear(shape.hidden_size, shape.vocab_size)
+    return CausalLM(Decoder(shape), head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,148 @@
+"""Tiles of the best of a list of resolutions, plus the whole image: llava_next and llava_onevision.
+
+Follows transformers 5.23: ``select_best_resolution`` in image_processing_utils.py,
+``LlavaNextImageProcessor`` and ``LlavaOnevisionImageProcessor``, and ``_get_number_of_features`` with
+``_get_unpadded_features`` of ``LlavaNextProcessor`` and ``LlavaOnevisionProcessor``.
+
+The features of the tiles are laid out as one picture, rows or columns that only cover padding are cut off,
+and a learned newline feature is put at the end of each row; the newlines are placeholders too.
+"""
+
+import math
+from typing import cast
+
+from vlmplan.architecture.images.fixed import num_extra_features
+from vlmplan.architecture.images.settings import flag, section, side, sides
+from vlmplan.architecture.images.shape import Image, ImageShape
+from vlmplan.errors import InputError
+
+_LLAVA_NEXT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+_ONEVISION_PINPOINTS = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+
+
+def llava_next_shape(image: Image) -> ImageShape:
+    """LLaVA-NeXT (v1.6): class token dropped, rows unpadded, one newline per row."""
+    vision = section(image.config, "vision_config")
+    patch_size = side(vision, "patch_size", 14)
+    tile = _tile_side(image, side(vision, "image_size", 336), crops_by_default=True)
+    canvas_height, canvas_width = best_resolution(image, _pinpoints(image, _LLAVA_NEXT_PINPOINTS))
+    rows, columns = _unpadded(image, tile // patch_size, canvas_height // tile, canvas_width // tile)
+    num_whole = (tile // patch_size) ** 2 + num_extra_features(image.config, vision, "clip_vision_model")
+    return _tiled(
+        num_placeholder_tokens=num_whole + rows * (columns + 1),
+        tile=tile,
+        patch_size=patch_size,
+        canvas_height=canvas_height,
+        canvas_width=canvas_width,
+    )
+
+
+def llava_onevision_shape(image: Image) -> ImageShape:
+    """LLaVA-OneVision: as LLaVA-NeXT, then shrunk to the area of ``anyres_max_N`` tiles where it is larger.
+
+    Only the image of a sample with one image is tiled; of several each is padded to a square and gives the
+    features of one tile and a newline (``batch_num_images`` in ``LlavaOnevisionImageProcessor``).
+    """
+    vision = section(image.config, "vision_config")
+    patch_size = side(vision, "patch_size", 14)
+    tile = _tile_side(image, side(vision, "image_size", 384), crops_by_default=False)
+    grid_side = tile // patch_size
+    num_whole = grid_side**2 + num_extra_features(image.config, vision, "siglip_vision_model", strategy="full")
+    if image.num_images_per_sample > 1:
+        return ImageShape(
+            num_tokens=num_whole + 1,
+            num_placeholder_tokens=num_whole + 1,
+            num_vision_sequences=1,
+            num_patch_columns=grid_side,
+            num_patch_rows=grid_side,
+            resized_width=tile,
+            resized_height=tile,
+        )
+    canvas_height, canvas_width = best_resolution(image, _pinpoints(image, _ONEVISION_PINPOINTS))
+    rows, columns = _unpadded(image, grid_side, canvas_height // tile, canvas_width // tile)
+    ratio = math.sqrt(rows * columns / (_max_tiles(image) * grid_side**2))
+    if ratio > 1.1:
+        rows, columns = int(rows // ratio), int(columns // ratio)
+    return _tiled(
+        num_placeholder_tokens=num_whole + rows * (columns + 1),
+        tile=tile,
+        patch_size=patch_size,
+        canvas_height=canvas_height,
+        canvas_width=canvas_width,
+    )
+
+
+def best_resolution(image: Image, pinpoints: list[tuple[int, int]]) -> tuple[int, int]:
+    """The (height, width) of ``pinpoints`` that keeps most of the image's pixels, then wastes fewest."""
+    best, most_kept, least_wasted = pinpoints[0], 0, math.inf
+    for height, width in pinpoints:
+        scale = min(width / image.width, height / image.height)
+        kept = min(int(image.width * scale) * int(image.height * scale), image.width * image.height)
+        wasted = height * width - kept
+        if kept > most_kept or (kept == most_kept and wasted < least_wasted):
+            best, most_kept, least_wasted = (height, width), kept, wasted
+    return best
+
+
+def _unpadded(image: Image, grid_side: int, tile_rows: int, tile_columns: int) -> tuple[int, int]:
+    """(rows, columns) of features of the canvas without those that only cover padding."""
+    rows, columns = grid_side * tile_rows, grid_side * tile_columns
+    if image.width / image.height > columns / rows:
+        kept = int(round(image.height * (columns / image.width), 7))
+        return rows - (rows - kept) // 2 * 2, columns
+    kept = int(round(image.width * (rows / image.height), 7))
+    return rows, columns - (columns - kept) // 2 * 2
+
+
+def _tile_side(image: Image, default: int, *, crops_by_default: bool) -> int:
+    """Pixels of a tile: the crop where there is one, else the size it is resized to."""
+    crops = flag(image.preprocessor, "do_center_crop", crops_by_default)
+    key = "crop_size" if crops and image.preprocessor.get("crop_size") is not None else "size"
+    height, width = sides(image.preprocessor, key, default)
+    if height != width:
+        raise InputError(f"{key} is {image.preprocessor[key]!r}; only square tiles are supported")
+    return height
+
+
+def _pinpoints(image: Image, default: list[list[int]]) -> list[tuple[int, int]]:
+    """(height, width) pairs; the processor's, else the model's, which must be the same."""
+    value: object = (
+        image.preprocessor.get("image_grid_pinpoints") or image.config.get("image_grid_pinpoints") or default
+    )
+    message = f"image_grid_pinpoints is {value!r}; a list of pairs of pixels, [height, width], is needed"
+    if not isinstance(value, list):
+        raise InputError(message)
+    pairs: list[tuple[int, int]] = []
+    for entry in cast("list[object]", value):
+        pair = cast("list[object]", entry) if isinstance(entry, list | tuple) else []
+        pixels = [edge for edge in pair if isinstance(edge, int) and edge > 0]
+        if len(pair) != 2 or len(pixels) != 2:
+            raise InputError(message)
+        pairs.append((pixels[0], pixels[1]))
+    return pairs
+
+
+def _max_tiles(image: Image) -> int:
+    value = image.config.get("vision_aspect_ratio")
+    text = "anyres_max_9" if value is None else str(value)
+    number = text.removeprefix("anyres_max_")
+    if not number.isdecimal() or int(number) < 1:
+        raise InputError(f"vision_aspect_ratio is {text!r}; 'anyres_max_' and a number of tiles is needed")
+    return int(number)
+
+
+def _tiled(
+    *, num_placeholder_tokens: int, tile: int, patch_size: int, canvas_height: int, canvas_width: int
+) -> ImageShape:
+    columns, rows = math.ceil(canvas_width / tile), math.ceil(canvas_height / tile)
+    return ImageShape(
+        num_tokens=num_placeholder_tokens,
+        num_placeholder_tokens=num_placeholder_tokens,
+        num_vision_sequences=columns * rows + 1,
+        num_patch_columns=tile // patch_size,
+        num_patch_rows=tile // patch_size,
+        resized_width=canvas_width,
+        resized_height=canvas_height,
+        num_tile_columns=columns,
+        num_tile_rows=rows,
+    )

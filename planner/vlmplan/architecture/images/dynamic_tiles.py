@@ -1,0 +1,170 @@
+"""Tiles of the vision tower's size in the grid that suits the image, plus a thumbnail: internvl and ovis2.
+
+Follows transformers 5.23: ``get_optimal_tiled_canvas`` in models/got_ocr2/image_processing_got_ocr2.py
+(``GotOcr2ImageProcessor``) with ``InternVLProcessor``; ``get_min_tile_covering_grid`` in
+models/ovis2/image_processing_ovis2.py (``Ovis2ImageProcessor``) with ``Ovis2Processor``.
+"""
+
+import math
+
+from vlmplan.architecture.images.settings import count, flag, section, side
+from vlmplan.architecture.images.shape import Image, ImageShape
+from vlmplan.errors import InputError
+
+_COVERING_THRESHOLD = 0.9
+
+
+def internvl_shape(image: Image) -> ImageShape:
+    """InternVL: pixel-unshuffled features of each tile between ``<img>`` and ``</img>``.
+
+    ``crop_to_patches`` of preprocessor_config.json does not matter: ``InternVLProcessor`` passes True unless
+    the caller asks otherwise.
+    """
+    vision = section(image.config, "vision_config")
+    tile = side(image.preprocessor, "size", side(vision, "image_size", 448))
+    patch_size = side(vision, "patch_size", 14)
+    min_tiles, max_tiles = _tile_limits(image)
+    columns, rows = 1, 1
+    if max_tiles > 1:
+        columns, rows = closest_grid(image, tile=tile, min_tiles=min_tiles, max_tiles=max_tiles)
+    return _tiled(
+        columns=columns,
+        rows=rows,
+        tile=tile,
+        patch_size=patch_size,
+        num_features_per_tile=math.floor(tile // patch_size * _downsample_ratio(image)) ** 2,
+        num_text_tokens=2,
+    )
+
+
+def ovis2_shape(image: Image) -> ImageShape:
+    """Ovis2: the thumbnail first, then the tiles; ``hidden_stride`` squared patches make one feature.
+
+    Text tokens: ``<IMG_START>``, ``<IMG_GRID>``, ``<IMG_END>``, and an ``<IMG_COL>`` or ``<IMG_ROW>`` between
+    any two tiles.
+    """
+    vision = section(image.config, "vision_config")
+    tile = side(image.preprocessor, "size", side(vision, "image_size", 224))
+    patch_size = side(vision, "patch_size", 14)
+    columns, rows = _ovis2_grid(image, tile)
+    return _tiled(
+        columns=columns,
+        rows=rows,
+        tile=tile,
+        patch_size=patch_size,
+        num_features_per_tile=math.ceil(tile // patch_size / count(vision, "hidden_stride", 1)) ** 2,
+        num_text_tokens=3 + (columns * rows - 1),
+    )
+
+
+def grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
+    """All pairs whose product lies within the limits, fewest tiles first, then as counted by the first.
+
+    Source: ``get_all_supported_aspect_ratios``; Python's sort is stable.
+    """
+    pairs = (
+        (first, second)
+        for first in range(1, max_tiles + 1)
+        for second in range(1, max_tiles // first + 1)
+        if first * second >= min_tiles
+    )
+    return sorted(pairs, key=lambda pair: pair[0] * pair[1])
+
+
+def closest_grid(image: Image, *, tile: int, min_tiles: int, max_tiles: int) -> tuple[int, int]:
+    """(columns, rows) of the aspect ratio closest to the image's.
+
+    Of grids of the same ratio a larger one is taken while the image has more than half of its pixels.
+    """
+    aspect_ratio = image.width / image.height
+    best, best_difference = (1, 1), math.inf
+    for grid in grids(min_tiles, max_tiles):
+        columns, rows = grid
+        difference = abs(aspect_ratio - columns / rows)
+        fills = image.width * image.height > 0.5 * tile * tile * columns * rows
+        if difference < best_difference or (difference == best_difference and fills):
+            best, best_difference = grid, difference
+    return best
+
+
+def covering_grid(image: Image, *, tile: int, max_tiles: int) -> tuple[int, int]:
+    """(columns, rows) of the fewest tiles that show more than nine tenths of the image's area.
+
+    If no grid does, the one that shows most. The pair is searched as (rows, columns) and then used as
+    (columns, rows): so does ``Ovis2ImageProcessor.crop_image_to_patches``, and the transposed grid is what
+    the model is given.
+    """
+    covered = [
+        (pair, _covered_fraction(image, rows=pair[0], columns=pair[1], tile=tile)) for pair in grids(1, max_tiles)
+    ]
+    enough = [entry for entry in covered if entry[1] > _COVERING_THRESHOLD]
+    if enough:
+        return min(enough, key=lambda entry: (entry[0][0] * entry[0][1], -entry[1]))[0]
+    return min(covered, key=lambda entry: (-entry[1], entry[0][0] * entry[0][1]))[0]
+
+
+def _covered_fraction(image: Image, *, rows: int, columns: int, tile: int) -> float:
+    """Pixels that survive shrinking each cell's longer side to ``tile``, over all pixels.
+
+    The last row and column take the remainder, as in ``split_image_into_grid``. Summed cell by cell in
+    the source's order, because the choice hangs on ties between floats.
+    """
+    heights = _cell_lengths(image.height, rows)
+    widths = _cell_lengths(image.width, columns)
+    covered = sum(_shrunk_area(height, width, tile) for height in heights for width in widths)
+    return covered / (image.width * image.height)
+
+
+def _cell_lengths(length: int, num_cells: int) -> list[int]:
+    cell = length // num_cells
+    return [cell] * (num_cells - 1) + [length - cell * (num_cells - 1)]
+
+
+def _shrunk_area(height: int, width: int, tile: int) -> float:
+    longer, shorter = max(width, height), min(width, height)
+    return tile * (shorter / longer * tile) if longer > tile else longer * shorter
+
+
+def _ovis2_grid(image: Image, tile: int) -> tuple[int, int]:
+    min_tiles, max_tiles = _tile_limits(image)
+    if not flag(image.preprocessor, "crop_to_patches", False) or max_tiles == 1:
+        return 1, 1
+    if flag(image.preprocessor, "use_covering_area_grid", True):
+        return covering_grid(image, tile=tile, max_tiles=max_tiles)
+    return closest_grid(image, tile=tile, min_tiles=min_tiles, max_tiles=max_tiles)
+
+
+def _tile_limits(image: Image) -> tuple[int, int]:
+    min_tiles = count(image.preprocessor, "min_patches", 1)
+    max_tiles = count(image.preprocessor, "max_patches", 12)
+    if min_tiles > max_tiles:
+        raise InputError(f"min_patches is {min_tiles}; at most max_patches, {max_tiles}, is allowed")
+    return min_tiles, max_tiles
+
+
+def _downsample_ratio(image: Image) -> float:
+    value: object = image.config.get("downsample_ratio")
+    if value is None:
+        return 0.5
+    if not isinstance(value, int | float) or not 0 < value <= 1:
+        raise InputError(f"downsample_ratio is {value!r}; a number above 0 and up to 1 is needed")
+    return float(value)
+
+
+def _tiled(
+    *, columns: int, rows: int, tile: int, patch_size: int, num_features_per_tile: int, num_text_tokens: int
+) -> ImageShape:
+    """The shape of columns x rows tiles and, where they are more than one, a thumbnail."""
+    num_tiles = columns * rows + (columns * rows > 1)
+    num_features = num_tiles * num_features_per_tile
+    return ImageShape(
+        num_tokens=num_features + num_text_tokens,
+        num_placeholder_tokens=num_features,
+        num_vision_sequences=num_tiles,
+        num_patch_columns=tile // patch_size,
+        num_patch_rows=tile // patch_size,
+        resized_width=columns * tile,
+        resized_height=rows * tile,
+        num_tile_columns=columns,
+        num_tile_rows=rows,
+    )

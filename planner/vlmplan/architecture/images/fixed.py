@@ -1,0 +1,126 @@
+"""Models that resize every image to one square: the number of tokens does not depend on the image.
+
+Follows transformers 5.23: ``BlipImageProcessor`` with ``Blip2Processor`` and ``InstructBlipProcessor``,
+``Gemma3ImageProcessor`` with ``Gemma3Processor``, ``SiglipImageProcessor`` with ``PaliGemmaProcessor``,
+``CLIPImageProcessor`` or ``LlavaImageProcessor`` with ``LlavaProcessor``. Qwen-VL-Chat is remote code:
+``QWenTokenizer`` in its tokenization_qwen.py and ``VisionTransformer`` in its visual.py.
+"""
+
+from vlmplan.architecture.images.settings import Settings, count, flag, section, side, sides
+from vlmplan.architecture.images.shape import Image, ImageShape
+from vlmplan.errors import UnknownNameError
+
+_HAS_CLASS_TOKEN = {"clip_vision_model": True, "siglip_vision_model": False}
+
+
+def query_shape(image: Image) -> ImageShape:
+    """BLIP-2 and InstructBLIP: a Q-Former turns the patches into ``num_query_tokens``, before the text."""
+    vision = section(image.config, "vision_config")
+    num_queries = count(image.config, "num_query_tokens", 32)
+    height, width = sides(image.preprocessor, "size", side(vision, "image_size", 224))
+    return _one_picture(
+        num_placeholder_tokens=num_queries,
+        width=width,
+        height=height,
+        patch_size=side(vision, "patch_size", 14),
+    )
+
+
+def gemma3_shape(image: Image) -> ImageShape:
+    r"""Gemma 3: patches pooled to ``mm_tokens_per_image``.
+
+    The processor writes ``\n\n<start_of_image> ... <end_of_image>\n\n``, and ``\n\n`` is one token of
+    Gemma's vocabulary: four tokens more (three where a newline of the text before joins the first pair).
+    Pan and scan stays off whatever preprocessor_config.json says, because ``Gemma3Processor`` passes
+    ``do_pan_and_scan=False`` unless the caller asks.
+    """
+    vision = section(image.config, "vision_config")
+    height, width = sides(image.preprocessor, "size", side(vision, "image_size", 896))
+    return _one_picture(
+        num_placeholder_tokens=count(image.config, "mm_tokens_per_image", 256),
+        num_text_tokens=4,
+        width=width,
+        height=height,
+        patch_size=side(vision, "patch_size", 14),
+    )
+
+
+def paligemma_shape(image: Image) -> ImageShape:
+    """PaliGemma: one token per patch; ``SiglipImageProcessor.image_seq_length`` repeats that number."""
+    vision = section(image.config, "vision_config")
+    patch_size = side(vision, "patch_size", 14)
+    height, width = sides(image.preprocessor, "size", side(vision, "image_size", 224))
+    num_patches = (height // patch_size) * (width // patch_size)
+    return _one_picture(num_placeholder_tokens=num_patches, width=width, height=height, patch_size=patch_size)
+
+
+def llava_shape(image: Image) -> ImageShape:
+    """LLaVA 1.5: one token per patch of the resized and cropped square.
+
+    The tower gives its class token (CLIP has one, SigLIP none) and the patches;
+    ``vision_feature_select_strategy`` "default" drops the first of them, "full" keeps all.
+    """
+    vision = section(image.config, "vision_config")
+    patch_size = side(vision, "patch_size", 14)
+    height, width = _cropped_sides(image.preprocessor, side(vision, "image_size", 336))
+    num_patches = (height // patch_size) * (width // patch_size)
+    return _one_picture(
+        num_placeholder_tokens=num_patches + num_extra_features(image.config, vision, "clip_vision_model"),
+        width=width,
+        height=height,
+        patch_size=patch_size,
+    )
+
+
+def qwen_shape(image: Image) -> ImageShape:
+    """Qwen-VL-Chat: 448 x 448 pixels, resampled to 256 queries.
+
+    The text holds ``<img>``, 256 tokens that begin with the bytes of the image's path and are padded with
+    ``<imgpad>`` (``IMG_TOKEN_SPAN``), and ``</img>``: the path costs nothing, the two tags do.
+    """
+    visual = section(image.config, "visual")
+    pixels = side(visual, "image_size", 448)
+    return _one_picture(
+        num_placeholder_tokens=count(visual, "n_queries", 256),
+        num_text_tokens=2,
+        width=pixels,
+        height=pixels,
+        patch_size=side(visual, "patch_size", 14),
+    )
+
+
+def num_extra_features(config: Settings, vision: Settings, default_tower: str, strategy: str = "default") -> int:
+    """Features of a LLaVA tile beyond one per patch: +1 for a class token, -1 for the one that is dropped.
+
+    ``default_tower`` and ``strategy`` are the family's defaults. Source: ``get_image_features`` of
+    ``LlavaModel``, ``LlavaNextModel`` and ``LlavaOnevisionModel``.
+    Raises UnknownNameError for a tower or a strategy that is not known.
+    """
+    tower = str(vision.get("model_type") or default_tower)
+    if tower not in _HAS_CLASS_TOKEN:
+        raise UnknownNameError("vision tower", tower, _HAS_CLASS_TOKEN)
+    strategy = str(config.get("vision_feature_select_strategy") or strategy)
+    if strategy not in ("default", "full"):
+        raise UnknownNameError("vision_feature_select_strategy", strategy, ("default", "full"))
+    return int(_HAS_CLASS_TOKEN[tower]) - int(strategy == "default")
+
+
+def _cropped_sides(preprocessor: Settings, default: int) -> tuple[int, int]:
+    """(height, width) in pixels after resize and center crop."""
+    if flag(preprocessor, "do_center_crop", True):
+        return sides(preprocessor, "crop_size", default)
+    return sides(preprocessor, "size", default)
+
+
+def _one_picture(
+    *, num_placeholder_tokens: int, num_text_tokens: int = 0, width: int, height: int, patch_size: int
+) -> ImageShape:
+    return ImageShape(
+        num_tokens=num_placeholder_tokens + num_text_tokens,
+        num_placeholder_tokens=num_placeholder_tokens,
+        num_vision_sequences=1,
+        num_patch_columns=width // patch_size,
+        num_patch_rows=height // patch_size,
+        resized_width=width,
+        resized_height=height,
+    )

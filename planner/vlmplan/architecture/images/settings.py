@@ -1,0 +1,104 @@
+"""Reading numbers out of config.json and preprocessor_config.json. A leaf of this subpackage.
+
+The rule for what a file lacks: the default of the transformers 5.23 class, except that what the vision tower
+fixes (patch size, merge size, the side of towers with learned positions) comes from config.json, because a
+processor that disagrees with its tower cannot run.
+A key whose value is ``null`` counts as lacking.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from vlmplan.errors import InputError
+
+Settings = Mapping[str, Any]
+
+
+def section(settings: Settings, key: str) -> Settings:
+    """The object under ``key``; empty where there is none.
+
+    Raises InputError where the value is not an object.
+    """
+    value: object = settings.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"{key} is {value!r}; an object is needed")
+    return cast(Settings, value)
+
+
+def count(settings: Settings, key: str, default: int) -> int:
+    """The positive whole number under ``key``.
+
+    Raises InputError where the value is anything else.
+    """
+    value: object = settings.get(key)
+    return default if value is None else _positive(value, key)
+
+
+def flag(settings: Settings, key: str, default: bool) -> bool:
+    """The truth value under ``key``.
+
+    Raises InputError where the value is not true or false.
+    """
+    value: object = settings.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise InputError(f"{key} is {value!r}; true or false is needed")
+    return value
+
+
+def side(settings: Settings, key: str, default: int) -> int:
+    """The side of a square under ``key``, written as ``14``, ``[14, 14]`` or ``{"height": 14, "width": 14}``.
+
+    Raises InputError where the value is not a square of a positive whole number.
+    """
+    height, width = sides(settings, key, default)
+    if height != width:
+        raise InputError(f"{key} is {settings[key]!r}; only squares are supported")
+    return height
+
+
+def sides(settings: Settings, key: str, default: int) -> tuple[int, int]:
+    """(height, width) under ``key``, written as ``side`` allows or as ``{"shortest_edge": 336}``.
+
+    Raises InputError where the value is none of these.
+    """
+    value: object = settings.get(key)
+    if value is None:
+        return default, default
+    if isinstance(value, Mapping):
+        edges = cast(Settings, value)
+        if "shortest_edge" in edges:
+            shortest = _positive(edges["shortest_edge"], f"{key}.shortest_edge")
+            return shortest, shortest
+        return (
+            _positive(edges.get("height"), f"{key}.height"),
+            _positive(edges.get("width"), f"{key}.width"),
+        )
+    if isinstance(value, list | tuple):
+        pair = cast("list[object] | tuple[object, ...]", value)
+        if len(pair) != 2:
+            raise InputError(f"{key} is {value!r}; one whole number or [height, width] is needed")
+        return _positive(pair[0], key), _positive(pair[1], key)
+    length = _positive(value, key)
+    return length, length
+
+
+def edge(settings: Settings, key: str, name: str, default: int) -> int:
+    """The positive whole number ``name`` in the object under ``key``; ``default`` where there is no object.
+
+    An object without ``name`` is not completed from the class, as in transformers.
+    Raises InputError for that and for a value that is not a positive whole number.
+    """
+    edges = section(settings, key)
+    if edges and edges.get(name) is None:
+        raise InputError(f"{key} is {dict(edges)!r}; it needs {name}")
+    return count(edges, name, default)
+
+
+def _positive(value: object, key: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise InputError(f"{key} is {value!r}; a whole number, 1 or more, is needed")
+    return value

@@ -1,0 +1,78 @@
+"""The result, ``ImageShape``, and the question, ``Image``. A leaf of this subpackage."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmplan.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageShape:
+    """What one image becomes: the vision encoder's input and the language model's tokens.
+
+    ``num_tokens`` is every position that the image takes in the language model's sequence: the placeholders
+    and the text tokens that the processor (not the chat template) puts around them, such as start, end,
+    row, column, tile and newline tokens. ``num_placeholder_tokens`` is the part of it that image features
+    are scattered into; learned newline features (llava_next, llava_onevision) belong to it. What only the
+    chat template writes (Qwen's ``<|vision_start|>`` and ``<|vision_end|>``, GLM's ``<|begin_of_image|>``)
+    counts as text in neither.
+
+    The vision encoder sees ``num_vision_sequences`` tiles of ``num_patch_columns x num_patch_rows`` patches
+    each. Tiles are independent batch items, except in mllama, whose encoder attends over all
+    (padded) tiles of an image at once. Class tokens and the encoder's own padding are not counted.
+    ``resized_width x resized_height`` pixels is the canvas that is cut into
+    ``num_tile_columns x num_tile_rows`` tiles; an untiled image is one tile. Tiles beyond columns x rows
+    are a thumbnail of the whole image or, in mllama, padding.
+
+    ``num_cross_attention_states`` is not zero where the language model looks at the image through
+    cross-attention and only a marker enters its sequence (mllama).
+    """
+
+    num_tokens: int
+    num_placeholder_tokens: int
+    num_vision_sequences: int
+    num_patch_columns: int
+    num_patch_rows: int
+    resized_width: int
+    resized_height: int
+    num_tile_columns: int = 1
+    num_tile_rows: int = 1
+    num_cross_attention_states: int = 0
+
+    @property
+    def num_patches_per_sequence(self) -> int:
+        """Patch tokens of one tile, class token and padding not counted."""
+        return self.num_patch_columns * self.num_patch_rows
+
+    @property
+    def num_patches(self) -> int:
+        """Patch tokens of the whole image, thumbnail and padded tiles included."""
+        return self.num_vision_sequences * self.num_patches_per_sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """One image of ``width x height`` pixels and the files of the model that is to look at it.
+
+    ``config`` is config.json; ``preprocessor`` is preprocessor_config.json, empty where it is not known.
+    ``num_images_per_sample`` matters to llava_onevision only.
+    """
+
+    config: Mapping[str, Any]
+    preprocessor: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    width: int
+    height: int
+    num_images_per_sample: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("width", "height", "num_images_per_sample"):
+            value: object = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                kind = "pixels" if name != "num_images_per_sample" else "images"
+                raise InputError(f"image {name} is {value!r}; a whole number of {kind}, 1 or more, is needed")
+
+    @property
+    def text(self) -> str:
+        """The size as ``WxH``, for messages."""
+        return f"{self.width}x{self.height}"

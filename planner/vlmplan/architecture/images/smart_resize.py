@@ -1,0 +1,119 @@
+"""Native resolution: sides rounded to whole merged patches, the area kept within a budget of pixels.
+
+Follows transformers 5.23: ``smart_resize`` and ``get_number_of_image_patches`` in
+models/qwen2_vl/image_processing_qwen2_vl.py (``Qwen2VLImageProcessor``, which Qwen2.5-VL and Qwen3-VL use
+too) and in models/glm4v/image_processing_glm4v.py (``Glm4vImageProcessor``). Python's ``round`` (half to
+even) is part of the rule.
+"""
+
+import math
+
+from vlmplan.architecture.images.settings import Settings, count, edge, section, side
+from vlmplan.architecture.images.shape import Image, ImageShape
+from vlmplan.errors import InputError
+
+MAX_ASPECT_RATIO = 200
+
+
+def qwen2_vl_shape(image: Image) -> ImageShape:
+    """Qwen2-VL and Qwen2.5-VL: 4 to 1280 tokens by the class, up to 16,384 by the published files."""
+    return _qwen_shape(image, default_patch_size=14)
+
+
+def qwen3_vl_shape(image: Image) -> ImageShape:
+    """Qwen3-VL, dense and MoE: as Qwen2-VL with patches of 16 pixels."""
+    return _qwen_shape(image, default_patch_size=16)
+
+
+def glm4v_shape(image: Image) -> ImageShape:
+    """GLM-4.1V: as Qwen2-VL, except that an image counts as a clip of ``temporal_patch_size`` frames.
+
+    So the budget of pixels is that of all frames together: half of it is left for a picture. A side below
+    one merged patch is scaled up first.
+    """
+    vision = section(image.config, "vision_config")
+    patch_size, merge_size = _patch_and_merge_size(image, vision, default_patch_size=14)
+    factor = patch_size * merge_size
+    num_frames = count(image.preprocessor, "temporal_patch_size", count(vision, "temporal_patch_size", 2))
+    height, width = image.height, image.width
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    min_pixels = edge(image.preprocessor, "size", "shortest_edge", 112 * 112)
+    max_pixels = edge(image.preprocessor, "size", "longest_edge", 28 * 28 * 15000)
+    _check_aspect_ratio(image, height=height, width=width)
+    height, width = smart_resize(
+        height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels, num_frames=num_frames
+    )
+    return _shape(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
+
+
+def smart_resize(
+    height: int, width: int, *, factor: int, min_pixels: int, max_pixels: int, num_frames: int = 1
+) -> tuple[int, int]:
+    """(height, width) in pixels, multiples of ``factor``, with ``num_frames`` x height x width in the budget.
+
+    The budget can be left at the edges: rounding up to ``min_pixels`` may pass ``max_pixels`` where the two
+    are close, and a side never falls below ``factor``.
+    """
+    rounded_height = round(height / factor) * factor
+    rounded_width = round(width / factor) * factor
+    if num_frames * rounded_height * rounded_width > max_pixels:
+        shrink = math.sqrt((num_frames * height * width) / max_pixels)
+        return (
+            max(factor, math.floor(height / shrink / factor) * factor),
+            max(factor, math.floor(width / shrink / factor) * factor),
+        )
+    if num_frames * rounded_height * rounded_width < min_pixels:
+        stretch = math.sqrt(min_pixels / (num_frames * height * width))
+        return (
+            math.ceil(height * stretch / factor) * factor,
+            math.ceil(width * stretch / factor) * factor,
+        )
+    return rounded_height, rounded_width
+
+
+def _qwen_shape(image: Image, *, default_patch_size: int) -> ImageShape:
+    vision = section(image.config, "vision_config")
+    patch_size, merge_size = _patch_and_merge_size(image, vision, default_patch_size=default_patch_size)
+    # The edges of size are numbers of pixels here. Older files name them min_pixels and max_pixels, outside
+    # of size; Qwen2VLImageProcessor lets these overrule it.
+    min_pixels = count(image.preprocessor, "min_pixels", 0)
+    min_pixels = min_pixels or edge(image.preprocessor, "size", "shortest_edge", 56 * 56)
+    max_pixels = count(image.preprocessor, "max_pixels", 0)
+    max_pixels = max_pixels or edge(image.preprocessor, "size", "longest_edge", 28 * 28 * 1280)
+    _check_aspect_ratio(image, height=image.height, width=image.width)
+    height, width = smart_resize(
+        image.height,
+        image.width,
+        factor=patch_size * merge_size,
+        min_pixels=min_pixels,
+        max_pixels=max_pixels,
+    )
+    return _shape(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
+
+
+def _patch_and_merge_size(image: Image, vision: Settings, *, default_patch_size: int) -> tuple[int, int]:
+    patch_size = side(image.preprocessor, "patch_size", side(vision, "patch_size", default_patch_size))
+    merge_size = count(image.preprocessor, "merge_size", count(vision, "spatial_merge_size", 2))
+    return patch_size, merge_size
+
+
+def _check_aspect_ratio(image: Image, *, height: int, width: int) -> None:
+    ratio = max(height, width) / min(height, width)
+    if ratio > MAX_ASPECT_RATIO:
+        raise InputError(f"image {image.text} has an aspect ratio of {ratio:.4g}; up to {MAX_ASPECT_RATIO} is allowed")
+
+
+def _shape(*, height: int, width: int, patch_size: int, merge_size: int) -> ImageShape:
+    columns, rows = width // patch_size, height // patch_size
+    num_tokens = columns * rows // merge_size**2
+    return ImageShape(
+        num_tokens=num_tokens,
+        num_placeholder_tokens=num_tokens,
+        num_vision_sequences=1,
+        num_patch_columns=columns,
+        num_patch_rows=rows,
+        resized_width=width,
+        resized_height=height,
+    )

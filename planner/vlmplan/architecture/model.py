@@ -1,0 +1,170 @@
+"""A whole trainable model: its parts, its parameters in order, and one micro batch through it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.loss import chunked_loss, full_loss
+from vlmplan.architecture.modules import Linear, Module, Stack
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.units import DType
+
+if TYPE_CHECKING:
+    from vlmplan.architecture.images import ImageShape
+
+
+class Part(Enum):
+    """What can be frozen separately."""
+
+    VISION = "vision"
+    PROJECTOR = "projector"
+    LANGUAGE = "language"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The shape of one micro batch on one GPU.
+
+    ``num_tokens`` are positions of the language model per sample, image tokens included; ``images_per_sample`` images
+    of equal shape ``image`` lie inside them.
+    """
+
+    micro_batch: int
+    num_tokens: int
+    images_per_sample: int = 0
+    image: "ImageShape | None" = None
+
+    @property
+    def num_images(self) -> int:
+        return self.micro_batch * self.images_per_sample
+
+
+@dataclass(frozen=True, slots=True)
+class NamedParameter:
+    """One parameter of the model: ``index`` is its layer inside a stack, None outside."""
+
+    name: str
+    parameter: Parameter
+    index: int | None
+    part: Part
+
+
+class Model(Module):
+    """Base of the ``...ForCausalLM`` and ``...ForConditionalGeneration`` classes.
+
+    Subclasses build the tree with transformers' attribute names and define ``last_hidden_state``.
+    """
+
+    PARTS: ClassVar[Mapping[str, Part]] = {}
+    """Name prefixes of parts; the longest that matches decides, LANGUAGE where none does."""
+    EMBEDDINGS: ClassVar[str] = "model.embed_tokens"
+    """Path of the input embedding."""
+    HEAD: ClassVar[str] = "lm_head"
+    """Path of the output head."""
+    ATTENTION_LINEARS: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Linears that ``--lora-targets attention`` stands for."""
+    caps_logits = False
+    """Whether logits pass through ``tanh`` (Gemma 2)."""
+
+    def module(self, path: str) -> Any:
+        """The module at a dotted path of attributes."""
+        module: Any = self
+        for name in path.split("."):
+            module = getattr(module, name)
+        return module
+
+    @property
+    def input_embeddings(self) -> Any:
+        return self.module(self.EMBEDDINGS)
+
+    @property
+    def head(self) -> Any:
+        return self.module(self.HEAD)
+
+    def tie_weights(self) -> None:
+        """Let the output head use the input embedding's weight."""
+        self.head.weight = self.input_embeddings.weight
+
+    @property
+    def ties_weights(self) -> bool:
+        return self.head.weight is self.input_embeddings.weight
+
+    def part_of(self, name: str) -> Part:
+        best, part = -1, Part.LANGUAGE
+        for prefix, candidate in self.PARTS.items():
+            if len(prefix) > best and (name == prefix or name.startswith(prefix + ".")):
+                best, part = len(prefix), candidate
+        return part
+
+    def parameters(self) -> list[NamedParameter]:
+        """Every parameter once, in the order of ``torch.nn.Module.parameters()``."""
+        result: list[NamedParameter] = []
+        seen: set[tuple[int, int | None]] = set()
+        for name, parameter, index in _walk_parameters(self, "", None):
+            key = (id(parameter), index)
+            if key not in seen:
+                seen.add(key)
+                result.append(NamedParameter(name, parameter, index, self.part_of(name)))
+        return result
+
+    def stacks(self) -> Iterator[tuple[Part, Stack]]:
+        for name, module in self.named_modules():
+            if isinstance(module, Stack):
+                yield self.part_of(name), module
+
+    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
+        """The hidden states before the output head, shape (micro_batch, num_tokens, width)."""
+        raise NotImplementedError(type(self).__name__)
+
+    def pixel_shape(self, batch: Batch) -> tuple[int, ...] | None:
+        """Shape of the pixel values of the micro batch, None without a vision encoder."""
+        return None
+
+    def run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, chunks_loss: bool) -> None:
+        """Forward, loss and backward of one micro batch on ``tape``."""
+        with tape.section("batch"):
+            shape = (batch.micro_batch, batch.num_tokens)
+            # input_ids, labels and attention_mask; the pixels are cast to the compute type before they are sent.
+            ids, *others = (tape.tensor(shape, DType.INT64) for _ in range(3))
+            pixel_shape = self.pixel_shape(batch) if batch.num_images else None
+            pixels = None if pixel_shape is None else tape.tensor(pixel_shape, self.compute_dtype(tape))
+        hidden = self.last_hidden_state(batch, ids, pixels, backend)
+        outputs: Tensor | None = None
+        with tape.section("head"):
+            if chunks_loss:
+                loss = chunked_loss(hidden, self.head)
+            else:
+                loss, outputs = full_loss(hidden, self.head, caps=self.caps_logits)
+            del hidden
+        tape.run_backward(loss)
+        del outputs, pixels, ids, others
+
+    def compute_dtype(self, tape: Tape) -> DType:
+        if tape.autocast is not None:
+            return tape.autocast
+        return self.head.weight.dtype
+
+
+def _walk_parameters(module: Module, prefix: str, index: int | None) -> Iterator[tuple[str, Parameter, int | None]]:
+    for name, parameter in module.parameters_by_name.items():
+        yield prefix + name, parameter, index
+    for name, child in module.children():
+        inner = int(name) if isinstance(module, Stack) else index
+        yield from _walk_parameters(child, f"{prefix}{name}.", inner)
+
+
+class CausalLM(Model):
+    """A text model: ``model``, a decoder with ``embed`` and ``forward``, and ``lm_head``."""
+
+    def __init__(self, model: Module, head: Linear, *, ties_weights: bool) -> None:
+        super().__init__()
+        self.model: Any = model
+        self.lm_head = head
+        if ties_weights:
+            self.tie_weights()
+
+    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
+        return self.model(self.model.embed(ids), backend)

@@ -1,0 +1,200 @@
+"""The module tree: the building blocks that families assemble, named as in transformers.
+
+One tree yields the parameters and their names, the Linears that adapters and quantisation replace, what autograd
+saves, and the floating point operations. ``Module`` works like ``torch.nn.Module`` as far as that needs: attributes
+that are parameters or modules are registered in order.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.units import DType
+
+
+class Module:
+    """A node of the tree. Subclasses set parameters and modules as attributes and define ``forward``."""
+
+    def __init__(self) -> None:
+        self.parameters_by_name: dict[str, Parameter] = {}
+        self.modules_by_name: dict[str, Module] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Parameter):
+            self.parameters_by_name[name] = value
+        elif isinstance(value, Module):
+            self.modules_by_name[name] = value
+        object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.parameters_by_name:
+            return self.forward(*args, **kwargs)
+        tape = _tape_of(args)
+        tape.modules.append(self)
+        tape.fetch(self)
+        out = self.forward(*args, **kwargs)
+        tape.release(self)
+        tape.modules.pop()
+        return out
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(type(self).__name__)
+
+    def children(self) -> Iterator[tuple[str, "Module"]]:
+        yield from self.modules_by_name.items()
+
+    def replace(self, name: str, module: "Module") -> None:
+        """Put ``module`` where the child ``name`` is."""
+        setattr(self, name, module)
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, "Module"]]:
+        """All modules with their dotted names, in torch's order, layers of a stack written out."""
+        yield prefix, self
+        for name, child in self.children():
+            yield from child.named_modules(f"{prefix}.{name}" if prefix else name)
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """All parameters with their dotted names in torch's order. Shared ones (tied, replicated layers) repeat."""
+        for name, parameter in self.parameters_by_name.items():
+            yield (f"{prefix}.{name}" if prefix else name), parameter
+        for name, child in self.children():
+            yield from child.named_parameters(f"{prefix}.{name}" if prefix else name)
+
+
+def _tape_of(args: Iterable[Any]) -> Any:
+    for argument in args:
+        if isinstance(argument, Tensor):
+            return argument.tape
+    raise AssertionError("a module with weights is called with a tensor")
+
+
+class Stack(Module):
+    """An ``nn.ModuleList`` of layers of which many are equal.
+
+    ``kinds`` are the distinct layers and ``pattern`` the kind of each position. Equal layers share one ``Module``: the
+    tape runs the first layer (its input may need no gradient) and one later layer of each kind, and replays them.
+    """
+
+    def __init__(self, kinds: Sequence[Module], pattern: Sequence[int], *, label: str) -> None:
+        super().__init__()
+        self.kinds, self.pattern, self.label = list(kinds), tuple(pattern), label
+        self.checkpoints = False
+
+    @classmethod
+    def of(cls, layer: Module, num_layers: int, *, label: str) -> "Stack":
+        return cls([layer], [0] * num_layers, label=label)
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        for index, kind in enumerate(self.pattern):
+            yield str(index), self.kinds[kind]
+
+    def replace(self, name: str, module: Module) -> None:
+        self.kinds[self.pattern[int(name)]] = module
+
+    def run(self, x: Tensor, call: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        """x through all layers; ``call(layer, x)`` passes a layer what it takes besides x."""
+        tape = x.tape
+        for index, kind in enumerate(self.pattern):
+            key = f"{self.label}.{kind}" + (".first" if index == 0 else "")
+            if tape.replays(key, index):
+                continue
+            layer = self.kinds[kind]
+            checkpoints = self.checkpoints and (x.requires_grad or _is_trainable(layer))
+            with tape.section(key, index):
+                x = tape.checkpoint(partial(call, layer), x) if checkpoints else call(layer, x)
+        return x
+
+
+def _is_trainable(module: Module) -> bool:
+    return any(parameter.requires_grad for _, parameter in module.named_parameters())
+
+
+class Linear(Module):
+    """``nn.Linear``: weight (out, in)."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = Parameter(out_features, in_features)
+        self.bias: Parameter | None = Parameter(out_features) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+
+class Conv1D(Linear):
+    """transformers' ``Conv1D`` (GPT-2): a Linear whose weight is stored (in, out)."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=True)
+
+
+class Embedding(Module):
+    """``nn.Embedding``: weight (rows, width)."""
+
+    def __init__(self, num_embeddings: int, width: int) -> None:
+        super().__init__()
+        self.weight = Parameter(num_embeddings, width)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return ops.embedding(ids, self.weight)
+
+
+class PatchEmbedding(Module):
+    """A convolution whose stride is its kernel: one product per patch.
+
+    Input (patches, in_channels * kernel area), result (patches, width). The convolution saves its input and weight
+    like a Linear.
+    """
+
+    def __init__(self, patch_numel: int, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = Parameter(width, patch_numel)
+        self.bias: Parameter | None = Parameter(width) if bias else None
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return ops.linear(pixels, self.weight, self.bias)
+
+
+class LayerNorm(Module):
+    """``nn.LayerNorm`` with weight, and a bias unless told otherwise."""
+
+    def __init__(self, width: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = Parameter(width)
+        self.bias: Parameter | None = Parameter(width) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, self.weight, self.bias)
+
+
+class RMSNorm(Module):
+    """``LlamaRMSNorm`` and its copies: float32 inside, the weight applied in the input's type."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = Parameter(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        hidden = ops.to(x, DType.FLOAT32)
+        variance = ops.mean_last(ops.unary(hidden, saves_input=True))
+        hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
+        return ops.mul(ops.to(hidden, dtype), self.weight)
+
+
+class GemmaRMSNorm(Module):
+    """``GemmaRMSNorm``: everything in float32, ``1 + weight`` as the factor, cast back at the end."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = Parameter(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = ops.to(x, DType.FLOAT32)
+        variance = ops.mean_last(ops.unary(hidden, saves_input=True))
+        normed = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
+        factor = ops.shift_weight(self.weight, DType.FLOAT32, x.tape)
+        return ops.to(ops.mul(normed, factor), x.dtype)

@@ -1,0 +1,432 @@
+"""A training step on symbolic tensors: which bytes live when, what autograd saves, how much is computed.
+
+The modules of this package are written like the transformers modules they describe, on ``Tensor``s that know their
+shape and element type but hold no numbers. Running them on a ``Tape`` records, operation by operation,
+
+- storages allocated and freed. A storage lives as long as something refers to it: a local variable of a ``forward``,
+  a tensor saved for backward, a gradient on its way. Peaks come out of the same code structure that makes them in
+  torch, not out of a constant per layer;
+- what each operation saves for its backward, by the rules of torch's ``derivatives.yaml``: an input is kept only when
+  a gradient that needs it is needed, so frozen weights and towers without gradients come out right;
+- floating point operations and bytes moved.
+
+The result is a ``Trace`` (see ``trace``), which the engine models in ``vlmplan.memory`` replay: when a gradient is
+kept, bucketed or sharded, and when a weight is gathered, is DeepSpeed's business and not the model's.
+"""
+
+import heapq
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from vlmplan.architecture.tensor import (
+    Backward,
+    Kind,
+    Node,
+    Operand,
+    Parameter,
+    Storage,
+    Tensor,
+    edge_to,
+)
+from vlmplan.architecture.trace import (
+    Fetch,
+    GradientReady,
+    Matmul,
+    Parts,
+    Release,
+    Run,
+    Section,
+    Span,
+    Trace,
+)
+from vlmplan.units import DType
+
+ParameterUse = tuple[Parameter, str]
+"""A parameter, and the section that uses it where it stands for the parameters of several equal layers."""
+
+
+class Tape:
+    """Records one micro batch.
+
+    ``autocast`` is the element type of ``torch.autocast``, or None where the model's own types decide.
+    ``accumulates_in_place``: two gradients of one tensor are summed into the first, as torch's engine does unless a
+    dispatch mode watches it (``InputBuffer::accumulate``); a rehearsal under a dispatch mode allocates the sum.
+    """
+
+    def __init__(self, *, autocast: DType | None = None, accumulates_in_place: bool = True) -> None:
+        self.autocast = autocast
+        self.accumulates_in_place = accumulates_in_place
+        self.kind = Kind.ACTIVATION
+        self.modules: list[Any] = []
+        self._live = [0, 0, 0]
+        self._total = 0
+        self._start: Parts = (0, 0, 0)
+        self._peak_total = 0
+        self._peak: Parts = (0, 0, 0)
+        self._sections: dict[str, Section] = {}
+        self._layers: set[str] = set()
+        self._schedule: list[Run] = []
+        self._key = ""
+        self._gap = Section()
+        self._events, self._work = self._gap.forward, self._gap.forward_work
+        self._runs_backward = False
+        self._num_nodes = 0
+        # Activation checkpointing: while packing, nodes are made but keep nothing; while replaying, everything after
+        # the last saved tensor is skipped, as torch's early stop does.
+        self._packs = False
+        self._num_saved = 0
+        self._stop_after: int | None = None
+        self._is_phantom = False
+
+    # -- storages ------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes: int) -> int:
+        """Count ``num_bytes`` as live, and return them (0 where torch would not run the operation)."""
+        if self._is_phantom:
+            return 0
+        self._live[self.kind] += num_bytes
+        self._total += num_bytes
+        if self._total > self._peak_total:
+            self._peak_total = self._total
+            self._peak = (self._live[0], self._live[1], self._live[2])
+        return num_bytes
+
+    def free(self, num_bytes: int, kind: Kind) -> None:
+        self._live[kind] -= num_bytes
+        self._total -= num_bytes
+
+    def tensor(self, shape: tuple[int, ...], dtype: DType, node: Node | None = None) -> Tensor:
+        """A new tensor on a new storage, as the output of ``node``."""
+        tensor = Tensor.__new__(Tensor)
+        numel = 1
+        for size in shape:
+            numel *= size
+        tensor.storage = Storage(self, numel * dtype.num_bytes)
+        tensor.shape, tensor.dtype, tensor.numel, tensor.node, tensor.output_index = (
+            shape,
+            dtype,
+            numel,
+            node,
+            0,
+        )
+        return tensor
+
+    @contextmanager
+    def charged_to(self, kind: Kind) -> Generator[None]:
+        """Charge storages made inside to the component ``kind``."""
+        before, self.kind = self.kind, kind
+        try:
+            yield
+        finally:
+            self.kind = before
+
+    # -- graph ---------------------------------------------------------------------------------------------------
+
+    def node(
+        self,
+        inputs: tuple[Operand | None, ...],
+        backward: Backward,
+        saved: tuple[Operand | None, ...] = (),
+        meta: Any = None,
+    ) -> Node | None:
+        """Open the graph node of an operation, before its output is allocated; None if no input needs a gradient."""
+        edges = tuple([edge_to(operand) for operand in inputs])
+        for edge in edges:
+            if edge is not None:
+                break
+        else:
+            return None
+        if self._packs or self._stop_after is not None:
+            self._count_saved(sum(1 for operand in saved if operand is not None))
+        if self._packs:
+            edges, saved = tuple([None] * len(edges)), ()
+        node = Node(edges, saved, backward, meta)
+        self._num_nodes += 1
+        node.sequence = self._num_nodes
+        node.section = self._key
+        if self.modules:
+            node.module = self.modules[-1]
+        return node
+
+    def save(self, node: Node | None, *outputs: Tensor) -> None:
+        """Keep outputs of an operation for its backward."""
+        if node is None:
+            return
+        if self._packs or self._stop_after is not None:
+            self._count_saved(len(outputs))
+        if not self._packs:
+            node.saved = (*node.saved, *[output.detached() for output in outputs])
+
+    def _count_saved(self, count: int) -> None:
+        self._num_saved += count
+        if self._stop_after is not None and count and self._num_saved >= self._stop_after:
+            self._is_phantom = True
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def matmul(self, flops: int, hbm_bytes: int) -> None:
+        if not self._is_phantom:
+            self._work.matmuls.append(Matmul(flops, hbm_bytes))
+            self._work.num_kernels += 1
+
+    def attend(self, flops: int, hbm_bytes: int, *, is_causal: bool) -> None:
+        if not self._is_phantom:
+            self._work.attention_flops += flops
+            self._work.causal_attention_flops += flops if is_causal else 0
+            self._work.elementwise_bytes += hbm_bytes
+            self._work.num_kernels += 1
+
+    def move(self, hbm_bytes: int) -> None:
+        """An operation bound by memory bandwidth that reads and writes ``hbm_bytes``."""
+        if not self._is_phantom:
+            self._work.elementwise_bytes += hbm_bytes
+            self._work.num_kernels += 1
+
+    # -- sections ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def section(self, key: str, index: int | None = None) -> Generator[None]:
+        """Record what runs inside as the section ``key`` of the schedule; layers of a stack have an ``index``."""
+        self._close_gap()
+        self._schedule.append(Run(key, index))
+        self._sections[key] = Section()
+        if index is not None:
+            self._layers.add(key)
+        self._enter(key)
+        yield
+        self._flush()
+        # What is freed between two sections (a caller's last reference) must not be replayed with the first.
+        self._events, self._work = self._gap.forward, self._gap.forward_work
+
+    def _close_gap(self) -> None:
+        self._flush()
+        if self._gap.forward:
+            key = f"between.{len(self._schedule)}"
+            self._sections[key] = self._gap
+            self._schedule.append(Run(key, None))
+            self._gap = Section()
+
+    def replays(self, key: str, index: int) -> bool:
+        """Whether section ``key`` is known already; then it is scheduled once more without being run."""
+        if key not in self._sections:
+            return False
+        self._schedule.append(Run(key, index))
+        return True
+
+    def _enter(self, key: str) -> None:
+        self._flush()
+        self._key = key
+        section = self._sections[key]
+        self._events = section.backward if self._runs_backward else section.forward
+        self._work = section.backward_work if self._runs_backward else section.forward_work
+
+    def _flush(self) -> None:
+        """Close the running span."""
+        live, start = self._live, self._start
+        if self._peak_total > sum(start) or live[0] != start[0] or live[1] != start[1] or live[2] != start[2]:
+            peak = self._peak if self._peak_total > sum(start) else start
+            self._events.append(
+                Span(
+                    (peak[0] - start[0], peak[1] - start[1], peak[2] - start[2]),
+                    (live[0] - start[0], live[1] - start[1], live[2] - start[2]),
+                )
+            )
+        self._start = self._peak = (live[0], live[1], live[2])
+        self._peak_total = self._total
+
+    def fetch(self, module: Any) -> None:
+        if not self._is_phantom:
+            self._flush()
+            self._events.append(Fetch(module))
+
+    def release(self, module: Any) -> None:
+        if not self._is_phantom:
+            self._flush()
+            self._events.append(Release(module))
+
+    def trace(self) -> Trace:
+        self._flush()
+        return Trace(self._sections, self._schedule)
+
+    # -- checkpointing -------------------------------------------------------------------------------------------
+
+    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """``function(x)`` under activation checkpointing: only ``x`` is kept, backward runs the function again.
+
+        Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' default since 5.0.
+        """
+        self._packs, self._num_saved = True, 0
+        try:
+            out = function(x)
+        finally:
+            self._packs = False
+        if out.node is None:
+            return out
+        num_saved = self._num_saved
+        # The edge to x is kept although the node exists for the sake of the weights inside as well.
+        node = self.node((x,), _checkpoint_backward, (x.detached(),), (self, function, num_saved, x.requires_grad))
+        if node is None:
+            node = self._rootless_node(x, function, num_saved)
+        out.node, out.output_index = node, 0
+        return out
+
+    def _rootless_node(self, x: Tensor, function: Callable[[Tensor], Tensor], num_saved: int) -> Node:
+        """The node of a checkpoint whose input needs no gradient but whose weights do."""
+        node = Node((None,), (x.detached(),), _checkpoint_backward, (self, function, num_saved, False))
+        self._num_nodes += 1
+        node.sequence, node.section = self._num_nodes, self._key
+        return node
+
+    def replay(self, function: Callable[[Tensor], Tensor], x: Tensor, num_saved: int) -> Tensor:
+        """Run ``function`` again with its graph, up to the last tensor that its backward needs."""
+        work, self._work = self._work, self._sections[self._key].recompute_work
+        self._num_saved, self._stop_after = 0, num_saved
+        try:
+            return function(x)
+        finally:
+            self._stop_after, self._is_phantom, self._work = None, False, work
+
+    # -- backward ------------------------------------------------------------------------------------------------
+
+    def run_backward(self, loss: Tensor) -> None:
+        """The backward of the whole micro batch, from ``loss``."""
+        self._close_gap()
+        self._runs_backward = True
+        assert loss.node is not None, "the loss needs no gradient: nothing is trainable"
+        self._enter(loss.node.section)
+        grad = self.tensor(loss.shape, loss.dtype)
+        root = loss.node
+        loss.node = None
+        self.backpropagate(root, grad)
+
+    def backpropagate(self, root: Node, grad: Tensor, output_index: int = 0) -> None:
+        """Run the graph below ``root`` as torch's engine does: by sequence number, latest first.
+
+        Source: ``torch/csrc/autograd/engine.cpp`` (``compareByNode``: weights' accumulators before everything else).
+        """
+        pending_parameters = self._count_dependencies(root)
+        buffers: dict[ParameterUse, Tensor] = {}
+        _receive(self, root, output_index, grad)
+        del grad
+        ready: list[tuple[int, Node]] = [(-root.sequence, root)]
+        fetched: Any = None
+        while ready:
+            node = heapq.heappop(ready)[1]
+            if node.section != self._key:
+                self._enter(node.section)
+            if node.module is not fetched:
+                if fetched is not None:
+                    self.release(fetched)
+                fetched = node.module
+                if fetched is not None:
+                    self.fetch(fetched)
+            results = list(node.backward(node, node.grads))
+            edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()
+            for position, edge in enumerate(edges):
+                if edge is None:
+                    continue
+                if isinstance(edge, Parameter):
+                    use = self._parameter_use(edge, node)
+                    self._receive_parameter_gradient(use, results, position, buffers, pending_parameters)
+                    continue
+                target, index = edge
+                result, results[position] = results[position], None
+                if result is not None:
+                    _receive(self, target, index, result)
+                    result = None
+                target.num_pending -= 1
+                if target.num_pending == 0:
+                    heapq.heappush(ready, (-target.sequence, target))
+        if fetched is not None:
+            self.release(fetched)
+
+    def _receive_parameter_gradient(
+        self,
+        use: ParameterUse,
+        results: list[Tensor | None],
+        position: int,
+        buffers: dict[ParameterUse, Tensor],
+        pending: dict[ParameterUse, int],
+    ) -> None:
+        grad, results[position] = results[position], None
+        if grad is not None:
+            held = buffers.get(use)
+            buffers[use] = grad if held is None else accumulated(self, held, grad)
+            del held
+        del grad
+        pending[use] -= 1
+        if pending[use] == 0 and use in buffers:
+            self._flush()
+            # The gradient changes hands: from here on it is the engine's.
+            del buffers[use]
+            parameter = use[0]
+            self._events.append(GradientReady(parameter, parameter.numel * parameter.dtype.num_bytes))
+            self._start = self._peak = (self._live[0], self._live[1], self._live[2])
+            self._peak_total = self._total
+
+    def _parameter_use(self, parameter: Parameter, node: Node) -> ParameterUse:
+        """Equal layers share their parameters here, so inside a stack a parameter is told apart by its section."""
+        return (parameter, node.section if node.section in self._layers else "")
+
+    def _count_dependencies(self, root: Node) -> dict[ParameterUse, int]:
+        """Set ``num_pending`` of every node below ``root``; return how many gradients each weight waits for."""
+        parameters: dict[ParameterUse, int] = {}
+        seen = {root}
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            for edge in node.inputs:
+                if edge is None:
+                    continue
+                if isinstance(edge, Parameter):
+                    use = self._parameter_use(edge, node)
+                    parameters[use] = parameters.get(use, 0) + 1
+                    continue
+                target = edge[0]
+                if target not in seen:
+                    seen.add(target)
+                    target.num_pending = 0
+                    stack.append(target)
+                target.num_pending += 1
+        return parameters
+
+
+def accumulated(tape: Tape, held: Tensor, new: Tensor) -> Tensor:
+    """The sum of two gradients of one tensor."""
+    tape.move(3 * held.num_bytes)
+    return held if tape.accumulates_in_place else tape.tensor(held.shape, held.dtype)
+
+
+def _receive(tape: Tape, node: Node, index: int, grad: Tensor) -> None:
+    while len(node.grads) <= index:
+        node.grads.append(None)
+    held = node.grads[index]
+    node.grads[index] = grad if held is None else accumulated(tape, held, grad)
+
+
+def _checkpoint_backward(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    tape, function, num_saved, input_needs_grad = node.meta
+    (x,) = node.saved
+    assert isinstance(x, Tensor)
+    captured: list[Tensor | None] = []
+    if input_needs_grad:
+        capture = Node((), (), _capture, captured)
+        capture.section = node.section
+        x = Tensor(x.storage, x.shape, x.dtype, capture)
+    out = tape.replay(function, x, num_saved)
+    root, index = out.node, out.output_index
+    del out, x
+    node.saved = ()
+    assert root is not None
+    (grad,) = grads
+    grads.clear()
+    assert grad is not None
+    tape.backpropagate(root, grad, index)
+    del grad
+    return captured or (None,)
+
+
+def _capture(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    node.meta.append(grads[0])
+    return ()

@@ -1,0 +1,148 @@
+"""Symbolic tensors, weights and graph nodes: shapes and element types without numbers."""
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from vlmplan.units import DType
+
+if TYPE_CHECKING:
+    from vlmplan.architecture.tape import Tape
+
+
+class Kind(IntEnum):
+    """The component of the estimate that a storage is charged to."""
+
+    ACTIVATION = 0
+    LOGITS = 1
+    TEMPORARY = 2
+
+
+def product(shape: Sequence[int]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result
+
+
+class Storage:
+    """Bytes on the device: allocated when made, freed when the last reference goes.
+
+    CPython frees an object with its last reference, as torch frees a storage, so what a ``forward`` keeps in local
+    variables here lives as long as in the code it describes.
+    """
+
+    __slots__ = ("kind", "num_bytes", "tape")
+
+    def __init__(self, tape: "Tape", num_bytes: int) -> None:
+        self.tape, self.kind = tape, tape.kind
+        self.num_bytes = tape.allocate(num_bytes)
+
+    def __del__(self) -> None:
+        self.tape.free(self.num_bytes, self.kind)
+
+
+class Parameter:
+    """A weight of the model: a leaf of the graph, whose own bytes the engine model counts, not the tape.
+
+    ``dtype`` and ``requires_grad`` are set when a recipe is applied; ``stored_bytes`` only where the weight does not
+    take ``numel`` times the width of ``dtype`` (4-bit weights).
+    """
+
+    __slots__ = ("dtype", "numel", "requires_grad", "shape", "stored_bytes")
+
+    def __init__(self, *shape: int) -> None:
+        self.shape = shape
+        self.numel = product(shape)
+        self.dtype = DType.BFLOAT16
+        self.requires_grad = True
+        self.stored_bytes: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numel * self.dtype.num_bytes if self.stored_bytes is None else self.stored_bytes
+
+
+class Tensor:
+    """An activation or a gradient: shape, element type, a storage it may share with views, and its graph node."""
+
+    __slots__ = ("dtype", "node", "numel", "output_index", "shape", "storage")
+
+    def __init__(self, storage: Storage, shape: tuple[int, ...], dtype: DType, node: "Node | None" = None) -> None:
+        self.storage, self.shape, self.dtype, self.node = storage, shape, dtype, node
+        self.numel = product(shape)
+        self.output_index = 0
+
+    @property
+    def tape(self) -> "Tape":
+        return self.storage.tape
+
+    @property
+    def requires_grad(self) -> bool:
+        return self.node is not None
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numel * self.dtype.num_bytes
+
+    def view(self, *shape: int) -> "Tensor":
+        """The same storage in another shape, differentiable and free: torch's view, transpose, expand, slice.
+
+        The shape may have fewer elements than the storage (a slice); its gradient is then padded back by the
+        operation that needs it whole, which the few users of slices write out (``ops.split``).
+        """
+        view = Tensor(self.storage, shape, self.dtype, self.node)
+        view.output_index = self.output_index
+        return view
+
+    def detached(self) -> "Tensor":
+        """The same storage outside the graph."""
+        return Tensor(self.storage, self.shape, self.dtype)
+
+
+Operand = Tensor | Parameter
+Edge = tuple["Node", int] | Parameter | None
+"""Where a gradient goes: an output of a node, a weight, or nowhere."""
+
+
+class Node:
+    """One operation of the backward graph.
+
+    ``backward(node, grads)`` gets one gradient per output (None where none arrived) and returns one per input (None
+    where ``needs`` says so). It may use ``saved`` and ``meta`` and nothing else, so that the tape keeps alive exactly
+    what torch keeps alive.
+    """
+
+    __slots__ = (
+        "backward",
+        "grads",
+        "inputs",
+        "meta",
+        "module",
+        "needs",
+        "num_pending",
+        "saved",
+        "section",
+        "sequence",
+    )
+
+    def __init__(self, inputs: tuple[Edge, ...], saved: tuple[Operand | None, ...], backward: "Backward", meta: Any):
+        self.inputs, self.saved, self.backward, self.meta = inputs, saved, backward, meta
+        self.needs = tuple(edge is not None for edge in inputs)
+        self.grads: list[Tensor | None] = []
+        self.num_pending = 0
+        self.sequence = 0
+        self.section = ""
+        self.module: Any = None
+
+
+Backward = Callable[[Node, list[Tensor | None]], Sequence[Tensor | None]]
+
+
+def edge_to(operand: Operand | None) -> Edge:
+    """The edge along which the gradient of ``operand`` flows; None if it needs none."""
+    if operand is None:
+        return None
+    if isinstance(operand, Parameter):
+        return operand if operand.requires_grad else None
+    return None if operand.node is None else (operand.node, operand.output_index)

@@ -1,0 +1,154 @@
+"""What running a model on a tape leaves behind: relative memory events and work, section by section.
+
+A ``Section`` is a stretch of the model (an embedding, one kind of layer, the head) with the events of its forward
+and of its backward. Memory events are relative to what was live when they begin, so the section of one layer can be
+replayed for every equal layer: ``Trace.schedule`` says which section runs for which layer, in forward order; the
+backward runs the schedule in reverse.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Parts = tuple[int, int, int]
+"""Bytes by ``Kind``: activations, logits, temporaries."""
+
+NO_PARTS: Parts = (0, 0, 0)
+
+
+class Span(NamedTuple):
+    """A stretch without events for the engine: its highest point and its end, relative to its start, in bytes."""
+
+    peak: Parts
+    delta: Parts
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.peak)
+
+    @property
+    def delta_bytes(self) -> int:
+        return sum(self.delta)
+
+    def then(self, later: "Span") -> "Span":
+        """Both as one span: deltas add, peaks take the maximum.
+
+        >>> Span((5, 0, 0), (1, 0, 0)).then(Span((3, 0, 0), (-1, 0, 0)))
+        Span(peak=(5, 0, 0), delta=(0, 0, 0))
+        """
+        shifted = add_parts(self.delta, later.peak)
+        return Span(self.peak if sum(self.peak) >= sum(shifted) else shifted, add_parts(self.delta, later.delta))
+
+
+NO_SPAN = Span(NO_PARTS, NO_PARTS)
+
+
+class GradientReady(NamedTuple):
+    """The whole gradient of ``parameter`` is there and passes to the engine.
+
+    The spans before count its ``num_bytes`` as live; what becomes of them from here on is the engine's to say.
+    """
+
+    parameter: Any
+    num_bytes: int
+
+
+class Fetch(NamedTuple):
+    """``module`` is about to use its own weights (ZeRO-3 gathers them)."""
+
+    module: Any
+
+
+class Release(NamedTuple):
+    """``module`` is done with its own weights (ZeRO-3 may partition them again)."""
+
+    module: Any
+
+
+Event = Span | GradientReady | Fetch | Release
+
+
+def add_parts(left: Parts, right: Parts) -> Parts:
+    return (left[0] + right[0], left[1] + right[1], left[2] + right[2])
+
+
+class Matmul(NamedTuple):
+    """One matrix multiplication: its floating point operations and the bytes it must read and write."""
+
+    flops: int
+    hbm_bytes: int
+
+
+@dataclass(slots=True)
+class Work:
+    """What a section computes in one phase. Flows add."""
+
+    matmuls: list[Matmul] = field(default_factory=list["Matmul"])
+    attention_flops: int = 0  # as torch's FlopCounterMode counts them: without the causal half
+    causal_attention_flops: int = 0  # the part of them that a causal kernel may skip half of
+    elementwise_bytes: int = 0  # read and written by everything that is not a matrix multiplication
+    num_kernels: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of matrix products, as torch's ``FlopCounterMode`` counts."""
+        return sum(matmul.flops for matmul in self.matmuls) + self.attention_flops
+
+    def __iadd__(self, other: "Work") -> "Work":
+        self.matmuls += other.matmuls
+        self.attention_flops += other.attention_flops
+        self.causal_attention_flops += other.causal_attention_flops
+        self.elementwise_bytes += other.elementwise_bytes
+        self.num_kernels += other.num_kernels
+        return self
+
+
+@dataclass(slots=True)
+class Section:
+    """One stretch of the model, once."""
+
+    forward: list[Event] = field(default_factory=list["Event"])
+    backward: list[Event] = field(default_factory=list["Event"])
+    forward_work: Work = field(default_factory=Work)
+    recompute_work: Work = field(default_factory=Work)
+    backward_work: Work = field(default_factory=Work)
+
+
+class Run(NamedTuple):
+    """One entry of the schedule: the section ``key``, run for ``layer`` of its stack (None outside stacks)."""
+
+    key: str
+    layer: int | None
+
+
+@dataclass(slots=True)
+class Trace:
+    """A whole micro batch."""
+
+    sections: dict[str, Section]
+    schedule: list[Run]
+
+    def forward(self) -> Iterator[tuple[Run, Section]]:
+        for run in self.schedule:
+            yield run, self.sections[run.key]
+
+    def backward(self) -> Iterator[tuple[Run, Section]]:
+        for run in reversed(self.schedule):
+            yield run, self.sections[run.key]
+
+
+def merged(events: Iterable[Event], *, keep_fetches: bool) -> list[Event]:
+    """``events`` with neighbouring spans merged; without ``keep_fetches`` weights' comings and goings are dropped."""
+    result: list[Event] = []
+    pending: Span | None = None
+    for event in events:
+        if isinstance(event, Span):
+            pending = event if pending is None else pending.then(event)
+        elif keep_fetches or isinstance(event, GradientReady):
+            if pending is not None:
+                result.append(pending)
+                pending = None
+            result.append(event)
+    if pending is not None:
+        result.append(pending)
+    return result

@@ -1,0 +1,68 @@
+"""Everything vlmplan raises on purpose. A leaf: imports nothing of vlmplan.
+
+    VlmplanError                exit code 1: something the user can mend
+    ├── InputError              a value that is not allowed: names the key, the value and what is allowed
+    │   └── UnknownNameError    a name that is not known: names the nearest known ones
+    ├── MissingPackageError     an optional package is needed: says what to install
+    ├── UnavailableError        a file, network, driver or device that is not there
+    └── DoesNotFitError         exit code 3: nothing fits
+
+The message of each is one clear sentence for the user; a traceback never reaches the terminal.
+Mistakes of our own raise ``AssertionError``.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class VlmplanError(Exception):
+    """Base of all errors that the user can mend."""
+
+    exit_code = 1
+
+
+class InputError(VlmplanError):
+    """A value that is not allowed."""
+
+
+class UnknownNameError(InputError):
+    """A name that is not among the known ones.
+
+    >>> str(UnknownNameError("GPU", "a100-80", ["a100-sxm4-80gb", "t4"]))
+    "unknown GPU 'a100-80'; did you mean 'a100-sxm4-80gb'?"
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
+        self.kind, self.name = kind, name
+        names = list(dict.fromkeys(known))
+        near = nearest(name, names)
+        if near:
+            text = f"did you mean {' or '.join(repr(match) for match in near)}?"
+        elif len(names) <= 12:
+            text = f"known: {', '.join(names)}"
+        else:
+            text = f"{len(names)} are known"
+        super().__init__(f"unknown {kind} {name!r}; {text}" + (f" ({hint})" if hint else ""))
+
+
+class MissingPackageError(VlmplanError):
+    """An optional package is needed for this."""
+
+
+class UnavailableError(VlmplanError):
+    """A file, network, driver or device that is not there."""
+
+
+class DoesNotFitError(VlmplanError):
+    """Nothing fits the hardware or the limits."""
+
+    exit_code = 3
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The known names that ``name`` most likely meant, best first, at most ``count``; may be empty."""
+    folded = {candidate.casefold(): candidate for candidate in known}
+    wanted = name.casefold()
+    contained = sorted((c for c in folded if wanted in c or c in wanted), key=lambda c: (abs(len(c) - len(wanted)), c))
+    close = difflib.get_close_matches(wanted, folded, n=count, cutoff=0.6)
+    return [folded[key] for key in dict.fromkeys(close + contained if close else contained)][:count]

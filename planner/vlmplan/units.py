@@ -1,0 +1,71 @@
+"""Units and number formats. A leaf: imports nothing of vlmplan.
+
+Inside vlmplan every byte count is an ``int`` of bytes, every time is in seconds and every price in usd.
+GiB (2**30) appears only where text is made; GB (10**9) never does, because the field mixes the two up.
+"""
+
+from enum import Enum
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+
+
+class DType(Enum):
+    """Element types of tensors, with their width. The names are torch's."""
+
+    FLOAT32 = ("float32", 4, True)
+    BFLOAT16 = ("bfloat16", 2, True)
+    FLOAT16 = ("float16", 2, True)
+    INT64 = ("int64", 8, False)
+    INT32 = ("int32", 4, False)
+    UINT8 = ("uint8", 1, False)
+    BOOL = ("bool", 1, False)
+
+    def __init__(self, torch_name: str, num_bytes: int, is_floating: bool) -> None:
+        self.torch_name = torch_name
+        self.num_bytes = num_bytes
+        self.is_floating = is_floating
+
+    __hash__ = object.__hash__
+
+
+def gib_text(num_bytes: float, digits: int = 2) -> str:
+    """``num_bytes`` as text in GiB, small values in MiB or KiB so that nothing reads as 0.00."""
+    if abs(num_bytes) >= 0.01 * GIB:
+        return f"{num_bytes / GIB:.{digits}f} GiB"
+    if abs(num_bytes) >= 0.1 * MIB:
+        return f"{num_bytes / MIB:.1f} MiB"
+    if num_bytes:
+        return f"{num_bytes / KIB:.1f} KiB"
+    return "0"
+
+
+def count_text(count: float) -> str:
+    """A count of parameters or samples as text: 2,208,985,600 → ``2.21 B``."""
+    for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(count) >= limit:
+            return f"{count / limit:.3g} {suffix}"
+    return f"{count:.0f}"
+
+
+def usd_text(usd: float) -> str:
+    """A price as text; below ten dollars with cents, below ten cents with tenths of a cent."""
+    if usd >= 1000:
+        return f"${usd:,.0f}"
+    if usd >= 0.1:
+        return f"${usd:.2f}"
+    return f"${usd:.4f}"
+
+
+def duration_text(seconds: float) -> str:
+    """A duration as text in the largest unit that reads well: ``41 min``, ``3.2 h``, ``2.5 days``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"

@@ -1,0 +1,64 @@
+"""One micro batch of a module tree on a tape, summed up like ``torch_probe`` measures the real one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch, Model, Part
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import GradientReady, Span, Trace
+from vlmplan.units import DType
+
+
+@dataclass
+class Predicted:
+    """Bytes above the weights, gradients dropped as soon as they are whole."""
+
+    forward_live: int = 0
+    forward_peak: int = 0
+    backward_peak: int = 0
+    end_live: int = 0
+    trace: Trace | None = None
+
+
+def predicted_step(
+    model: Model | Mapping[str, Any],
+    batch: Batch,
+    *,
+    checkpoints: bool = False,
+    implementation: str = "sdpa",
+    chunks_loss: bool = False,
+    autocast: DType | None = None,
+    keeps_gradients: bool = False,
+) -> Predicted:
+    """As a run on CPU under a dispatch mode would count: no kernel workspaces, gradients summed into new tensors."""
+    tree = model if isinstance(model, Model) else build_model(model)
+    for _, stack in tree.stacks():
+        stack.checkpoints = checkpoints
+    tape = Tape(autocast=autocast, accumulates_in_place=False)
+    backend = AttentionBackend(implementation=implementation, has_workspaces=False)
+    tree.run(tape, batch, backend, chunks_loss=chunks_loss)
+    trace = tape.trace()
+    result = Predicted(trace=trace)
+    live = peak = 0
+    for _, section in trace.forward():
+        for event in section.forward:
+            if isinstance(event, Span):
+                peak = max(peak, live + event.peak_bytes)
+                live += event.delta_bytes
+    result.forward_live, result.forward_peak = live, peak
+    peak = live
+    for _, section in trace.backward():
+        for event in section.backward:
+            if isinstance(event, Span):
+                peak = max(peak, live + event.peak_bytes)
+                live += event.delta_bytes
+            elif isinstance(event, GradientReady) and not keeps_gradients:
+                live -= event.num_bytes
+    result.backward_peak, result.end_live = peak, live
+    return result
+
+
+__all__ = ["Batch", "Part", "Predicted", "predicted_step"]

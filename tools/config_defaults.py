@@ -1,0 +1,75 @@
+"""Write ``planner/vlmplan/data/config_defaults.json``: the defaults of transformers' configuration classes.
+
+Published ``config.json`` files leave out what equals the default of their class, so the defaults are part of an
+architecture. Run with transformers installed after its version in constraints.txt has changed:
+
+    python tools/config_defaults.py
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+OUTPUT = Path(__file__).parents[1] / "planner" / "vlmplan" / "data" / "config_defaults.json"
+MODEL_TYPES = """
+blip-2 gemma gemma2 gemma3 gemma3_text glm4v gpt2 idefics2 idefics3 instructblip internvl llama llava llava_next
+llava_onevision mistral mistral3 mixtral mllama opt ovis2 paligemma phi3 qwen2 qwen2_5_vl qwen2_vl qwen3 qwen3_moe
+qwen3_vl qwen3_vl_moe smolvlm clip_vision_model siglip_vision_model pixtral
+""".split()
+IGNORED = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
+NOT_ARCHITECTURE = ("_token_id", "initializer_", "use_cache", "rope_parameters", "_eps", "_theta")
+
+
+def entry(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
+    """Scalar defaults, sections with their default model type, and aliases of one configuration class."""
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(config_class):
+        if field.name in IGNORED or any(part in field.name for part in NOT_ARCHITECTURE):
+            continue
+        value = field.default
+        if value is dataclasses.MISSING and field.default_factory is not dataclasses.MISSING:
+            value = field.default_factory()
+        if value is None or isinstance(value, bool | int | float | str | list | tuple):
+            defaults[field.name] = value
+    sections = {
+        key: {
+            "model_type": spec.model_type,
+            "is_fixed": issubclass(spec.config_class, PreTrainedConfig),
+            "values": {name: v for name, v in spec.init_kwargs.items() if not isinstance(v, dict)},
+        }
+        for key, spec in (config_class.sub_configs_defaults or {}).items()
+    }
+    aliases = dict(config_class.attribute_map or {})
+    result: dict[str, Any] = {"defaults": defaults}
+    if sections:
+        result["sections"] = sections
+    if aliases:
+        result["aliases"] = aliases
+    return result
+
+
+def table() -> dict[str, Any]:
+    pending = list(MODEL_TYPES)
+    types: dict[str, Any] = {}
+    while pending:
+        model_type = pending.pop(0)
+        if model_type in types:
+            continue
+        types[model_type] = entry(CONFIG_MAPPING[model_type])
+        pending += [section["model_type"] for section in types[model_type].get("sections", {}).values()]
+    return {
+        "source": f"transformers {transformers.__version__} (Apache-2.0), models/*/configuration_*.py",
+        "model_types": dict(sorted(types.items())),
+    }
+
+
+if __name__ == "__main__":
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.write_text(json.dumps(table(), indent=1, sort_keys=True) + "\n")
+    sys.stdout.write(f"{OUTPUT.name}: {OUTPUT.stat().st_size} bytes\n")
