@@ -3,6 +3,7 @@
 Source: transformers 5.23 ``models/llama/modeling_llama.py`` and the files derived from it.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
@@ -11,6 +12,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +38,37 @@ class DecoderShape:
 class RotaryContext:
     """What every layer of a stack is called with besides the hidden states."""
 
-    __slots__ = ("backend", "cos", "mask", "sin")
+    __slots__ = ("backend", "cos", "masks", "sin")
 
-    def __init__(self, backend: AttentionBackend, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> None:
-        self.backend, self.cos, self.sin, self.mask = backend, cos, sin, mask
+    def __init__(
+        self, backend: AttentionBackend, cos: Tensor, sin: Tensor, masks: Mapping[int | None, Tensor] | None = None
+    ) -> None:
+        self.backend, self.cos, self.sin, self.masks = backend, cos, sin, masks or {}
+
+
+def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | None]) -> dict[int | None, Tensor]:
+    """The masks that transformers builds before the layers run, by attention window; none where a flag does.
+
+    sdpa skips a purely causal mask, and a window's while the sequence is shorter (``_ignore_causal_mask_sdpa``); then
+    it is boolean. Eager attention adds one in x's type. flash_attention_2 needs none. All are (batch, 1, t, t).
+    """
+    batch, num_tokens, _ = x.shape
+    shape = (batch, 1, num_tokens, num_tokens)
+    masks: dict[int | None, Tensor] = {}
+    for window in dict.fromkeys(windows):
+        if backend.implementation == "eager":
+            masks[window] = x.tape.tensor(shape, x.dtype)
+        elif backend.implementation == "sdpa" and window is not None and num_tokens >= window:
+            masks[window] = x.tape.tensor(shape, DType.BOOL)
+    return masks
 
 
 class Attention(Module):
     """Grouped-query attention with rotary positions; with ``qk_norm`` queries and keys are normed per head (Qwen3)."""
 
-    def __init__(self, shape: DecoderShape) -> None:
+    def __init__(self, shape: DecoderShape, window: int | None) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.window = shape, window
         query_width = shape.num_heads * shape.head_dim
         key_width = shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
@@ -69,7 +90,7 @@ class Attention(Module):
             k = self.k_norm(k)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q, k = ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=context.mask)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(self.window))
         return self.o_proj(out)
 
 
@@ -92,9 +113,9 @@ class GatedMlp(Module):
 class DecoderLayer(Module):
     """Pre-norm attention and MLP, each added to the residual."""
 
-    def __init__(self, shape: DecoderShape) -> None:
+    def __init__(self, shape: DecoderShape, window: int | None = None) -> None:
         super().__init__()
-        self.self_attn = Attention(shape)
+        self.self_attn = Attention(shape, window)
         self.mlp: Module = GatedMlp(
             shape.hidden_size, shape.intermediate_size, activation=shape.activation, bias=shape.mlp_bias
         )
@@ -119,7 +140,13 @@ class Decoder(Module):
         super().__init__()
         self.shape = shape
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = layers or Stack.of(DecoderLayer(shape), shape.num_layers, label="layers")
+        self.windows = shape.windows or (None,) * shape.num_layers
+        kinds = list(dict.fromkeys(self.windows))
+        self.layers = layers or Stack(
+            [DecoderLayer(shape, window) for window in kinds],
+            [kinds.index(window) for window in self.windows],
+            label="layers",
+        )
         self.norm = RMSNorm(shape.hidden_size)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -129,7 +156,7 @@ class Decoder(Module):
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
         with tape.section("positions"):
-            context = RotaryContext(backend, *self.positions(x))
+            context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
         hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
             return self.norm(hidden)

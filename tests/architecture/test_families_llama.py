@@ -1,0 +1,43 @@
+import json
+from importlib.resources import files
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from family_checks import assert_linears_match, assert_parameters_match, assert_step_matches, text_inputs
+
+from vlmplan.architecture.model import Batch
+
+
+def small(alias: str, **changes: object) -> dict[str, object]:
+    config = json.loads(files("vlmplan").joinpath("data", "models", alias, "config.json").read_text())
+    config.update(num_hidden_layers=4, **changes)
+    return config
+
+
+BATCH = Batch(micro_batch=2, num_tokens=384)
+
+
+@pytest.mark.parametrize("alias", ["tinyllama-1.1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b", "smollm2-135m"])
+def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(alias):
+    config = small(alias)
+    assert_parameters_match(config)
+    assert_linears_match(config)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("alias", ["tinyllama-1.1b", "qwen2.5-0.5b", "qwen3-0.6b"])
+def test_a_step_keeps_and_peaks_as_in_transformers(alias, checkpoints):
+    assert_step_matches(small(alias), BATCH, text_inputs(BATCH), checkpoints=checkpoints, tolerance=0.002)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_layers_with_a_sliding_window_shorter_than_the_sequence_build_masks(attention):
+    config = small("mistral-7b", sliding_window=128)
+    assert_step_matches(config, BATCH, text_inputs(BATCH), attention=attention, tolerance=0.01)
+
+
+def test_eager_attention_keeps_scores_of_every_head():
+    config = small("tinyllama-1.1b")
+    assert_step_matches(config, BATCH, text_inputs(BATCH), attention="eager", tolerance=0.005)

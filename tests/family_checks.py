@@ -1,0 +1,92 @@
+"""Checks that hold a module tree to the transformers model it describes (needs torch and transformers)."""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from tape_probe import predicted_step
+from torch_probe import Measured, measured_step
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch, Model
+
+
+def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: torch.dtype = torch.bfloat16) -> Any:
+    """The transformers model of a config.json dictionary, on the device that is in force."""
+    values = copy.deepcopy(dict(config))
+    model_type = values.pop("model_type")
+    real_config = AutoConfig.for_model(model_type, **values)
+    real_config.use_cache = False
+    has_vision = hasattr(real_config, "vision_config")
+    auto_class = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+    return auto_class.from_config(real_config, dtype=dtype, attn_implementation=attention)
+
+
+def assert_parameters_match(config: Mapping[str, Any]) -> None:
+    """Names, sizes and order of all parameters are those of the real model."""
+    with torch.device("meta"):
+        model = real_model(config)
+    expected = [(name, parameter.numel()) for name, parameter in model.named_parameters()]
+    tree = build_model(config)
+    found = [(entry.name, entry.parameter.numel) for entry in tree.parameters()]
+    assert found == expected
+
+
+def assert_linears_match(config: Mapping[str, Any]) -> None:
+    """The Linears (and 1-D convolutions) that adapters and quantisation replace have the same names."""
+    from transformers.pytorch_utils import Conv1D
+
+    from vlmplan.architecture.modules import Linear
+
+    with torch.device("meta"):
+        model = real_model(config)
+    expected = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
+    tree = build_model(config)
+    assert {name for name, module in tree.named_modules() if isinstance(module, Linear)} == expected
+
+
+def assert_step_matches(
+    config: Mapping[str, Any],
+    batch: Batch,
+    inputs: Mapping[str, torch.Tensor],
+    floats: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    checkpoints: bool = False,
+    attention: str = "sdpa",
+    frozen: Iterable[str] = (),
+    tolerance: float = 0.01,
+) -> tuple[Measured, Any]:
+    """Bytes kept after forward and the peaks of forward and backward agree within ``tolerance``.
+
+    ``frozen`` are name prefixes of parameters that need no gradient. Returns both sides for a closer look.
+    """
+    frozen = tuple(frozen)
+
+    def build() -> Any:
+        model = real_model(config, attention=attention)
+        for name, parameter in model.named_parameters():
+            if name.startswith(frozen) and frozen:
+                parameter.requires_grad_(False)
+        if checkpoints:
+            model.gradient_checkpointing_enable()
+        return model
+
+    measured = measured_step(build, dict(inputs), floats=dict(floats or {}), keeps_labels=True)
+    tree: Model = build_model(config)
+    for entry in tree.parameters():
+        if entry.name.startswith(frozen) and frozen:
+            entry.parameter.requires_grad = False
+    predicted = predicted_step(tree, batch, checkpoints=checkpoints, implementation=attention)
+    assert predicted.end_live == 0
+    for name in ("forward_live", "forward_peak", "backward_peak"):
+        expected, found = getattr(measured, name), getattr(predicted, name)
+        assert abs(found - expected) <= tolerance * expected, (name, found, expected, found / expected - 1)
+    return measured, predicted
+
+
+def text_inputs(batch: Batch, vocab_size: int = 100) -> dict[str, torch.Tensor]:
+    """input_ids, labels and an attention mask without padding."""
+    ids = torch.arange(batch.micro_batch * batch.num_tokens).reshape(batch.micro_batch, batch.num_tokens) % vocab_size
+    return {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
