@@ -33,11 +33,11 @@ def predicted_step(
     autocast: DType | None = None,
     keeps_gradients: bool = False,
 ) -> Predicted:
-    """As a run on CPU under a dispatch mode would count: no kernel workspaces, gradients summed into new tensors."""
+    """As a run on CPU under a dispatch mode counts: no kernel workspaces, gradients summed into new tensors, wide masks."""
     tree = model if isinstance(model, Model) else build_model(model)
     for _, stack in tree.stacks():
         stack.checkpoints = checkpoints
-    tape = Tape(autocast=autocast, accumulates_in_place=False)
+    tape = Tape(autocast=autocast, accumulates_in_place=False, fuses_dropout=False)
     backend = AttentionBackend(implementation=implementation, has_workspaces=False)
     tree.run(tape, batch, backend, chunks_loss=chunks_loss)
     trace = tape.trace()

@@ -58,13 +58,37 @@ class AttentionBackend:
         return Kernel.MATH if is_grouped and not has_mask else Kernel.EFFICIENT
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What a model does with its attention scores besides scaling and masking them.
+
+    ``caps`` them through ``tanh`` (Gemma 2); drops weights out with probability ``dropout``; ``upcasts`` is False where
+    the eager softmax stays in the model's type (GPT-2).
+    """
+
+    caps: bool = False
+    dropout: float = 0.0
+    upcasts: bool = True
+
+
+PLAIN_SCORES = Scores()
+
+
 def attend(
-    backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, mask: Tensor | None = None
+    backend: AttentionBackend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_causal: bool,
+    mask: Tensor | None = None,
+    scores: Scores = PLAIN_SCORES,
 ) -> Tensor:
     """Attention of q over k and v; the result has shape (batch, tokens, heads * head_dim).
 
     ``mask`` is the boolean mask (batch or 1, 1, tokens, keys) that transformers builds where plain causality is not
-    enough: sliding windows shorter than the sequence, prefix or image blocks that see each other.
+    enough: sliding windows shorter than the sequence, prefix or image blocks that see each other. The fused kernels
+    cap and drop without keeping anything more than the state of a random generator.
     """
     batch, num_heads, num_tokens, head_dim = q.shape
     is_grouped = k.shape[1] != num_heads
@@ -74,11 +98,11 @@ def attend(
     if kernel is Kernel.EAGER or (is_grouped and mask is not None and kernel is not Kernel.FLASH):
         k, v = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
     if kernel is Kernel.EAGER:
-        return _eager(q, k, v, mask=mask is not None or is_causal)
+        return _eager(q, k, v, mask=mask is not None or is_causal, rules=scores)
     if tape.autocast is not None:
         q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
     if kernel is Kernel.MATH:
-        return _math(q, k, v, is_causal=is_causal)
+        return _math(q, k, v, is_causal=is_causal, dropout=scores.dropout)
     return _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask).view(
         batch, num_tokens, num_heads * head_dim
     )
@@ -154,21 +178,26 @@ def _fused_backward(node: Node, grads: Grads) -> Grads:
     return list(result)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, *, mask: bool) -> Tensor:
+def _eager(q: Tensor, k: Tensor, v: Tensor, *, mask: bool, rules: Scores) -> Tensor:
     """transformers' eager attention: scores scaled and masked in the model's type, softmax in float32, cast back."""
     batch, num_heads, num_tokens, head_dim = q.shape
     num_keys = k.shape[2]
     scores = (batch, num_heads, num_tokens, num_keys)
     weights = ops.scale(ops.matmul(q, k, scores, head_dim))
+    if rules.caps:
+        weights = ops.scale(weights)
+        weights = ops.tanh(weights)
+        weights = ops.scale(weights)
     if mask:
         weights = ops.shift(weights)
-    weights = ops.to(ops.softmax(weights, DType.FLOAT32), q.dtype)
+    weights = ops.to(ops.softmax(weights, DType.FLOAT32 if rules.upcasts else None), q.dtype)
+    weights = ops.dropout(weights, rules.dropout)
     out = ops.matmul(weights, v, q.shape, num_keys)
     del weights
     return ops.copy(out, batch, num_tokens, num_heads * head_dim)
 
 
-def _math(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+def _math(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout: float) -> Tensor:
     """torch's fallback: q, k, v scaled and cast to float32, scores and softmax in float32.
 
     Source: ``_scaled_dot_product_attention_math`` in ``attention.cpp`` (16-bit inputs are upcast unless
@@ -182,7 +211,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
     scores = ops.matmul(ops.scale(q), ops.scale(k), (batch, num_heads, num_tokens, num_keys), head_dim)
     if is_causal:
         scores = ops.shift(scores)
-    weights = ops.softmax(scores)
+    weights = ops.dropout(ops.softmax(scores), dropout)
     del scores
     out = ops.to(ops.matmul(weights, v, q.shape, num_keys), dtype)
     del weights

@@ -38,6 +38,10 @@ class Config:
     def __contains__(self, key: str) -> bool:
         return self.get(key) is not None
 
+    def has_own(self, key: str) -> bool:
+        """Whether the file itself has ``key``, rather than the default of its class."""
+        return key in self._values or self._aliases.get(key, key) in self._values
+
     def get(self, key: str) -> Any:
         """The value of ``key``: as the file has it (null too), else the default of the class, else None."""
         alias = self._aliases.get(key, key)

@@ -76,7 +76,7 @@ def chunked_loss(hidden: Tensor, head: Linear) -> Tensor:
         needs_hidden, needs_weight = hidden.requires_grad, head.weight.requires_grad
         weight = ops.cast_weight(head.weight, dtype, tape)
         grad_hidden = tape.tensor(hidden.shape, hidden.dtype) if needs_hidden else None
-        grad_weight = tape.tensor(head.weight.shape, head.weight.dtype) if needs_weight else None
+        grad_weight = tape.gradient(head.weight.shape, head.weight.dtype) if needs_weight else None
         _run_chunk(tape, (chunk, vocab_size), dtype)
         del weight
         flops = 2 * num_tokens * vocab_size * width

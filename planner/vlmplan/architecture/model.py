@@ -141,6 +141,7 @@ class Model(Module):
             del hidden
         tape.run_backward(loss)
         del outputs, pixels, ids, others
+        tape.outputs.clear()
 
     def compute_dtype(self, tape: Tape) -> DType:
         if tape.autocast is not None:

@@ -93,11 +93,17 @@ class Stack(Module):
     def replace(self, name: str, module: Module) -> None:
         self.kinds[self.pattern[int(name)]] = module
 
-    def run(self, x: Tensor, call: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        """x through all layers; ``call(layer, x)`` passes a layer what it takes besides x."""
+    def run(
+        self, x: Tensor, call: Callable[[Any, Tensor], Tensor], *, start: int = 0, stop: int | None = None
+    ) -> Tensor:
+        """x through the layers from ``start`` to ``stop``; ``call(layer, x)`` passes a layer what it takes besides x.
+
+        A stretch that starts behind layer 0 must begin with a kind that no layer before it has.
+        """
         tape = x.tape
-        for index, kind in enumerate(self.pattern):
-            key = f"{self.label}.{kind}" + (".first" if index == 0 else "")
+        for index in range(start, len(self.pattern) if stop is None else stop):
+            kind = self.pattern[index]
+            key = f"{self.label}.{kind}" + (".first" if index == start else "")
             if tape.replays(key, index):
                 continue
             layer = self.kinds[kind]

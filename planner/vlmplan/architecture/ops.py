@@ -206,6 +206,22 @@ def sigmoid(x: Tensor) -> Tensor:
     return unary(x, saves_output=True)
 
 
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """``F.dropout`` in training: saves its mask, one byte an element on CUDA; x itself where nothing is dropped.
+
+    The CPU kernel instead multiplies by noise of x's type (``aten/src/ATen/native/Dropout.cpp``).
+    """
+    if probability == 0:
+        return x
+    tape = x.tape
+    node = tape.node((x,), _unary_backward)
+    mask = tape.tensor(x.shape, DType.BOOL if tape.fuses_dropout else x.dtype)
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.save(node, mask)
+    tape.move(2 * x.num_bytes + mask.num_bytes)
+    return out
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """``x * sigmoid(1.702 * x)`` written out, as transformers' QuickGELUActivation."""
     return mul(x, sigmoid(scale(x)))
@@ -344,7 +360,7 @@ def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
         grad_x = tape.tensor(x_shape, dtype)
         tape.matmul(flops, hbm_bytes)
     if node.needs[1]:
-        grad_weight = tape.tensor(weight_shape, dtype)
+        grad_weight = tape.gradient(weight_shape, dtype)
         tape.matmul(flops, hbm_bytes)
     return (grad_x, grad_weight, grad_bias)
 
@@ -392,7 +408,7 @@ def _embedding_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     shape, dtype = node.meta
-    out = g.tape.tensor(shape, dtype)
+    out = g.tape.gradient(shape, dtype)
     g.tape.move(out.num_bytes + g.num_bytes)
     return (out,)
 
@@ -484,3 +500,42 @@ def shift_weight(weight: Parameter, dtype: DType, tape: "Tape") -> Tensor:
 def slices(x: Tensor, shape: tuple[int, ...], count: int) -> list[Tensor]:
     """``torch.split`` of x into ``count`` views of ``shape``; x itself where there is one."""
     return [x.view(*shape)] if count == 1 else split(x, *[shape] * count)
+
+
+def expand_weight(weight: Parameter, shape: tuple[int, ...], tape: "Tape") -> Tensor:
+    """``weight.expand(shape)``: a view of a learned vector or table; its gradient is summed over the copies."""
+    node = tape.node((weight,), _expand_weight_backward, meta=(weight.shape, weight.dtype))
+    return Tensor(tape.tensor((0,), weight.dtype).storage, shape, weight.dtype, node)
+
+
+def _expand_weight_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    shape, dtype = node.meta
+    return (to(reduced(g, shape, g.dtype), dtype),)
+
+
+def part(x: Tensor, *shape: int) -> Tensor:
+    """A slice or selection of x, ``x[:, 1:]`` or ``x[0]``: a view; its gradient is written into one of x's whole size."""
+    node = x.tape.node((x,), _split_backward, meta=(x.shape, x.dtype))
+    return Tensor(x.storage, shape, x.dtype, node)
+
+
+def resample(x: Tensor, *shape: int) -> Tensor:
+    """``interpolate``, ``unfold``, or a copy into a layout from which the gradient has to be copied back.
+
+    Saves nothing; result and gradient are new tensors.
+    """
+    tape = x.tape
+    node = tape.node((x,), _resample_backward, meta=x.shape)
+    out = tape.tensor(shape, x.dtype, node)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _resample_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(node.meta, g.dtype)
+    g.tape.move(g.num_bytes + out.num_bytes)
+    return (out,)

@@ -52,18 +52,24 @@ class Tape:
     ``autocast`` is the element type of ``torch.autocast``, or None where the model's own types decide.
     ``accumulates_in_place``: two gradients of one tensor are summed into the first, as torch's engine does unless a
     dispatch mode watches it (``InputBuffer::accumulate``); a rehearsal under a dispatch mode allocates the sum.
+    ``fuses_dropout``: dropout keeps a mask of one byte an element, as on CUDA; on CPU it keeps noise of x's type.
     """
 
-    def __init__(self, *, autocast: DType | None = None, accumulates_in_place: bool = True) -> None:
+    def __init__(
+        self, *, autocast: DType | None = None, accumulates_in_place: bool = True, fuses_dropout: bool = True
+    ) -> None:
         self.autocast = autocast
         self.accumulates_in_place = accumulates_in_place
+        self.fuses_dropout = fuses_dropout
         self.kind = Kind.ACTIVATION
         self.modules: list[Any] = []
-        self._live = [0, 0, 0]
+        # What the model's output object holds until the micro batch ends, besides the logits (image_hidden_states).
+        self.outputs: list[Tensor] = []
+        self._live = [0, 0, 0, 0]
         self._total = 0
-        self._start: Parts = (0, 0, 0)
+        self._start: Parts = (0, 0, 0, 0)
         self._peak_total = 0
-        self._peak: Parts = (0, 0, 0)
+        self._peak: Parts = (0, 0, 0, 0)
         self._sections: dict[str, Section] = {}
         self._layers: set[str] = set()
         self._schedule: list[Run] = []
@@ -89,7 +95,8 @@ class Tape:
         self._total += num_bytes
         if self._total > self._peak_total:
             self._peak_total = self._total
-            self._peak = (self._live[0], self._live[1], self._live[2])
+            live = self._live
+            self._peak = (live[0], live[1], live[2], live[3])
         return num_bytes
 
     def free(self, num_bytes: int, kind: Kind) -> None:
@@ -111,6 +118,14 @@ class Tape:
             0,
         )
         return tensor
+
+    def gradient(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
+        """A new tensor for the gradient of a weight."""
+        before, self.kind = self.kind, Kind.GRADIENT
+        try:
+            return self.tensor(shape, dtype)
+        finally:
+            self.kind = before
 
     @contextmanager
     def charged_to(self, kind: Kind) -> Generator[None]:
@@ -223,16 +238,16 @@ class Tape:
 
     def _flush(self) -> None:
         """Close the running span."""
-        live, start = self._live, self._start
-        if self._peak_total > sum(start) or live[0] != start[0] or live[1] != start[1] or live[2] != start[2]:
-            peak = self._peak if self._peak_total > sum(start) else start
-            self._events.append(
-                Span(
-                    (peak[0] - start[0], peak[1] - start[1], peak[2] - start[2]),
-                    (live[0] - start[0], live[1] - start[1], live[2] - start[2]),
-                )
-            )
-        self._start = self._peak = (live[0], live[1], live[2])
+        start = self._start
+        end = (self._live[0], self._live[1], self._live[2], self._live[3])
+        rises = self._peak_total > sum(start)
+        if rises or end != start:
+            self._events.append(Span(_difference(self._peak if rises else start, start), _difference(end, start)))
+        self._begin_span()
+
+    def _begin_span(self) -> None:
+        live = self._live
+        self._start = self._peak = (live[0], live[1], live[2], live[3])
         self._peak_total = self._total
 
     def fetch(self, module: Any) -> None:
@@ -362,8 +377,7 @@ class Tape:
             del buffers[use]
             parameter = use[0]
             self._events.append(GradientReady(parameter, parameter.numel * parameter.dtype.num_bytes))
-            self._start = self._peak = (self._live[0], self._live[1], self._live[2])
-            self._peak_total = self._total
+            self._begin_span()
 
     def _parameter_use(self, parameter: Parameter, node: Node) -> ParameterUse:
         """Equal layers share their parameters here, so inside a stack a parameter is told apart by its section."""
@@ -392,10 +406,17 @@ class Tape:
         return parameters
 
 
+def _difference(left: Parts, right: Parts) -> Parts:
+    return (left[0] - right[0], left[1] - right[1], left[2] - right[2], left[3] - right[3])
+
+
 def accumulated(tape: Tape, held: Tensor, new: Tensor) -> Tensor:
     """The sum of two gradients of one tensor."""
     tape.move(3 * held.num_bytes)
-    return held if tape.accumulates_in_place else tape.tensor(held.shape, held.dtype)
+    if tape.accumulates_in_place:
+        return held
+    with tape.charged_to(held.storage.kind):
+        return tape.tensor(held.shape, held.dtype)
 
 
 def _receive(tape: Tape, node: Node, index: int, grad: Tensor) -> None:

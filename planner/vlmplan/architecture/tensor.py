@@ -16,6 +16,7 @@ class Kind(IntEnum):
     ACTIVATION = 0
     LOGITS = 1
     TEMPORARY = 2
+    GRADIENT = 3  # of a weight, until the engine takes it
 
 
 def product(shape: Sequence[int]) -> int:

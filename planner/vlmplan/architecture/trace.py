@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-Parts = tuple[int, int, int]
-"""Bytes by ``Kind``: activations, logits, temporaries."""
+Parts = tuple[int, int, int, int]
+"""Bytes by ``Kind``: activations, logits, temporaries, gradients of weights."""
 
-NO_PARTS: Parts = (0, 0, 0)
+NO_PARTS: Parts = (0, 0, 0, 0)
 
 
 class Span(NamedTuple):
@@ -33,8 +33,8 @@ class Span(NamedTuple):
     def then(self, later: "Span") -> "Span":
         """Both as one span: deltas add, peaks take the maximum.
 
-        >>> Span((5, 0, 0), (1, 0, 0)).then(Span((3, 0, 0), (-1, 0, 0)))
-        Span(peak=(5, 0, 0), delta=(0, 0, 0))
+        >>> Span((5, 0, 0, 0), (1, 0, 0, 0)).then(Span((3, 0, 0, 0), (-1, 0, 0, 0)))
+        Span(peak=(5, 0, 0, 0), delta=(0, 0, 0, 0))
         """
         shifted = add_parts(self.delta, later.peak)
         return Span(self.peak if sum(self.peak) >= sum(shifted) else shifted, add_parts(self.delta, later.delta))
@@ -69,7 +69,7 @@ Event = Span | GradientReady | Fetch | Release
 
 
 def add_parts(left: Parts, right: Parts) -> Parts:
-    return (left[0] + right[0], left[1] + right[1], left[2] + right[2])
+    return (left[0] + right[0], left[1] + right[1], left[2] + right[2], left[3] + right[3])
 
 
 class Matmul(NamedTuple):

@@ -12,6 +12,9 @@ from vlmplan.architecture.model import Model
 from vlmplan.errors import InputError, UnknownNameError
 
 FAMILIES: Mapping[str, str] = {
+    "gemma": "gemma",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "llama",

@@ -216,6 +216,11 @@ QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
 """Decoders with biases on q, k, v and none on the output projection, whatever the config says."""
 
 
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    return Decoder(decoder_shape(config))
+
+
 def build(config: Config) -> CausalLM:
     """``LlamaForCausalLM`` and its copies."""
     shape = decoder_shape(config)

@@ -1,0 +1,227 @@
+"""Gemma, Gemma 2 and Gemma 3 text decoders, alone and as the language models of PaliGemma and Gemma 3.
+
+Source: transformers 5.23 ``models/{gemma,gemma2,gemma3}/modeling_*.py``. Against Llama: norms in float32 with a factor
+``1 + weight``, embeddings scaled by the root of the width; Gemma 2 and 3 also norm what attention and MLP return and
+let layers with and without a window alternate; Gemma 2 caps scores and logits, Gemma 3 norms queries and keys and has
+one set of rotary positions per kind of layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, causal_masks
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Linear, Module, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
+
+Masks = Mapping[int | None, Tensor]
+"""Attention masks by the window of the layers that use them; None is full attention."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaShape(DecoderShape):
+    """The dimensions of a Gemma decoder; the defaults are Gemma's."""
+
+    has_post_norms: bool = False
+    """Norms behind attention and MLP too (Gemma 2 and 3)."""
+    scores: Scores = Scores()
+    supports_sdpa: bool = True
+    has_local_positions: bool = False
+    """Rotary positions of their own for layers with a window (Gemma 3)."""
+
+
+class GemmaContext:
+    """What every layer is called with besides the hidden states."""
+
+    __slots__ = ("backend", "masks", "positions")
+
+    def __init__(
+        self, backend: AttentionBackend, positions: Mapping[int | None, tuple[Tensor, Tensor]], masks: Masks
+    ) -> None:
+        self.backend, self.positions, self.masks = backend, positions, masks
+
+
+class ScaledEmbedding(Embedding):
+    """``GemmaTextScaledWordEmbedding``: the embedding times a number."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return ops.scale(super().forward(ids))
+
+
+class GemmaAttention(Module):
+    """Grouped-query attention with rotary positions, a window, and normed (Gemma 3) or capped (Gemma 2) scores."""
+
+    def __init__(self, shape: GemmaShape, window: int | None) -> None:
+        super().__init__()
+        self.shape, self.window = shape, window
+        query_width = shape.num_heads * shape.head_dim
+        key_width = shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
+        self.k_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
+        self.v_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
+        self.o_proj = Linear(query_width, shape.hidden_size, bias=shape.output_bias)
+        if shape.qk_norm:
+            self.q_norm = GemmaRMSNorm(shape.head_dim)
+            self.k_norm = GemmaRMSNorm(shape.head_dim)
+
+    def forward(self, x: Tensor, context: GemmaContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        if shape.qk_norm:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        cos, sin = context.positions[self.window if shape.has_local_positions else None]
+        q, k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+        mask = context.masks.get(self.window)
+        return self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores))
+
+
+class GemmaLayer(Module):
+    """``GemmaDecoderLayer``: pre-norm attention and MLP."""
+
+    def __init__(self, shape: GemmaShape, window: int | None = None) -> None:
+        super().__init__()
+        width = shape.hidden_size
+        self.self_attn = GemmaAttention(shape, window)
+        self.mlp = GatedMlp(width, shape.intermediate_size, activation=shape.activation)
+        self.input_layernorm = GemmaRMSNorm(width)
+        self.post_attention_layernorm = GemmaRMSNorm(width)
+
+    def forward(self, x: Tensor, context: GemmaContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        x = self.self_attn(x, context)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.post_attention_layernorm(x)
+        x = self.mlp(x)
+        return ops.add(residual, x)
+
+
+class PostNormLayer(GemmaLayer):
+    """``Gemma2DecoderLayer``: attention and MLP between two norms each."""
+
+    def __init__(self, shape: GemmaShape, window: int | None = None) -> None:
+        super().__init__(shape, window)
+        self.pre_feedforward_layernorm = GemmaRMSNorm(shape.hidden_size)
+        self.post_feedforward_layernorm = GemmaRMSNorm(shape.hidden_size)
+
+    def forward(self, x: Tensor, context: GemmaContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        x = self.self_attn(x, context)
+        x = self.post_attention_layernorm(x)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.pre_feedforward_layernorm(x)
+        x = self.mlp(x)
+        x = self.post_feedforward_layernorm(x)
+        return ops.add(residual, x)
+
+
+class GemmaDecoder(Module):
+    """``GemmaModel``, ``Gemma2Model`` and ``Gemma3TextModel``: scaled embedding, layers, final norm."""
+
+    def __init__(self, shape: GemmaShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = ScaledEmbedding(shape.vocab_size, shape.hidden_size)
+        windows = shape.windows or (None,) * shape.num_layers
+        kinds = list(dict.fromkeys(windows))
+        layer = PostNormLayer if shape.has_post_norms else GemmaLayer
+        self.layers = Stack(
+            [layer(shape, window) for window in kinds], [kinds.index(window) for window in windows], label="layers"
+        )
+        self.norm = GemmaRMSNorm(shape.hidden_size)
+        self.mask_windows = (None, *(window for window in kinds if window is not None))
+
+    def backend(self, requested: AttentionBackend) -> AttentionBackend:
+        """The attention that this decoder runs: Gemma 2 refuses sdpa, transformers' default then is eager."""
+        if requested.implementation == "sdpa" and not self.shape.supports_sdpa:
+            return replace(requested, implementation="eager")
+        return requested
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with ids.tape.section("embedding"):
+            return self.embed_tokens(ids)
+
+    def forward(self, x: Tensor, backend: AttentionBackend, masks: Masks | None = None) -> Tensor:
+        """x through the layers. ``masks`` replace the causal ones: a prefix or image blocks that see each other."""
+        backend = self.backend(backend)
+        tape = x.tape
+        with tape.section("positions"):
+            if masks is None:
+                masks = causal_masks(x, backend, self.mask_windows)
+            context = GemmaContext(backend, self.positions(x), masks)
+        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
+        with tape.section("norm"):
+            return self.norm(hidden)
+
+    def positions(self, x: Tensor) -> dict[int | None, tuple[Tensor, Tensor]]:
+        """cos and sin in the model's type, by window where layers with a window have their own."""
+        shape = (1, 1, x.shape[1], self.shape.head_dim)
+        windows = self.mask_windows if self.shape.has_local_positions else (None,)
+        return {window: (x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)) for window in windows}
+
+
+def gemma_shape(config: Config) -> GemmaShape:
+    """The shape of a Gemma decoder from its Hugging Face text config.
+
+    Raises InputError where ``use_bidirectional_attention`` makes an encoder of it.
+    """
+    model_type = config.model_type
+    if config.get("use_bidirectional_attention"):
+        raise InputError("config.json: use_bidirectional_attention is set; only causal Gemma models can be planned")
+    has_bias = config.boolean("attention_bias")
+    caps = model_type == "gemma2" and config.get("attn_logit_softcapping") is not None
+    return GemmaShape(
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=config.integer("num_attention_heads"),
+        num_kv_heads=config.integer("num_key_value_heads"),
+        head_dim=config.integer("head_dim"),
+        vocab_size=config.integer("vocab_size"),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        qk_norm=model_type == "gemma3_text",
+        # Gemma 1 reads hidden_act alone, Gemma 2 and 3 hidden_activation alone; published files carry both.
+        activation=config.text("hidden_act" if model_type == "gemma" else "hidden_activation"),
+        windows=layer_windows(config),
+        has_post_norms=model_type != "gemma",
+        scores=Scores(caps=caps, dropout=config.number("attention_dropout")),
+        supports_sdpa=model_type != "gemma2",
+        has_local_positions=model_type == "gemma3_text",
+    )
+
+
+def layer_windows(config: Config) -> tuple[int | None, ...]:
+    """The window of each layer: none in Gemma, in every second layer of Gemma 2, in five of six of Gemma 3.
+
+    Source: ``Gemma2Config.__post_init__`` and ``Gemma3TextConfig.__post_init__``; ``layer_types`` decides where given.
+    """
+    num_layers = config.integer("num_hidden_layers")
+    if config.model_type == "gemma":
+        return (None,) * num_layers
+    window = config.integer("sliding_window")
+    layer_types = config.get("layer_types")
+    if layer_types is not None:
+        return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+    period = 2 if config.model_type == "gemma2" else config.integer("sliding_window_pattern", 6)
+    return tuple(window if (index + 1) % period else None for index in range(num_layers))
+
+
+def build(config: Config) -> CausalLM:
+    """``GemmaForCausalLM``, ``Gemma2ForCausalLM`` or ``Gemma3ForCausalLM``."""
+    shape = gemma_shape(config)
+    head = Linear(shape.hidden_size, shape.vocab_size)
+    model = CausalLM(GemmaDecoder(shape), head, ties_weights=config.boolean("tie_word_embeddings"))
+    model.caps_logits = config.get("final_logit_softcapping") is not None
+    return model

@@ -1,0 +1,40 @@
+"""The decoder inside a composite model, chosen by the model_type of its ``text_config``.
+
+Source: transformers 5.23, ``AutoModel.from_config(config.text_config)`` in the composite models.
+"""
+
+from importlib import import_module
+from typing import Any
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families import FAMILIES
+from vlmplan.errors import UnknownNameError
+
+
+def text_decoder(config: Config) -> Any:
+    """The decoder of a text configuration, without an output head.
+
+    A module with ``embed(ids)``, ``forward(x, backend)`` and ``shape``, which has ``hidden_size`` and ``vocab_size``.
+    Every module of families that describes a decoder has a function ``decoder(config)`` that makes it.
+    Raises UnknownNameError for a model_type without one.
+    """
+    name = FAMILIES.get(config.model_type)
+    family: Any = None if name is None else import_module(f"vlmplan.architecture.families.{name}")
+    if not hasattr(family, "decoder"):
+        raise UnknownNameError(f"{config.path}.model_type", config.model_type, FAMILIES)
+    return family.decoder(config)
+
+
+def ties_word_embeddings(config: Config, text: Config) -> bool:
+    """Whether the checkpoint shares embedding and head where the top level's class default is true.
+
+    The file's own key decides. Without it, files written by transformers 5 follow the composite class's default, but
+    older ones were written when the text configuration decided (``get_text_config().tie_word_embeddings`` in
+    ``tie_weights`` of 4.x), and a value equal to the default was left out: InternVL3-hf and Mistral-Small-3.1 are untied
+    that way. transformers 5 does not tie them either: ``tie_weights`` refuses where a checkpoint holds both weights
+    and they differ.
+    """
+    if config.has_own("tie_word_embeddings"):
+        return config.boolean("tie_word_embeddings")
+    major = config.text("transformers_version").split(".")[0]
+    return (text if major in ("2", "3", "4") else config).boolean("tie_word_embeddings")

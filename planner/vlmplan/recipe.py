@@ -1,0 +1,224 @@
+"""How to train: the settings that decide bytes and seconds, resolved to values (never "auto").
+
+A ``Recipe`` is what the trainer will do. Its element types per engine and precision:
+
+| engine | precision | frozen weights | trained weights | master copy | autocast |
+|---|---|---|---|---|---|
+| plain PyTorch | bf16, fp16 | 16 bit | float32 | the weights themselves | yes |
+| plain PyTorch | bf16-pure | 16 bit | 16 bit | none | no |
+| DeepSpeed | bf16, fp16 | 16 bit | 16 bit | float32 in the optimizer | no |
+| DeepSpeed | bf16-pure | 16 bit | 16 bit | bfloat16 in the optimizer | no |
+| either | fp32 | float32 | float32 | see the stage | no |
+"""
+
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any
+
+from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.units import DType
+
+
+class Method(Enum):
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class Precision(Enum):
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
+    BF16_PURE = "bf16-pure"
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the forward and backward computation."""
+        return {"fp16": DType.FLOAT16, "fp32": DType.FLOAT32}.get(self.value, DType.BFLOAT16)
+
+
+class OptimizerKind(Enum):
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw-8bit"
+    PAGED_ADAMW_8BIT = "paged-adamw-8bit"
+    ADAFACTOR = "adafactor"
+    SGD = "sgd"
+
+
+class Offload(Enum):
+    NONE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
+
+
+class AttentionImplementation(Enum):
+    SDPA = "sdpa"
+    FLASH_ATTENTION_2 = "flash_attention_2"
+    EAGER = "eager"
+
+
+class LossKind(Enum):
+    CHUNKED = "chunked"
+    FULL = "full"
+
+
+PLAIN = "none"
+"""The ``--zero-stage`` that means plain PyTorch on one GPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroSettings:
+    """The sizes in ``zero_optimization``, in elements, and the switches that change memory.
+
+    The defaults are DeepSpeed's (``deepspeed/runtime/zero/config.py``, 0.19.8): what a ds_config that leaves them out
+    gets. The planner chooses its own.
+    """
+
+    reduce_bucket_size: int = 500_000_000
+    allgather_bucket_size: int = 500_000_000
+    overlap_comm: bool = False
+    contiguous_gradients: bool = True
+    reduce_scatter: bool = True
+    round_robin_gradients: bool = False
+    stage3_prefetch_bucket_size: int = 50_000_000
+    stage3_param_persistence_threshold: int = 100_000
+    stage3_max_live_parameters: int = 1_000_000_000
+    stage3_max_reuse_distance: int = 1_000_000_000
+    sub_group_size: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool):
+                continue
+            least = 0 if field.name.startswith("stage3_") else 1
+            if value < least:
+                raise InputError(f"zero_optimization.{field.name} is {value}; {least} or more elements are needed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Every setting of a training run that the planner decides, resolved."""
+
+    method: Method = Method.FULL
+    lora_rank: int = 16
+    lora_targets: str = "all-linear"
+    train_embeddings: bool = False
+    train_vision: bool = True
+    train_projector: bool = True
+    train_language: bool = True
+    precision: Precision = Precision.BF16
+    optimizer: OptimizerKind = OptimizerKind.ADAMW
+    fuses_optimizer: bool = True
+    """One kernel for the whole update; without it torch's foreach implementation, which needs a copy of a state."""
+    upcasts_frozen: bool = False
+    """peft's ``prepare_model_for_kbit_training``: weights of a 4-bit model that are not 4-bit become float32."""
+    zero_stage: int | None = None
+    """0 to 3, or None for plain PyTorch."""
+    offload_optimizer: Offload = Offload.NONE
+    offload_params: Offload = Offload.NONE
+    micro_batch: int = 1
+    grad_accum: int = 1
+    activation_checkpointing: bool = True
+    vision_activation_checkpointing: bool = True
+    attention: AttentionImplementation = AttentionImplementation.SDPA
+    loss: LossKind = LossKind.CHUNKED
+    gradient_clipping: float = 1.0
+    zero: ZeroSettings = ZeroSettings()
+
+    def __post_init__(self) -> None:
+        for name in ("lora_rank", "micro_batch", "grad_accum"):
+            value = getattr(self, name)
+            if value < 1:
+                raise InputError(f"{option_name(name)} is {value}; 1 or more is needed")
+        if self.zero_stage not in (None, 0, 1, 2, 3):
+            raise InputError(f"--zero-stage is {self.zero_stage}; none, 0, 1, 2 or 3 is needed")
+        if self.gradient_clipping < 0:
+            raise InputError(f"gradient_clipping is {self.gradient_clipping}; 0 (off) or more is needed")
+
+    @property
+    def uses_deepspeed(self) -> bool:
+        return self.zero_stage is not None
+
+    @property
+    def trains_adapters(self) -> bool:
+        return self.method is not Method.FULL
+
+    @property
+    def autocast(self) -> DType | None:
+        """Element type of ``torch.autocast``; None where the weights' own types decide."""
+        if self.uses_deepspeed or self.precision not in (Precision.BF16, Precision.FP16):
+            return None
+        return self.precision.dtype
+
+    @property
+    def trained_dtype(self) -> DType:
+        """Element type of trained weights and their gradients."""
+        return self.precision.dtype if self.uses_deepspeed or self.autocast is None else DType.FLOAT32
+
+    @property
+    def frozen_dtype(self) -> DType:
+        """Element type of frozen weights that are not 4-bit."""
+        return DType.FLOAT32 if self.upcasts_frozen else self.precision.dtype
+
+    @property
+    def master_dtype(self) -> DType:
+        """Element type in which the optimizer updates weights."""
+        if self.precision is Precision.BF16_PURE:
+            return DType.BFLOAT16
+        return DType.FLOAT32
+
+    def with_changes(self, **changes: Any) -> "Recipe":
+        return replace(self, **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Every option as resolved, under the names of the command line (underscores for dashes)."""
+        result: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Enum):
+                value = value.value
+            if isinstance(value, ZeroSettings):
+                value = {item.name: getattr(value, item.name) for item in fields(value)}
+            result[field.name] = value
+        result["zero_stage"] = PLAIN if self.zero_stage is None else self.zero_stage
+        return result
+
+
+def option_name(field: str) -> str:
+    """The command-line option of a recipe field: ``micro_batch`` → ``--micro-batch``."""
+    return "--" + field.replace("_", "-")
+
+
+def recipe_from_json(values: dict[str, Any]) -> Recipe:
+    """The inverse of ``Recipe.as_json``. Raises InputError for unknown keys and values."""
+    kinds: dict[str, type[Enum]] = {
+        "method": Method,
+        "precision": Precision,
+        "optimizer": OptimizerKind,
+        "offload_optimizer": Offload,
+        "offload_params": Offload,
+        "attention": AttentionImplementation,
+        "loss": LossKind,
+    }
+    known = {field.name for field in fields(Recipe)}
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UnknownNameError("recipe key", key, known)
+        if key in kinds:
+            value = enum_value(kinds[key], value, option_name(key))
+        elif key == "zero":
+            value = ZeroSettings(**value)
+        elif key == "zero_stage":
+            value = None if value == PLAIN else value
+        arguments[key] = value
+    return Recipe(**arguments)
+
+
+def enum_value(kind: type[Enum], value: Any, name: str) -> Any:
+    """The member of ``kind`` whose value is ``value``; InputError names ``name`` and the allowed values."""
+    for member in kind:
+        if member.value == value:
+            return member
+    raise InputError(f"{name} is {value!r}; one of {', '.join(str(member.value) for member in kind)} is needed")
