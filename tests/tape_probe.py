@@ -14,7 +14,7 @@ from vlmplan.units import DType
 
 @dataclass
 class Predicted:
-    """Bytes above the weights, gradients dropped as soon as they are whole."""
+    """Bytes above the weights, gradients dropped as soon as they are whole; ``end_live`` without the batch."""
 
     forward_live: int = 0
     forward_peak: int = 0
@@ -39,8 +39,7 @@ def predicted_step(
         stack.checkpoints = checkpoints
     tape = Tape(autocast=autocast, accumulates_in_place=False, fuses_dropout=False)
     backend = AttentionBackend(implementation=implementation, has_workspaces=False)
-    tree.run(tape, batch, backend, chunks_loss=chunks_loss)
-    trace = tape.trace()
+    trace = tree.run(tape, batch, backend, chunks_loss=chunks_loss)
     result = Predicted(trace=trace)
     live = peak = 0
     for _, section in trace.forward():
@@ -57,7 +56,10 @@ def predicted_step(
                 live += event.delta_bytes
             elif isinstance(event, GradientReady) and not keeps_gradients:
                 live -= event.num_bytes
-    result.backward_peak, result.end_live = peak, live
+    batch_events = trace.sections["batch"].forward
+    kept = sum(event.delta_bytes for event in batch_events if isinstance(event, Span))
+    freed = sum(event.delta_bytes for event in trace.after if isinstance(event, Span))
+    result.backward_peak, result.end_live = peak, live + freed - kept
     return result
 
 

@@ -129,6 +129,10 @@ class TrainedCopy(Module):
     def weight(self) -> Parameter:
         return self.modules_to_save.weight  # type: ignore[attr-defined]
 
+    @property
+    def bias(self) -> Parameter | None:
+        return getattr(self.modules_to_save, "bias", None)
+
     def forward(self, x: Tensor) -> Tensor:
         return self.modules_to_save(x)
 

@@ -1,6 +1,6 @@
 """A whole trainable model: its parts, its parameters in order, and one micro batch through it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -10,6 +10,7 @@ from vlmplan.architecture.loss import chunked_loss, full_loss
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.trace import Trace
 from vlmplan.units import DType
 
 if TYPE_CHECKING:
@@ -123,8 +124,12 @@ class Model(Module):
         """Shape of the pixel values of the micro batch, None without a vision encoder."""
         return None
 
-    def run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, chunks_loss: bool) -> None:
-        """Forward, loss and backward of one micro batch on ``tape``."""
+    def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
+        """Shapes and types of what else the processor makes of images, such as masks of pixels."""
+        return ()
+
+    def run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, chunks_loss: bool) -> Trace:
+        """Forward, loss and backward of one micro batch on ``tape``; the batch itself stays for the step."""
         with tape.section("batch"):
             shape = (batch.micro_batch, batch.num_tokens)
             # input_ids, labels and attention_mask; the pixels are cast to the compute type before they are sent.
@@ -140,8 +145,11 @@ class Model(Module):
                 loss, outputs = full_loss(hidden, self.head, caps=self.caps_logits)
             del hidden
         tape.run_backward(loss)
-        del outputs, pixels, ids, others
-        tape.outputs.clear()
+        tape.end_backward()
+        del outputs, loss
+        trace = tape.trace()
+        del pixels, ids, others
+        return trace
 
     def compute_dtype(self, tape: Tape) -> DType:
         if tape.autocast is not None:

@@ -30,6 +30,7 @@ from vlmplan.architecture.tensor import (
     edge_to,
 )
 from vlmplan.architecture.trace import (
+    Event,
     Fetch,
     GradientReady,
     Matmul,
@@ -75,6 +76,7 @@ class Tape:
         self._schedule: list[Run] = []
         self._key = ""
         self._gap = Section()
+        self._after: list[Event] = []
         self._events, self._work = self._gap.forward, self._gap.forward_work
         self._runs_backward = False
         self._num_nodes = 0
@@ -260,45 +262,52 @@ class Tape:
             self._flush()
             self._events.append(Release(module))
 
+    def end_backward(self) -> None:
+        """What is freed from here on (the model's outputs) belongs to what follows backward."""
+        self._flush()
+        self._events = self._after
+
     def trace(self) -> Trace:
         self._flush()
-        return Trace(self._sections, self._schedule)
+        return Trace(self._sections, self._schedule, self._after)
 
     # -- checkpointing -------------------------------------------------------------------------------------------
 
-    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """``function(x)`` under activation checkpointing: only ``x`` is kept, backward runs the function again.
+    def checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """``function(*inputs)`` under activation checkpointing: only inputs are kept, backward runs it again.
 
+        Every tensor with a gradient that the function uses must be among the inputs.
         Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' default since 5.0.
         """
         self._packs, self._num_saved = True, 0
         try:
-            out = function(x)
+            out = function(*inputs)
         finally:
             self._packs = False
         if out.node is None:
             return out
-        num_saved = self._num_saved
-        # The edge to x is kept although the node exists for the sake of the weights inside as well.
-        node = self.node((x,), _checkpoint_backward, (x.detached(),), (self, function, num_saved, x.requires_grad))
+        saved = tuple([x.detached() for x in inputs])
+        meta = (self, function, self._num_saved)
+        # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
+        node = self.node(inputs, _checkpoint_backward, saved, meta)
         if node is None:
-            node = self._rootless_node(x, function, num_saved)
+            node = self._rootless_node(saved, meta)
         out.node, out.output_index = node, 0
         return out
 
-    def _rootless_node(self, x: Tensor, function: Callable[[Tensor], Tensor], num_saved: int) -> Node:
-        """The node of a checkpoint whose input needs no gradient but whose weights do."""
-        node = Node((None,), (x.detached(),), _checkpoint_backward, (self, function, num_saved, False))
+    def _rootless_node(self, saved: tuple[Tensor, ...], meta: Any) -> Node:
+        """The node of a checkpoint whose inputs need no gradient but whose weights do."""
+        node = Node((None,) * len(saved), saved, _checkpoint_backward, meta)
         self._num_nodes += 1
         node.sequence, node.section = self._num_nodes, self._key
         return node
 
-    def replay(self, function: Callable[[Tensor], Tensor], x: Tensor, num_saved: int) -> Tensor:
+    def replay(self, function: Callable[..., Tensor], inputs: Sequence[Tensor], num_saved: int) -> Tensor:
         """Run ``function`` again with its graph, up to the last tensor that its backward needs."""
         work, self._work = self._work, self._sections[self._key].recompute_work
         self._num_saved, self._stop_after = 0, num_saved
         try:
-            return function(x)
+            return function(*inputs)
         finally:
             self._stop_after, self._is_phantom, self._work = None, False, work
 
@@ -328,14 +337,14 @@ class Tape:
         fetched: Any = None
         while ready:
             node = heapq.heappop(ready)[1]
+            if fetched is not None and (node.module is not fetched or node.section != self._key):
+                self.release(fetched)
+                fetched = None
             if node.section != self._key:
                 self._enter(node.section)
-            if node.module is not fetched:
-                if fetched is not None:
-                    self.release(fetched)
+            if fetched is None and node.module is not None:
                 fetched = node.module
-                if fetched is not None:
-                    self.fetch(fetched)
+                self.fetch(fetched)
             results = list(node.backward(node, node.grads))
             edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()
             for position, edge in enumerate(edges):
@@ -427,25 +436,32 @@ def _receive(tape: Tape, node: Node, index: int, grad: Tensor) -> None:
 
 
 def _checkpoint_backward(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    tape, function, num_saved, input_needs_grad = node.meta
-    (x,) = node.saved
-    assert isinstance(x, Tensor)
-    captured: list[Tensor | None] = []
-    if input_needs_grad:
-        capture = Node((), (), _capture, captured)
-        capture.section = node.section
-        x = Tensor(x.storage, x.shape, x.dtype, capture)
-    out = tape.replay(function, x, num_saved)
+    tape, function, num_saved = node.meta
+    captured: list[list[Tensor | None]] = [[] for _ in node.saved]
+    inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
+    out = tape.replay(function, inputs, num_saved)
     root, index = out.node, out.output_index
-    del out, x
-    node.saved = ()
+    del out
+    inputs.clear()
+    # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs).
     assert root is not None
     (grad,) = grads
     grads.clear()
     assert grad is not None
     tape.backpropagate(root, grad, index)
     del grad
-    return captured or (None,)
+    return [into.pop() if into else None for into in captured]
+
+
+def _captured_input(node: Node, position: int, into: list[Tensor | None]) -> Tensor:
+    """A checkpoint's input as a leaf of the graph that backward rebuilds; its gradient goes ``into`` a list."""
+    x = node.saved[position]
+    assert isinstance(x, Tensor)
+    capture: Node | None = None
+    if node.needs[position]:
+        capture = Node((), (), _capture, into)
+        capture.section = node.section
+    return Tensor(x.storage, x.shape, x.dtype, capture)
 
 
 def _capture(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:

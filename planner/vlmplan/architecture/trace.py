@@ -123,10 +123,11 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """A whole micro batch."""
+    """A whole micro batch. ``after`` is what backward leaves to be freed before the step: the model's outputs."""
 
     sections: dict[str, Section]
     schedule: list[Run]
+    after: list[Event] = field(default_factory=list["Event"])
 
     def forward(self) -> Iterator[tuple[Run, Section]]:
         for run in self.schedule:

@@ -1,0 +1,55 @@
+"""Bytes of one GPU by component, and the phases of a run."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """Bytes live at one moment, by what they are. Adding moments adds components; ``total`` is what torch counts."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer_states: int = 0
+    activations: int = 0
+    logits: int = 0
+    communication_buffers: int = 0
+    temporaries: int = 0
+
+    @property
+    def total(self) -> int:
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer_states
+            + self.activations
+            + self.logits
+            + self.communication_buffers
+            + self.temporaries
+        )
+
+    def __add__(self, other: "Components") -> "Components":
+        return Components(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def as_json(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+NOTHING = Components()
+
+
+def higher(left: Components, right: Components) -> Components:
+    """The moment with more bytes; the first one if equal."""
+    return right if right.total > left.total else left
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One stretch of the run on the fullest GPU: what is live when it ends, and at its highest point."""
+
+    name: str
+    resident: Components
+    peak: Components
+
+    def as_json(self) -> dict[str, Any]:
+        return {"name": self.name, "resident_bytes": self.resident.total, "peak_bytes": self.peak.total}

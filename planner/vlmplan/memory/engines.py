@@ -1,0 +1,164 @@
+"""Model states under each engine: what plain PyTorch and the ZeRO stages keep on a GPU, at init and in the step.
+
+Symbols: p bytes of a trained weight and of its gradient, m bytes of a master weight, Φ trained elements, Ψ all, N
+data-parallel ranks, s bytes of optimizer states. ``deepspeed`` is 0.19.8. The functions give ``Components`` of one
+GPU; gradients and buffers during the micro batch come from the replay.
+"""
+
+from dataclasses import dataclass
+
+from vlmplan.memory.components import Components, higher
+from vlmplan.memory.optimizer_states import state_bytes, update_bytes
+from vlmplan.memory.parameters import ParameterTable, Partition, owned_elements, partition_of, sharded_elements
+from vlmplan.recipe import Offload, Recipe
+from vlmplan.units import DType
+
+NORM_BYTES = 8
+"""Gradient norms are taken in float64 under ZeRO (``get_norm_dtype``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """What one GPU holds through the run, apart from the micro batch.
+
+    ``at_start`` before the first step, ``resident`` after it; ``init_peak`` while the engine is built;
+    ``step_peak`` inside the optimizer step, gradients of ``boundary_gradients`` bytes included.
+    """
+
+    at_start: Components
+    resident: Components
+    init_peak: Components
+    step_peak: Components
+
+
+def plain_states(table: ParameterTable, recipe: Recipe) -> ModelStates:
+    """Plain PyTorch: weights and gradients in the weights' type, states in the same.
+
+    16 bytes a trained weight in float32 (4 + 4 + 8), 8 in pure bfloat16 (2 + 2 + 4), and in the step the copy that
+    foreach AdamW makes: 10 in pure bfloat16.
+    """
+    shapes = [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]
+    states = state_bytes(recipe, shapes, table.trained_dtype)
+    start = Components(weights=table.total_bytes)
+    resident = start + Components(optimizer_states=states)
+    update = update_bytes(recipe, shapes, table.trained_dtype)
+    step = resident + Components(gradients=table.trained_bytes, temporaries=update)
+    return ModelStates(start, resident, start, step)
+
+
+def stage0_states(table: ParameterTable, recipe: Recipe) -> ModelStates:
+    """ZeRO stage 0: every rank keeps everything; 16-bit weights under ``FP16_UnfusedOptimizer``.
+
+    pΦ weights + mΦ master + sΦ; the step adds a master-type copy of every gradient:
+    2 + 4 + 8 + 2 + 4 = 20 bytes a weight for bf16 and AdamW, and so does the trial step at init, on zero gradients
+    (``fp16/unfused_optimizer.py``: ``initialize_optimizer_states``, ``step``). In float32 there is no second copy.
+    """
+    shapes = [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]
+    master = DType.FLOAT32
+    has_master = table.trained_dtype is not master
+    master_bytes = table.num_trained * master.num_bytes if has_master else 0
+    states = state_bytes(recipe, shapes, master)
+    resident = Components(weights=table.total_bytes, optimizer_states=master_bytes + states)
+    update = update_bytes(recipe, shapes, master)
+    norm = table.largest_trained * 4 if has_master else 0  # get_weight_norm casts one gradient at a time
+    grads = Components(gradients=table.trained_bytes)
+    step = resident + grads + Components(temporaries=max(norm, master_bytes + update))
+    start = resident if has_master else Components(weights=table.total_bytes)
+    init = resident + grads + Components(temporaries=master_bytes) if has_master else start
+    return ModelStates(start, resident, init, step)
+
+
+def stage12_states(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int) -> ModelStates:
+    """ZeRO stages 1 and 2 (``stage_1_and_2.py``).
+
+    Weights whole, in one flat buffer: pΦ. Master weights mΦ/N and states sΦ/N of the rank's partition, on the GPU or,
+    offloaded, on the host. At init the flat buffer is written beside the weights (2pΦ), then the master copy passes
+    through a clone of the slice, and a gradient of its size is made and dropped (``initialize_optimizer_states``).
+    The step flattens the partition's gradients (p) and casts them to the master type (m): 2Ψ + 20Φ/N for bf16 and
+    AdamW = 2Ψ + (4 + 8 + 2 + 2 + 4)Φ/N.
+    """
+    partition = partition_of(table.num_trained, num_ranks, rank)
+    p, m = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
+    weights = Components(weights=table.frozen_bytes + partition.size * num_ranks * p)
+    unflattened = Components(weights=table.total_bytes)
+    flattening = unflattened + Components(weights=partition.size * num_ranks * p)
+    if recipe.offload_optimizer is not Offload.NONE:
+        return _offloaded_stage12(table, weights, flattening, partition)
+    master = Components(optimizer_states=partition.size * m)
+    start = weights + master
+    init = higher(flattening, start + Components(temporaries=partition.size * max(p, m)))
+    flat = [(partition.size,)]
+    resident = start + Components(optimizer_states=state_bytes(recipe, flat, recipe.master_dtype))
+    owned = Components(gradients=owned_elements(table, partition) * p)
+    norm = largest_slice(table, partition) * NORM_BYTES
+    cast = partition.size * (p + (m if m != p else 0))
+    update = (partition.size * m) + update_bytes(recipe, flat, recipe.master_dtype)
+    step = higher(
+        resident + owned + Components(temporaries=max(norm, cast)),
+        resident + Components(temporaries=update),
+    )
+    return ModelStates(start, resident, init, step)
+
+
+def _offloaded_stage12(
+    table: ParameterTable, weights: Components, flattening: Components, partition: Partition
+) -> ModelStates:
+    """With the optimizer on the host the GPU keeps weights and a staging buffer of the largest gradient."""
+    p = table.trained_dtype.num_bytes
+    resident = weights + Components(communication_buffers=table.largest_trained * p)
+    init = higher(flattening, resident + Components(temporaries=partition.size * 4))
+    return ModelStates(resident, resident, init, resident)
+
+
+def largest_slice(table: ParameterTable, partition: Partition) -> int:
+    """Elements of the largest piece of one parameter inside ``partition``."""
+    largest = start = 0
+    for end in table.ends:
+        largest = max(largest, min(end, partition.end) - max(start, partition.start))
+        start = end
+    return largest
+
+
+def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:
+    """ZeRO stage 3 (``stage3.py``): shards of weights, gradients and states; the bucket lives from init on.
+
+    pΨ/N + whole small weights (persistent) + pΦ/N gradient buffer + mΦ/N + sΦ/N + p·bucket. The step works in
+    sub-groups: it flattens the gradients of one (p) and casts them (m). Making the master copy passes through a
+    second one (``converted.clone()``). With ``offload_params`` the shards live on the host, with
+    ``offload_optimizer`` everything of the optimizer does, gradients included.
+    """
+    p, m = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
+    shards, persistent = _stage3_weights(table, recipe, num_ranks)
+    trained = sharded_elements(table.numels, num_ranks)
+    group = min(trained, recipe.zero.sub_group_size)
+    bucket = Components(communication_buffers=recipe.zero.reduce_bucket_size * p)
+    is_offloaded = recipe.offload_optimizer is not Offload.NONE
+    weights = Components(weights=(0 if recipe.offload_params is not Offload.NONE else shards) + persistent)
+    if is_offloaded:
+        start = weights + bucket
+        building = start + Components(weights=table.largest_bytes)
+        return ModelStates(start, start, building, start)
+    has_master = m != p
+    master = Components(optimizer_states=trained * m if has_master else 0)
+    gradients = Components(gradients=trained * p)
+    start = weights + master + gradients + bucket
+    making = weights + master + Components(temporaries=group * m if has_master else group * p)
+    building = higher(making, start + Components(weights=table.largest_bytes))
+    flat = [(group,)] if group == trained else [(group,)] * (trained // group) + [(trained % group or group,)]
+    resident = start + Components(optimizer_states=state_bytes(recipe, [(trained,)], recipe.master_dtype))
+    cast = group * (p + (m if has_master else 0))
+    update = group * m + update_bytes(recipe, flat[:1], recipe.master_dtype)
+    norm = -(-table.largest_trained // num_ranks) * NORM_BYTES
+    return ModelStates(start, resident, building, resident + Components(temporaries=max(cast, update, norm)))
+
+
+def _stage3_weights(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[int, int]:
+    """(bytes of a rank's shards, bytes of weights that stay whole on every rank)."""
+    shards = persistent = 0
+    for entry in table.entries:
+        parameter = entry.parameter
+        width = parameter.dtype.num_bytes
+        shards += -(-parameter.numel // num_ranks) * width
+        if parameter.numel <= recipe.zero.stage3_param_persistence_threshold:
+            persistent += parameter.numel * width
+    return shards, persistent if num_ranks > 1 else 0

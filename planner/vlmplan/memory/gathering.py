@@ -1,0 +1,184 @@
+"""ZeRO stage 3: which weights are whole on a GPU while the model runs.
+
+A simulation of ``PartitionedParameterCoordinator`` (``deepspeed/runtime/zero/partitioned_param_coordinator.py``,
+0.19.8) in its steady state, from the third forward on, when the order of modules is known and weights are prefetched.
+Every use of a module is a step: it fetches what is missing, prefetches what comes next, and releases what is not used
+again soon. Sizes are in elements as DeepSpeed counts them; ``gathered_bytes`` turns them into bytes.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vlmplan.architecture.trace import Fetch, Run, Trace
+from vlmplan.recipe import ZeroSettings
+
+ParameterKey = tuple[int, int | None]
+ModuleKey = tuple[int, int | None]
+
+
+@dataclass(slots=True)
+class _Gather:
+    """One collective that is under way or whose flat buffer still exists."""
+
+    flat_bytes: int
+    num_waiting: int
+    is_done: bool = False
+
+
+class GatheredWeights:
+    """The gathered weights of one rank over one micro batch.
+
+    ``live_bytes`` is what they take now, flat buffers of collectives included; ``fetch`` returns the most that was
+    live during it. Weights up to the persistence threshold are always whole and not counted here.
+    """
+
+    def __init__(self, *, trace: Trace, zero: ZeroSettings, num_ranks: int) -> None:
+        self._zero, self._num_ranks = zero, num_ranks
+        self._numel: dict[ParameterKey, int] = {}
+        self._bytes: dict[ParameterKey, int] = {}
+        self._members: dict[ModuleKey, list[ParameterKey]] = {}
+        self._steps: list[ModuleKey] = [self._module_key(event.module, run) for run, event in _fetches(trace)]
+        self._traversed = self._cumulative_elements()
+        self._uses = self._uses_by_parameter()
+        self._queue = deque((key, step) for step, module in enumerate(self._steps) for key in self._members[module])
+        self._fetched_for: dict[ParameterKey, int] = {}
+        self._available: set[ParameterKey] = set()
+        self._in_flight: dict[ParameterKey, _Gather] = {}
+        self._num_available = 0
+        self._step = 0
+        self.live_bytes = 0
+
+    # -- tables --------------------------------------------------------------------------------------------------
+
+    def _module_key(self, module: Any, run: Run) -> ModuleKey:
+        key = (id(module), run.layer)
+        if key not in self._members:
+            members: list[ParameterKey] = []
+            for parameter in module.parameters_by_name.values():
+                parameter_key = (id(parameter), run.layer)
+                self._numel[parameter_key] = parameter.numel
+                self._bytes[parameter_key] = parameter.numel * parameter.dtype.num_bytes
+                members.append(parameter_key)
+            self._members[key] = members
+        return key
+
+    def _is_persistent(self, key: ParameterKey) -> bool:
+        return self._numel[key] <= self._zero.stage3_param_persistence_threshold
+
+    def _cumulative_elements(self) -> list[int]:
+        total = 0
+        result = [0]
+        for module in self._steps:
+            total += sum(self._numel[key] for key in self._members[module])
+            result.append(total)
+        return result
+
+    def _uses_by_parameter(self) -> dict[ParameterKey, deque[int]]:
+        uses: dict[ParameterKey, deque[int]] = {}
+        for step, module in enumerate(self._steps):
+            for key in self._members[module]:
+                uses.setdefault(key, deque()).append(step)
+        return uses
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def fetch(self, module: Any, run: Run) -> int:
+        """The module is about to run: gather what it needs, then prefetch (``fetch_sub_module``)."""
+        members = self._members[(id(module), run.layer)]
+        missing = [key for key in members if not self._is_persistent(key) and not self._is_here(key)]
+        peak = self.live_bytes
+        if missing:
+            self._gather(missing)
+        for key in members:
+            gather = self._in_flight.pop(key, None)
+            if gather is not None:
+                peak = max(peak, self._wait(gather, key))
+        self._drop_from_queue(members)
+        self._prefetch()
+        self._step += 1
+        return max(peak, self.live_bytes)
+
+    def release(self, module: Any, run: Run) -> None:
+        """The module is done: partition what is not used again within the reuse distance (``release_sub_module``)."""
+        for key in self._members[(id(module), run.layer)]:
+            if key in self._available and not self._is_kept(key):
+                self._available.discard(key)
+                self._num_available -= self._numel[key]
+                self.live_bytes -= self._bytes[key]
+
+    def _is_here(self, key: ParameterKey) -> bool:
+        return key in self._available or key in self._in_flight
+
+    def _gather(self, keys: list[ParameterKey]) -> None:
+        """Start one collective. A single weight lands in its own buffer; several share a flat one."""
+        flat = sum(self._aligned_bytes(key) for key in keys)
+        gather = _Gather(flat, len(keys))
+        for key in keys:
+            self._in_flight[key] = gather
+            self._num_available += self._numel[key]
+        self.live_bytes += flat
+
+    def _wait(self, gather: _Gather, key: ParameterKey) -> int:
+        """The collective is needed: weights are copied out of a shared buffer, which goes with its last user."""
+        if not gather.is_done:
+            gather.is_done = True
+            waiting = [other for other, its in self._in_flight.items() if its is gather] + [key]
+            self._available.update(waiting)
+            if gather.num_waiting == 1:
+                self.live_bytes += self._bytes[key] - gather.flat_bytes
+                gather.flat_bytes = 0
+            else:
+                self.live_bytes += sum(self._bytes[other] for other in waiting)
+        peak = self.live_bytes
+        gather.num_waiting -= 1
+        if gather.num_waiting == 0:
+            self.live_bytes -= gather.flat_bytes
+        return peak
+
+    def _aligned_bytes(self, key: ParameterKey) -> int:
+        return -(-self._bytes[key] // self._num_ranks) * self._num_ranks
+
+    def _drop_from_queue(self, members: list[ParameterKey]) -> None:
+        expected = sum(1 for key in members if self._fetched_for.get(key, -1) < self._step)
+        dropped: set[ParameterKey] = set()
+        while self._queue and len(dropped) < expected:
+            key, step = self._queue.popleft()
+            self._fetched_for[key] = step
+            dropped.add(key)
+
+    def _prefetch(self) -> None:
+        room = min(
+            self._zero.stage3_max_live_parameters - self._num_available, self._zero.stage3_prefetch_bucket_size
+        )
+        chosen: dict[ParameterKey, None] = {}
+        num_elements = 0
+        while self._queue and num_elements < room:
+            key, step = self._queue.popleft()
+            self._fetched_for[key] = max(self._fetched_for.get(key, -1), step)
+            if not self._is_persistent(key) and not self._is_here(key) and key not in chosen:
+                chosen[key] = None
+                num_elements += self._numel[key]
+        if chosen:
+            self._gather(list(chosen))
+
+    def _is_kept(self, key: ParameterKey) -> bool:
+        """Whether the weight stays: prefetch counted on it, or it is used again within the reuse distance."""
+        if self._fetched_for.get(key, -1) > self._step:
+            return True
+        uses = self._uses[key]
+        while uses and uses[0] < self._step:
+            uses.popleft()
+        if not uses:
+            return False
+        return self._traversed[uses[0]] - self._traversed[self._step] < self._zero.stage3_max_reuse_distance
+
+
+def _fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
+    for run, section in trace.forward():
+        yield from ((run, event) for event in section.forward if isinstance(event, Fetch))
+    for run, section in trace.backward():
+        yield from ((run, event) for event in section.backward if isinstance(event, Fetch))
+
+

@@ -1,0 +1,80 @@
+"""Bytes that an optimizer keeps per weight, and what its update allocates for a moment.
+
+``n`` elements are updated in the element type ``dtype`` (float32 master weights, or the weights' own type). Sources:
+torch 2.13 ``torch/optim/adamw.py`` and ``sgd.py``; bitsandbytes 0.50 ``optim/optimizer.py``; transformers 5.23
+``optimization.py`` (Adafactor).
+"""
+
+from collections.abc import Sequence
+
+from vlmplan.recipe import OptimizerKind, Recipe
+from vlmplan.units import DType
+
+MIN_8BIT_ELEMENTS = 4096
+"""Smaller tensors keep 32-bit moments (bitsandbytes' ``min_8bit_size``)."""
+MOMENT_BLOCK = 256
+"""Elements per scale of an 8-bit moment (bitsandbytes' blockwise optimizers)."""
+MIN_PAGED_ELEMENTS = 100_000
+"""Smaller moments are not paged (``get_state_buffer``)."""
+
+
+def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> int:
+    """Bytes of optimizer states on the device after the first step, for tensors of ``shapes``.
+
+    AdamW keeps two moments in the tensor's type; 8-bit AdamW two bytes and two scales per block; SGD a momentum;
+    Adafactor a float32 row and column sum per matrix, but a whole float32 tensor for what is one-dimensional.
+    Paged moments live in host memory and are not counted here.
+    """
+    return sum(_states(recipe.optimizer, shape, dtype) for shape in shapes)
+
+
+def _states(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> int:
+    numel = 1
+    for size in shape:
+        numel *= size
+    if kind is OptimizerKind.ADAMW:
+        return 2 * numel * dtype.num_bytes
+    if kind is OptimizerKind.SGD:
+        return numel * dtype.num_bytes
+    if kind is OptimizerKind.ADAFACTOR:
+        if len(shape) < 2:
+            return numel * DType.FLOAT32.num_bytes
+        return (numel // shape[-1] + numel // shape[-2]) * DType.FLOAT32.num_bytes
+    if numel < MIN_8BIT_ELEMENTS:
+        return 2 * numel * DType.FLOAT32.num_bytes
+    scales = 2 * -(-numel // MOMENT_BLOCK) * DType.FLOAT32.num_bytes
+    if kind is OptimizerKind.PAGED_ADAMW_8BIT and numel >= MIN_PAGED_ELEMENTS:
+        return scales
+    return 2 * numel + scales
+
+
+def paged_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]]) -> int:
+    """Bytes of moments in paged (host) memory."""
+    if recipe.optimizer is not OptimizerKind.PAGED_ADAMW_8BIT:
+        return 0
+    numels = [_product(shape) for shape in shapes]
+    return sum(2 * numel for numel in numels if numel >= MIN_PAGED_ELEMENTS)
+
+
+def update_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> int:
+    """Bytes that one update allocates and frees again, gradients in ``dtype`` already there.
+
+    - fused kernels (torch ``fused=True``, bitsandbytes): nothing;
+    - foreach AdamW: the square roots of all second moments at once (``_foreach_sqrt`` in ``_multi_tensor_adamw``);
+    - foreach SGD with momentum works in place;
+    - Adafactor, per tensor: the squared gradient and its sum with eps, then the update and its negative, two float32
+      tensors at a time, and float32 copies of a 16-bit gradient and weight.
+    """
+    if recipe.optimizer is OptimizerKind.ADAFACTOR:
+        copies = 0 if dtype is DType.FLOAT32 else 2
+        return max(_product(shape) for shape in shapes) * (2 + copies) * DType.FLOAT32.num_bytes
+    if recipe.optimizer is OptimizerKind.ADAMW and not recipe.fuses_optimizer:
+        return sum(_product(shape) for shape in shapes) * dtype.num_bytes
+    return 0
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    result = 1
+    for size in shape:
+        result *= size
+    return result

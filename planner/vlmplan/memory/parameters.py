@@ -1,0 +1,125 @@
+"""The parameters of a prepared model as the engines see them: an ordered list, and its cut into ranks.
+
+Symbols: Ψ bytes or counts of all parameters, Φ of trained ones, N data-parallel ranks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from vlmplan.architecture.model import Model, NamedParameter
+from vlmplan.units import DType
+
+
+class ParameterTable:
+    """What the engines need to know of the parameters of one prepared model.
+
+    ``numels`` are the trained parameters in the order of the optimizer's parameter group (torch's parameter order);
+    ``ordinals`` finds a parameter of the tree, with its layer, among them.
+    """
+
+    def __init__(self, model: Model) -> None:
+        entries = model.parameters()
+        self.entries: Sequence[NamedParameter] = entries
+        trained = [entry for entry in entries if entry.parameter.requires_grad]
+        self.numels = [entry.parameter.numel for entry in trained]
+        self.ordinals: dict[tuple[int, int | None], int] = {
+            (id(entry.parameter), entry.index): ordinal for ordinal, entry in enumerate(trained)
+        }
+        self.num_params = sum(entry.parameter.numel for entry in entries)
+        self.num_trained = sum(self.numels)
+        self.trained_dtype: DType = trained[0].parameter.dtype
+        self.trained_bytes = sum(entry.parameter.num_bytes for entry in trained)
+        self.frozen_bytes = sum(entry.parameter.num_bytes for entry in entries) - self.trained_bytes
+        self.largest_trained = max(self.numels)
+        self.largest_bytes = max(entry.parameter.numel * entry.parameter.dtype.num_bytes for entry in entries)
+
+    @property
+    def total_bytes(self) -> int:
+        return self.trained_bytes + self.frozen_bytes
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Where each trained parameter ends in the flat buffer."""
+        ends: list[int] = []
+        position = 0
+        for numel in self.numels:
+            position += numel
+            ends.append(position)
+        return ends
+
+    def ordinal(self, parameter: Any, layer: int | None) -> int:
+        return self.ordinals[(id(parameter), layer)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """The slice of the flat buffer of trained parameters that one rank updates under ZeRO 1 and 2."""
+
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+NCCL_ALIGNMENT = 2
+"""The flat buffer is padded to a multiple of this times the ranks (``nccl_start_alignment_factor``)."""
+
+
+def partition_size(num_elements: int, num_ranks: int) -> int:
+    """Elements of each rank's slice: the buffer is padded so that all are equal.
+
+    Source: ``align_dense_tensors(..., alignment = nccl_start_alignment_factor * N)`` in ``stage_1_and_2.py``.
+    """
+    return NCCL_ALIGNMENT * -(-num_elements // (NCCL_ALIGNMENT * num_ranks))
+
+
+def partition_of(num_elements: int, num_ranks: int, rank: int) -> Partition:
+    size = partition_size(num_elements, num_ranks)
+    return Partition(start=rank * size, size=size)
+
+
+def owned_elements(table: ParameterTable, partition: Partition) -> int:
+    """Elements of all parameters that reach into ``partition``, each whole.
+
+    The gradient buffer of a rank has room for whole parameters, also for those that it shares with a neighbour
+    (``copy_grads_in_partition`` in ``stage_1_and_2.py``).
+    """
+    owned = 0
+    start = 0
+    for end in table.ends:
+        if start < partition.end and end > partition.start:
+            owned += end - start
+        start = end
+    return owned
+
+
+def fullest_rank(table: ParameterTable, num_ranks: int) -> int:
+    """The rank whose gradient buffer is the largest: the one that runs out of memory first."""
+    if num_ranks == 1:
+        return 0
+    ranks = candidate_ranks(table, num_ranks)
+    return max(ranks, key=lambda rank: (owned_elements(table, partition_of(table.num_trained, num_ranks, rank)), -rank))
+
+
+def candidate_ranks(table: ParameterTable, num_ranks: int) -> list[int]:
+    """Rank 0, the last, and those that share the largest parameters: one of them is the fullest."""
+    size = partition_size(table.num_trained, num_ranks)
+    ranks = {0, num_ranks - 1}
+    largest = sorted(range(len(table.numels)), key=lambda ordinal: -table.numels[ordinal])[:8]
+    for ordinal in largest:
+        end = table.ends[ordinal]
+        start = end - table.numels[ordinal]
+        ranks.update((start // size, (end - 1) // size))
+    return sorted(rank for rank in ranks if rank < num_ranks)
+
+
+def sharded_elements(numels: Sequence[int], num_ranks: int) -> int:
+    """Elements of one rank's shards under ZeRO 3, where every parameter is padded by itself.
+
+    Source: ``_partition_numel`` in ``partition_parameters.py``: each parameter is cut into N equal, padded pieces.
+    """
+    return sum(-(-numel // num_ranks) for numel in numels)

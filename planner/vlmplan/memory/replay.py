@@ -1,0 +1,130 @@
+"""Replays a trace under an engine: the model's tensors from the tape, gradients and gathered weights from the engine.
+
+``Moments`` walks through the events of a phase and keeps the highest moment. What the engine holds besides (weights,
+optimizer states) is constant through a micro batch and is added by the timeline.
+"""
+
+from dataclasses import dataclass
+
+from vlmplan.architecture.trace import Fetch, GradientReady, Parts, Release, Span, Trace, add_parts
+from vlmplan.memory.buckets import BucketedGradients, ShardedGradients
+from vlmplan.memory.components import NOTHING, Components
+from vlmplan.memory.gathering import GatheredWeights
+from vlmplan.memory.parameters import ParameterTable
+
+
+@dataclass(slots=True)
+class KeptGradients:
+    """Gradients that stay where autograd put them until the step (plain PyTorch, ZeRO 0 and 1)."""
+
+    numels: list[int]
+    element_bytes: int
+    accumulates: bool = False
+    """A gradient from an earlier micro batch is there already, so a new one is added to it and freed."""
+    bucket_bytes: int = 0
+    """Stage 1 allocates its reduce bucket with the first gradient, although it reduces after backward."""
+    gradients: int = 0
+    buffers: int = 0
+
+    def begin(self) -> None:
+        self.buffers = self.bucket_bytes
+
+    def add(self, ordinal: int) -> int:
+        peak = self.gradients + self.buffers
+        if self.accumulates:
+            self.gradients -= self.numels[ordinal] * self.element_bytes
+        return peak
+
+    def end(self) -> int:
+        return self.gradients + self.buffers
+
+
+GradientStore = KeptGradients | BucketedGradients | ShardedGradients
+
+
+class Moments:
+    """The running total of a replay and its highest moment."""
+
+    def __init__(self, table: ParameterTable, store: GradientStore, gathered: GatheredWeights | None = None) -> None:
+        self._table, self.store, self._gathered = table, store, gathered
+        self.parts: Parts = (0, 0, 0, 0)
+        self.peak: Components = NOTHING
+        self._peak_total = 0
+
+    def forward(self, trace: Trace) -> None:
+        for run, section in trace.forward():
+            for event in section.forward:
+                if isinstance(event, Span):
+                    self._span(event)
+                elif isinstance(event, Fetch) and self._gathered is not None:
+                    self._touch(self.parts, weights=self._gathered.fetch(event.module, run))
+                elif isinstance(event, Release) and self._gathered is not None:
+                    self._gathered.release(event.module, run)
+
+    def backward(self, trace: Trace) -> None:
+        store, gathered = self.store, self._gathered
+        for run, section in trace.backward():
+            for event in section.backward:
+                if isinstance(event, Span):
+                    self._span(event)
+                elif isinstance(event, GradientReady):
+                    self._gradient(event, run.layer)
+                elif gathered is not None:
+                    if isinstance(event, Fetch):
+                        self._touch(self.parts, weights=gathered.fetch(event.module, run))
+                    else:
+                        gathered.release(event.module, run)
+        self._touch(self.parts, engine=store.end())
+
+    def end(self, trace: Trace) -> None:
+        """Free what backward left: the model's outputs."""
+        for event in trace.after:
+            if isinstance(event, Span):
+                self.parts = add_parts(self.parts, event.delta)
+
+    def start_peak(self) -> None:
+        """Look for the highest moment from here on."""
+        self.peak = self.now()
+        self._peak_total = self.peak.total
+
+    def now(self) -> Components:
+        gathered = 0 if self._gathered is None else self._gathered.live_bytes
+        return self._components(self.parts, gathered, self.store.gradients + self.store.buffers)
+
+    def _span(self, span: Span) -> None:
+        self._touch(add_parts(self.parts, span.peak))
+        self.parts = add_parts(self.parts, span.delta)
+
+    def _gradient(self, event: GradientReady, layer: int | None) -> None:
+        """The gradient moves from the tape to the store."""
+        activations, logits, temporaries, gradients = self.parts
+        self.parts = (activations, logits, temporaries, gradients - event.num_bytes)
+        self.store.begin()
+        self.store.gradients += event.num_bytes
+        ordinal = self._table.ordinal(event.parameter, layer)
+        self._touch(self.parts, engine=self.store.add(ordinal))
+
+    def _touch(self, parts: Parts, *, weights: int | None = None, engine: int | None = None) -> None:
+        """Note a moment; ``weights`` and ``engine`` are higher than now for what happens inside an event."""
+        if weights is None:
+            weights = 0 if self._gathered is None else self._gathered.live_bytes
+        held = self.store.gradients + self.store.buffers
+        if engine is None:
+            engine = held
+        # ``store.end`` and ``store.add`` may leave less than they passed through
+        total = parts[0] + parts[1] + parts[2] + parts[3] + weights + engine
+        if total > self._peak_total:
+            self._peak_total = total
+            self.peak = self._components(parts, weights, engine)
+
+    def _components(self, parts: Parts, weights: int, engine: int) -> Components:
+        passing = engine - self.store.gradients - self.store.buffers  # copies inside a reduction, a second gradient
+        is_kept = isinstance(self.store, KeptGradients)
+        return Components(
+            weights=weights,
+            gradients=parts[3] + self.store.gradients + (passing if is_kept else 0),
+            activations=parts[0],
+            logits=parts[1],
+            communication_buffers=self.store.buffers + (0 if is_kept else passing),
+            temporaries=parts[2],
+        )

@@ -1,0 +1,207 @@
+"""The one place that wires states, gradients, gathered weights and the micro batch into the phases of a run.
+
+    load → init → forward → backward → step → save
+
+``forward`` includes the loss, ``backward`` the gradient reduction. Phases are those of a later step, on the rank that
+holds most; the first step lacks the optimizer's states until it ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vlmplan.architecture.model import Part
+from vlmplan.architecture.trace import Trace
+from vlmplan.memory.buckets import BucketedGradients, ShardedGradients
+from vlmplan.memory.components import NOTHING, Components, Phase, higher
+from vlmplan.memory.engines import ModelStates, plain_states, stage0_states, stage3_states, stage12_states
+from vlmplan.memory.gathering import GatheredWeights
+from vlmplan.memory.parameters import ParameterTable, fullest_rank, owned_elements, partition_of
+from vlmplan.memory.replay import GradientStore, KeptGradients, Moments
+from vlmplan.recipe import Offload, Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The phases of a run on the fullest GPU."""
+
+    phases: tuple[Phase, ...]
+
+    @property
+    def peak_phase(self) -> Phase:
+        """The phase with the highest moment; the first of equals."""
+        return max(self.phases, key=lambda phase: phase.peak.total)
+
+    @property
+    def peak(self) -> Components:
+        return self.peak_phase.peak
+
+
+def memory_timeline(
+    table: ParameterTable, trace: Trace, recipe: Recipe, *, num_ranks: int = 1, rank: int | None = None
+) -> Timeline:
+    """Phases of training ``table``'s model on ``num_ranks`` GPUs, each running ``trace`` as its micro batch.
+
+    ``rank`` looks at one rank instead of the fullest (a rehearsal sees one).
+    """
+    if rank is None:
+        rank = fullest_rank(table, num_ranks) if recipe.zero_stage in (1, 2) else 0
+    states = model_states(table, recipe, num_ranks, rank)
+    forward, backward, boundary = _micro_batch(table, trace, recipe, num_ranks, rank, states)
+    batch = Components(activations=boundary.activations)
+    load = loading(table, recipe, num_ranks)
+    save = saving(table, recipe, states)
+    return Timeline(
+        phases=(
+            load,
+            Phase(name="init", resident=states.at_start, peak=higher(states.init_peak, states.at_start)),
+            forward,
+            backward,
+            Phase(name="step", resident=states.resident + batch, peak=higher(states.step_peak + batch, boundary)),
+            save,
+        )
+    )
+
+
+def model_states(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int) -> ModelStates:
+    if recipe.zero_stage is None:
+        return plain_states(table, recipe)
+    if recipe.zero_stage == 0:
+        return stage0_states(table, recipe)
+    if recipe.zero_stage == 3:
+        return stage3_states(table, recipe, num_ranks)
+    return stage12_states(table, recipe, num_ranks, rank)
+
+
+def loading(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Phase:
+    """Weights arriving on the GPU, one tensor at a time; under stage 3 each is cut up as soon as it is whole.
+
+    A 4-bit weight arrives in 16 bit and is packed there (``Params4bit``): the largest one is there twice.
+    """
+    weights = table.total_bytes
+    if recipe.zero_stage == 3:
+        weights = stage3_states(table, recipe, num_ranks).at_start.weights
+    resident = Components(weights=weights)
+    return Phase(name="load", resident=resident, peak=resident + Components(temporaries=table.largest_bytes))
+
+
+def saving(table: ParameterTable, recipe: Recipe, states: ModelStates) -> Phase:
+    """A checkpoint is written from where the tensors lie; stage 3 gathers one module's weights at a time for export."""
+    gathered = table.largest_bytes if recipe.zero_stage == 3 else 0
+    return Phase(name="save", resident=states.resident, peak=states.resident + Components(weights=gathered))
+
+
+def _micro_batch(
+    table: ParameterTable, trace: Trace, recipe: Recipe, num_ranks: int, rank: int, states: ModelStates
+) -> tuple[Phase, Phase, Components]:
+    """(forward, backward, what is live when the step begins) of the last micro batch before a step."""
+    gathered = None
+    if recipe.zero_stage == 3 and (num_ranks > 1 or recipe.offload_params is not Offload.NONE):
+        gathered = GatheredWeights(trace=trace, zero=recipe.zero, num_ranks=num_ranks)
+    store = _gradient_store(table, recipe, num_ranks, rank)
+    earlier = _earlier_partition(table, recipe, num_ranks, rank)
+    held = states.resident + earlier
+    moments = Moments(table, store, gathered)
+    moments.start_peak()
+    moments.forward(trace)
+    casts = Components(temporaries=autocast_cache_bytes(table, recipe))
+    forward = Phase(name="forward", resident=held + moments.now(), peak=held + moments.peak + casts)
+    moments.start_peak()
+    moments.backward(trace)
+    peak, at_end = moments.peak, moments.now()
+    moments.end(trace)
+    after = moments.now()
+    if recipe.zero_stage in (0, 1) and isinstance(store, KeptGradients):
+        reduction, stays = _boundary_reduction(table, recipe, num_ranks, rank, at_end)
+        peak, after = higher(peak, reduction), after + stays
+    # With accumulation stage 2 adds the new partition to the earlier one and frees it.
+    resident = states.resident + after
+    return forward, Phase(name="backward", resident=resident, peak=held + peak), resident
+
+
+def _gradient_store(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int) -> GradientStore:
+    p = table.trained_dtype.num_bytes
+    accumulates = recipe.grad_accum > 1
+    if recipe.zero_stage == 3:
+        return ShardedGradients(table=table, zero=recipe.zero, num_ranks=num_ranks, element_bytes=p)
+    reduces_early = recipe.zero_stage == 2 or (recipe.zero_stage == 1 and recipe.zero.overlap_comm)
+    kept = table.trained_bytes if accumulates and recipe.zero_stage != 2 else 0
+    if reduces_early:
+        store = BucketedGradients(
+            table=table,
+            zero=recipe.zero,
+            num_ranks=num_ranks,
+            partition=partition_of(table.num_trained, num_ranks, rank),
+            element_bytes=p,
+            offloads=recipe.offload_optimizer is not Offload.NONE,
+            accumulates=bool(kept),
+        )
+        store.gradients = kept
+        return store
+    bucket = recipe.zero.reduce_bucket_size * p if recipe.zero_stage == 1 and recipe.zero.contiguous_gradients else 0
+    store = KeptGradients(table.numels, p, accumulates, bucket)
+    store.gradients = kept
+    store.buffers = bucket if accumulates else 0
+    return store
+
+
+def _earlier_partition(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int) -> Components:
+    """Gradients of earlier micro batches that stage 2 keeps apart until it adds the new ones."""
+    if recipe.zero_stage != 2 or recipe.grad_accum == 1 or recipe.offload_optimizer is not Offload.NONE:
+        return NOTHING
+    partition = partition_of(table.num_trained, num_ranks, rank)
+    return Components(gradients=owned_elements(table, partition) * table.trained_dtype.num_bytes)
+
+
+def _boundary_reduction(
+    table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int, after: Components
+) -> tuple[Components, Components]:
+    """(peak, change) of reducing all gradients after backward: stage 0 in copied chunks, stage 1 bucket by bucket."""
+    p = table.trained_dtype.num_bytes
+    if recipe.zero_stage == 0:
+        chunk = Components(communication_buffers=largest_chunk(table.numels, STAGE0_CHUNK_ELEMENTS) * p)
+        return after + chunk, NOTHING
+    reduction = BucketedGradients(
+        table=table,
+        zero=recipe.zero,
+        num_ranks=num_ranks,
+        partition=partition_of(table.num_trained, num_ranks, rank),
+        element_bytes=p,
+        offloads=recipe.offload_optimizer is not Offload.NONE,
+    )
+    peak = reduction.add_all(after.gradients, after.communication_buffers)
+    passing = Components(communication_buffers=peak - after.gradients - after.communication_buffers)
+    stays = Components(
+        gradients=reduction.gradients - after.gradients, communication_buffers=-after.communication_buffers
+    )
+    return after + passing, stays
+
+
+STAGE0_CHUNK_ELEMENTS = 500_000_000
+"""Elements after which stage 0 reduces a chunk of gradients (``buffered_allreduce_fallback`` in ``engine.py``)."""
+
+
+def largest_chunk(numels: Sequence[int], limit: int) -> int:
+    """Elements of the largest chunk when tensors are gathered until they exceed ``limit``."""
+    largest = running = 0
+    for numel in numels:
+        running += numel
+        largest = max(largest, running)
+        if running > limit:
+            running = 0
+    return largest
+
+
+def autocast_cache_bytes(table: ParameterTable, recipe: Recipe) -> int:
+    """16-bit copies of float32 weights that autocast keeps until the forward ends, where the tape does not hold them.
+
+    Without activation checkpointing the graph keeps the copies, and they are on the tape. Source: ``cached_cast`` in
+    ``aten/src/ATen/autocast_mode.cpp``: casts of leaves that need a gradient are cached.
+    """
+    if recipe.autocast is None or not recipe.activation_checkpointing:
+        return 0
+    matrices = (
+        entry.parameter.numel
+        for entry in table.entries
+        if entry.parameter.requires_grad and len(entry.parameter.shape) > 1 and entry.part is Part.LANGUAGE
+    )
+    return sum(matrices) * recipe.autocast.num_bytes
