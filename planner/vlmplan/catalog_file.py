@@ -1,0 +1,197 @@
+"""One catalog file: YAML text → checked fields, still under the file's own keys and units.
+
+Every complaint is one sentence that names the file, the key, the value and what is allowed.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from vlmplan import catalog_rules
+from vlmplan.catalog_rules import SECTIONS, Fields, checked, checked_mapping, checked_selector, shown
+from vlmplan.errors import InputError, nearest
+
+MAX_DEPTH = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogFile:
+    """A checked file. Offers carry what their price list says; ``hide`` entries are texts or selectors."""
+
+    name: str
+    sources: Mapping[str, str]
+    gpus: Mapping[str, Fields]
+    offers: Sequence[Fields]
+    hide: Sequence[str | Fields]
+    discounts: Sequence[Fields]
+
+
+class Sections:
+    """The top-level sections of a file's YAML documents; each document is parsed only when it is needed."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self._documents = _documents(name, text)
+        self._sections: dict[str, object] = {}
+
+    def __getitem__(self, key: str) -> object:
+        while key not in self._sections and self._reads_another_document():
+            pass
+        return self._sections.get(key)
+
+    def any_after_reading_all(self) -> bool:
+        """Parse the rest; whether the file says anything at all."""
+        while self._reads_another_document():
+            pass
+        return bool(self._sections)
+
+    def mapping(self, key: str) -> Mapping[str, object]:
+        """A section of named entries; absent or null is none. Raises InputError for anything else."""
+        section = self[key]
+        return {} if section is None else checked_mapping(self.name, key, section)
+
+    def sequence(self, key: str) -> Sequence[object]:
+        """A section that is a list; for ``hide`` and ``discounts`` one entry may stand without a list."""
+        section = self[key]
+        if section is None:
+            return []
+        if isinstance(section, list):
+            return cast(list[object], section)
+        if isinstance(section, str | dict) and key in ("hide", "discounts"):
+            return [cast(object, section)]
+        raise InputError(f"{self.name}: {key} is {shown(cast(object, section))}; allowed is a list")
+
+    def _reads_another_document(self) -> bool:
+        try:
+            document = next(self._documents)
+        except StopIteration:
+            return False
+        if document is None:
+            return True
+        sections = checked_mapping(self.name, "the file", document)
+        for key in sections:
+            if key not in SECTIONS:
+                raise InputError(f"{self.name} has {catalog_rules.unknown_key(key, SECTIONS)}")
+            if key in self._sections:
+                raise InputError(f"{self.name} has two sections named {key!r}; put them together")
+        if (schema := sections.get("schema", catalog_rules.SCHEMA)) != catalog_rules.SCHEMA:
+            raise InputError(f"{self.name}: schema is {shown(schema)}; allowed is {catalog_rules.SCHEMA}")
+        self._sections.update(sections)
+        return True
+
+
+def catalog_text(path: Path) -> str:
+    """The text of ``path``. Raises InputError when there is no such readable text file."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8 text; a catalog is a YAML file") from None
+    except OSError as error:
+        raise InputError(f"catalog {path} cannot be read: {error.strerror or error}") from None
+
+
+def read_catalog_file(path: Path, *, may_be_empty: bool) -> CatalogFile:
+    """``path``, read and checked. Raises InputError, also for an empty file unless it may be empty."""
+    text = catalog_text(path)
+    _require_shallow(str(path), text)
+    sections = Sections(str(path), text)
+    if not sections.any_after_reading_all() and not may_be_empty:
+        raise InputError(f"catalog {path} is empty; it may have the sections {', '.join(SECTIONS)}")
+    return checked_file(sections)
+
+
+def checked_file(sections: Sections) -> CatalogFile:
+    """All sections of a file, checked; raises InputError at the first thing that is not allowed."""
+    name = sections.name
+    price_lists = {
+        key: checked(name, f"price_lists.{key}", fields, catalog_rules.PRICE_LIST_RULES)
+        for key, fields in sections.mapping("price_lists").items()
+    }
+    offers = [
+        checked(name, f"offers[{i}]", row, catalog_rules.OFFER_RULES)
+        for i, row in enumerate(sections.sequence("offers"))
+    ]
+    return CatalogFile(
+        name=name,
+        sources={
+            key: catalog_rules.checked_value(name, f"sources.{key}", text, catalog_rules.TEXT)
+            for key, text in sections.mapping("sources").items()
+        },
+        gpus={
+            catalog_rules.checked_gpu_id(name, key): checked(name, f"gpus.{key}", fields, catalog_rules.GPU_RULES)
+            for key, fields in sections.mapping("gpus").items()
+        },
+        offers=offers_with_price_lists(name, offers, price_lists),
+        hide=[
+            entry
+            if isinstance(entry, str)
+            else checked_selector(name, f"hide[{i}]", entry, catalog_rules.SELECTOR_RULES)
+            for i, entry in enumerate(sections.sequence("hide"))
+        ],
+        discounts=[
+            checked_selector(name, f"discounts[{i}]", entry, catalog_rules.DISCOUNT_RULES)
+            for i, entry in enumerate(sections.sequence("discounts"))
+        ],
+    )
+
+
+def offers_with_price_lists(name: str, offers: Sequence[Fields], price_lists: Mapping[str, Fields]) -> list[Fields]:
+    """Each offer over the price list it names. Raises InputError for a list that the file does not have."""
+    complete: list[Fields] = []
+    for i, offer in enumerate(offers):
+        key = offer.get("price_list")
+        if key is not None and key not in price_lists:
+            known = nearest(key, price_lists) or list(price_lists) or ["none"]
+            raise InputError(
+                f"{name}: offers[{i}].price_list is {key!r}; allowed are the file's own price_lists: "
+                + ", ".join(known)
+            )
+        fields = offer if key is None else {**price_lists[key], **offer}
+        complete.append({field: value for field, value in fields.items() if field != "price_list"})
+    return complete
+
+
+@cache
+def _loader() -> Any:
+    """PyYAML's safe loader, in C where it was built with libyaml, that also refuses a key given twice."""
+    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    construct_mapping: Any = base.construct_mapping
+
+    def construct_unique_keys(self: Any, node: Any, deep: bool = False) -> Any:
+        num_keys = len(node.value)
+        mapping = construct_mapping(self, node, deep)
+        if len(mapping) < num_keys:
+            raise yaml.MarkedYAMLError(None, None, "a key is given twice in one mapping", node.start_mark)
+        return mapping
+
+    return type("UniqueKeyLoader", (base,), {"construct_mapping": construct_unique_keys})
+
+
+def _require_shallow(name: str, text: str) -> None:
+    """Raise InputError for deep nesting, before libyaml recurses into it without a limit and crashes."""
+    events: Any = cast(Any, yaml).parse(text, Loader=_loader())
+    depth = 0
+    for event in _said_clearly(name, events):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise InputError(f"{name} nests deeper than {MAX_DEPTH} levels; a catalog needs 4")
+
+
+def _documents(name: str, text: str) -> Iterator[object]:
+    return _said_clearly(name, yaml.load_all(text, Loader=_loader()))
+
+
+def _said_clearly(name: str, parts: Iterator[object]) -> Iterator[object]:
+    """``parts`` of a YAML text, what is wrong with it as InputError."""
+    try:
+        yield from parts
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
+        raise InputError(f"{name} is not valid YAML:{place} {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None

@@ -1,0 +1,225 @@
+"""What ``vlmplan gpus`` shows: each report holds the JSON document and the table made of the same numbers."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from vlmplan.cli.tables import Table
+from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
+from vlmplan.units import GIB, usd_text
+
+if TYPE_CHECKING:
+    from vlmplan.catalog import Catalog
+    from vlmplan.cli.gpus import GpuRow
+    from vlmplan.local_gpus import Detection, LocalGpu
+
+SCHEMA = "vlmplan.gpus/1"
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One answer in both forms; ``notes`` follow the table."""
+
+    document: dict[str, Any]
+    table: Table
+    notes: tuple[str, ...]
+
+
+def gpus_report(rows: Sequence["GpuRow"], catalog: "Catalog", on: date) -> Report:
+    """One line per GPU with its cheapest offer."""
+    titles = ("GPU", "GiB", "architecture", "bf16 TFLOP/s", "TB/s", "usd/GPU/h", "offer", "pricing", "age")
+    numbers = frozenset(("GiB", "bf16 TFLOP/s", "TB/s", "usd/GPU/h", "age"))
+    document = {**_head(catalog, on), "gpus": [_row_json(row, on) for row in rows]}
+    return Report(
+        document=document,
+        table=Table(titles=titles, rows=[_gpu_cells(row, on) for row in rows], number_columns=numbers),
+        notes=(f"{len(rows)} GPUs", *_price_notes([row.cheapest for row in rows], catalog, on)),
+    )
+
+
+def offers_report(rows: Sequence["GpuRow"], catalog: "Catalog", on: date) -> Report:
+    """One line per offer, the cheapest per GPU first within each GPU."""
+    offers = [offer for row in rows for offer in sorted(row.offers, key=lambda offer: offer.usd_per_gpu_hour)]
+    titles = (
+        *("GPU", "GPUs", "usd/h", "usd/GPU/h", "spot usd/h", "provider", "sku", "region", "pricing"),
+        *("vCPUs", "RAM GiB", "age"),
+    )
+    numbers = frozenset(("GPUs", "usd/h", "usd/GPU/h", "spot usd/h", "vCPUs", "RAM GiB", "age"))
+    document = {
+        **_head(catalog, on),
+        "gpus": [_row_json(row, on) for row in rows],
+        "offers": [offer_json(offer, on) for offer in offers],
+    }
+    return Report(
+        document=document,
+        table=Table(titles=titles, rows=[_offer_cells(offer, on) for offer in offers], number_columns=numbers),
+        notes=(f"{len(offers)} offers", *_price_notes(offers, catalog, on)),
+    )
+
+
+def detection_report(detection: "Detection") -> Report:
+    """One line per device of this machine."""
+    machine = detection.machine
+    cuda = machine.cuda_driver_version
+    titles = ("index", "driver's name", "GiB", "free GiB", "usable GiB", "PCIe", "NVLinks", "catalog", "by")
+    numbers = frozenset(("index", "GiB", "free GiB", "usable GiB", "NVLinks"))
+    pairs = [
+        f"NVLink: GPU {pair.first_index} and GPU {pair.second_index}"
+        + ("" if pair.num_links is None else f", {pair.num_links} links")
+        for pair in machine.nvlink_pairs
+    ]
+    cuda_text = "" if cuda is None else f", CUDA {cuda[0]}.{cuda[1]}"
+    return Report(
+        document={
+            "schema": SCHEMA,
+            "driver_version": machine.driver_version,
+            "cuda_driver_version": None if cuda is None else f"{cuda[0]}.{cuda[1]}",
+            "detected": [_device_json(device) for device in detection.devices],
+            "nvlink_pairs": [asdict(pair) for pair in machine.nvlink_pairs],
+            "notes": list(detection.notes),
+        },
+        table=Table(
+            titles=titles,
+            rows=[_device_cells(device) for device in detection.devices],
+            number_columns=numbers,
+        ),
+        notes=(f"driver {machine.driver_version}{cuda_text}", *pairs, *detection.notes),
+    )
+
+
+def gpu_json(gpu: Gpu) -> dict[str, Any]:
+    """A GPU under its field names; ``usable_bytes`` and ``pcie_bytes_per_second`` as derived from them."""
+    capability = gpu.compute_capability
+    return {
+        **asdict(gpu),
+        "vendor": gpu.vendor.value,
+        "compute_capability": None if capability is None else f"{capability[0]}.{capability[1]}",
+        "usable_bytes": gpu.usable_bytes if gpu.has_known_memory else None,
+        "pcie_bytes_per_second": gpu.pcie_bytes_per_second,
+        "sources": dict(gpu.sources),
+    }
+
+
+def offer_json(offer: Offer, on: date) -> dict[str, Any]:
+    """An offer under its field names, with its price per GPU, its age and whether it is current."""
+    as_of = None if offer.as_of is None else offer.as_of.isoformat()
+    return {
+        **asdict(offer),
+        "pricing": offer.pricing.value,
+        "as_of": as_of[: len("2026-05")] if as_of and offer.as_of_is_month else as_of,
+        "usd_per_gpu_hour": offer.usd_per_gpu_hour,
+        "age_days": offer.age_days(on),
+        "is_current": offer.is_current(on),
+    }
+
+
+def _head(catalog: "Catalog", on: date) -> dict[str, Any]:
+    return {"schema": SCHEMA, "date": on.isoformat(), "catalog_files": list(catalog.file_names)}
+
+
+def _row_json(row: "GpuRow", on: date) -> dict[str, Any]:
+    return {
+        **gpu_json(row.gpu),
+        "num_offers": len(row.offers),
+        "cheapest_offer": None if row.cheapest is None else offer_json(row.cheapest, on),
+    }
+
+
+def _device_json(device: "LocalGpu") -> dict[str, Any]:
+    card = device.card
+    return {
+        "index": card.index,
+        "driver_name": card.name,
+        "uuid": device.uuid,
+        "pci_bus_id": card.pci_bus_id,
+        "pci_device_id": card.pci_device_id,
+        "num_active_nvlinks": card.num_active_nvlinks,
+        "mig_is_enabled": card.mig_is_enabled,
+        "free_bytes": device.free_bytes,
+        "matched_by": device.basis.value,
+        "gpu": gpu_json(device.gpu),
+    }
+
+
+def _gpu_cells(row: "GpuRow", on: date) -> tuple[str, ...]:
+    gpu, offer = row.gpu, row.cheapest
+    bandwidth = gpu.memory_bandwidth_bytes_per_second
+    price = (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
+    if offer is not None:
+        where = f"{offer.num_gpus} x {offer.provider}"
+        price = (usd_text(offer.usd_per_gpu_hour), where, offer.pricing.value, _age_text(offer, on))
+    return (
+        gpu.id,
+        _number_text(None if gpu.memory_bytes is None else gpu.memory_bytes / GIB, 1),
+        gpu.architecture or UNKNOWN,
+        _number_text(_tera(gpu.peak_flops_per_second.bf16), 0),
+        _number_text(_tera(bandwidth), 2),
+        *price,
+    )
+
+
+def _offer_cells(offer: Offer, on: date) -> tuple[str, ...]:
+    ram = offer.host_ram_bytes
+    return (
+        offer.gpu_id,
+        str(offer.num_gpus),
+        usd_text(offer.usd_per_hour),
+        usd_text(offer.usd_per_gpu_hour),
+        UNKNOWN if offer.spot_usd_per_hour is None else usd_text(offer.spot_usd_per_hour),
+        offer.provider,
+        offer.sku or UNKNOWN,
+        offer.region or UNKNOWN,
+        offer.pricing.value,
+        _number_text(offer.num_vcpus, 0),
+        _number_text(None if ram is None else ram / GIB, 0),
+        _age_text(offer, on),
+    )
+
+
+def _device_cells(device: "LocalGpu") -> tuple[str, ...]:
+    card, gpu = device.card, device.gpu
+    assert gpu.memory_bytes is not None
+    return (
+        str(card.index),
+        gpu.name if card.mig_is_enabled else card.name,
+        _number_text(gpu.memory_bytes / GIB, 1),
+        _number_text(device.free_bytes / GIB, 1),
+        _number_text(gpu.usable_bytes / GIB, 1),
+        UNKNOWN if gpu.pcie_gen is None else f"gen {gpu.pcie_gen} x{gpu.pcie_lanes}",
+        str(card.num_active_nvlinks),
+        gpu.id,
+        device.basis.value,
+    )
+
+
+def _price_notes(offers: Sequence[Offer | None], catalog: "Catalog", on: date) -> list[str]:
+    shown = [offer for offer in offers if offer is not None]
+    notes: list[str] = []
+    if shown:
+        notes.append("Prices are what was listed on their day (age), without storage, traffic and tax.")
+    if any(not offer.is_current(on) for offer in shown):
+        notes.append(f"!: undated, or older than {PRICE_CURRENT_DAYS} days; ask the provider.")
+    if any(offer.as_of_is_month for offer in shown):
+        notes.append("<=: only the month is known; counted from its first day.")
+    if catalog.file_names:
+        notes.append("Catalogs on top of the shipped one: " + ", ".join(catalog.file_names))
+    return notes
+
+
+def _age_text(offer: Offer, on: date) -> str:
+    age = offer.age_days(on)
+    if age is None:
+        text = "own" if offer.stated_in is not None else "undated"
+    else:
+        text = f"{'<=' if offer.as_of_is_month else ''}{age} d"
+    return text if offer.is_current(on) else f"{text} !"
+
+
+def _number_text(value: float | None, digits: int) -> str:
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
+
+
+def _tera(value: float | None) -> float | None:
+    return None if value is None else value / 1e12

@@ -1,0 +1,70 @@
+"""What ``--gpu`` means: ``NAME[:COUNT]`` in the catalog, ``local[:COUNT]`` this machine, ``cpu[:RANKS]``."""
+
+import os
+import re
+from dataclasses import dataclass
+
+from vlmplan.catalog import Catalog, cpu_gpu
+from vlmplan.errors import InputError
+from vlmplan.hardware import Node
+from vlmplan.local_host import host_ram_bytes, num_host_cpus
+
+LOCAL = "local"
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuChoice:
+    """A name as the user wrote it, and how many per node; ``None``: not said."""
+
+    name: str
+    num_gpus: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or ":" in self.name or self.name != self.name.strip():
+            raise InputError(f"GPU {self.name!r} is not a name; write NAME or NAME:COUNT")
+        if self.num_gpus is not None and self.num_gpus < 1:
+            raise InputError(f"{self.name}:{self.num_gpus} asks for {self.num_gpus} GPUs; at least 1 is needed")
+
+    def __str__(self) -> str:
+        return self.name if self.num_gpus is None else f"{self.name}:{self.num_gpus}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenNode:
+    """The node that a choice stands for, and sentences that the user should see with it."""
+
+    node: Node
+    notes: tuple[str, ...] = ()
+
+
+def parse_gpu_choice(text: str) -> GpuChoice:
+    """``"a100-sxm4-80gb:4"`` → its name and 4. Raises InputError for an empty name or a bad count."""
+    name, colon, count = text.partition(":")
+    if not colon:
+        return GpuChoice(name=name.strip())
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", count):
+        raise InputError(f"GPU {text!r} has the count {count!r}; write NAME:COUNT with a whole number")
+    return GpuChoice(name=name.strip(), num_gpus=int(count))
+
+
+def chosen_node(choice: GpuChoice, catalog: Catalog) -> ChosenNode:
+    """The node that ``choice`` stands for; without a count that is one card, or all of this machine's.
+
+    Raises UnknownNameError or InputError for a name that is not, or not alone, in the catalog, and
+    UnavailableError where ``local`` finds no GPU.
+    """
+    kind = choice.name.casefold()
+    if kind == LOCAL:
+        from vlmplan.local_gpus import local_node
+        from vlmplan.nvml import read_machine
+
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        local = local_node(read_machine(), catalog, num_gpus=choice.num_gpus, cuda_visible_devices=visible)
+        return ChosenNode(node=local.node, notes=local.notes)
+    num_gpus = choice.num_gpus or 1
+    if kind == CPU:
+        ram, cpus = host_ram_bytes(), num_host_cpus()
+        node = Node(gpu=cpu_gpu(num_gpus), num_gpus=num_gpus, host_ram_bytes=ram, num_vcpus=cpus)
+        return ChosenNode(node=node, notes=("cpu stands for this machine's processor; no speed is known of it",))
+    return ChosenNode(node=Node(gpu=catalog.gpu(choice.name), num_gpus=num_gpus))
