@@ -149,9 +149,7 @@ class GatheredWeights:
             dropped.add(key)
 
     def _prefetch(self) -> None:
-        room = min(
-            self._zero.stage3_max_live_parameters - self._num_available, self._zero.stage3_prefetch_bucket_size
-        )
+        room = min(self._zero.stage3_max_live_parameters - self._num_available, self._zero.stage3_prefetch_bucket_size)
         chosen: dict[ParameterKey, None] = {}
         num_elements = 0
         while self._queue and num_elements < room:
@@ -180,5 +178,3 @@ def _fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
         yield from ((run, event) for event in section.forward if isinstance(event, Fetch))
     for run, section in trace.backward():
         yield from ((run, event) for event in section.backward if isinstance(event, Fetch))
-
-

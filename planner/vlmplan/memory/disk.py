@@ -1,0 +1,41 @@
+"""Bytes on disk: one checkpoint to resume from, the exported model, and what NVMe offload swaps.
+
+Sources: deepspeed 0.19.8 ``engine.py`` (``save_checkpoint``): one file of 16-bit weights (stage 3: one shard each),
+and one file of master weights and states per rank.
+"""
+
+from dataclasses import dataclass
+
+from vlmplan.memory.optimizer_states import paged_bytes, state_bytes
+from vlmplan.memory.parameters import ParameterTable
+from vlmplan.recipe import Method, Offload, Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskSpace:
+    """Bytes over all ranks."""
+
+    checkpoint_bytes: int
+    export_bytes: int
+    nvme_swap_bytes: int
+
+
+def disk_space(table: ParameterTable, recipe: Recipe) -> DiskSpace:
+    """A checkpoint holds trained weights, master weights and states; frozen weights are not written again.
+
+    The export is the whole model in its 16-bit type for full fine-tuning, the adapter otherwise.
+    """
+    shapes = [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]
+    updated = shapes if recipe.zero_stage in (None, 0) else [(table.num_trained,)]
+    master = recipe.master_dtype
+    has_master = recipe.uses_deepspeed and table.trained_dtype is not master
+    states = state_bytes(recipe, updated, master) + paged_bytes(recipe, updated)
+    master_bytes = table.num_trained * master.num_bytes if has_master else 0
+    swaps = recipe.offload_optimizer is Offload.NVME
+    swap = master_bytes + states if swaps else 0
+    if recipe.offload_params is Offload.NVME:
+        swap += table.total_bytes
+    export = table.trained_bytes if recipe.method is not Method.FULL else table.total_bytes
+    return DiskSpace(
+        checkpoint_bytes=table.trained_bytes + master_bytes + states, export_bytes=export, nvme_swap_bytes=swap
+    )

@@ -1,0 +1,53 @@
+"""What a GPU holds besides tensors: library workspaces, the allocator's reserve, CUDA context and NCCL.
+
+Three numbers are different things: *allocated* (live tensors and workspaces, ``torch.cuda.max_memory_allocated``),
+*reserved* (what the caching allocator holds), *device* (what nvidia-smi shows for the process).
+"""
+
+from vlmplan.units import GIB, MIB
+
+CUBLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
+"""Workspace of one cuBLAS handle before Hopper, 8.125 MiB. Cited: torch 2.13 ``CUDABlas``/``CublasHandlePool.cpp``,
+``getChosenWorkspaceSize``. Measured: 17.4e6 bytes beside the tensors of a Mistral-7B LoRA run on an A100 (forward and
+backward threads have a handle each: 2 x 8,519,680)."""
+HOPPER_CUBLAS_WORKSPACE_BYTES = 4096 * 8 * 1024
+"""The same from compute capability 9.0 on: 32 MiB. Cited: same place."""
+NUM_CUBLAS_HANDLES = 2
+
+CUDA_CONTEXT_BYTES = 500 * MIB
+"""CUDA context, loaded kernels and library handles of one process. Assumed: 0.3 to 0.6 GiB are seen."""
+
+NCCL_CONNECTION_BYTES = 10 * MIB
+"""Buffers of one NCCL channel to one peer. Cited: allocations of 10,485,760 bytes per connection in
+github.com/NVIDIA/nccl/issues/1685."""
+NCCL_RING_CONNECTIONS = 2
+"""A ring has two connections however many ranks there are (github.com/NVIDIA/nccl/issues/986)."""
+NCCL_NVLINK_CHANNELS = 24
+"""Channels over NVLink. Assumed: 16 to 32 are opened on A100 and H100."""
+NCCL_PCIE_CHANNELS = 4
+"""Channels over PCIe or host memory. Assumed: 2 to 8 are opened."""
+
+RESERVE_FRACTION = 0.04
+"""Part of the usable memory that ``fits`` keeps free. A choice: four times the median error of the memory model
+against measured runs."""
+MIN_RESERVE_BYTES = GIB // 2
+"""Least bytes that ``fits`` keeps free. A choice: one large logits chunk."""
+
+
+def workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
+    """Bytes of cuBLAS workspaces, which count as allocated."""
+    is_hopper = compute_capability is not None and compute_capability >= (9, 0)
+    return NUM_CUBLAS_HANDLES * (HOPPER_CUBLAS_WORKSPACE_BYTES if is_hopper else CUBLAS_WORKSPACE_BYTES)
+
+
+def nccl_bytes(num_gpus: int, *, uses_nvlink: bool) -> int:
+    """Bytes of NCCL's buffers on each GPU: per channel, two connections of a ring."""
+    if num_gpus == 1:
+        return 0
+    channels = NCCL_NVLINK_CHANNELS if uses_nvlink else NCCL_PCIE_CHANNELS
+    return channels * NCCL_RING_CONNECTIONS * NCCL_CONNECTION_BYTES
+
+
+def reserve_bytes(usable_bytes: int) -> int:
+    """Bytes that a plan must leave free on a GPU to be called fitting."""
+    return max(MIN_RESERVE_BYTES, round(RESERVE_FRACTION * usable_bytes))

@@ -1,0 +1,182 @@
+"""Seconds per optimizer step: a roofline over the operations that the tape recorded, plus what moves between devices.
+
+A micro batch is forward, recomputation and backward of every section; a step is ``grad_accum`` of them, gradient
+exchange and the optimizer. Every efficiency is one constant below with its grade.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vlmplan.architecture.trace import Trace, Work
+from vlmplan.communication import OVERLAP_FRACTION, exchange_seconds, link_bytes_per_second, traffic
+from vlmplan.hardware import Cluster, Gpu
+from vlmplan.memory.optimizer_states import state_bytes
+from vlmplan.memory.parameters import ParameterTable, partition_size
+from vlmplan.recipe import Offload, Precision, Recipe
+from vlmplan.units import DType
+
+MATMUL_EFFICIENCY = 0.75
+"""Part of the dense peak that large matrix products reach. Cited: best sustained rates of 0.87 (A100) and 0.80 (H100)
+in github.com/stas00/ml-engineering, compute/accelerator (MAMF table); training shapes are smaller. Assumed between."""
+ATTENTION_EFFICIENCY = 0.5
+"""Part of the dense peak that fused attention reaches, forward and backward together. Cited: FlashAttention-2, arXiv
+2307.08691, figures 4 and 5: 50 to 73 % forward, 40 to 63 % backward on an A100."""
+BANDWIDTH_EFFICIENCY = 0.8
+"""Part of the memory bandwidth that elementwise kernels reach. Assumed: 0.75 to 0.9."""
+KERNEL_SECONDS = 9e-6
+"""Time that eager PyTorch needs to launch one operation; a GPU that finishes earlier waits. Assumed: 6 to 12 us."""
+CAUSAL_FRACTION = 0.5
+"""Part of causal attention that a fused kernel really computes."""
+PCIE_COPY_EFFICIENCY = 0.8
+"""Part of PCIe's rate that pinned copies reach. Assumed."""
+HOST_ADAM_BYTES_PER_SECOND = 60e9
+"""Host memory traffic that DeepSpeed's CPU Adam sustains on one node. Assumed: a two-socket server of 2020 on."""
+NVME_BYTES_PER_SECOND = 4e9
+"""Read or write rate of one node's NVMe storage under DeepSpeed's asynchronous I/O. Assumed: one PCIe 4 drive."""
+FIXED_STEP_SECONDS = 0.01
+"""Data loading, logging and Python around a step. Assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step by what they are spent on; ``total`` is their sum."""
+
+    forward: float
+    recompute: float
+    backward: float
+    communication: float
+    optimizer: float
+    offload: float
+    fixed: float = FIXED_STEP_SECONDS
+
+    @property
+    def total(self) -> float:
+        return (
+            self.forward
+            + self.recompute
+            + self.backward
+            + self.communication
+            + self.optimizer
+            + self.offload
+            + self.fixed
+        )
+
+    def as_json(self) -> dict[str, float]:
+        names = ("forward", "recompute", "backward", "communication", "optimizer", "offload", "fixed")
+        return {name: getattr(self, name) for name in names}
+
+
+def peak_flops_per_second(gpu: Gpu, recipe: Recipe) -> float | None:
+    """Dense peak of matrix products in the recipe's type; None if it is not known."""
+    peaks = gpu.peak_flops_per_second
+    by_precision = {Precision.FP16: peaks.fp16, Precision.FP32: peaks.tf32 or peaks.fp32}
+    return by_precision.get(recipe.precision, peaks.bf16)
+
+
+def work_seconds(work: Work, *, flops_per_second: float, bytes_per_second: float) -> float:
+    """A roofline per matrix product, attention by its operations, the rest by bandwidth; at least the launches."""
+    compute = flops_per_second * MATMUL_EFFICIENCY
+    bandwidth = bytes_per_second * BANDWIDTH_EFFICIENCY
+    products = sum(max(flops / compute, hbm_bytes / bandwidth) for flops, hbm_bytes in work.matmuls)
+    attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
+    busy = products + attended / (flops_per_second * ATTENTION_EFFICIENCY) + work.elementwise_bytes / bandwidth
+    return max(busy, work.num_kernels * KERNEL_SECONDS)
+
+
+def micro_batch_seconds(trace: Trace, gpu: Gpu, recipe: Recipe) -> tuple[float, float, float] | None:
+    """(forward, recompute, backward) seconds of one micro batch; None if the GPU's speed is not known."""
+    flops, bandwidth = peak_flops_per_second(gpu, recipe), gpu.memory_bandwidth_bytes_per_second
+    if flops is None or bandwidth is None:
+        return None
+    totals = [0.0, 0.0, 0.0]
+    for works, count in _counted_works(trace):
+        for phase, work in enumerate(works):
+            totals[phase] += count * work_seconds(work, flops_per_second=flops, bytes_per_second=bandwidth)
+    return totals[0], totals[1], totals[2]
+
+
+def _counted_works(trace: Trace) -> Iterator[tuple[tuple[Work, Work, Work], int]]:
+    counts: dict[str, int] = {}
+    for run in trace.schedule:
+        counts[run.key] = counts.get(run.key, 0) + 1
+    for key, count in counts.items():
+        section = trace.sections[key]
+        yield (section.forward_work, section.recompute_work, section.backward_work), count
+
+
+def step_flops(trace: Trace) -> int:
+    """Floating point operations of one micro batch, as torch's ``FlopCounterMode`` counts them."""
+    return sum(count * sum(work.flops for work in works) for works, count in _counted_works(trace))
+
+
+def optimizer_seconds(table: ParameterTable, recipe: Recipe, *, num_ranks: int, gpu: Gpu) -> float:
+    """The update by bandwidth: gradient, weight and states are read, weight and states written."""
+    bandwidth = gpu.memory_bandwidth_bytes_per_second
+    assert bandwidth is not None
+    is_sharded = recipe.zero_stage in (1, 2, 3)
+    elements = partition_size(table.num_trained, num_ranks) if is_sharded else table.num_trained
+    width = recipe.master_dtype.num_bytes if recipe.uses_deepspeed else table.trained_dtype.num_bytes
+    states = state_bytes(recipe, [(elements,)], DType.FLOAT32 if width == DType.FLOAT32.num_bytes else DType.BFLOAT16)
+    return (elements * 3 * width + 2 * states) / (bandwidth * BANDWIDTH_EFFICIENCY)
+
+
+def offload_seconds(table: ParameterTable, recipe: Recipe, cluster: Cluster) -> float | None:
+    """CPU Adam and the copies over PCIe and to NVMe, per step; None if the bus is not known.
+
+    Gradients go down and weights come back once a step (gradients every micro batch); parameters offloaded cross
+    the bus twice a micro batch. The ranks of a node share its host memory.
+    """
+    if recipe.offload_optimizer is Offload.NONE and recipe.offload_params is Offload.NONE:
+        return 0.0
+    pcie = cluster.node.gpu.pcie_bytes_per_second
+    if pcie is None:
+        return None
+    shard = table.num_trained / cluster.num_gpus
+    p = table.trained_dtype.num_bytes
+    bus = 0.0
+    seconds = 0.0
+    if recipe.offload_optimizer is not Offload.NONE:
+        bus += shard * p * (recipe.grad_accum + 1)
+        node_elements = table.num_trained / cluster.num_nodes
+        # master, gradient and both moments read, master and moments written: 7 x 4 bytes
+        seconds += node_elements * 7 * 4 / HOST_ADAM_BYTES_PER_SECOND
+        if recipe.offload_optimizer is Offload.NVME:
+            seconds += node_elements * 2 * 12 / NVME_BYTES_PER_SECOND
+    if recipe.offload_params is not Offload.NONE:
+        weights = table.total_bytes / cluster.num_gpus
+        bus += 2 * weights * recipe.grad_accum
+        if recipe.offload_params is Offload.NVME:
+            seconds += 2 * recipe.grad_accum * table.total_bytes / cluster.num_nodes / NVME_BYTES_PER_SECOND
+    return seconds + bus / (pcie * PCIE_COPY_EFFICIENCY)
+
+
+def step_time(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster) -> StepTime | None:
+    """Seconds of one optimizer step on ``cluster``; None if the speed of the GPU or of a link is not known."""
+    gpu = cluster.node.gpu
+    micro_batch = micro_batch_seconds(trace, gpu, recipe)
+    offload = offload_seconds(table, recipe, cluster)
+    exchange = _exchange(table, trace, recipe, cluster)
+    if micro_batch is None or offload is None or exchange is None:
+        return None
+    forward, recompute, backward = (recipe.grad_accum * seconds for seconds in micro_batch)
+    hidden = min(exchange * OVERLAP_FRACTION, backward) if recipe.zero.overlap_comm else 0.0
+    on_host = recipe.offload_optimizer is not Offload.NONE
+    return StepTime(
+        forward=forward,
+        recompute=recompute,
+        backward=backward,
+        communication=exchange - hidden,
+        optimizer=0.0 if on_host else optimizer_seconds(table, recipe, num_ranks=cluster.num_gpus, gpu=gpu),
+        offload=offload,
+    )
+
+
+def _exchange(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster) -> float | None:
+    if cluster.num_gpus == 1:
+        return 0.0
+    rate = link_bytes_per_second(cluster)
+    if rate is None:
+        return None
+    moved = traffic(table, recipe, num_ranks=cluster.num_gpus, num_modules=len(trace.schedule))
+    per_micro_batch = exchange_seconds(moved.micro_batch_bytes, moved.micro_batch_collectives, rate)
+    return recipe.grad_accum * per_micro_batch + exchange_seconds(moved.step_bytes, moved.step_collectives, rate)

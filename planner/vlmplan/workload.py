@@ -1,0 +1,76 @@
+"""What is trained on what: a model, the shape of a sample, and how many samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmplan.errors import InputError
+
+DEFAULT_NUM_SAMPLES = 10_000
+DEFAULT_EPOCHS = 1.0
+DEFAULT_GLOBAL_BATCH = 16
+DEFAULT_SEQ_LEN = 1024
+DEFAULT_IMAGE_SIZE = (448, 448)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFiles:
+    """A model by its files: ``config`` is config.json, ``preprocessor`` preprocessor_config.json where there is one.
+
+    ``id`` is what the user calls it (an alias, a Hugging Face id or a path), ``hub_id`` where the trainer loads it.
+    ``notes`` are sentences that the user should see with every number about it.
+    """
+
+    id: str
+    config: Mapping[str, Any] = field(hash=False)
+    preprocessor: Mapping[str, Any] | None = field(default=None, hash=False)
+    hub_id: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.get("model_type", ""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model, a sample shape and an amount of training.
+
+    ``seq_len`` are tokens per sample in the language model, image tokens included. ``global_batch`` is samples per
+    optimizer step over all GPUs; None where micro batch and accumulation decide it.
+    """
+
+    model: ModelFiles
+    seq_len: int = DEFAULT_SEQ_LEN
+    images_per_sample: int = 0
+    image_width: int = DEFAULT_IMAGE_SIZE[0]
+    image_height: int = DEFAULT_IMAGE_SIZE[1]
+    num_samples: int = DEFAULT_NUM_SAMPLES
+    epochs: float = DEFAULT_EPOCHS
+    global_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        least = {"seq_len": 1, "images_per_sample": 0, "image_width": 1, "image_height": 1, "num_samples": 1}
+        for name, minimum in least.items():
+            value = getattr(self, name)
+            if value < minimum:
+                raise InputError(f"--{name.replace('_', '-')} is {value}; {minimum} or more is needed")
+        if not self.epochs > 0:
+            raise InputError(f"--epochs is {self.epochs}; more than 0 is needed")
+        if self.global_batch is not None and self.global_batch < 1:
+            raise InputError(f"--global-batch is {self.global_batch}; 1 or more is needed")
+
+    @property
+    def total_samples(self) -> float:
+        return self.num_samples * self.epochs
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model.id,
+            "seq_len": self.seq_len,
+            "images_per_sample": self.images_per_sample,
+            "image_size": f"{self.image_width}x{self.image_height}" if self.images_per_sample else None,
+            "num_samples": self.num_samples,
+            "epochs": self.epochs,
+            "global_batch": self.global_batch,
+        }
