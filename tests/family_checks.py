@@ -19,29 +19,30 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     model_type = values.pop("model_type")
     real_config = AutoConfig.for_model(model_type, **values)
     real_config.use_cache = False
+    real_config.get_text_config().use_cache = False  # the decoder of a composite model asks its own configuration
     has_vision = hasattr(real_config, "vision_config")
     auto_class = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
     return auto_class.from_config(real_config, dtype=dtype, attn_implementation=attention)
 
 
-def assert_parameters_match(config: Mapping[str, Any]) -> None:
+def assert_parameters_match(config: Mapping[str, Any], *, attention: str = "sdpa") -> None:
     """Names, sizes and order of all parameters are those of the real model."""
     with torch.device("meta"):
-        model = real_model(config)
+        model = real_model(config, attention=attention)
     expected = [(name, parameter.numel()) for name, parameter in model.named_parameters()]
     tree = build_model(config)
     found = [(entry.name, entry.parameter.numel) for entry in tree.parameters()]
     assert found == expected
 
 
-def assert_linears_match(config: Mapping[str, Any]) -> None:
+def assert_linears_match(config: Mapping[str, Any], *, attention: str = "sdpa") -> None:
     """The Linears (and 1-D convolutions) that adapters and quantisation replace have the same names."""
     from transformers.pytorch_utils import Conv1D
 
     from vlmplan.architecture.modules import Linear
 
     with torch.device("meta"):
-        model = real_model(config)
+        model = real_model(config, attention=attention)
     expected = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
     tree = build_model(config)
     assert {name for name, module in tree.named_modules() if isinstance(module, Linear)} == expected
@@ -71,6 +72,10 @@ def assert_step_matches(
                 parameter.requires_grad_(False)
         if checkpoints:
             model.gradient_checkpointing_enable()
+            # It also makes the results of all embeddings, a vision tower's too, need a gradient: then a frozen tower
+            # keeps its layers' inputs and runs backward for nothing. Non-reentrant checkpoints do not need that, and
+            # the trainer takes it back in the same way.
+            model.disable_input_require_grads()
         return model
 
     measured = measured_step(build, dict(inputs), floats=dict(floats or {}), keeps_labels=True)

@@ -33,7 +33,7 @@ def predicted_step(
     autocast: DType | None = None,
     keeps_gradients: bool = False,
 ) -> Predicted:
-    """As a run on CPU under a dispatch mode counts: no kernel workspaces, gradients summed into new tensors, wide masks."""
+    """As on CPU under a dispatch mode: no kernel workspaces, gradients summed into new tensors, wide dropout masks."""
     tree = model if isinstance(model, Model) else build_model(model)
     for _, stack in tree.stacks():
         stack.checkpoints = checkpoints

@@ -69,6 +69,14 @@ class ByteCounter(TorchDispatchMode):
         self.count(fake)
         return fake
 
+    def as_positions(self, index: Any) -> list[Any]:
+        """A mask whose values are known, as the positions (one tensor a dimension) that indexing makes of it."""
+        if index is None or index.dtype != torch.bool or index not in self.values:
+            return [index]
+        with unset_fake_temporarily():
+            positions = self.values[index].nonzero().unbind(1)
+        return [self.fake(position.contiguous()) for position in positions]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -77,6 +85,8 @@ class ByteCounter(TorchDispatchMode):
                 if source is not None:
                     return source.item()
             return False if args[0].dtype == torch.bool else (0.0 if args[0].dtype.is_floating_point else 0)
+        if func is torch.ops.aten.index.Tensor:
+            args = (args[0], [position for index in args[1] for position in self.as_positions(index)], *args[2:])
         inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
         known = all(not isinstance(t, FakeTensor) or t in self.values for t in inputs)
 
@@ -94,7 +104,11 @@ class ByteCounter(TorchDispatchMode):
                 raise
             return tree_map(lambda x: self.fake(x) if isinstance(x, torch.Tensor) else x, real_result())
         outputs = [t for t in tree_iter(result) if isinstance(t, torch.Tensor)]
-        small = all(t.numel() < 300_000 and not t.dtype.is_floating_point for t in outputs)
+        if func is torch.ops.aten.eq.Scalar and args[1] == 0 and not known:
+            # Numbers that nobody knows, such as pixels, are taken not to be zero.
+            with unset_fake_temporarily():
+                self.values[outputs[0]] = torch.zeros((), dtype=torch.bool).expand(outputs[0].shape)
+        small = all(t.numel() < 20_000_000 and not t.dtype.is_floating_point for t in outputs)
         is_random = "rand" in str(func) or "empty" in str(func)
         if known and small and not is_random and outputs and all(isinstance(t, FakeTensor) for t in outputs):
             for fake, real in zip(

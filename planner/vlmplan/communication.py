@@ -19,6 +19,8 @@ PCIE_NO_PEER_EFFICIENCY = 0.35
 """The same where GPUs cannot reach each other (GeForce): every byte crosses the bus to the host and back. Assumed."""
 NETWORK_EFFICIENCY = 0.7
 """The same between nodes. Assumed."""
+ASSUMED_NETWORK_BYTES_PER_SECOND = 100e9 / 8
+"""One-way rate between nodes where a cluster does not say: 100 Gbit/s per node. Assumed."""
 COLLECTIVE_LATENCY_SECONDS = 30e-6
 """Fixed time of one collective on one node. Assumed."""
 OVERLAP_FRACTION = 0.7
@@ -76,9 +78,8 @@ def link_bytes_per_second(cluster: Cluster) -> float | None:
         rate = raw * (PCIE_NO_PEER_EFFICIENCY if is_geforce else PCIE_EFFICIENCY)
     if cluster.num_nodes == 1:
         return rate
-    if cluster.inter_node_bytes_per_second is None:
-        return None
-    return min(rate, cluster.inter_node_bytes_per_second * NETWORK_EFFICIENCY / node.num_gpus)
+    network = cluster.inter_node_bytes_per_second or ASSUMED_NETWORK_BYTES_PER_SECOND
+    return min(rate, network * NETWORK_EFFICIENCY / node.num_gpus)
 
 
 def exchange_seconds(num_bytes: int, num_collectives: int, bytes_per_second: float) -> float:

@@ -4,36 +4,33 @@
 for many clusters and sizes cheaply.
 """
 
-from dataclasses import dataclass
-from enum import Enum
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention import SMALL_HEAD_DIM, AttentionBackend
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, ImageShape, image_shape
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.prepare import prepared_model
+from vlmplan.architecture.prepare import prepared_model, set_checkpointing
+from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
+from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.components import Components, Phase
+from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.host import HostMemory, host_memory
-from vlmplan.memory.overhead import CUDA_CONTEXT_BYTES, nccl_bytes, reserve_bytes, workspace_bytes
+from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.parameters import ParameterTable
+from vlmplan.memory.reservation import peak_reserved_bytes
 from vlmplan.memory.timeline import Timeline, memory_timeline
-from vlmplan.recipe import LossKind, Recipe
+from vlmplan.model_tree import ProbedModelFiles, model_tree
+from vlmplan.recipe import AttentionImplementation, LossKind, Recipe
+from vlmplan.sizes import model_sizes, zero_settings
 from vlmplan.throughput import StepTime, step_flops, step_time
 from vlmplan.workload import Workload
-
-
-class Verdict(Enum):
-    """``FITS`` leaves the reserve free, ``TIGHT`` does not but stays below the usable memory."""
-
-    FITS = "fits"
-    TIGHT = "tight"
-    DOES_NOT_FIT = "does_not_fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +43,7 @@ class Estimate:
     num_params: int
     num_trainable_params: int
     timeline: Timeline
-    peak_reserved_bytes: int
-    peak_device_bytes: int
-    usable_bytes: int
-    reserve_bytes: int
+    device: DeviceMemory
     host: HostMemory
     disk: DiskSpace
     flops_per_step: int
@@ -61,9 +55,7 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict:
-        if self.host_is_short or self.peak_device_bytes > self.usable_bytes:
-            return Verdict.DOES_NOT_FIT
-        return Verdict.FITS if self.peak_device_bytes + self.reserve_bytes <= self.usable_bytes else Verdict.TIGHT
+        return Verdict.DOES_NOT_FIT if self.host_is_short else self.device.verdict
 
     @property
     def host_is_short(self) -> bool:
@@ -110,15 +102,15 @@ class Estimate:
                 "id": node.gpu.id,
                 "count": node.num_gpus,
                 "num_nodes": self.cluster.num_nodes,
-                "usable_bytes": self.usable_bytes,
+                "usable_bytes": self.device.usable_bytes,
             },
             "recipe": self.recipe.as_json() | self.workload.as_json() | {"global_batch": self.samples_per_step},
             "verdict": self.verdict.value,
-            "reserve_bytes": self.reserve_bytes,
+            "reserve_bytes": self.device.reserve_bytes,
             "peak_phase": peak.name,
             "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_reserved_bytes": self.peak_reserved_bytes,
-            "peak_device_bytes": self.peak_device_bytes,
+            "peak_reserved_bytes": self.device.reserved_bytes,
+            "peak_device_bytes": self.device.device_bytes,
             "components_at_peak": peak.peak.as_json(),
             "phases": [phase.as_json() for phase in self.timeline.phases],
             "host_bytes_per_node": self.host.peak_bytes,
@@ -144,8 +136,11 @@ def sample_image(workload: Workload) -> ImageShape | None:
     if not workload.images_per_sample:
         return None
     model = workload.model
-    if model.model_type not in IMAGE_MODEL_TYPES:
-        raise InputError(f"--images-per-sample is {workload.images_per_sample}, but {model.id} takes no images")
+    layout = model.layout if isinstance(model, ProbedModelFiles) else None
+    if layout is not None or model.model_type not in IMAGE_MODEL_TYPES:
+        sees = layout is not None and layout.vision
+        why = f"vlmplan does not describe how {model.id} sees" if sees else f"{model.id} takes no images"
+        raise InputError(f"--images-per-sample is {workload.images_per_sample}, but {why}")
     image = image_shape(
         model.config,
         model.preprocessor,
@@ -164,47 +159,93 @@ def sample_image(workload: Workload) -> ImageShape | None:
 
 
 class Estimator:
-    """The part of an estimate that the cluster does not change: the prepared model and its micro batch."""
+    """What clusters, batch sizes, engines and checkpointing do not change: the model as a method and a type make it.
 
-    def __init__(self, workload: Workload, recipe: Recipe, compute_capability: tuple[int, int] | None = None) -> None:
-        self.workload, self.recipe = workload, recipe
-        self._backend = AttentionBackend(
-            implementation=recipe.attention.value, compute_capability=compute_capability or (8, 0)
+    ``recipe`` decides method, adapters, frozen parts, precision and whether DeepSpeed holds the weights; recipes given
+    to the other methods may differ from it in everything else.
+    """
+
+    def __init__(self, workload: Workload, recipe: Recipe, *, widest_head: int | None = None) -> None:
+        """``widest_head``: of the model's attention heads, if another estimator of it has found out."""
+        self.workload = workload
+        self.image = sample_image(workload)
+        self.model = prepared_model(model_tree(workload.model), recipe)
+        self.table = ParameterTable(self.model)
+        self.sizes = model_sizes(self.model)
+        self._stacks = list(self.model.stacks())
+        self._traces: dict[Any, Trace] = {}
+        self.widest_head = widest_head
+
+    def trace(self, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
+        """One micro batch of the recipe on a GPU of this compute capability."""
+        return self._traced(recipe, self.backend(recipe, capability))
+
+    def _traced(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
+        checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
+        key = (recipe.micro_batch, checkpoints, backend, recipe.loss)
+        if key not in self._traces:
+            tape = Tape(autocast=recipe.autocast)
+            trace = self._run(tape, recipe, backend)
+            self.widest_head = tape.widest_head
+            self._traces[key] = trace
+        return self._traces[key]
+
+    def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
+        batch = Batch(
+            micro_batch=recipe.micro_batch,
+            num_tokens=self.workload.seq_len,
+            images_per_sample=self.workload.images_per_sample,
+            image=self.image,
         )
-        self._model = prepared_model(workload.model.config, recipe)
-        self.table = ParameterTable(self._model)
-        self._traces: dict[int, Trace] = {}
+        set_checkpointing(self._stacks, recipe)
+        return self.model.run(tape, batch, backend, chunks_loss=recipe.loss is LossKind.CHUNKED)
 
-    @cached_property
-    def image(self) -> ImageShape | None:
-        return sample_image(self.workload)
+    def _replay(self, recipe: Recipe, cluster: Cluster) -> Callable[[int | None], int] | None:
+        """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
+        capability = cluster.node.gpu.compute_capability
+        if recipe.expandable_segments:
+            return None
+        trace = self._run(LoggingTape(autocast=recipe.autocast), recipe, self.backend(recipe, capability))
+        operations = expanded(trace, least_bytes=SMALL_BYTES)
 
-    def trace(self, micro_batch: int) -> Trace:
-        """One micro batch of ``micro_batch`` samples."""
-        if micro_batch not in self._traces:
-            batch = Batch(
-                micro_batch=micro_batch,
-                num_tokens=self.workload.seq_len,
-                images_per_sample=self.workload.images_per_sample,
-                image=self.image,
+        def replay(capacity_bytes: int | None) -> int:
+            return peak_reserved_bytes(
+                self.table,
+                trace,
+                operations,
+                recipe,
+                num_ranks=cluster.num_gpus,
+                workspaces=workspace_sizes(capability),
+                capacity_bytes=capacity_bytes,
             )
-            tape = Tape(autocast=self.recipe.autocast)
-            chunks_loss = self.recipe.loss is LossKind.CHUNKED
-            self._traces[micro_batch] = self._model.run(tape, batch, self._backend, chunks_loss=chunks_loss)
-        return self._traces[micro_batch]
+
+        return replay
+
+    def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
+        """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""
+        backend = AttentionBackend(implementation=recipe.attention.value, compute_capability=capability or (8, 0))
+        common = replace(backend, compute_capability=(8, 0))
+        if recipe.attention is not AttentionImplementation.SDPA:
+            return common
+        if backend.compute_capability < (8, 0):
+            return replace(backend, compute_capability=(7, 0))
+        if not backend.has_small_shared_memory:
+            return common
+        if self.widest_head is None:
+            self._traced(recipe, common)
+        assert self.widest_head is not None
+        return common if self.widest_head <= SMALL_HEAD_DIM else replace(backend, compute_capability=(8, 6))
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
-        """The memory timeline; ``recipe`` may differ from the estimator's in engine, batch and sizes."""
-        timeline = memory_timeline(self.table, self.trace(recipe.micro_batch), recipe, num_ranks=cluster.num_gpus)
-        return _with_workspaces(timeline, workspace_bytes(cluster.node.gpu.compute_capability))
+        """The memory timeline of the fullest GPU, library workspaces included."""
+        capability = cluster.node.gpu.compute_capability
+        timeline = memory_timeline(self.table, self.trace(recipe, capability), recipe, num_ranks=cluster.num_gpus)
+        return _with_workspaces(timeline, workspace_bytes(capability))
 
     def estimate(self, recipe: Recipe, cluster: Cluster) -> Estimate:
-        trace = self.trace(recipe.micro_batch)
-        timeline = self.timeline(recipe, cluster)
         node = cluster.node
-        reserved = timeline.peak.total
-        device = reserved + CUDA_CONTEXT_BYTES + nccl_bytes(cluster.num_gpus, uses_nvlink=node.uses_nvlink)
-        usable = node.gpu.usable_bytes
+        trace = self.trace(recipe, node.gpu.compute_capability)
+        timeline = self.timeline(recipe, cluster)
         return Estimate(
             workload=self.workload,
             cluster=cluster,
@@ -212,10 +253,7 @@ class Estimator:
             num_params=self.table.num_params,
             num_trainable_params=self.table.num_trained,
             timeline=timeline,
-            peak_reserved_bytes=reserved,
-            peak_device_bytes=device,
-            usable_bytes=usable,
-            reserve_bytes=reserve_bytes(usable),
+            device=device_memory(timeline.peak.total, cluster, self._replay(recipe, cluster)),
             host=host_memory(self.table, recipe, num_ranks=cluster.num_gpus, ranks_per_node=node.num_gpus),
             disk=disk_space(self.table, recipe),
             flops_per_step=step_flops(trace) * recipe.grad_accum,
@@ -239,8 +277,20 @@ def _with_workspaces(timeline: Timeline, num_bytes: int) -> Timeline:
 
 def estimate(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
     """The estimate of ``recipe`` training ``workload`` on ``cluster``."""
-    capability = cluster.node.gpu.compute_capability
-    return Estimator(workload, recipe, capability).estimate(recipe, cluster)
+    return Estimator(workload, recipe).estimate(recipe, cluster)
 
 
-__all__ = ["Estimate", "Estimator", "Verdict", "estimate", "sample_image"]
+def estimate_with_sizes(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
+    """The same with ZeRO's bucket, prefetch, live and reuse sizes chosen: for speed, or for memory if that must be."""
+    estimator = Estimator(workload, recipe)
+    if not recipe.uses_deepspeed:
+        return estimator.estimate(recipe, cluster)
+    for is_lean in (False, True):
+        sizes = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean)
+        found = estimator.estimate(recipe.with_changes(zero=sizes), cluster)
+        if found.verdict is Verdict.FITS:
+            break
+    return found
+
+
+__all__ = ["Estimate", "Estimator", "Verdict", "estimate", "estimate_with_sizes", "sample_image"]

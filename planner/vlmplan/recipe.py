@@ -11,11 +11,13 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 | either | fp32 | float32 | float32 | see the stage | no |
 """
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
-from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.errors import InputError
+from vlmplan.json_reader import JsonObject
 from vlmplan.units import DType
 
 
@@ -113,10 +115,16 @@ class Recipe:
     """One kernel for the whole update; without it torch's foreach implementation, which needs a copy of a state."""
     upcasts_frozen: bool = False
     """peft's ``prepare_model_for_kbit_training``: weights of a 4-bit model that are not 4-bit become float32."""
+    caches_casts: bool = False
+    """torch.autocast's default: 16-bit copies of float32 weights stay until forward ends."""
+    expandable_segments: bool = True
+    """``PYTORCH_ALLOC_CONF=expandable_segments:True``: memory that is free inside torch can take any shape."""
     zero_stage: int | None = None
     """0 to 3, or None for plain PyTorch."""
     offload_optimizer: Offload = Offload.NONE
     offload_params: Offload = Offload.NONE
+    nvme_path: str | None = None
+    """The folder on every node's NVMe drive that offload to nvme writes to."""
     micro_batch: int = 1
     grad_accum: int = 1
     activation_checkpointing: bool = True
@@ -190,30 +198,31 @@ def option_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def recipe_from_json(values: dict[str, Any]) -> Recipe:
-    """The inverse of ``Recipe.as_json``. Raises InputError for unknown keys and values."""
-    kinds: dict[str, type[Enum]] = {
-        "method": Method,
-        "precision": Precision,
-        "optimizer": OptimizerKind,
-        "offload_optimizer": Offload,
-        "offload_params": Offload,
-        "attention": AttentionImplementation,
-        "loss": LossKind,
-    }
-    known = {field.name for field in fields(Recipe)}
-    arguments: dict[str, Any] = {}
-    for key, value in values.items():
-        if key not in known:
-            raise UnknownNameError("recipe key", key, known)
-        if key in kinds:
-            value = enum_value(kinds[key], value, option_name(key))
-        elif key == "zero":
-            value = ZeroSettings(**value)
-        elif key == "zero_stage":
-            value = None if value == PLAIN else value
-        arguments[key] = value
+def recipe_from_json(values: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
+    """The inverse of ``Recipe.as_json``. Raises InputError for unknown keys and values; ``source`` names them."""
+    section = JsonObject(values, source=source)
+    section.close(field.name for field in fields(Recipe))
+    arguments = {field.name: _field_value(section, field) for field in fields(Recipe) if field.name in section}
     return Recipe(**arguments)
+
+
+def _field_value(section: JsonObject, field: Field[Any]) -> Any:
+    """The value of one field, of the kind that its default has."""
+    name, default = field.name, field.default
+    if name == "zero_stage":
+        return None if section.raw(name) == PLAIN else section.count(name)
+    if name == "nvme_path":
+        return section.maybe(name, section.text)
+    if isinstance(default, ZeroSettings):
+        sizes = section.object(name)
+        sizes.close(item.name for item in fields(ZeroSettings))
+        return ZeroSettings(
+            **{item.name: _field_value(sizes, item) for item in fields(ZeroSettings) if item.name in sizes}
+        )
+    if isinstance(default, Enum):
+        return enum_value(type(default), section.raw(name), option_name(name))
+    readers = {bool: section.flag, int: section.count, float: section.number, str: section.text}
+    return readers[type(default)](name)
 
 
 def enum_value(kind: type[Enum], value: Any, name: str) -> Any:

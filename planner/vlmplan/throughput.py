@@ -4,10 +4,9 @@ A micro batch is forward, recomputation and backward of every section; a step is
 exchange and the optimizer. Every efficiency is one constant below with its grade.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from vlmplan.architecture.trace import Trace, Work
+from vlmplan.architecture.trace import PhaseWork, Trace
 from vlmplan.communication import OVERLAP_FRACTION, exchange_seconds, link_bytes_per_second, traffic
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.optimizer_states import state_bytes
@@ -73,11 +72,13 @@ def peak_flops_per_second(gpu: Gpu, recipe: Recipe) -> float | None:
     return by_precision.get(recipe.precision, peaks.bf16)
 
 
-def work_seconds(work: Work, *, flops_per_second: float, bytes_per_second: float) -> float:
+def work_seconds(work: PhaseWork, *, flops_per_second: float, bytes_per_second: float) -> float:
     """A roofline per matrix product, attention by its operations, the rest by bandwidth; at least the launches."""
     compute = flops_per_second * MATMUL_EFFICIENCY
     bandwidth = bytes_per_second * BANDWIDTH_EFFICIENCY
-    products = sum(max(flops / compute, hbm_bytes / bandwidth) for flops, hbm_bytes in work.matmuls)
+    products = 0.0
+    for (flops, hbm_bytes), count in work.matmuls.items():
+        products += count * max(flops / compute, hbm_bytes / bandwidth)
     attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
     busy = products + attended / (flops_per_second * ATTENTION_EFFICIENCY) + work.elementwise_bytes / bandwidth
     return max(busy, work.num_kernels * KERNEL_SECONDS)
@@ -88,25 +89,15 @@ def micro_batch_seconds(trace: Trace, gpu: Gpu, recipe: Recipe) -> tuple[float, 
     flops, bandwidth = peak_flops_per_second(gpu, recipe), gpu.memory_bandwidth_bytes_per_second
     if flops is None or bandwidth is None:
         return None
-    totals = [0.0, 0.0, 0.0]
-    for works, count in _counted_works(trace):
-        for phase, work in enumerate(works):
-            totals[phase] += count * work_seconds(work, flops_per_second=flops, bytes_per_second=bandwidth)
-    return totals[0], totals[1], totals[2]
-
-
-def _counted_works(trace: Trace) -> Iterator[tuple[tuple[Work, Work, Work], int]]:
-    counts: dict[str, int] = {}
-    for run in trace.schedule:
-        counts[run.key] = counts.get(run.key, 0) + 1
-    for key, count in counts.items():
-        section = trace.sections[key]
-        yield (section.forward_work, section.recompute_work, section.backward_work), count
+    forward, recompute, backward = (
+        work_seconds(work, flops_per_second=flops, bytes_per_second=bandwidth) for work in trace.works()
+    )
+    return forward, recompute, backward
 
 
 def step_flops(trace: Trace) -> int:
     """Floating point operations of one micro batch, as torch's ``FlopCounterMode`` counts them."""
-    return sum(count * sum(work.flops for work in works) for works, count in _counted_works(trace))
+    return sum(work.flops for work in trace.works())
 
 
 def optimizer_seconds(table: ParameterTable, recipe: Recipe, *, num_ranks: int, gpu: Gpu) -> float:
@@ -152,12 +143,23 @@ def offload_seconds(table: ParameterTable, recipe: Recipe, cluster: Cluster) -> 
 
 def step_time(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster) -> StepTime | None:
     """Seconds of one optimizer step on ``cluster``; None if the speed of the GPU or of a link is not known."""
-    gpu = cluster.node.gpu
-    micro_batch = micro_batch_seconds(trace, gpu, recipe)
+    seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe)
+    return None if seconds is None else step_of(table, seconds, len(trace.schedule), recipe, cluster)
+
+
+def step_of(
+    table: ParameterTable,
+    micro_batch: tuple[float, float, float],
+    num_modules: int,
+    recipe: Recipe,
+    cluster: Cluster,
+) -> StepTime | None:
+    """A step of ``grad_accum`` micro batches of (forward, recompute, backward) seconds; ``num_modules`` gathers."""
     offload = offload_seconds(table, recipe, cluster)
-    exchange = _exchange(table, trace, recipe, cluster)
-    if micro_batch is None or offload is None or exchange is None:
+    exchange = _exchange(table, num_modules, recipe, cluster)
+    if offload is None or exchange is None:
         return None
+    gpu = cluster.node.gpu
     forward, recompute, backward = (recipe.grad_accum * seconds for seconds in micro_batch)
     hidden = min(exchange * OVERLAP_FRACTION, backward) if recipe.zero.overlap_comm else 0.0
     on_host = recipe.offload_optimizer is not Offload.NONE
@@ -171,12 +173,12 @@ def step_time(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Clus
     )
 
 
-def _exchange(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster) -> float | None:
+def _exchange(table: ParameterTable, num_modules: int, recipe: Recipe, cluster: Cluster) -> float | None:
     if cluster.num_gpus == 1:
         return 0.0
     rate = link_bytes_per_second(cluster)
     if rate is None:
         return None
-    moved = traffic(table, recipe, num_ranks=cluster.num_gpus, num_modules=len(trace.schedule))
+    moved = traffic(table, recipe, num_ranks=cluster.num_gpus, num_modules=num_modules)
     per_micro_batch = exchange_seconds(moved.micro_batch_bytes, moved.micro_batch_collectives, rate)
     return recipe.grad_accum * per_micro_batch + exchange_seconds(moved.step_bytes, moved.step_collectives, rate)

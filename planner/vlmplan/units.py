@@ -50,12 +50,16 @@ def count_text(count: float) -> str:
 
 
 def usd_text(usd: float) -> str:
-    """A price as text; below ten dollars with cents, below ten cents with tenths of a cent."""
+    """A price as text: whole dollars from a thousand on, below ten cents with tenths of a cent.
+
+    >>> usd_text(1234.5), usd_text(12.345), usd_text(0.0958), usd_text(0)
+    ('$1,234', '$12.35', '$0.096', '$0')
+    """
     if usd >= 1000:
         return f"${usd:,.0f}"
     if usd >= 0.1:
         return f"${usd:.2f}"
-    return f"${usd:.4f}"
+    return f"${usd:.3f}" if usd else "$0"
 
 
 def duration_text(seconds: float) -> str:

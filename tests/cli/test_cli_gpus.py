@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from vlmplan.catalog import load_catalog
-from vlmplan.cli import tables
+from vlmplan.render import tables
 from vlmplan.cli.gpus import gpus
-from vlmplan.cli.tables import Table, plain_lines
+from vlmplan.render.tables import Table, plain_lines
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.nvml import NvmlCard, NvmlMachine
 from vlmplan.units import GIB, MIB

@@ -10,6 +10,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.parameter_adapters import adapted_parameters, wrap_parameters
 from vlmplan.architecture.tensor import Kind, Node, Parameter, Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -167,10 +168,11 @@ def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part])
 
     Names match by suffix over the whole model. Raises InputError if a name matches nothing or no layer is left.
     """
-    names = target_names(model, targets)
+    names, ranks = adapted_parameters(model.PARAMETER_TARGETS, target_names(model, targets), rank)
     unmatched = set(names or ())
-    num_adapted = 0
-    for parent, child_name, full_name, child in list(_places(model)):
+    places = list(_places(model))
+    num_adapted = wrap_parameters((place for place in places if model.part_of(place[2]) not in frozen), ranks)
+    for parent, child_name, full_name, child in places:
         if names is None:
             is_target = isinstance(child, Linear) and child is not model.head
         else:

@@ -5,6 +5,7 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 ``aten/src/ATen/native/transformers/cuda/{sdp_utils.cpp,attention.cu,attention_backward.cu}``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +24,12 @@ class Kernel(Enum):
     EAGER = "eager"  # transformers' own, scores in the model's type with an fp32 softmax
 
 
+LARGE_HEAD_DIM = 256
+"""Widest head of the flash kernel."""
+SMALL_HEAD_DIM = 224
+"""Widest head that it can train where shared memory is small."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBackend:
     """How attention runs on one GPU.
@@ -35,6 +42,10 @@ class AttentionBackend:
     compute_capability: tuple[int, int] = (8, 0)
     has_workspaces: bool = True
 
+    @property
+    def has_small_shared_memory(self) -> bool:
+        return self.compute_capability in ((8, 6), (8, 9)) or self.compute_capability[0] == 12
+
     def kernel(self, *, head_dim: int, is_grouped: bool, has_mask: bool, dtype: DType) -> Kernel:
         """The kernel for one attention call.
 
@@ -46,12 +57,11 @@ class AttentionBackend:
             return Kernel.EAGER
         if self.implementation == "flash_attention_2":
             return Kernel.FLASH
-        small_shared_memory = self.compute_capability in ((8, 6), (8, 9)) or self.compute_capability[0] == 12
         runs_flash = (
             self.compute_capability >= (8, 0)
             and dtype is not DType.FLOAT32
             and not has_mask
-            and head_dim <= (224 if small_shared_memory else 256)
+            and head_dim <= (SMALL_HEAD_DIM if self.has_small_shared_memory else LARGE_HEAD_DIM)
         )
         if runs_flash:
             return Kernel.FLASH
@@ -83,38 +93,60 @@ def attend(
     is_causal: bool,
     mask: Tensor | None = None,
     scores: Scores = PLAIN_SCORES,
+    lengths: Sequence[int] = (),
 ) -> Tensor:
     """Attention of q over k and v; the result has shape (batch, tokens, heads * head_dim).
 
     ``mask`` is the boolean mask (batch or 1, 1, tokens, keys) that transformers builds where plain causality is not
     enough: sliding windows shorter than the sequence, prefix or image blocks that see each other. The fused kernels
     cap and drop without keeping anything more than the state of a random generator.
+    ``lengths`` are those of the sequences that are packed into the tokens (flash_attention_2's ``cu_seqlens``).
     """
     batch, num_heads, num_tokens, head_dim = q.shape
     is_grouped = k.shape[1] != num_heads
     tape = q.tape
+    tape.widest_head = max(tape.widest_head, head_dim)
     dtype = tape.autocast or q.dtype
     kernel = backend.kernel(head_dim=head_dim, is_grouped=is_grouped, has_mask=mask is not None, dtype=dtype)
     if kernel is Kernel.EAGER or (is_grouped and mask is not None and kernel is not Kernel.FLASH):
-        k, v = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
+        # A single head is expanded without a copy, but eager attention's product copies it then.
+        copies = kernel is Kernel.EAGER or k.shape[1] > 1
+        k, v = repeat_kv(k, num_heads, copies=copies), repeat_kv(v, num_heads, copies=copies)
     if kernel is Kernel.EAGER:
-        return _eager(q, k, v, mask=mask is not None or is_causal, rules=scores)
+        return _eager(q, k, v, mask=mask is not None or is_causal, rules=scores, is_written_out=is_grouped)
     if tape.autocast is not None:
         q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
     if kernel is Kernel.MATH:
         return _math(q, k, v, is_causal=is_causal, dropout=scores.dropout)
-    return _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask).view(
+    num_pairs = sum(length**2 for length in lengths) or batch * num_tokens * k.shape[2]
+    is_causal = is_causal and mask is None  # a kernel with a mask skips nothing
+    return _fused(backend, kernel, q, k, v, num_pairs=num_pairs, is_causal=is_causal, mask=mask).view(
         batch, num_tokens, num_heads * head_dim
     )
 
 
-def repeat_kv(x: Tensor, num_heads: int) -> Tensor:
+def heads_together(backend: AttentionBackend, q: Tensor, k: Tensor, out: Tensor, *, has_mask: bool) -> Tensor:
+    """The result of ``attend`` where q lies in memory head after head, as a concatenation leaves it.
+
+    Flash kernels lay out their result like q (``empty_like``), so that transformers' ``contiguous()`` has to copy it.
+    """
+    dtype = q.tape.autocast or q.dtype
+    is_grouped = k.shape[1] != q.shape[1]
+    kernel = backend.kernel(head_dim=q.shape[-1], is_grouped=is_grouped, has_mask=has_mask, dtype=dtype)
+    # On CPU (no workspaces) it is the flash kernel that takes masks.
+    copies = kernel is Kernel.FLASH or (kernel is Kernel.EFFICIENT and not backend.has_workspaces)
+    return ops.copy(out) if copies else out
+
+
+def repeat_kv(x: Tensor, num_heads: int, *, copies: bool = True) -> Tensor:
     """Grouped keys or values written out for every query head (transformers' ``repeat_kv``: expand and copy)."""
     batch, num_kv_heads, num_keys, head_dim = x.shape
     if num_kv_heads == num_heads:
         return x
     tape = x.tape
     node = tape.node((x,), _repeat_kv_backward, meta=x.shape)
+    if not copies:
+        return Tensor(x.storage, (batch, num_heads, num_keys, head_dim), x.dtype, node)
     out = tape.tensor((batch, num_heads, num_keys, head_dim), x.dtype, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out
@@ -133,19 +165,23 @@ def _fused(
     k: Tensor,
     v: Tensor,
     *,
+    num_pairs: int,
     is_causal: bool,
     mask: Tensor | None,
 ) -> Tensor:
     """One kernel: saves q, k, v, the result and a log-sum-exp per row; a mask is saved as a bias in q's type."""
     tape = q.tape
     batch, num_heads, num_tokens, head_dim = q.shape
-    num_keys = k.shape[2]
     bias: Tensor | None = None
-    if mask is not None and kernel is Kernel.EFFICIENT:
+    if mask is not None and mask.dtype.is_floating:
+        bias = ops.to(mask, q.dtype)
+    elif mask is not None and kernel is Kernel.EFFICIENT:
         # convert_boolean_attn_mask: the boolean mask becomes an additive bias of q's type.
         bias = tape.tensor(mask.shape, q.dtype)
         tape.move(mask.num_bytes + bias.num_bytes)
-    flops = 2 * 2 * batch * num_heads * num_tokens * num_keys * head_dim
+    if bias is not None and kernel is Kernel.EFFICIENT and backend.has_workspaces:
+        bias = _aligned(bias)
+    flops = 2 * 2 * num_pairs * num_heads * head_dim
     meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, backend.has_workspaces)
     node = tape.node((q, k, v), _fused_backward, (q.detached(), k.detached(), v.detached(), bias), meta)
     out = tape.tensor(q.shape, q.dtype, node)
@@ -153,6 +189,19 @@ def _fused(
     tape.save(node, out, log_sum_exp)
     tape.attend(flops, 2 * q.num_bytes + k.num_bytes + v.num_bytes, is_causal=is_causal)
     return out
+
+
+def _aligned(bias: Tensor) -> Tensor:
+    """A bias as the memory-efficient kernel takes it: rows of a multiple of 8, else a padded copy for this one call.
+
+    Source: ``preprocess_mask`` and ``pad_bias`` in ``aten/src/ATen/native/transformers/attention.cpp``.
+    """
+    *rows, num_keys = bias.shape
+    if num_keys % 8 == 0:
+        return bias
+    padded = bias.tape.tensor((*rows, num_keys + 8 - num_keys % 8), bias.dtype)
+    bias.tape.move(bias.num_bytes + padded.num_bytes)
+    return padded
 
 
 def _fused_backward(node: Node, grads: Grads) -> Grads:
@@ -178,12 +227,17 @@ def _fused_backward(node: Node, grads: Grads) -> Grads:
     return list(result)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, *, mask: bool, rules: Scores) -> Tensor:
-    """transformers' eager attention: scores scaled and masked in the model's type, softmax in float32, cast back."""
+def _eager(q: Tensor, k: Tensor, v: Tensor, *, mask: bool, rules: Scores, is_written_out: bool) -> Tensor:
+    """transformers' eager attention: scores scaled and masked in the model's type, softmax in float32, cast back.
+
+    ``at::matmul`` folds batch and heads into one dimension and copies what a transposition left out of order for that:
+    everything where there is more than one sample, but keys and values that were written out for grouped heads.
+    """
     batch, num_heads, num_tokens, head_dim = q.shape
     num_keys = k.shape[2]
     scores = (batch, num_heads, num_tokens, num_keys)
-    weights = ops.scale(ops.matmul(q, k, scores, head_dim))
+    copies = batch > 1 and not is_written_out
+    weights = ops.scale(ops.matmul(_folded(q, copies=batch > 1), _folded(k, copies=copies), scores, head_dim))
     if rules.caps:
         weights = ops.scale(weights)
         weights = ops.tanh(weights)
@@ -192,9 +246,18 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, *, mask: bool, rules: Scores) -> Ten
         weights = ops.shift(weights)
     weights = ops.to(ops.softmax(weights, DType.FLOAT32 if rules.upcasts else None), q.dtype)
     weights = ops.dropout(weights, rules.dropout)
-    out = ops.matmul(weights, v, q.shape, num_keys)
+    out = ops.matmul(weights, _folded(v, copies=copies), q.shape, num_keys)
     del weights
     return ops.copy(out, batch, num_tokens, num_heads * head_dim)
+
+
+def _folded(x: Tensor, *, copies: bool) -> Tensor:
+    """x as the batched product takes it; cut out of a fused projection, it is copied and the projection let go.
+
+    The heads of a single sample are the batch of the product as they lie.
+    """
+    is_cut_out = x.shape[0] > 1 and x.storage.num_bytes > x.num_bytes
+    return ops.copy(x) if copies or is_cut_out else x
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout: float) -> Tensor:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.errors import InputError
@@ -12,7 +12,7 @@ from vlmplan.errors import InputError
 @cache
 def class_table() -> Mapping[str, Any]:
     """Defaults, sections and aliases of transformers' configuration classes by model_type."""
-    text = files("vlmplan").joinpath("data", "config_defaults.json").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "data" / "config_defaults.json").read_text(encoding="utf-8")
     return json.loads(text)["model_types"]
 
 
@@ -110,7 +110,7 @@ class Config:
             return ()
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
-        items = cast(list[Any], value) if isinstance(value, list | tuple) else [None]
+        items: list[Any] = list(cast(list[Any], value)) if isinstance(value, list | tuple) else [None]
         if not all(isinstance(item, int) for item in items):
             raise InputError(f"config.json: {self._name(key)} is {value!r}; a list of integers is expected")
         return tuple(items)

@@ -67,6 +67,8 @@ class Model(Module):
     """Path of the output head."""
     ATTENTION_LINEARS: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj")
     """Linears that ``--lora-targets attention`` stands for."""
+    PARAMETER_TARGETS: ClassVar[Mapping[str, str]] = {}
+    """Parameters, by suffix, that LoRA targets mean which were names of Linears once (experts in transformers 4)."""
     caps_logits = False
     """Whether logits pass through ``tanh`` (Gemma 2)."""
 
@@ -104,15 +106,38 @@ class Model(Module):
         """Every parameter once, in the order of ``torch.nn.Module.parameters()``."""
         result: list[NamedParameter] = []
         seen: set[tuple[int, int | None]] = set()
-        for name, parameter, index in _walk_parameters(self, "", None):
+        for name, parameter, index, part in _walk_parameters(self, "", None, Part.LANGUAGE, self.PARTS):
             key = (id(parameter), index)
             if key not in seen:
                 seen.add(key)
-                result.append(NamedParameter(name, parameter, index, self.part_of(name)))
+                result.append(NamedParameter(name, parameter, index, part))
         return result
 
+    def distinct_modules(self) -> Iterator[tuple[str, Module]]:
+        """Every module object once: of equal layers the first stands for all."""
+        seen: set[int] = set()
+        pending: list[tuple[str, Module]] = [("", self)]
+        while pending:
+            prefix, module = pending.pop()
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            yield prefix, module
+            pending += [(f"{prefix}.{name}" if prefix else name, child) for name, child in module.children()]
+
+    def distinct_parameters(self) -> Iterator[tuple[Part, Parameter]]:
+        """Every parameter object once, with its part; a shared one belongs to the part that is seen first."""
+        seen: set[int] = set()
+        for prefix, module in self.distinct_modules():
+            part = self.part_of(prefix)
+            for name, parameter in module.parameters_by_name.items():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    own = f"{prefix}.{name}" if prefix else name
+                    yield (self.part_of(own) if own in self.PARTS else part), parameter
+
     def stacks(self) -> Iterator[tuple[Part, Stack]]:
-        for name, module in self.named_modules():
+        for name, module in self.distinct_modules():
             if isinstance(module, Stack):
                 yield self.part_of(name), module
 
@@ -136,6 +161,8 @@ class Model(Module):
             ids, *others = (tape.tensor(shape, DType.INT64) for _ in range(3))
             pixel_shape = self.pixel_shape(batch) if batch.num_images else None
             pixels = None if pixel_shape is None else tape.tensor(pixel_shape, self.compute_dtype(tape))
+            if batch.num_images:
+                others += [tape.tensor(*described) for described in self.more_inputs(batch)]
         hidden = self.last_hidden_state(batch, ids, pixels, backend)
         outputs: Tensor | None = None
         with tape.section("head"):
@@ -143,10 +170,12 @@ class Model(Module):
                 loss = chunked_loss(hidden, self.head)
             else:
                 loss, outputs = full_loss(hidden, self.head, caps=self.caps_logits)
+            tape.locals.clear()
             del hidden
         tape.run_backward(loss)
         tape.end_backward()
         del outputs, loss
+        tape.outputs.clear()
         trace = tape.trace()
         del pixels, ids, others
         return trace
@@ -157,12 +186,22 @@ class Model(Module):
         return self.head.weight.dtype
 
 
-def _walk_parameters(module: Module, prefix: str, index: int | None) -> Iterator[tuple[str, Parameter, int | None]]:
+def _walk_parameters(
+    module: Module, prefix: str, index: int | None, part: Part, parts: Mapping[str, Part]
+) -> Iterator[tuple[str, Parameter, int | None, Part]]:
     for name, parameter in module.parameters_by_name.items():
-        yield prefix + name, parameter, index
+        full_name = prefix + name
+        yield full_name, parameter, index, parts.get(full_name, part)
+    if isinstance(module, Stack):
+        # A kind of layer is walked once for all its places; no part begins inside a layer.
+        kinds = [list(_walk_parameters(kind, "", 0, part, {})) for kind in module.kinds]
+        for place, kind in enumerate(module.pattern):
+            for name, parameter, _, _ in kinds[kind]:
+                yield f"{prefix}{place}.{name}", parameter, place, part
+        return
     for name, child in module.children():
-        inner = int(name) if isinstance(module, Stack) else index
-        yield from _walk_parameters(child, f"{prefix}{name}.", inner)
+        full_name = prefix + name
+        yield from _walk_parameters(child, full_name + ".", index, parts.get(full_name, part), parts)
 
 
 class CausalLM(Model):

@@ -5,7 +5,7 @@ saves, and the floating point operations. ``Module`` works like ``torch.nn.Modul
 that are parameters or modules are registered in order.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -75,11 +75,16 @@ class Stack(Module):
 
     ``kinds`` are the distinct layers and ``pattern`` the kind of each position. Equal layers share one ``Module``: the
     tape runs the first layer (its input may need no gradient) and one later layer of each kind, and replays them.
+    ``can_checkpoint`` is False for layers that are no ``GradientCheckpointingLayer`` in transformers: they ignore
+    ``gradient_checkpointing_enable``.
     """
 
-    def __init__(self, kinds: Sequence[Module], pattern: Sequence[int], *, label: str) -> None:
+    def __init__(
+        self, kinds: Sequence[Module], pattern: Sequence[int], *, label: str, can_checkpoint: bool = True
+    ) -> None:
         super().__init__()
         self.kinds, self.pattern, self.label = list(kinds), tuple(pattern), label
+        self.can_checkpoint = can_checkpoint
         self.checkpoints = False
 
     @classmethod
@@ -107,9 +112,26 @@ class Stack(Module):
             if tape.replays(key, index):
                 continue
             layer = self.kinds[kind]
-            checkpoints = self.checkpoints and (x.requires_grad or _is_trainable(layer))
+            checkpoints = self.checkpoints and self.can_checkpoint and (x.requires_grad or _is_trainable(layer))
             with tape.section(key, index):
                 x = tape.checkpoint(partial(call, layer), x) if checkpoints else call(layer, x)
+        return x
+
+    def run_each(self, x: Tensor, call: Callable[..., Tensor], *shared: Tensor, skipped: Container[int] = ()) -> Tensor:
+        """x through all layers but ``skipped``, each run on the tape: where their inputs or results are not alike.
+
+        ``shared`` are further inputs with a gradient, which the layers sum up; ``call(layer, x, *shared)``.
+        """
+        tape = x.tape
+        for index, kind in enumerate(self.pattern):
+            if index in skipped:
+                continue
+            layer = self.kinds[kind]
+            needs_grad = any(operand.requires_grad for operand in (x, *shared)) or _is_trainable(layer)
+            checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
+            with tape.section(f"{self.label}.{index}", index):
+                run = partial(call, layer)
+                x = tape.checkpoint(run, x, *shared) if checkpoints else run(x, *shared)
         return x
 
 
@@ -186,7 +208,7 @@ class RMSNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         dtype = x.dtype
         hidden = ops.to(x, DType.FLOAT32)
-        variance = ops.mean_last(ops.unary(hidden, saves_input=True))
+        variance = ops.mean_last(ops.power(hidden))
         hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
         return ops.mul(ops.to(hidden, dtype), self.weight)
 
@@ -199,8 +221,11 @@ class GemmaRMSNorm(Module):
         self.weight = Parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = ops.to(x, DType.FLOAT32)
-        variance = ops.mean_last(ops.unary(hidden, saves_input=True))
-        normed = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
-        factor = ops.shift_weight(self.weight, DType.FLOAT32, x.tape)
-        return ops.to(ops.mul(normed, factor), x.dtype)
+        output = self.normed(ops.to(x, DType.FLOAT32))
+        output = ops.mul(output, ops.shift_weight(self.weight, DType.FLOAT32, x.tape))
+        return ops.to(output, x.dtype)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """``_norm``: x, cast for this call, goes when it returns unless it is saved."""
+        variance = ops.mean_last(ops.power(x))
+        return ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))

@@ -163,7 +163,7 @@ def shift(x: Tensor) -> Tensor:
 
 
 def unary(x: Tensor, *, saves_input: bool = False, saves_output: bool = False) -> Tensor:
-    """An elementwise function of one tensor that saves its input (silu, gelu, pow), output (tanh, sigmoid) or neither."""
+    """An elementwise function of one tensor that saves its input (silu), its output (tanh, sigmoid) or neither."""
     tape = x.tape
     node = tape.node((x,), _unary_backward, (x.detached(),) if saves_input and x.requires_grad else ())
     out = tape.tensor(x.shape, x.dtype, node)
@@ -178,6 +178,27 @@ def _unary_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     assert g is not None
     out = g.tape.tensor(g.shape, g.dtype)
     g.tape.move(g.num_bytes * (2 + (1 if node.saved else 0)))
+    return (out,)
+
+
+def power(x: Tensor) -> Tensor:
+    """``x.pow(number)``: saves x; backward writes ``x.pow(number - 1)``, a multiple of it, and the product with g."""
+    tape = x.tape
+    node = tape.node((x,), _power_backward, (x.detached(),) if x.requires_grad else ())
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def _power_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    tape = g.tape
+    derivative = tape.tensor(g.shape, g.dtype)
+    multiple = tape.tensor(g.shape, g.dtype)
+    out = tape.tensor(g.shape, g.dtype)
+    tape.move(7 * g.num_bytes)
+    del derivative, multiple
     return (out,)
 
 
@@ -229,7 +250,7 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 def gelu_new(x: Tensor) -> Tensor:
     """transformers' NewGELUActivation: ``0.5 * x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))`` written out."""
-    return mul(scale(x), shift(tanh(scale(add(x, scale(unary(x, saves_input=True)))))))
+    return mul(scale(x), shift(tanh(scale(add(x, scale(power(x)))))))
 
 
 ACTIVATIONS = {
@@ -264,6 +285,21 @@ def _mean_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     out = g.tape.tensor(node.meta, g.dtype)
     g.tape.move(out.num_bytes)
     return (out,)
+
+
+def total(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x.sum(dim)`` of ``shape``: saves nothing; its gradient is g, expanded."""
+    tape = x.tape
+    node = tape.node((x,), _total_backward, meta=x.shape)
+    out = tape.tensor(shape, x.dtype, node)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _total_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    return (Tensor(g.storage, node.meta, g.dtype),)
 
 
 def layer_norm(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
@@ -306,8 +342,13 @@ def _layer_norm_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def softmax(x: Tensor, dtype: DType | None = None) -> Tensor:
-    """``F.softmax(x, dim=-1, dtype=dtype)``: one kernel also with a cast; saves its result."""
+    """``F.softmax(x, dim=-1, dtype=dtype)``: saves its result; casts x first, in the same kernel only for float16.
+
+    Source: ``softmax`` in ``aten/src/ATen/native/SoftMax.cpp``.
+    """
     tape = x.tape
+    if dtype is not None and x.dtype is not DType.FLOAT16:
+        x = to(x, dtype)
     node = tape.node((x,), _softmax_backward, meta=x.dtype)
     out = tape.tensor(x.shape, dtype or x.dtype, node)
     tape.save(node, out)
@@ -326,11 +367,12 @@ def _softmax_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
 # -- matrix products -------------------------------------------------------------------------------------------------
 
 
-def linear(x: Tensor, weight: Operand, bias: Operand | None = None) -> Tensor:
+def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transposed: bool = False) -> Tensor:
     """``F.linear``: saves x if the weight needs a gradient, the weight if x does.
 
-    Shapes: x (..., k), weight (n, k), result (..., n): ``2 * rows * n * k`` operations forward, the same again for
-    each gradient. Autocast casts x and the weight first; the casts then are what is saved.
+    Shapes: x (..., k), weight (n, k), or (k, n) where it ``is_transposed`` (``x @ weight``), result (..., n):
+    ``2 * rows * n * k`` operations forward, the same again for each gradient. Autocast casts x and the weight first;
+    the casts then are what is saved.
     """
     tape = x.tape
     if tape.autocast is not None:
@@ -338,6 +380,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None) -> Tensor:
         weight = cast_weight(weight, tape.autocast, tape)
         bias = None if bias is None else cast_weight(bias, tape.autocast, tape)
     out_width, in_width = weight.shape[0], product(weight.shape[1:])
+    if is_transposed:
+        out_width, in_width = in_width, out_width
     saved = (x.detached() if weight.requires_grad else None, _detached(weight) if x.requires_grad else None)
     node = tape.node((x, weight, bias), _linear_backward, saved, (x.shape, x.dtype, weight.shape, bias and bias.shape))
     out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
@@ -351,7 +395,7 @@ def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     assert g is not None
     x_shape, dtype, weight_shape, bias_shape = node.meta
     tape = g.tape
-    flops = 2 * product(x_shape) * weight_shape[0]
+    flops = 2 * g.numel * x_shape[-1]
     hbm_bytes = (product(x_shape) + g.numel + product(weight_shape)) * dtype.num_bytes
     grad_x = grad_weight = grad_bias = None
     if node.needs[2]:
@@ -366,7 +410,7 @@ def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def matmul(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int) -> Tensor:
-    """Batched ``x @ y`` with result ``shape`` and contracted width ``inner``: saves each if the other needs a gradient."""
+    """Batched ``x @ y`` of result ``shape`` over width ``inner``: saves each if the other needs a gradient."""
     tape = x.tape
     saved = (x.detached() if y.requires_grad else None, y.detached() if x.requires_grad else None)
     node = tape.node((x, y), _matmul_backward, saved, (x.shape, y.shape, inner))
@@ -414,7 +458,7 @@ def _embedding_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def split(x: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
-    """``split``, ``chunk`` or ``unbind`` into views of ``shapes``: saves nothing; backward writes one whole gradient."""
+    """``split``, ``chunk``, ``unbind`` into views of ``shapes``: saves nothing; backward writes one whole gradient."""
     tape = x.tape
     node = tape.node((x,), _split_backward, meta=(x.shape, x.dtype))
     parts: list[Tensor] = []
@@ -516,18 +560,18 @@ def _expand_weight_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]
 
 
 def part(x: Tensor, *shape: int) -> Tensor:
-    """A slice or selection of x, ``x[:, 1:]`` or ``x[0]``: a view; its gradient is written into one of x's whole size."""
+    """A slice or selection of x, ``x[:, 1:]`` or ``x[0]``: a view; its gradient is written into one of x's size."""
     node = x.tape.node((x,), _split_backward, meta=(x.shape, x.dtype))
     return Tensor(x.storage, shape, x.dtype, node)
 
 
-def resample(x: Tensor, *shape: int) -> Tensor:
+def resample(x: Tensor, *shape: int, saves_input: bool = False) -> Tensor:
     """``interpolate``, ``unfold``, or a copy into a layout from which the gradient has to be copied back.
 
-    Saves nothing; result and gradient are new tensors.
+    Result and gradient are new tensors. Saves nothing, or the input (``avg_pool2d``).
     """
     tape = x.tape
-    node = tape.node((x,), _resample_backward, meta=x.shape)
+    node = tape.node((x,), _resample_backward, (x.detached(),) if saves_input and x.requires_grad else (), x.shape)
     out = tape.tensor(shape, x.dtype, node)
     tape.move(x.num_bytes + out.num_bytes)
     return out

@@ -3,45 +3,49 @@
 The steps and their order are those of the trainer: load (quantised or not), freeze, add adapters, set types.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vlmplan.architecture.adapters import TrainedCopy, add_lora, quantize
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Model, Part
-from vlmplan.architecture.modules import Embedding, Linear
+from vlmplan.architecture.modules import Embedding, Linear, Stack
 from vlmplan.errors import InputError
 from vlmplan.recipe import Method, Recipe
 
 
-def prepared_model(config: Mapping[str, Any], recipe: Recipe) -> Model:
-    """The tree of ``config`` as ``recipe`` trains it.
+def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
+    """The tree of a config.json, or the given new tree, which is changed, as ``recipe`` trains it.
 
     Raises InputError if nothing would be trained or a LoRA target matches nothing.
     """
-    model = build_model(config)
+    model = model if isinstance(model, Model) else build_model(model)
     frozen = frozen_parts(model, recipe)
     if recipe.method is Method.QLORA:
         quantize(model, recipe.precision.dtype)
-    for entry in model.parameters():
-        entry.parameter.requires_grad = not recipe.trains_adapters and entry.part not in frozen
-        entry.parameter.dtype = recipe.frozen_dtype
+    for part, parameter in model.distinct_parameters():
+        parameter.requires_grad = not recipe.trains_adapters and part not in frozen
+        parameter.dtype = recipe.frozen_dtype
     if recipe.trains_adapters:
-        before = {id(entry.parameter) for entry in model.parameters()}
+        before = {id(parameter) for _, parameter in model.distinct_parameters()}
         add_lora(model, rank=recipe.lora_rank, targets=recipe.lora_targets, frozen=frozen)
         if recipe.train_embeddings:
             _copy_embeddings(model)
-        for entry in model.parameters():
-            if id(entry.parameter) not in before:
-                entry.parameter.requires_grad = True
+        for _, parameter in model.distinct_parameters():
+            if id(parameter) not in before:
+                parameter.requires_grad = True
     _set_types(model, recipe)
-    for part, stack in model.stacks():
-        stack.checkpoints = (
-            recipe.vision_activation_checkpointing if part is not Part.LANGUAGE else recipe.activation_checkpointing
-        )
-    if not any(entry.parameter.requires_grad for entry in model.parameters()):
+    set_checkpointing(model.stacks(), recipe)
+    if not any(parameter.requires_grad for _, parameter in model.distinct_parameters()):
         raise InputError("every part of the model is frozen, so nothing would be trained")
     return model
+
+
+def set_checkpointing(stacks: Iterable[tuple[Part, Stack]], recipe: Recipe) -> None:
+    """Switch activation checkpointing of the language model's layers and of all others."""
+    for part, stack in stacks:
+        is_language = part is Part.LANGUAGE
+        stack.checkpoints = recipe.activation_checkpointing if is_language else recipe.vision_activation_checkpointing
 
 
 def frozen_parts(model: Model, recipe: Recipe) -> frozenset[Part]:
@@ -55,8 +59,7 @@ def frozen_parts(model: Model, recipe: Recipe) -> frozenset[Part]:
 
 
 def _set_types(model: Model, recipe: Recipe) -> None:
-    for entry in model.parameters():
-        parameter = entry.parameter
+    for _, parameter in model.distinct_parameters():
         if parameter.stored_bytes is not None:
             parameter.dtype = recipe.precision.dtype  # what a 4-bit weight is dequantised to
         elif parameter.requires_grad:

@@ -17,17 +17,17 @@ kept, bucketed or sharded, and when a weight is gathered, is DeepSpeed's busines
 import heapq
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 from vlmplan.architecture.tensor import (
     Backward,
+    Edge,
     Kind,
     Node,
     Operand,
     Parameter,
     Storage,
     Tensor,
-    edge_to,
 )
 from vlmplan.architecture.trace import (
     Event,
@@ -56,6 +56,8 @@ class Tape:
     ``fuses_dropout``: dropout keeps a mask of one byte an element, as on CUDA; on CPU it keeps noise of x's type.
     """
 
+    storage_class: ClassVar[type[Storage]] = Storage
+
     def __init__(
         self, *, autocast: DType | None = None, accumulates_in_place: bool = True, fuses_dropout: bool = True
     ) -> None:
@@ -66,9 +68,14 @@ class Tape:
         self.modules: list[Any] = []
         # What the model's output object holds until the micro batch ends, besides the logits (image_hidden_states).
         self.outputs: list[Tensor] = []
+        # What the outermost ``forward`` holds in local variables until it has the loss.
+        self.locals: list[Tensor] = []
+        # The widest attention head seen, for which kernels differ between GPUs.
+        self.widest_head = 0
         self._live = [0, 0, 0, 0]
         self._total = 0
         self._start: Parts = (0, 0, 0, 0)
+        self._start_total = 0
         self._peak_total = 0
         self._peak: Parts = (0, 0, 0, 0)
         self._sections: dict[str, Section] = {}
@@ -111,7 +118,7 @@ class Tape:
         numel = 1
         for size in shape:
             numel *= size
-        tensor.storage = Storage(self, numel * dtype.num_bytes)
+        tensor.storage = self.storage_class(self, numel * dtype.num_bytes)
         tensor.shape, tensor.dtype, tensor.numel, tensor.node, tensor.output_index = (
             shape,
             dtype,
@@ -148,11 +155,19 @@ class Tape:
         meta: Any = None,
     ) -> Node | None:
         """Open the graph node of an operation, before its output is allocated; None if no input needs a gradient."""
-        edges = tuple([edge_to(operand) for operand in inputs])
-        for edge in edges:
-            if edge is not None:
-                break
-        else:
+        needs_grad = False
+        edges: tuple[Edge, ...] = ()
+        for operand in inputs:
+            edge = None
+            if isinstance(operand, Tensor):
+                if operand.node is not None:
+                    edge = (operand.node, operand.output_index)
+                    needs_grad = True
+            elif operand is not None and operand.requires_grad:
+                edge = operand
+                needs_grad = True
+            edges += (edge,)
+        if not needs_grad:
             return None
         if self._packs or self._stop_after is not None:
             self._count_saved(sum(1 for operand in saved if operand is not None))
@@ -240,17 +255,21 @@ class Tape:
 
     def _flush(self) -> None:
         """Close the running span."""
-        start = self._start
-        end = (self._live[0], self._live[1], self._live[2], self._live[3])
-        rises = self._peak_total > sum(start)
-        if rises or end != start:
-            self._events.append(Span(_difference(self._peak if rises else start, start), _difference(end, start)))
+        start, live = self._start, self._live
+        end = (live[0], live[1], live[2], live[3])
+        if self._peak_total == self._start_total:
+            if end == start:
+                return
+            peak = start
+        else:
+            peak = self._peak
+        self._events.append(Span(_difference(peak, start), _difference(end, start)))
         self._begin_span()
 
     def _begin_span(self) -> None:
         live = self._live
         self._start = self._peak = (live[0], live[1], live[2], live[3])
-        self._peak_total = self._total
+        self._start_total = self._peak_total = self._total
 
     def fetch(self, module: Any) -> None:
         if not self._is_phantom:
@@ -319,18 +338,22 @@ class Tape:
         self._runs_backward = True
         assert loss.node is not None, "the loss needs no gradient: nothing is trainable"
         self._enter(loss.node.section)
-        grad = self.tensor(loss.shape, loss.dtype)
+        grads: list[Tensor | None] = [self.tensor(loss.shape, loss.dtype)]
         root = loss.node
         loss.node = None
-        self.backpropagate(root, grad)
+        self.backpropagate(root, grads)
 
-    def backpropagate(self, root: Node, grad: Tensor, output_index: int = 0) -> None:
+    def backpropagate(self, root: Node, grads: list[Tensor | None], output_index: int = 0) -> None:
         """Run the graph below ``root`` as torch's engine does: by sequence number, latest first.
 
+        ``grads`` holds the gradient of the root, and is emptied: only the graph refers to it from here on.
         Source: ``torch/csrc/autograd/engine.cpp`` (``compareByNode``: weights' accumulators before everything else).
         """
         pending_parameters = self._count_dependencies(root)
         buffers: dict[ParameterUse, Tensor] = {}
+        grad = grads.pop()
+        assert grad is not None
+        assert not grads
         _receive(self, root, output_index, grad)
         del grad
         ready: list[tuple[int, Node]] = [(-root.sequence, root)]
@@ -382,11 +405,14 @@ class Tape:
         pending[use] -= 1
         if pending[use] == 0 and use in buffers:
             self._flush()
-            # The gradient changes hands: from here on it is the engine's.
-            del buffers[use]
-            parameter = use[0]
-            self._events.append(GradientReady(parameter, parameter.numel * parameter.dtype.num_bytes))
-            self._begin_span()
+            self._hand_over(use[0], buffers.pop(use))
+
+    def _hand_over(self, parameter: Parameter, grad: Tensor) -> None:
+        """The gradient changes hands: from here on it is the engine's."""
+        kind = grad.storage.kind
+        del grad
+        self._events.append(GradientReady(parameter, parameter.numel * parameter.dtype.num_bytes, kind))
+        self._begin_span()
 
     def _parameter_use(self, parameter: Parameter, node: Node) -> ParameterUse:
         """Equal layers share their parameters here, so inside a stack a parameter is told apart by its section."""
@@ -445,11 +471,7 @@ def _checkpoint_backward(node: Node, grads: list[Tensor | None]) -> Sequence[Ten
     inputs.clear()
     # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs).
     assert root is not None
-    (grad,) = grads
-    grads.clear()
-    assert grad is not None
-    tape.backpropagate(root, grad, index)
-    del grad
+    tape.backpropagate(root, grads, index)
     return [into.pop() if into else None for into in captured]
 
 
@@ -460,7 +482,7 @@ def _captured_input(node: Node, position: int, into: list[Tensor | None]) -> Ten
     capture: Node | None = None
     if node.needs[position]:
         capture = Node((), (), _capture, into)
-        capture.section = node.section
+        capture.section, capture.sequence = node.section, -position
     return Tensor(x.storage, x.shape, x.dtype, capture)
 
 

@@ -98,7 +98,10 @@ class Tensor:
 
     def detached(self) -> "Tensor":
         """The same storage outside the graph."""
-        return Tensor(self.storage, self.shape, self.dtype)
+        tensor = Tensor.__new__(Tensor)
+        tensor.storage, tensor.shape, tensor.dtype, tensor.numel = self.storage, self.shape, self.dtype, self.numel
+        tensor.node, tensor.output_index = None, 0
+        return tensor
 
 
 Operand = Tensor | Parameter
@@ -138,12 +141,3 @@ class Node:
 
 
 Backward = Callable[[Node, list[Tensor | None]], Sequence[Tensor | None]]
-
-
-def edge_to(operand: Operand | None) -> Edge:
-    """The edge along which the gradient of ``operand`` flows; None if it needs none."""
-    if operand is None:
-        return None
-    if isinstance(operand, Parameter):
-        return operand if operand.requires_grad else None
-    return None if operand.node is None else (operand.node, operand.output_index)

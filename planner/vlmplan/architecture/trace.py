@@ -6,6 +6,7 @@ replayed for every equal layer: ``Trace.schedule`` says which section runs for w
 backward runs the schedule in reverse.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -46,11 +47,13 @@ NO_SPAN = Span(NO_PARTS, NO_PARTS)
 class GradientReady(NamedTuple):
     """The whole gradient of ``parameter`` is there and passes to the engine.
 
-    The spans before count its ``num_bytes`` as live; what becomes of them from here on is the engine's to say.
+    The spans before count its ``num_bytes`` as live, as ``kind``; what becomes of them from here on is the engine's to
+    say.
     """
 
     parameter: Any
     num_bytes: int
+    kind: int
 
 
 class Fetch(NamedTuple):
@@ -65,7 +68,28 @@ class Release(NamedTuple):
     module: Any
 
 
-Event = Span | GradientReady | Fetch | Release
+class Allocation(NamedTuple):
+    """A storage is made. Only where every storage is followed (``storage_log``), in place of spans."""
+
+    handle: int
+    num_bytes: int
+
+
+class Deallocation(NamedTuple):
+    """The storage ``handle`` is freed."""
+
+    handle: int
+
+
+class GradientTaken(NamedTuple):
+    """As ``GradientReady``, and the engine decides when the storage ``handle`` is freed."""
+
+    parameter: Any
+    num_bytes: int
+    handle: int
+
+
+Event = Span | GradientReady | Fetch | Release | Allocation | Deallocation | GradientTaken
 
 
 def add_parts(left: Parts, right: Parts) -> Parts:
@@ -103,6 +127,27 @@ class Work:
         return self
 
 
+class PhaseWork:
+    """What all layers together compute in one phase: ``matmuls`` counts equal products."""
+
+    def __init__(self) -> None:
+        self.matmuls: dict[Matmul, int] = {}
+        self.attention_flops = self.causal_attention_flops = self.elementwise_bytes = self.num_kernels = 0
+
+    def add(self, work: Work, count: int) -> None:
+        for matmul in work.matmuls:
+            self.matmuls[matmul] = self.matmuls.get(matmul, 0) + count
+        self.attention_flops += count * work.attention_flops
+        self.causal_attention_flops += count * work.causal_attention_flops
+        self.elementwise_bytes += count * work.elementwise_bytes
+        self.num_kernels += count * work.num_kernels
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of matrix products, as torch's ``FlopCounterMode`` counts."""
+        return sum(matmul.flops * count for matmul, count in self.matmuls.items()) + self.attention_flops
+
+
 @dataclass(slots=True)
 class Section:
     """One stretch of the model, once."""
@@ -128,6 +173,29 @@ class Trace:
     sections: dict[str, Section]
     schedule: list[Run]
     after: list[Event] = field(default_factory=list["Event"])
+    _merged: dict[str, tuple[list[Event], list[Event]]] | None = None
+    _works: "tuple[PhaseWork, PhaseWork, PhaseWork] | None" = None
+
+    def merged_sections(self) -> dict[str, tuple[list[Event], list[Event]]]:
+        """(forward, backward) of each section without weights' comings and goings, neighbouring spans merged."""
+        if self._merged is None:
+            self._merged = {
+                key: (merged(section.forward), merged(section.backward)) for key, section in self.sections.items()
+            }
+        return self._merged
+
+    def works(self) -> tuple["PhaseWork", "PhaseWork", "PhaseWork"]:
+        """Forward, recomputation and backward of all layers together."""
+        if self._works is None:
+            works = (PhaseWork(), PhaseWork(), PhaseWork())
+            for key, count in Counter(run.key for run in self.schedule).items():
+                section = self.sections[key]
+                for phase, work in zip(
+                    works, (section.forward_work, section.recompute_work, section.backward_work), strict=True
+                ):
+                    phase.add(work, count)
+            self._works = works
+        return self._works
 
     def forward(self) -> Iterator[tuple[Run, Section]]:
         for run in self.schedule:
@@ -138,14 +206,14 @@ class Trace:
             yield run, self.sections[run.key]
 
 
-def merged(events: Iterable[Event], *, keep_fetches: bool) -> list[Event]:
-    """``events`` with neighbouring spans merged; without ``keep_fetches`` weights' comings and goings are dropped."""
+def merged(events: Iterable[Event]) -> list[Event]:
+    """``events`` with neighbouring spans merged, and without ``Fetch`` and ``Release``."""
     result: list[Event] = []
     pending: Span | None = None
     for event in events:
         if isinstance(event, Span):
             pending = event if pending is None else pending.then(event)
-        elif keep_fetches or isinstance(event, GradientReady):
+        elif isinstance(event, GradientReady):
             if pending is not None:
                 result.append(pending)
                 pending = None

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.tables import print_table
 from vlmplan.errors import UnknownNameError
+from vlmplan.render.tables import print_table
 from vlmplan.units import GIB
 
 if TYPE_CHECKING:
     from vlmplan.catalog import Catalog
     from vlmplan.hardware import Gpu, Offer
 
-_PRICING = ("on_demand", "reserved", "community", "marketplace", "interruptible", "own")
+PRICING = ("on_demand", "reserved", "community", "marketplace", "interruptible", "own")
 _SORTS = ("memory", "price", "speed", "name")
 
 
@@ -128,7 +128,7 @@ _MIN_MEMORY_HELP = "At least so many GiB as the driver counts them (A100 40 GB: 
     help="Only offers of at most this much for the whole instance.",
 )
 @click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable).")
-@click.option("--pricing", multiple=True, type=click.Choice(_PRICING), help="Only such offers (repeatable).")
+@click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="Only such offers (repeatable).")
 @click.option("--sort", type=click.Choice(_SORTS), default="memory", show_default=True)
 @click.option("--offers", "shows_offers", is_flag=True, help="List each offer instead of each GPU.")
 @click.option("--detect", "detects", is_flag=True, help="Show this machine's GPUs, matched with the catalog.")

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from vlmplan.cli.tables import Table
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
+from vlmplan.render.tables import Table
 from vlmplan.units import GIB, usd_text
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ A simulation of ``DeepSpeedZeroOptimizer`` (``deepspeed/runtime/zero/stage_1_and
 decides when the bucket is full, what a reduction copies, and when the rank's own gradient buffer appears.
 """
 
-from vlmplan.memory.parameters import ParameterTable, Partition
+from vlmplan.memory.parameters import ParameterTable, Partition, owned_elements
 from vlmplan.recipe import ZeroSettings
 
 NORM_BYTES = 8
@@ -28,7 +28,7 @@ class BucketedGradients:
         offloads: bool = False,
         accumulates: bool = False,
     ) -> None:
-        self._numels, self._ends = table.numels, table.ends
+        self._table, self._numels, self._ends = table, table.numels, table.ends
         self._bucket_elements = zero.reduce_bucket_size
         self._num_buckets = 2 if zero.overlap_comm else 1
         self._is_contiguous = zero.contiguous_gradients or offloads
@@ -109,12 +109,7 @@ class BucketedGradients:
 
     def _room(self) -> int:
         """Bytes of the buffer for this rank's gradients: whole parameters that reach into its partition."""
-        owned = start = 0
-        for end in self._ends:
-            if start < self._partition.end and end > self._partition.start:
-                owned += end - start
-            start = end
-        return owned * self._element_bytes
+        return owned_elements(self._table, self._partition) * self._element_bytes
 
     def _num_slices(self) -> int:
         """Runs of neighbouring elements with one owner: one run is reduced where it lies, several are copied."""

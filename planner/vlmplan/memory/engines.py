@@ -9,7 +9,14 @@ from dataclasses import dataclass
 
 from vlmplan.memory.components import Components, higher
 from vlmplan.memory.optimizer_states import state_bytes, update_bytes
-from vlmplan.memory.parameters import ParameterTable, Partition, owned_elements, partition_of, sharded_elements
+from vlmplan.memory.parameters import (
+    ParameterTable,
+    Partition,
+    overlapping,
+    owned_elements,
+    partition_of,
+    sharded_elements,
+)
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.units import DType
 
@@ -112,11 +119,12 @@ def _offloaded_stage12(
 
 def largest_slice(table: ParameterTable, partition: Partition) -> int:
     """Elements of the largest piece of one parameter inside ``partition``."""
-    largest = start = 0
-    for end in table.ends:
-        largest = max(largest, min(end, partition.end) - max(start, partition.start))
-        start = end
-    return largest
+    first, last = overlapping(table, partition)
+    pieces = (
+        min(end, partition.end) - max(end - numel, partition.start)
+        for numel, end in zip(table.numels[first:last], table.ends[first:last], strict=True)
+    )
+    return max(pieces, default=0)
 
 
 def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:

@@ -34,10 +34,15 @@ MIN_RESERVE_BYTES = GIB // 2
 """Least bytes that ``fits`` keeps free. A choice: one large logits chunk."""
 
 
-def workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
-    """Bytes of cuBLAS workspaces, which count as allocated."""
+def workspace_sizes(compute_capability: tuple[int, int] | None) -> list[int]:
+    """Bytes of each cuBLAS workspace, which count as allocated."""
     is_hopper = compute_capability is not None and compute_capability >= (9, 0)
-    return NUM_CUBLAS_HANDLES * (HOPPER_CUBLAS_WORKSPACE_BYTES if is_hopper else CUBLAS_WORKSPACE_BYTES)
+    return [HOPPER_CUBLAS_WORKSPACE_BYTES if is_hopper else CUBLAS_WORKSPACE_BYTES] * NUM_CUBLAS_HANDLES
+
+
+def workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
+    """Bytes of all cuBLAS workspaces."""
+    return sum(workspace_sizes(compute_capability))
 
 
 def nccl_bytes(num_gpus: int, *, uses_nvlink: bool) -> int:

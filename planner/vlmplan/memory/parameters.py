@@ -3,6 +3,7 @@
 Symbols: Ψ bytes or counts of all parameters, Φ of trained ones, N data-parallel ranks.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,13 +89,16 @@ def owned_elements(table: ParameterTable, partition: Partition) -> int:
     The gradient buffer of a rank has room for whole parameters, also for those that it shares with a neighbour
     (``copy_grads_in_partition`` in ``stage_1_and_2.py``).
     """
-    owned = 0
-    start = 0
-    for end in table.ends:
-        if start < partition.end and end > partition.start:
-            owned += end - start
-        start = end
-    return owned
+    first, last = overlapping(table, partition)
+    return sum(table.numels[first:last])
+
+
+def overlapping(table: ParameterTable, partition: Partition) -> tuple[int, int]:
+    """The trained parameters that reach into ``partition``, as a range of ordinals."""
+    ends = table.ends
+    first = bisect_right(ends, partition.start)
+    last = bisect_left(ends, partition.end)
+    return first, min(last + 1, len(ends))
 
 
 def fullest_rank(table: ParameterTable, num_ranks: int) -> int:

@@ -4,9 +4,10 @@
 optimizer states) is constant through a micro batch and is added by the timeline.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vlmplan.architecture.trace import Fetch, GradientReady, Parts, Release, Span, Trace, add_parts
+from vlmplan.architecture.trace import Event, Fetch, GradientReady, Parts, Release, Run, Span, Trace, add_parts
 from vlmplan.memory.buckets import BucketedGradients, ShardedGradients
 from vlmplan.memory.components import NOTHING, Components
 from vlmplan.memory.gathering import GatheredWeights
@@ -52,29 +53,27 @@ class Moments:
         self._peak_total = 0
 
     def forward(self, trace: Trace) -> None:
+        merged = trace.merged_sections()
         for run, section in trace.forward():
-            for event in section.forward:
-                if isinstance(event, Span):
-                    self._span(event)
-                elif isinstance(event, Fetch) and self._gathered is not None:
-                    self._touch(self.parts, weights=self._gathered.fetch(event.module, run))
-                elif isinstance(event, Release) and self._gathered is not None:
-                    self._gathered.release(event.module, run)
+            self._replay(section.forward if self._gathered is not None else merged[run.key][0], run)
 
     def backward(self, trace: Trace) -> None:
-        store, gathered = self.store, self._gathered
+        merged = trace.merged_sections()
         for run, section in trace.backward():
-            for event in section.backward:
-                if isinstance(event, Span):
-                    self._span(event)
-                elif isinstance(event, GradientReady):
-                    self._gradient(event, run.layer)
-                elif gathered is not None:
-                    if isinstance(event, Fetch):
-                        self._touch(self.parts, weights=gathered.fetch(event.module, run))
-                    else:
-                        gathered.release(event.module, run)
-        self._touch(self.parts, engine=store.end())
+            self._replay(section.backward if self._gathered is not None else merged[run.key][1], run)
+        self._touch(self.parts, engine=self.store.end())
+
+    def _replay(self, events: Iterable[Event], run: Run) -> None:
+        gathered = self._gathered
+        for event in events:
+            if isinstance(event, Span):
+                self._span(event)
+            elif isinstance(event, GradientReady):
+                self._gradient(event, run.layer)
+            elif gathered is not None and isinstance(event, Fetch):
+                self._touch(self.parts, weights=gathered.fetch(event.module, run))
+            elif gathered is not None and isinstance(event, Release):
+                gathered.release(event.module, run)
 
     def end(self, trace: Trace) -> None:
         """Free what backward left: the model's outputs."""
@@ -97,8 +96,9 @@ class Moments:
 
     def _gradient(self, event: GradientReady, layer: int | None) -> None:
         """The gradient moves from the tape to the store."""
-        activations, logits, temporaries, gradients = self.parts
-        self.parts = (activations, logits, temporaries, gradients - event.num_bytes)
+        parts = list(self.parts)
+        parts[event.kind] -= event.num_bytes
+        self.parts = (parts[0], parts[1], parts[2], parts[3])
         self.store.begin()
         self.store.gradients += event.num_bytes
         ordinal = self._table.ordinal(event.parameter, layer)

@@ -95,15 +95,15 @@ def _micro_batch(
 ) -> tuple[Phase, Phase, Components]:
     """(forward, backward, what is live when the step begins) of the last micro batch before a step."""
     gathered = None
-    if recipe.zero_stage == 3 and (num_ranks > 1 or recipe.offload_params is not Offload.NONE):
+    if gathers_weights(recipe, num_ranks):
         gathered = GatheredWeights(trace=trace, zero=recipe.zero, num_ranks=num_ranks)
-    store = _gradient_store(table, recipe, num_ranks, rank)
-    earlier = _earlier_partition(table, recipe, num_ranks, rank)
+    store = gradient_store(table, recipe, num_ranks, rank, accumulates=recipe.grad_accum > 1)
+    earlier = earlier_partition(table, recipe, num_ranks, rank)
     held = states.resident + earlier
     moments = Moments(table, store, gathered)
     moments.start_peak()
     moments.forward(trace)
-    casts = Components(temporaries=autocast_cache_bytes(table, recipe))
+    casts = Components(temporaries=sum(cached_casts(table, recipe)))
     forward = Phase(name="forward", resident=held + moments.now(), peak=held + moments.peak + casts)
     moments.start_peak()
     moments.backward(trace)
@@ -111,16 +111,23 @@ def _micro_batch(
     moments.end(trace)
     after = moments.now()
     if recipe.zero_stage in (0, 1) and isinstance(store, KeptGradients):
-        reduction, stays = _boundary_reduction(table, recipe, num_ranks, rank, at_end)
+        reduction, stays = boundary_reduction(table, recipe, num_ranks, rank, at_end)
         peak, after = higher(peak, reduction), after + stays
     # With accumulation stage 2 adds the new partition to the earlier one and frees it.
     resident = states.resident + after
     return forward, Phase(name="backward", resident=resident, peak=held + peak), resident
 
 
-def _gradient_store(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int) -> GradientStore:
+def gathers_weights(recipe: Recipe, num_ranks: int) -> bool:
+    """Whether weights come and go: stage 3 with something to fetch from."""
+    return recipe.zero_stage == 3 and (num_ranks > 1 or recipe.offload_params is not Offload.NONE)
+
+
+def gradient_store(
+    table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int, *, accumulates: bool
+) -> GradientStore:
+    """Where gradients go in the last micro batch before a step; ``accumulates``: it is not the only one."""
     p = table.trained_dtype.num_bytes
-    accumulates = recipe.grad_accum > 1
     if recipe.zero_stage == 3:
         return ShardedGradients(table=table, zero=recipe.zero, num_ranks=num_ranks, element_bytes=p)
     reduces_early = recipe.zero_stage == 2 or (recipe.zero_stage == 1 and recipe.zero.overlap_comm)
@@ -144,7 +151,7 @@ def _gradient_store(table: ParameterTable, recipe: Recipe, num_ranks: int, rank:
     return store
 
 
-def _earlier_partition(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int) -> Components:
+def earlier_partition(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int) -> Components:
     """Gradients of earlier micro batches that stage 2 keeps apart until it adds the new ones."""
     if recipe.zero_stage != 2 or recipe.grad_accum == 1 or recipe.offload_optimizer is not Offload.NONE:
         return NOTHING
@@ -152,7 +159,7 @@ def _earlier_partition(table: ParameterTable, recipe: Recipe, num_ranks: int, ra
     return Components(gradients=owned_elements(table, partition) * table.trained_dtype.num_bytes)
 
 
-def _boundary_reduction(
+def boundary_reduction(
     table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int, after: Components
 ) -> tuple[Components, Components]:
     """(peak, change) of reducing all gradients after backward: stage 0 in copied chunks, stage 1 bucket by bucket."""
@@ -191,17 +198,16 @@ def largest_chunk(numels: Sequence[int], limit: int) -> int:
     return largest
 
 
-def autocast_cache_bytes(table: ParameterTable, recipe: Recipe) -> int:
-    """16-bit copies of float32 weights that autocast keeps until the forward ends, where the tape does not hold them.
+def cached_casts(table: ParameterTable, recipe: Recipe) -> list[int]:
+    """Bytes of 16-bit copies of float32 weights that autocast keeps until forward ends and the tape does not hold.
 
     Without activation checkpointing the graph keeps the copies, and they are on the tape. Source: ``cached_cast`` in
     ``aten/src/ATen/autocast_mode.cpp``: casts of leaves that need a gradient are cached.
     """
-    if recipe.autocast is None or not recipe.activation_checkpointing:
-        return 0
-    matrices = (
-        entry.parameter.numel
+    if recipe.autocast is None or not recipe.caches_casts or not recipe.activation_checkpointing:
+        return []
+    return [
+        entry.parameter.numel * recipe.autocast.num_bytes
         for entry in table.entries
         if entry.parameter.requires_grad and len(entry.parameter.shape) > 1 and entry.part is Part.LANGUAGE
-    )
-    return sum(matrices) * recipe.autocast.num_bytes
+    ]

@@ -12,14 +12,38 @@ from vlmplan.architecture.model import Model
 from vlmplan.errors import InputError, UnknownNameError
 
 FAMILIES: Mapping[str, str] = {
+    "blip-2": "blip_2",
     "gemma": "gemma",
     "gemma2": "gemma",
+    "gemma3": "gemma3",
     "gemma3_text": "gemma",
+    "glm4v": "glm4v",
+    "gpt2": "gpt2",
+    "idefics2": "idefics2",
+    "idefics3": "idefics3",
+    "instructblip": "instructblip",
+    "internvl": "internvl",
     "llama": "llama",
+    "llava": "llava",
+    "llava_next": "llava_next",
+    "llava_onevision": "llava_onevision",
     "mistral": "llama",
+    "mistral3": "mistral3",
+    "mixtral": "mixtral",
+    "mllama": "mllama",
+    "opt": "opt",
+    "ovis2": "ovis2",
+    "paligemma": "paligemma",
+    "phi3": "phi3",
+    "qwen": "qwen",
     "qwen2": "llama",
+    "qwen2_5_vl": "qwen2_5_vl",
     "qwen2_vl": "qwen2_vl",
     "qwen3": "llama",
+    "qwen3_moe": "mixtral",
+    "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl_moe",
+    "smolvlm": "idefics3",
 }
 
 

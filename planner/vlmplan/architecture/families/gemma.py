@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import PLAIN_SCORES, AttentionBackend, Scores, attend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, causal_masks
 from vlmplan.architecture.model import CausalLM
@@ -28,8 +28,10 @@ class GemmaShape(DecoderShape):
 
     has_post_norms: bool = False
     """Norms behind attention and MLP too (Gemma 2 and 3)."""
-    scores: Scores = Scores()
+    scores: Scores = PLAIN_SCORES
     supports_sdpa: bool = True
+    is_causal: bool = True
+    """False where what calls the decoder masks a prefix (PaliGemma)."""
     has_local_positions: bool = False
     """Rotary positions of their own for layers with a window (Gemma 3)."""
 
@@ -80,7 +82,7 @@ class GemmaAttention(Module):
         cos, sin = context.positions[self.window if shape.has_local_positions else None]
         q, k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
         mask = context.masks.get(self.window)
-        return self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores))
+        return self.o_proj(attend(context.backend, q, k, v, is_causal=shape.is_causal, mask=mask, scores=shape.scores))
 
 
 class GemmaLayer(Module):
@@ -171,13 +173,13 @@ class GemmaDecoder(Module):
         return {window: (x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)) for window in windows}
 
 
-def gemma_shape(config: Config) -> GemmaShape:
-    """The shape of a Gemma decoder from its Hugging Face text config.
+def gemma_shape(config: Config, *, is_causal: bool = True) -> GemmaShape:
+    """The shape of a Gemma decoder from its Hugging Face text config; not causal where the caller masks a prefix.
 
-    Raises InputError where ``use_bidirectional_attention`` makes an encoder of it.
+    Raises InputError where ``use_bidirectional_attention`` makes an encoder of a causal one.
     """
     model_type = config.model_type
-    if config.get("use_bidirectional_attention"):
+    if is_causal and config.get("use_bidirectional_attention"):
         raise InputError("config.json: use_bidirectional_attention is set; only causal Gemma models can be planned")
     has_bias = config.boolean("attention_bias")
     caps = model_type == "gemma2" and config.get("attn_logit_softcapping") is not None
@@ -198,6 +200,7 @@ def gemma_shape(config: Config) -> GemmaShape:
         has_post_norms=model_type != "gemma",
         scores=Scores(caps=caps, dropout=config.number("attention_dropout")),
         supports_sdpa=model_type != "gemma2",
+        is_causal=is_causal,
         has_local_positions=model_type == "gemma3_text",
     )
 
@@ -216,6 +219,11 @@ def layer_windows(config: Config) -> tuple[int | None, ...]:
         return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
     period = 2 if config.model_type == "gemma2" else config.integer("sliding_window_pattern", 6)
     return tuple(window if (index + 1) % period else None for index in range(num_layers))
+
+
+def decoder(config: Config, *, is_causal: bool = True) -> GemmaDecoder:
+    """The decoder alone, as composite models hold it (``families.text``); ``is_causal`` as in ``gemma_shape``."""
+    return GemmaDecoder(gemma_shape(config, is_causal=is_causal))
 
 
 def build(config: Config) -> CausalLM:

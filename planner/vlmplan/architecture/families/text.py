@@ -30,9 +30,9 @@ def ties_word_embeddings(config: Config, text: Config) -> bool:
 
     The file's own key decides. Without it, files written by transformers 5 follow the composite class's default, but
     older ones were written when the text configuration decided (``get_text_config().tie_word_embeddings`` in
-    ``tie_weights`` of 4.x), and a value equal to the default was left out: InternVL3-hf and Mistral-Small-3.1 are untied
-    that way. transformers 5 does not tie them either: ``tie_weights`` refuses where a checkpoint holds both weights
-    and they differ.
+    ``tie_weights`` of 4.x), and a value equal to the default was left out: InternVL3-hf and Mistral-Small-3.1 are
+    untied that way. transformers 5 does not tie them either: ``tie_weights`` refuses where a checkpoint holds both
+    weights and they differ.
     """
     if config.has_own("tie_word_embeddings"):
         return config.boolean("tie_word_embeddings")

@@ -32,8 +32,8 @@ def llava_next_shape(image: Image) -> ImageShape:
         num_placeholder_tokens=num_whole + rows * (columns + 1),
         tile=tile,
         patch_size=patch_size,
-        canvas_height=canvas_height,
-        canvas_width=canvas_width,
+        canvas=(canvas_height, canvas_width),
+        unpadded=(rows, columns),
     )
 
 
@@ -59,7 +59,7 @@ def llava_onevision_shape(image: Image) -> ImageShape:
             resized_height=tile,
         )
     canvas_height, canvas_width = best_resolution(image, _pinpoints(image, _ONEVISION_PINPOINTS))
-    rows, columns = _unpadded(image, grid_side, canvas_height // tile, canvas_width // tile)
+    unpadded = rows, columns = _unpadded(image, grid_side, canvas_height // tile, canvas_width // tile)
     ratio = math.sqrt(rows * columns / (_max_tiles(image) * grid_side**2))
     if ratio > 1.1:
         rows, columns = int(rows // ratio), int(columns // ratio)
@@ -67,8 +67,8 @@ def llava_onevision_shape(image: Image) -> ImageShape:
         num_placeholder_tokens=num_whole + rows * (columns + 1),
         tile=tile,
         patch_size=patch_size,
-        canvas_height=canvas_height,
-        canvas_width=canvas_width,
+        canvas=(canvas_height, canvas_width),
+        unpadded=unpadded,
     )
 
 
@@ -132,8 +132,10 @@ def _max_tiles(image: Image) -> int:
 
 
 def _tiled(
-    *, num_placeholder_tokens: int, tile: int, patch_size: int, canvas_height: int, canvas_width: int
+    *, num_placeholder_tokens: int, tile: int, patch_size: int, canvas: tuple[int, int], unpadded: tuple[int, int]
 ) -> ImageShape:
+    """``canvas`` (height, width) is in pixels, ``unpadded`` (rows, columns) in features."""
+    canvas_height, canvas_width = canvas
     columns, rows = math.ceil(canvas_width / tile), math.ceil(canvas_height / tile)
     return ImageShape(
         num_tokens=num_placeholder_tokens,
@@ -145,4 +147,6 @@ def _tiled(
         resized_height=canvas_height,
         num_tile_columns=columns,
         num_tile_rows=rows,
+        num_unpadded_columns=unpadded[1],
+        num_unpadded_rows=unpadded[0],
     )

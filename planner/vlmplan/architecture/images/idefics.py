@@ -40,6 +40,7 @@ def idefics2_shape(image: Image) -> ImageShape:
         num_patch_rows=height // patch_size,
         resized_width=width,
         resized_height=height,
+        has_padded_sequences=len(set(resized)) > 1,
     )
 
 

@@ -27,6 +27,12 @@ class ImageShape:
 
     ``num_cross_attention_states`` is not zero where the language model looks at the image through
     cross-attention and only a marker enters its sequence (mllama).
+
+    ``num_unpadded_columns x num_unpadded_rows`` features of the whole canvas are left where those that only cover
+    padding are cut off (llava_next, llava_onevision, before the latter shrinks them).
+
+    ``has_padded_sequences`` where the pictures differ in size and are padded to the largest, so that the vision
+    encoder masks attention (idefics2).
     """
 
     num_tokens: int
@@ -39,6 +45,9 @@ class ImageShape:
     num_tile_columns: int = 1
     num_tile_rows: int = 1
     num_cross_attention_states: int = 0
+    num_unpadded_columns: int = 0
+    num_unpadded_rows: int = 0
+    has_padded_sequences: bool = False
 
     @property
     def num_patches_per_sequence(self) -> int:

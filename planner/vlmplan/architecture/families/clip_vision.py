@@ -1,0 +1,145 @@
+"""The vision tower of CLIP: a class token, learned positions, a norm before the layers.
+
+Source: transformers 5.23 ``models/clip/modeling_clip.py``, ``CLIPVisionModel``. SigLIP's layers are copies of CLIP's.
+"""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding
+from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.errors import InputError
+from vlmplan.units import DType
+
+
+class Attention(Module):
+    """``CLIPAttention``: all tokens of one tile see each other."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.k_proj = Linear(width, width, bias=True)
+        self.v_proj = Linear(width, width, bias=True)
+        self.q_proj = Linear(width, width, bias=True)
+        self.out_proj = Linear(width, width, bias=True)
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        batch, num_tokens, width = x.shape
+        heads = (batch, self.num_heads, num_tokens, width // self.num_heads)
+        q, k, v = self.q_proj(x).view(*heads), self.k_proj(x).view(*heads), self.v_proj(x).view(*heads)
+        return self.out_proj(attend(backend, q, k, v, is_causal=False))
+
+
+class Mlp(Module):
+    """``CLIPMLP``: ``fc2(act(fc1(x)))``."""
+
+    def __init__(self, width: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.fc1 = Linear(width, inner, bias=True)
+        self.fc2 = Linear(inner, width, bias=True)
+        self.activation = ops.ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.fc1(x)
+        x = self.activation(x)
+        return self.fc2(x)
+
+
+class EncoderLayer(Module):
+    """``CLIPEncoderLayer``: pre-norm attention and MLP."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config.integer("hidden_size")
+        self.self_attn = Attention(width, config.integer("num_attention_heads"))
+        self.layer_norm1 = LayerNorm(width)
+        self.mlp = Mlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
+        self.layer_norm2 = LayerNorm(width)
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        residual = x
+        x = self.layer_norm1(x)
+        x = self.self_attn(x, backend)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.layer_norm2(x)
+        x = self.mlp(x)
+        return ops.add(residual, x)
+
+
+class VisionEmbeddings(Module):
+    """``CLIPVisionEmbeddings`` and ``SiglipVisionEmbeddings``: patches, a class token in CLIP, learned positions."""
+
+    def __init__(self, config: Config, *, has_class_token: bool) -> None:
+        super().__init__()
+        width, patch_size = config.integer("hidden_size"), config.integer("patch_size")
+        self.image_size, self.patch_size = config.integer("image_size"), patch_size
+        self.patch_numel = config.integer("num_channels") * patch_size**2
+        self.num_positions = (self.image_size // patch_size) ** 2 + has_class_token
+        self.has_class_token = has_class_token
+        if has_class_token:
+            self.class_embedding = Parameter(width)
+        self.patch_embedding = PatchEmbedding(self.patch_numel, width, bias=not has_class_token)
+        self.position_embedding = Embedding(self.num_positions, width)
+
+    def forward(self, pixels: Tensor, batch: Batch) -> Tensor:
+        tape = pixels.tape
+        num_sequences = num_vision_sequences(batch)
+        patches = self.patch_embedding(ops.to(pixels, self.patch_embedding.weight.dtype))
+        num_patches, width = patches.shape[0] // num_sequences, patches.shape[1]
+        if num_patches + self.has_class_token != self.num_positions:
+            raise InputError(
+                f"the vision tower takes images of {self.image_size}x{self.image_size} pixels, "
+                f"{self.num_positions - self.has_class_token} patches of {self.patch_size}, not {num_patches}"
+            )
+        embeddings = patches = patches.view(num_sequences, num_patches, width)
+        if self.has_class_token:
+            class_tokens = ops.expand_weight(self.class_embedding, (num_sequences, 1, width), tape)
+            embeddings = ops.concatenate([class_tokens, patches], (num_sequences, self.num_positions, width))
+        return ops.add(embeddings, self.position_embedding(position_ids(tape.tensor((0,), DType.INT64), self)))
+
+
+def position_ids(empty: Tensor, embeddings: VisionEmbeddings) -> Tensor:
+    """The buffer ``position_ids``: its bytes are the model's, not the micro batch's."""
+    return Tensor(empty.storage, (1, embeddings.num_positions), empty.dtype)
+
+
+def num_vision_sequences(batch: Batch) -> int:
+    """Tiles in the micro batch."""
+    assert batch.image is not None
+    return batch.num_images * batch.image.num_vision_sequences
+
+
+class ClipVision(Module):
+    """``CLIPVisionModel``."""
+
+    keeps_channels_first = False
+
+    def __init__(self, config: Config, feature_layers: Sequence[int]) -> None:
+        super().__init__()
+        width = config.integer("hidden_size")
+        self.embeddings = VisionEmbeddings(config, has_class_token=True)
+        self.pre_layrnorm = LayerNorm(width)
+        self.encoder = Encoder(lambda: EncoderLayer(config), config.integer("num_hidden_layers"), feature_layers)
+        self.post_layernorm = LayerNorm(width)
+
+    @property
+    def patch_numel(self) -> int:
+        return self.embeddings.patch_numel
+
+    def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> VisionOutput:
+        with pixels.tape.section("vision.embedding"):
+            hidden = self.embeddings(pixels, batch)
+            hidden = self.pre_layrnorm(hidden)
+        last, held = self.encoder.run(hidden, lambda layer, x: layer(x, backend))
+        with pixels.tape.section("vision.pooling"):
+            pooled = self.post_layernorm(ops.part(last, last.shape[0], last.shape[2]))
+        return VisionOutput(last, held, pooled)
+
+
+def tower(config: Config, feature_layers: Sequence[int]) -> ClipVision:
+    return ClipVision(config, feature_layers)

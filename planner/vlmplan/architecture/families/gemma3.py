@@ -1,0 +1,48 @@
+"""Gemma 3 with vision: a SigLIP tower at 896 pixels, patches averaged to 256 tokens, a Gemma 3 decoder.
+
+Source: transformers 5.23 ``models/gemma3/modeling_gemma3.py``. The processor's ``token_type_ids`` mark the tokens of an
+image, which see each other; with them the model builds both masks itself, whatever the length.
+"""
+
+import math
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.gemma import decoder
+from vlmplan.architecture.families.paligemma import PaliGemma, PaliGemmaModel
+from vlmplan.architecture.families.text import ties_word_embeddings
+from vlmplan.architecture.modules import GemmaRMSNorm, Module
+from vlmplan.architecture.tensor import Parameter, Tensor
+
+
+class PoolingProjector(Module):
+    """``Gemma3MultiModalProjector``: average over squares of patches, norm, and a matrix that is no Linear."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        vision = config.section("vision_config")
+        vision_width = vision.integer("hidden_size")
+        self.num_tokens = config.integer("mm_tokens_per_image")
+        patch_columns = vision.integer("image_size") // vision.integer("patch_size")
+        self.kernel_size = patch_columns // math.isqrt(self.num_tokens)
+        # Stored (vision, text); given the other way round here, as a Linear's.
+        self.mm_input_projection_weight = Parameter(config.section("text_config").integer("hidden_size"), vision_width)
+        self.mm_soft_emb_norm = GemmaRMSNorm(vision_width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        num_images, num_patches, width = features.shape
+        patches = ops.copy(features, num_images, width, num_patches)  # channels first
+        num_tokens = num_patches // self.kernel_size**2
+        pooled = ops.resample(patches, num_images, width, num_tokens, saves_input=True)
+        normed = self.mm_soft_emb_norm(pooled.view(num_images, num_tokens, width))
+        if num_images > 1:
+            # Still channels first: the product folds the rows of all images into one matrix, a copy.
+            normed = ops.copy(normed)
+        return ops.linear(normed, self.mm_input_projection_weight)
+
+
+def build(config: Config) -> PaliGemma:
+    """``Gemma3ForConditionalGeneration``."""
+    text = config.section("text_config")
+    model = PaliGemmaModel(config, PoolingProjector(config), decoder(text))
+    return PaliGemma(model, ties_weights=ties_word_embeddings(config, text))

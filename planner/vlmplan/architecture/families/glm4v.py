@@ -1,0 +1,213 @@
+"""GLM-4.1V: a vision transformer with RMSNorm and interpolated positions, a strided convolution, and a GLM-4 decoder.
+
+Source: transformers 5.23 ``models/glm4v/modeling_glm4v.py``. In its vision config ``out_hidden_size`` is the width of
+the decoder and the inner width of the blocks' MLP; ``intermediate_size`` is the inner width of the merger.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, attend, heads_together
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext, decoder_shape
+from vlmplan.architecture.families.packed_patches import (
+    MultimodalDecoder,
+    PatchAttention,
+    PatchContext,
+    PatchEmbed,
+    patch_lengths,
+    patch_positions,
+)
+from vlmplan.architecture.families.phi3 import Phi3Mlp
+from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel, ties_either
+from vlmplan.architecture.gather import sample_rows
+from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+
+class VisionEmbeddings(Module):
+    """Learned positions, sampled in float32 from a square grid and added to the patches."""
+
+    def __init__(self, config: Config, width: int) -> None:
+        super().__init__()
+        self.position_embedding = Embedding((config.integer("image_size") // config.integer("patch_size")) ** 2, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tape, weight = x.tape, self.position_embedding.weight
+        table = ops.cast_weight(weight, DType.FLOAT32, tape)
+        # Where each patch looks into the grid; as in the original, all of it lives until this function returns.
+        sizes = [tape.tensor((x.shape[0],), DType.FLOAT32) for _ in range(4)]
+        positions = tape.tensor((x.shape[0], 2), DType.FLOAT32)
+        interpolated = sample_rows(table, positions, x.shape)
+        adapted = ops.to(interpolated, weight.dtype)
+        x = ops.add(x, adapted)
+        del sizes
+        return x
+
+
+class VisionBlock(Module):
+    """Pre-norm attention and gated MLP."""
+
+    def __init__(self, config: Config, width: int) -> None:
+        super().__init__()
+        self.norm1 = RMSNorm(width)
+        self.norm2 = RMSNorm(width)
+        self.attn = PatchAttention(
+            width, config.integer("num_heads"), qkv_bias=config.boolean("attention_bias"), output_bias=False
+        )
+        self.mlp = GatedMlp(width, config.integer("out_hidden_size"), activation=config.text("hidden_act"))
+
+    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
+        x = ops.add(x, self.attn(self.norm1(x), context, context.lengths))
+        return ops.add(x, self.mlp(self.norm2(x)))
+
+
+class PatchMerger(Module):
+    """A Linear, a norm, and a gated MLP over merged patches."""
+
+    def __init__(self, width: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.proj = Linear(width, width)
+        self.post_projection_norm = LayerNorm(width)
+        self.gate_proj = Linear(width, inner)
+        self.up_proj = Linear(width, inner)
+        self.down_proj = Linear(inner, width)
+        self.activation = ops.ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.proj(x)
+        x = ops.gelu(self.post_projection_norm(x))
+        return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
+
+
+class VisionTransformer(Module):
+    """``Glm4vVisionModel``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width, self.out_width = config.integer("hidden_size"), config.integer("out_hidden_size")
+        self.head_dim = width // config.integer("num_heads")
+        self.merged_width = width * config.integer("spatial_merge_size") ** 2
+        self.embeddings = VisionEmbeddings(config, width)
+        self.patch_embed = PatchEmbed(config, width, bias=True)
+        self.blocks = Stack.of(VisionBlock(config, width), config.integer("depth"), label="vision")
+        self.merger = PatchMerger(self.out_width, config.integer("intermediate_size"), config.text("hidden_act"))
+        self.post_conv_layernorm = RMSNorm(width)
+        self.downsample = PatchEmbedding(self.merged_width, self.out_width, bias=True)
+        self.post_layernorm = RMSNorm(width)
+
+    def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
+        """(downsampled hidden states, merged features); both stay alive in the encoder's output object."""
+        tape = pixels.tape
+        with tape.section("vision.embedding"):
+            x = self.patch_embed(pixels)
+            x = self.post_conv_layernorm(x)
+            context = PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
+            x = self.embeddings(x)
+        embedded = [x]
+        del x  # the first block's input does not outlive the block
+        x = self.blocks.run(embedded.pop(), lambda block, hidden: block(hidden, context))
+        with tape.section("vision.merger"):
+            x = self.post_layernorm(x)
+            x = self.downsample(x.view(x.numel // self.merged_width, self.merged_width))
+            return x, self.merger(x)
+
+
+class Attention(Module):
+    """Grouped-query attention with biases on q, k and v and rotary positions on the first part of each head."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+        super().__init__()
+        self.shape, self.rotary_width = shape, rotary_width
+        query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, query_width, bias=True)
+        self.k_proj = Linear(shape.hidden_size, key_width, bias=True)
+        self.v_proj = Linear(shape.hidden_size, key_width, bias=True)
+        self.o_proj = Linear(query_width, shape.hidden_size)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q, k = self._rotated(q, k, context)
+        mask = context.masks.get(None)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
+        return self.o_proj(heads_together(context.backend, q, k, out, has_mask=mask is not None))
+
+    def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        """``apply_rotary_pos_emb``: the rotated part and the rest of each head, put together in new tensors."""
+        q_part, q_rest = self._parts(q)
+        k_part, k_rest = self._parts(k)
+        q_rotated = ops.rotate(q_part, context.cos, context.sin)
+        k_rotated = ops.rotate(k_part, context.cos, context.sin)
+        q_rotated = ops.concatenate([q_rotated, q_rest], q.shape)
+        k_rotated = ops.concatenate([k_rotated, k_rest], k.shape)
+        return q_rotated, k_rotated
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rest_width = x.shape[-1] - self.rotary_width
+        # A slice of everything is x itself, without an operation of its own.
+        return ops.slice_last(x, self.rotary_width) if rest_width else x, ops.slice_last(x, rest_width)
+
+
+class DecoderLayer(Module):
+    """Attention and MLP with a norm before and behind each."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape, rotary_width)
+        self.mlp = Phi3Mlp(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size)
+        self.post_self_attn_layernorm = RMSNorm(shape.hidden_size)
+        self.post_mlp_layernorm = RMSNorm(shape.hidden_size)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        x = self.self_attn(x, context)
+        x = self.post_self_attn_layernorm(x)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.post_attention_layernorm(x)
+        x = self.mlp(x)
+        x = self.post_mlp_layernorm(x)
+        return ops.add(residual, x)
+
+
+def rotary_fraction(text: Config) -> float:
+    """The rotated part of each head: in ``rope_parameters`` (once ``rope_scaling``), else beside it, else all.
+
+    Source: ``convert_rope_params_to_dict`` in ``modeling_rope_utils.py``.
+    """
+    for key in ("rope_scaling", "rope_parameters"):
+        parameters = text.get(key)
+        if parameters:
+            fraction = cast(Mapping[str, Any], parameters).get("partial_rotary_factor")
+            return text.number("partial_rotary_factor", 1.0) if fraction is None else float(fraction)
+    return text.number("partial_rotary_factor", 1.0)
+
+
+class Glm4v(Qwen2VL):
+    """``Glm4vForConditionalGeneration``."""
+
+    PARTS = {**Qwen2VL.PARTS, "model.visual.downsample": Part.PROJECTOR}
+
+
+def build(config: Config) -> Glm4v:
+    """``Glm4vForConditionalGeneration``."""
+    text = config.section("text_config")
+    # Biases and the width of a head do not depend on the configuration.
+    shape = replace(decoder_shape(text), qkv_bias=True, output_bias=False)
+    shape = replace(shape, head_dim=shape.hidden_size // shape.num_heads)
+    rotary_width = int(shape.head_dim * rotary_fraction(text))
+    layers = Stack.of(DecoderLayer(shape, rotary_width), shape.num_layers, label="layers")
+    decoder = MultimodalDecoder(shape, layers, rotary_width)
+    model = VisionLanguageModel(VisionTransformer(config.section("vision_config")), decoder)
+    return Glm4v(model, shape, ties_weights=ties_either(config, text))

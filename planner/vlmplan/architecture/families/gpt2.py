@@ -1,0 +1,174 @@
+"""GPT-2: learned positions, layer norms, fused projections stored as 1-D convolutions, dropout.
+
+Source: transformers 5.23 ``models/gpt2/modeling_gpt2.py``. The published files drop out with probability 0.1 in four
+places, which keeps a mask each.
+"""
+
+from dataclasses import dataclass
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import causal_masks
+from vlmplan.architecture.model import Batch, Model
+from vlmplan.architecture.modules import Conv1D, Embedding, LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
+from vlmplan.units import DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPT2Shape:
+    """The dimensions of a GPT-2 decoder, and its probabilities of dropout."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_positions: int
+    vocab_size: int
+    activation: str
+    embedding_dropout: float
+    residual_dropout: float
+    scores: Scores
+
+
+class GPT2Context:
+    """What every block is called with besides the hidden states."""
+
+    __slots__ = ("backend", "mask")
+
+    def __init__(self, backend: AttentionBackend, mask: Tensor | None) -> None:
+        self.backend, self.mask = backend, mask
+
+
+class GPT2Attention(Module):
+    """Attention with one projection for q, k and v."""
+
+    def __init__(self, shape: GPT2Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.c_attn = Conv1D(shape.hidden_size, 3 * shape.hidden_size)
+        self.c_proj = Conv1D(shape.hidden_size, shape.hidden_size)
+
+    def forward(self, x: Tensor, context: GPT2Context) -> Tensor:
+        batch, num_tokens, width = x.shape
+        num_heads = self.shape.num_heads
+        head = (batch, num_heads, num_tokens, width // num_heads)
+        q, k, v = ops.split(self.c_attn(x), head, head, head)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=context.mask, scores=self.shape.scores)
+        return ops.dropout(self.c_proj(out), self.shape.residual_dropout)
+
+
+class GPT2Mlp(Module):
+    """``c_proj(act(c_fc(x)))`` and dropout."""
+
+    def __init__(self, shape: GPT2Shape) -> None:
+        super().__init__()
+        self.c_fc = Conv1D(shape.hidden_size, shape.intermediate_size)
+        self.c_proj = Conv1D(shape.intermediate_size, shape.hidden_size)
+        self.activation = ops.ACTIVATIONS[shape.activation]
+        self.dropout = shape.residual_dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.c_fc(x)
+        x = self.activation(x)
+        x = self.c_proj(x)
+        return ops.dropout(x, self.dropout)
+
+
+class GPT2Block(Module):
+    """Pre-norm attention and MLP, each added to the residual."""
+
+    def __init__(self, shape: GPT2Shape) -> None:
+        super().__init__()
+        self.ln_1 = LayerNorm(shape.hidden_size)
+        self.attn = GPT2Attention(shape)
+        self.ln_2 = LayerNorm(shape.hidden_size)
+        self.mlp = GPT2Mlp(shape)
+
+    def forward(self, x: Tensor, context: GPT2Context) -> Tensor:
+        residual = x
+        x = self.ln_1(x)
+        attended = self.attn(x, context)
+        x = ops.add(attended, residual)
+        residual = x
+        x = self.ln_2(x)
+        fed_forward = self.mlp(x)
+        return ops.add(residual, fed_forward)
+
+
+class GPT2Decoder(Module):
+    """``GPT2Model``."""
+
+    def __init__(self, shape: GPT2Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.wte = Embedding(shape.vocab_size, shape.hidden_size)
+        self.wpe = Embedding(shape.num_positions, shape.hidden_size)
+        self.h = Stack.of(GPT2Block(shape), shape.num_layers, label="layers")
+        self.ln_f = LayerNorm(shape.hidden_size)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with ids.tape.section("embedding"):
+            return self.wte(ids)
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        tape = x.tape
+        with tape.section("positions"):
+            position_ids = tape.tensor((1, x.shape[1]), DType.INT64)
+            positions = self.wpe(position_ids)
+            hidden = ops.add(x, positions)
+            context = GPT2Context(backend, causal_masks(x, backend, (None,)).get(None))
+            hidden = ops.dropout(hidden, self.shape.embedding_dropout)
+        hidden = self.h.run(hidden, lambda block, hidden: block(hidden, context))
+        with tape.section("norm"):
+            return self.ln_f(hidden)
+
+
+class GPT2(Model):
+    """``GPT2LMHeadModel``."""
+
+    EMBEDDINGS = "transformer.wte"
+    ATTENTION_LINEARS = ("attn.c_attn", "attn.c_proj")
+
+    def __init__(self, shape: GPT2Shape, *, ties_weights: bool) -> None:
+        super().__init__()
+        self.transformer = GPT2Decoder(shape)
+        self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
+        if ties_weights:
+            self.tie_weights()
+
+    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
+        return self.transformer(self.transformer.embed(ids), backend)
+
+
+def gpt2_shape(config: Config) -> GPT2Shape:
+    """The shape of a GPT-2 decoder. Raises InputError for variants that compute something else."""
+    # reorder_and_upcast_attn changes eager attention only, but a memory plan that ignores it would be wrong there.
+    for key in ("add_cross_attention", "reorder_and_upcast_attn"):
+        if config.boolean(key):
+            raise InputError(f"config.json: {key} is set; GPT-2 can be planned without it only")
+    hidden_size = config.integer("hidden_size")
+    return GPT2Shape(
+        hidden_size=hidden_size,
+        intermediate_size=config.integer("n_inner", 4 * hidden_size),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=config.integer("num_attention_heads"),
+        num_positions=config.integer("max_position_embeddings"),
+        vocab_size=config.integer("vocab_size"),
+        activation=config.text("activation_function"),
+        embedding_dropout=config.number("embd_pdrop"),
+        residual_dropout=config.number("resid_pdrop"),
+        scores=Scores(dropout=config.number("attn_pdrop"), upcasts=False),
+    )
+
+
+def decoder(config: Config) -> GPT2Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    return GPT2Decoder(gpt2_shape(config))
+
+
+def build(config: Config) -> GPT2:
+    """``GPT2LMHeadModel``."""
+    return GPT2(gpt2_shape(config), ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,114 @@
+"""InternVL: InternViT over tiles, pixel unshuffle, a projector, and a Qwen or Llama decoder.
+
+Source: transformers 5.23 ``models/internvl/modeling_internvl.py``.
+"""
+
+import math
+from typing import Any
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.intern_vision import InternVision
+from vlmplan.architecture.families.packed_patches import scattered
+from vlmplan.architecture.families.text import text_decoder, ties_word_embeddings
+from vlmplan.architecture.model import Batch, Model, Part
+from vlmplan.architecture.modules import LayerNorm, Linear, Module
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
+
+
+class Projector(Module):
+    """``InternVLMultiModalProjector``: a norm and a two-layer MLP over merged patches."""
+
+    def __init__(self, config: Config, in_width: int, out_width: int) -> None:
+        super().__init__()
+        self.layer_norm = LayerNorm(in_width)
+        self.linear_1 = Linear(in_width, out_width, bias=True)
+        self.linear_2 = Linear(out_width, out_width, bias=True)
+        self.activation = ops.ACTIVATIONS[config.text("projector_hidden_act")]
+
+    def forward(self, features: Tensor) -> Tensor:
+        hidden = self.layer_norm(features)
+        hidden = self.linear_1(hidden)
+        hidden = self.activation(hidden)
+        return self.linear_2(hidden)
+
+
+class InternVLModel(Module):
+    """``InternVLModel``: ``vision_tower``, ``multi_modal_projector``, ``language_model``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        vision, text = config.section("vision_config"), config.section("text_config")
+        self.feature_layers = config.integers("vision_feature_layer")
+        if len(self.feature_layers) != 1:
+            raise InputError(f"config.json: vision_feature_layer is {self.feature_layers!r}; one layer is expected")
+        self.strategy = config.text("vision_feature_select_strategy")
+        self.drops_first_feature = self.strategy == "default"
+        self.merge_size = int(1 / config.number("downsample_ratio"))
+        merged_width = vision.integer("hidden_size") * self.merge_size**2
+        self.vision_tower = InternVision(vision, self.feature_layers)
+        self.multi_modal_projector = Projector(config, merged_width, text.integer("hidden_size"))
+        self.language_model: Any = text_decoder(text)
+
+    def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
+        embeddings = self.language_model.embed(ids)
+        # What the vision tower returned lives until this function ends, as ``mm_encoder_outputs`` does.
+        encoded: list[Any] = []
+        if pixels is not None:
+            output = self.vision_tower(pixels, batch, backend)
+            # -1 is the last hidden state behind the tower's last norm, which the list does not have.
+            selected = output.last_hidden_state if self.feature_layers == (-1,) else output.hidden_states[0]
+            with pixels.tape.section("projector"):
+                features = self.multi_modal_projector(self.unshuffled(selected))
+                pixels.tape.outputs.append(features.detached())
+            del selected
+            encoded += [output, features]
+            with ids.tape.section("scatter"):
+                embeddings = scattered(ids, embeddings, features)
+            del output, features
+        return self.language_model(embeddings, backend)
+
+    def unshuffled(self, features: Tensor) -> Tensor:
+        """``pixel_shuffle``: squares of patches become one wider feature, in two copies, columns before rows."""
+        num_tiles, num_features, width = features.shape
+        if self.drops_first_feature:
+            num_features -= 1
+            features = ops.part(features, num_tiles, num_features, width)
+        side = math.isqrt(num_features)
+        if side**2 != num_features or side % self.merge_size:
+            raise InputError(
+                f"InternVL merges {self.merge_size}x{self.merge_size} features of a square tile; "
+                f"{num_features} features are no such square (vision_feature_select_strategy is {self.strategy!r})"
+            )
+        features = ops.resample(features, num_tiles, num_features, width)
+        num_merged = (side // self.merge_size) ** 2
+        return ops.resample(features, num_tiles, num_merged, width * self.merge_size**2)
+
+
+class InternVL(Model):
+    """``InternVLForConditionalGeneration``."""
+
+    PARTS = {"model.vision_tower": Part.VISION, "model.multi_modal_projector": Part.PROJECTOR}
+    EMBEDDINGS = "model.language_model.embed_tokens"
+
+    def __init__(self, model: InternVLModel, *, ties_weights: bool) -> None:
+        super().__init__()
+        self.model = model
+        shape = model.language_model.shape
+        self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
+        if ties_weights:
+            self.tie_weights()
+
+    def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
+        assert batch.image is not None
+        return (batch.num_images * batch.image.num_patches, self.model.vision_tower.patch_numel)
+
+    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
+        return self.model(ids, pixels, batch, backend)
+
+
+def build(config: Config) -> InternVL:
+    """``InternVLForConditionalGeneration``; InternVL3-hf files do not say that they are untied."""
+    return InternVL(InternVLModel(config), ties_weights=ties_word_embeddings(config, config.section("text_config")))

@@ -1,0 +1,53 @@
+"""Mixtral and Qwen3-MoE: Llama-like decoders with mixtures of experts.
+
+Source: transformers 5.23 ``models/mixtral/modeling_mixtral.py`` and ``models/qwen3_moe/modeling_qwen3_moe.py``.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import Decoder, DecoderShape, decoder_shape
+from vlmplan.architecture.families.moe import moe_layers
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear
+
+
+class Mixtral(CausalLM):
+    """``MixtralForCausalLM``. The names of its experts in transformers 4 still work as LoRA targets."""
+
+    PARAMETER_TARGETS = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
+
+
+class Qwen3Moe(CausalLM):
+    """``Qwen3MoeForCausalLM``."""
+
+    PARAMETER_TARGETS = {
+        "gate": "gate.weight",
+        "gate_proj": "gate_up_proj",
+        "up_proj": "gate_up_proj",
+        "down_proj": "down_proj",
+    }
+
+
+def moe_shape(config: Config) -> DecoderShape:
+    """The shape of the decoder; if a window is set, all layers have it."""
+    shape = decoder_shape(config)
+    window = config.optional_integer("sliding_window")
+    is_qwen = config.model_type == "qwen3_moe"
+    if is_qwen and not config.boolean("use_sliding_window"):
+        window = None
+    return replace(shape, qk_norm=is_qwen, windows=(window,) * shape.num_layers)
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = moe_shape(config)
+    return Decoder(shape, moe_layers(config, shape))
+
+
+def build(config: Config) -> CausalLM:
+    """``MixtralForCausalLM`` or ``Qwen3MoeForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    family = Mixtral if config.model_type == "mixtral" else Qwen3Moe
+    return family(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,232 @@
+"""Mixtures of experts: a router, and experts whose weights lie in two three-dimensional parameters.
+
+Source: transformers 5.23 ``integrations/moe.py`` (``grouped_mm_experts_forward``, which runs unless another
+``experts_implementation`` is asked for) and the classes ``...Experts``, ``...TopKRouter`` and ``...SparseMoeBlock`` of
+``models/{mixtral,qwen3_moe,qwen3_vl_moe}``. Symbols: N tokens, k experts per token, S = N * k pairs, E experts.
+
+Neither the experts nor the router are ``nn.Linear``. bitsandbytes therefore leaves them in 16 bit
+(``replace_with_bnb_linear``). LoRA reaches them in Mixtral and Qwen3-MoE, by ``all-linear`` and by the names that the
+layers had in transformers 4 (``parameter_adapters``), but not in Qwen3-VL-MoE, for which peft has no such mapping.
+torch's ``FlopCounterMode`` knows no formula for a grouped product; the floating point operations here are those of the
+k experts of each token. The loss that balances experts is not described: ``output_router_logits`` is off by default,
+and its (N, E) tensors are small beside the (S, width) ones of a layer.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape
+from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.modules import Module, Stack
+from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.parameter_adapters import AdaptableModule
+from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.units import DType
+
+
+class Experts(AdaptableModule):
+    """``MixtralExperts`` and its copies: gated MLPs, each over the tokens that were routed to it."""
+
+    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, *, activation: str = "silu") -> None:
+        super().__init__()
+        self.gate_up_proj = Parameter(num_experts, 2 * intermediate_size, hidden_size)
+        self.down_proj = Parameter(num_experts, hidden_size, intermediate_size)
+        self.activation = ops.ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
+        """x (N, width), expert indices and their scores (N, k); the result (N, width)."""
+        tape = x.tape
+        num_tokens, width = x.shape
+        num_pairs = indices.numel
+        # The local variables of grouped_mm_experts_forward: most live to its end, also those that nothing saves.
+        expert_ids, permutation = (tape.tensor((num_pairs,), DType.INT64) for _ in range(2))
+        selected = take_rows(x, tape.tensor((num_pairs,), DType.INT64), (num_pairs, width))
+        selected_scores = take_rows(scores.view(num_pairs), permutation, (num_pairs,))
+        histogram_input = tape.tensor((num_pairs,), DType.INT32)
+        out = grouped_linear(selected, self.weight_of("gate_up_proj"))
+        out = self._gated(out)
+        out = grouped_linear(out, self.weight_of("down_proj"))
+        weighted = ops.mul(out, selected_scores.view(num_pairs, 1))
+        inverse = tape.tensor((num_pairs,), DType.INT64)
+        weighted = take_rows(weighted, inverse, weighted.shape)
+        result = ops.to(_summed_per_token(weighted, num_tokens), x.dtype)
+        del expert_ids, permutation, histogram_input
+        return result
+
+    def _gated(self, out: Tensor) -> Tensor:
+        half = (out.shape[0], out.shape[1] // 2)
+        gate, up = ops.split(out, half, half)
+        return ops.mul(self.activation(gate), up)
+
+
+def grouped_linear(x: Tensor, weight: Operand) -> Tensor:
+    """``grouped_mm``: rows of x (S, in), sorted by expert, each times the weight (E, out, in) of its expert.
+
+    Saves x if the weight needs a gradient, the whole weight if x does. It is not part of autocast: x takes the
+    weight's type.
+    """
+    tape = x.tape
+    x = ops.to(x, weight.dtype)
+    _, out_width, in_width = weight.shape
+    kept_weight = weight if isinstance(weight, Parameter) else weight.detached()
+    saved = (x.detached() if weight.requires_grad else None, kept_weight if x.requires_grad else None)
+    node = tape.node((x, weight), _grouped_linear_backward, saved, (x.shape, weight.shape, x.dtype))
+    out = tape.tensor((x.shape[0], out_width), x.dtype, node)
+    weight_bytes = weight.numel * weight.dtype.num_bytes
+    tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes)
+    return out
+
+
+def _grouped_linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    x_shape, weight_shape, dtype = node.meta
+    tape = g.tape
+    num_experts, out_width, in_width = weight_shape
+    flops = 2 * x_shape[0] * in_width * out_width
+    hbm_bytes = (x_shape[0] * (in_width + out_width) + num_experts * in_width * out_width) * dtype.num_bytes
+    grad_x = grad_weight = None
+    if node.needs[0]:
+        grad_x = tape.tensor(x_shape, dtype)
+        tape.matmul(flops, hbm_bytes)
+    if node.needs[1]:
+        grad_weight = tape.gradient(weight_shape, dtype)
+        tape.matmul(flops, hbm_bytes)
+    return (grad_x, grad_weight)
+
+
+def _summed_per_token(x: Tensor, num_tokens: int) -> Tensor:
+    """``x.view(N, k, width).sum(dim=1)``: saves nothing; the gradient is written out for every pair by the view."""
+    tape = x.tape
+    node = tape.node((x,), _summed_per_token_backward, meta=x.shape)
+    out = tape.tensor((num_tokens, x.shape[1]), x.dtype, node)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _summed_per_token_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(node.meta, g.dtype)
+    g.tape.move(g.num_bytes + out.num_bytes)
+    return (out,)
+
+
+class TopKRouter(AdaptableModule):
+    """``MixtralTopKRouter`` and its copies: (logits, scores, indices) of the k experts of each token.
+
+    Probabilities are float32. ``casts_scores``: the scores go back to the model's type (Qwen 3); where they do not
+    (Mixtral), what they weight becomes float32 too. ``normalizes``: the k scores sum to one.
+    """
+
+    def __init__(
+        self, num_experts: int, hidden_size: int, num_per_token: int, *, casts_scores: bool, normalizes: bool = True
+    ) -> None:
+        super().__init__()
+        self.weight = Parameter(num_experts, hidden_size)
+        self.num_per_token, self.casts_scores, self.normalizes = num_per_token, casts_scores, normalizes
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = ops.linear(x, self.weight_of("weight"))
+        probabilities = ops.softmax(logits if self.casts_scores else ops.to(logits, DType.FLOAT32), DType.FLOAT32)
+        scores, indices = _top(probabilities, self.num_per_token)
+        if self.normalizes:
+            scores = _normalized_in_place(scores)
+        if self.casts_scores:
+            scores = ops.to(scores, logits.dtype)
+        return logits, scores, indices
+
+
+def _top(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """``torch.topk(x, count, dim=-1)``: values and indices; saves the indices."""
+    tape = x.tape
+    node = tape.node((x,), _top_backward, meta=(x.shape, x.dtype))
+    shape = (*x.shape[:-1], count)
+    values, indices = tape.tensor(shape, x.dtype, node), tape.tensor(shape, DType.INT64)
+    tape.save(node, indices)
+    tape.move(x.num_bytes + values.num_bytes + indices.num_bytes)
+    return values, indices
+
+
+def _top_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(*node.meta)
+    g.tape.move(g.num_bytes + out.num_bytes)
+    return (out,)
+
+
+def _normalized_in_place(x: Tensor) -> Tensor:
+    """``x /= x.sum(dim=-1, keepdim=True)``: saves the sum and, as the division is in place, a copy of x."""
+    tape = x.tape
+    before, total = tape.tensor(x.shape, x.dtype), tape.tensor((*x.shape[:-1], 1), x.dtype)
+    node = tape.node((x,), _normalized_backward, (before, total), (x.shape, x.dtype))
+    tape.move(4 * x.num_bytes)
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def _normalized_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(*node.meta)
+    g.tape.move(4 * out.num_bytes)
+    return (out,)
+
+
+class SparseMoeBlock(Module):
+    """``MixtralSparseMoeBlock`` and its copies: route, then run the experts. Mixtral registers the router first."""
+
+    def __init__(self, gate: TopKRouter, experts: Experts, *, registers_gate_first: bool) -> None:
+        super().__init__()
+        if registers_gate_first:
+            self.gate: Any = gate
+        self.experts: Any = experts
+        if not registers_gate_first:
+            self.gate = gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        flat = x.view(x.numel // width, width)
+        _, scores, indices = self.gate(flat)
+        return self.experts(flat, indices, scores).view(*x.shape)
+
+
+class MoeDecoderLayer(DecoderLayer):
+    """``MixtralDecoderLayer`` and its copies: a Llama layer with a mixture of experts for an MLP."""
+
+    def __init__(self, shape: DecoderShape, block: SparseMoeBlock, window: int | None = None) -> None:
+        super().__init__(shape, window)
+        self.mlp = block
+
+
+def moe_block(config: Config, shape: DecoderShape) -> SparseMoeBlock:
+    """The mixture of experts of a text configuration (mixtral, qwen3_moe, qwen3_vl_moe_text)."""
+    is_mixtral = config.model_type == "mixtral"
+    num_experts = config.integer("num_experts")
+    width = config.integer("intermediate_size" if is_mixtral else "moe_intermediate_size")
+    gate = TopKRouter(
+        num_experts,
+        shape.hidden_size,
+        config.integer("num_experts_per_tok"),
+        casts_scores=not is_mixtral,
+        # The key is Qwen3-MoE's alone; the others normalise always.
+        normalizes=config.model_type != "qwen3_moe" or config.boolean("norm_topk_prob"),
+    )
+    experts = Experts(num_experts, shape.hidden_size, width, activation=shape.activation)
+    return SparseMoeBlock(gate, experts, registers_gate_first=is_mixtral)
+
+
+def moe_layers(config: Config, shape: DecoderShape) -> Stack:
+    """The layers of a decoder: every ``decoder_sparse_step``-th has experts, but for ``mlp_only_layers``."""
+    window = shape.windows[0] if shape.windows else None
+    dense_layers = config.integers("mlp_only_layers")
+    step = config.integer("decoder_sparse_step", 1)
+    has_experts = [index not in dense_layers and (index + 1) % step == 0 for index in range(shape.num_layers)]
+    kinds: list[Module] = []
+    if True in has_experts:
+        kinds.append(MoeDecoderLayer(shape, moe_block(config, shape), window))
+    if False in has_experts:
+        kinds.append(DecoderLayer(shape, window))
+    return Stack(kinds, [0 if sparse else len(kinds) - 1 for sparse in has_experts], label="layers")

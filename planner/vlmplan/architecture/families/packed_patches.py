@@ -1,0 +1,141 @@
+"""Vision transformers over the patches of all images in one sequence: what Qwen2-VL to Qwen3-VL and GLM-4V share.
+
+Source: transformers 5.23 ``models/{qwen2_vl,qwen2_5_vl,qwen3_vl,glm4v}/modeling_*.py`` (``VisionAttention`` and its
+copies, the ``forward`` of the models).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+
+class PatchContext(RotaryContext):
+    """Rotary positions of the patches, and how many patches attend to each other.
+
+    ``lengths`` are the patches of each image, ``windows`` those of each attention window.
+    """
+
+    __slots__ = ("lengths", "windows")
+
+    def __init__(
+        self,
+        backend: AttentionBackend,
+        positions: tuple[Tensor, Tensor],
+        lengths: Sequence[int],
+        windows: Sequence[int] = (),
+    ) -> None:
+        super().__init__(backend, *positions)
+        self.lengths, self.windows = lengths, windows
+
+
+class PatchAttention(Module):
+    """Attention with fused q, k, v and rotary positions in float32, among the patches of each image or window."""
+
+    def __init__(self, width: int, num_heads: int, *, qkv_bias: bool = True, output_bias: bool = True) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv = Linear(width, 3 * width, bias=qkv_bias)
+        self.proj = Linear(width, width, bias=output_bias)
+
+    def forward(self, x: Tensor, context: PatchContext, lengths: Sequence[int]) -> Tensor:
+        num_patches, width = x.shape
+        head_dim = width // self.num_heads
+        head = (self.num_heads, num_patches, head_dim)
+        q, k, v = ops.split(self.qkv(x), head, head, head)
+        q, k = rotated_in_float32(q, k, context)
+        if context.backend.implementation == "flash_attention_2":
+            q, k, v = (part.view(1, *head) for part in (q, k, v))
+            return self.proj(attend(context.backend, q, k, v, is_causal=False, lengths=lengths).view(*x.shape))
+        # The lists live until the end of this function as they do there.
+        shapes = [(1, self.num_heads, length, head_dim) for length in lengths]
+        parts = [ops.split(part, *shapes) for part in (q, k, v)]
+        outs = [attend(context.backend, *part, is_causal=False) for part in zip(*parts, strict=True)]
+        out = ops.concatenate(outs, x.shape)
+        return self.proj(out)
+
+
+def rotated_in_float32(q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_pos_emb_vision``: both cast to float32, rotated, and cast back."""
+    dtype = q.dtype
+    q, k = ops.to(q, DType.FLOAT32), ops.to(k, DType.FLOAT32)
+    q_rotated = ops.rotate(q, context.cos, context.sin)
+    k_rotated = ops.rotate(k, context.cos, context.sin)
+    q_rotated = ops.to(q_rotated, dtype)
+    k_rotated = ops.to(k_rotated, dtype)
+    return q_rotated, k_rotated
+
+
+class PatchEmbed(Module):
+    """A convolution over one patch of a few frames: one product."""
+
+    def __init__(self, config: Config, width: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.patch_numel = (
+            config.integer("in_channels") * config.integer("temporal_patch_size") * config.integer("patch_size") ** 2
+        )
+        self.proj = PatchEmbedding(self.patch_numel, width, bias=bias)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.proj(ops.to(pixels, self.proj.weight.dtype))
+
+
+def patch_lengths(batch: Batch) -> tuple[int, ...]:
+    """Patches of each image of the batch."""
+    assert batch.image is not None
+    return (batch.image.num_patches,) * batch.num_images
+
+
+def patch_positions(x: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """cos and sin of the patches' rows and columns, in float32."""
+    shape = (x.shape[0], head_dim)
+    return x.tape.tensor(shape, DType.FLOAT32), x.tape.tensor(shape, DType.FLOAT32)
+
+
+def joined_features(features: Tensor, num_images: int) -> Tensor:
+    """The features of all images, split by image by the encoder and concatenated again by its caller: a copy."""
+    num_tokens, width = features.shape
+    return ops.concatenate(ops.split(features, *[(num_tokens // num_images, width)] * num_images), features.shape)
+
+
+def scattered(ids: Tensor, embeddings: Tensor, features: Tensor) -> Tensor:
+    """Image features put in the place of their placeholder tokens."""
+    return ops.masked_scatter(embeddings, ids.tape.tensor(ids.shape, DType.BOOL), features)
+
+
+def token_positions(ids: Tensor) -> Tensor:
+    """``position_ids``: time, height and width of every token."""
+    return ids.tape.tensor((3, *ids.shape), DType.INT64)
+
+
+class MultimodalDecoder(Decoder):
+    """A decoder whose tokens have a position in time, height and width, so that samples differ."""
+
+    def __init__(self, shape: DecoderShape, layers: Stack | None = None, rotary_width: int | None = None) -> None:
+        super().__init__(shape, layers)
+        self.rotary_width = rotary_width or shape.head_dim
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin in the model's type, for every sample."""
+        shape = (x.shape[0], 1, x.shape[1], self.rotary_width)
+        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+
+
+class Sequential(Module):
+    """``nn.Sequential`` and ``nn.ModuleList``: children named by position; those without weights are left out."""
+
+    def __init__(self, modules: Mapping[str, Module]) -> None:
+        super().__init__()
+        self.modules_by_name.update(modules)
+
+    def __getitem__(self, name: str) -> Module:
+        return self.modules_by_name[name]
+
+    def replace(self, name: str, module: Module) -> None:
+        self.modules_by_name[name] = module

@@ -1,0 +1,110 @@
+"""The vision tower of Pixtral: patches of all images in one sequence, rotary positions in two dimensions.
+
+Source: transformers 5.23 ``models/pixtral/modeling_pixtral.py``, ``PixtralVisionModel``. Images are kept apart by an
+additive mask over all patches of the micro batch, in the model's type also for sdpa: attention grows with the square
+of the micro batch. flash_attention_2 gets lengths instead.
+"""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import GatedMlp
+from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, RMSNorm
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+
+class PixtralContext:
+    """What every layer is called with besides the hidden states."""
+
+    __slots__ = ("backend", "cos", "lengths", "mask", "sin")
+
+    def __init__(
+        self, backend: AttentionBackend, cos: Tensor, sin: Tensor, mask: Tensor | None, lengths: Sequence[int]
+    ) -> None:
+        self.backend, self.cos, self.sin, self.mask, self.lengths = backend, cos, sin, mask, lengths
+
+
+class PixtralAttention(Module):
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.k_proj = Linear(width, width)
+        self.v_proj = Linear(width, width)
+        self.q_proj = Linear(width, width)
+        self.o_proj = Linear(width, width)
+
+    def forward(self, x: Tensor, context: PixtralContext) -> Tensor:
+        _, num_patches, width = x.shape
+        heads = (1, self.num_heads, num_patches, width // self.num_heads)
+        q, k, v = self.q_proj(x).view(*heads), self.k_proj(x).view(*heads), self.v_proj(x).view(*heads)
+        q, k = ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
+        out = attend(context.backend, q, k, v, is_causal=False, mask=context.mask, lengths=context.lengths)
+        return self.o_proj(out)
+
+
+class PixtralLayer(Module):
+    """``PixtralAttentionLayer``: pre-norm attention and gated MLP."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config.integer("hidden_size")
+        self.attention_norm = RMSNorm(width)
+        self.feed_forward = GatedMlp(width, config.integer("intermediate_size"), activation=config.text("hidden_act"))
+        self.attention = PixtralAttention(width, config.integer("num_attention_heads"))
+        self.ffn_norm = RMSNorm(width)
+
+    def forward(self, x: Tensor, context: PixtralContext) -> Tensor:
+        residual = x
+        x = self.attention_norm(x)
+        x = self.attention(x, context)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.ffn_norm(x)
+        x = self.feed_forward(x)
+        return ops.add(residual, x)
+
+
+class PixtralVision(Module):
+    """``PixtralVisionModel``. All images of the micro batch have the same shape here, so no padding is cut off."""
+
+    keeps_channels_first = False
+
+    def __init__(self, config: Config, feature_layers: Sequence[int]) -> None:
+        super().__init__()
+        width, self.patch_size = config.integer("hidden_size"), config.integer("patch_size")
+        self.head_dim = width // config.integer("num_attention_heads")
+        self.patch_numel = config.integer("num_channels") * self.patch_size**2
+        self.patch_conv = PatchEmbedding(self.patch_numel, width, bias=False)
+        self.ln_pre = RMSNorm(width)
+        self.transformer = Encoder(lambda: PixtralLayer(config), config.integer("num_hidden_layers"), feature_layers)
+
+    def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> VisionOutput:
+        tape = pixels.tape
+        with tape.section("vision.embedding"):
+            # Views of the convolution's result, one per image, live as long as this function.
+            patches = self.patch_conv(ops.to(pixels, self.patch_conv.weight.dtype))
+            num_patches, width = patches.shape
+            per_image = (num_patches // batch.num_images, width)
+            patches = ops.slices(patches, per_image, batch.num_images)
+            x = ops.concatenate(patches, (1, num_patches, width))
+            x = self.ln_pre(x)
+            positions = tape.tensor((num_patches, 2), DType.INT64)
+            angles = (1, 1, num_patches, self.head_dim)
+            cos, sin = tape.tensor(angles, x.dtype), tape.tensor(angles, x.dtype)
+            mask, lengths = None, [per_image[0]] * batch.num_images
+            if backend.implementation != "flash_attention_2":
+                mask, lengths = tape.tensor((1, 1, num_patches, num_patches), x.dtype), []
+            context = PixtralContext(backend, cos, sin, mask, lengths)
+            del cos, sin, mask
+        last, held = self.transformer.run(x, lambda layer, hidden: layer(hidden, context))
+        del positions
+        return VisionOutput(last, held)
+
+
+def tower(config: Config, feature_layers: Sequence[int]) -> PixtralVision:
+    return PixtralVision(config, feature_layers)

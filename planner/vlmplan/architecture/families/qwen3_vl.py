@@ -1,0 +1,227 @@
+"""Qwen3-VL: LayerNorm vision blocks with interpolated position embeddings, and features of several depths (DeepStack).
+
+Source: transformers 5.23 ``models/qwen3_vl/modeling_qwen3_vl.py``. The features that three mergers take from inside the
+vision encoder are added to the image tokens behind the first three layers of a Qwen3 decoder.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from itertools import pairwise
+from typing import Any
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, RotaryContext, causal_masks, decoder_shape
+from vlmplan.architecture.families.packed_patches import (
+    MultimodalDecoder,
+    PatchAttention,
+    PatchContext,
+    PatchEmbed,
+    Sequential,
+    joined_features,
+    patch_lengths,
+    patch_positions,
+    token_positions,
+)
+from vlmplan.architecture.families.qwen2_vl import Qwen2VL
+from vlmplan.architecture.gather import put_rows, take_rows
+from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+NUM_TAPS = 4
+"""Position embeddings that one patch interpolates between (bilinear)."""
+
+
+class VisionMlp(Module):
+    """``linear_fc2(act(linear_fc1(x)))``."""
+
+    def __init__(self, width: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.linear_fc1 = Linear(width, inner, bias=True)
+        self.linear_fc2 = Linear(inner, width, bias=True)
+        self.activation = ops.ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_fc2(self.activation(self.linear_fc1(x)))
+
+
+class VisionBlock(Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config.integer("hidden_size")
+        self.norm1 = LayerNorm(width)
+        self.norm2 = LayerNorm(width)
+        self.attn = PatchAttention(width, config.integer("num_heads"))
+        self.mlp = VisionMlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
+
+    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
+        x = ops.add(x, self.attn(self.norm1(x), context, context.lengths))
+        return ops.add(x, self.mlp(self.norm2(x)))
+
+
+class PatchMerger(Module):
+    """Norm, of one patch or (``norms_merged``) of the patches of one token, and a two-layer MLP."""
+
+    def __init__(self, config: Config, *, norms_merged: bool) -> None:
+        super().__init__()
+        width = config.integer("hidden_size")
+        self.merged_width = width * config.integer("spatial_merge_size") ** 2
+        self.norms_merged = norms_merged
+        self.norm = LayerNorm(self.merged_width if norms_merged else width)
+        self.linear_fc1 = Linear(self.merged_width, self.merged_width, bias=True)
+        self.linear_fc2 = Linear(self.merged_width, config.integer("out_hidden_size"), bias=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        merged = (x.numel // self.merged_width, self.merged_width)
+        x = self.norm(x.view(*merged) if self.norms_merged else x).view(*merged)
+        return self.linear_fc2(ops.gelu(self.linear_fc1(x)))
+
+
+class VisionTransformer(Module):
+    """``Qwen3VLVisionModel``. The blocks up to each depth that a merger looks at are a kind of their own."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.width = config.integer("hidden_size")
+        self.head_dim = self.width // config.integer("num_heads")
+        num_blocks = config.integer("depth")
+        depths = config.integers("deepstack_visual_indexes")
+        self.depths = sorted(depth for depth in set(depths) if 0 <= depth < num_blocks)
+        self.merger_names = [str(depths.index(depth)) for depth in self.depths]
+        bounds = sorted({0, num_blocks, *(depth + 1 for depth in self.depths)})
+        self.stretches = list(pairwise(bounds))
+        self.patch_embed = PatchEmbed(config, self.width, bias=True)
+        self.pos_embed = Embedding(config.integer("num_position_embeddings"), self.width)
+        self.blocks = Stack(
+            [VisionBlock(config) for _ in self.stretches],
+            [kind for kind, (start, stop) in enumerate(self.stretches) for _ in range(start, stop)],
+            label="vision",
+        )
+        self.merger = PatchMerger(config, norms_merged=False)
+        self.deepstack_merger_list = Sequential(
+            {str(index): PatchMerger(config, norms_merged=True) for index in range(len(depths))}
+        )
+
+    @property
+    def num_features(self) -> int:
+        """Depths whose features reach the decoder."""
+        return len(self.depths)
+
+    def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> list[Tensor]:
+        """The patches' last hidden state, the merged features, and those of the deepstack mergers."""
+        tape = pixels.tape
+        with tape.section("vision.embedding"):
+            x = self.patch_embed(pixels)
+            # What the interpolation needs stays in local variables, its float32 result too.
+            taps = (x.shape[0], NUM_TAPS)
+            indices, weights = tape.tensor(taps, DType.INT64), tape.tensor((*taps, 1), DType.FLOAT32)
+            interpolated = ops.total(ops.mul(self.pos_embed(indices), weights), x.shape)
+            x = ops.add(x, ops.to(interpolated, x.dtype))
+            context = PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
+        features: list[Tensor] = []
+        hidden = [x]
+        del x  # a block's input does not outlive the block
+        for start, stop in self.stretches:
+            x = self.blocks.run(hidden.pop(), lambda block, x: block(x, context), start=start, stop=stop)
+            if stop - 1 in self.depths:
+                features.append(self.deep_features(x, self.depths.index(stop - 1)))
+            hidden.append(x)
+            del x
+        with tape.section("vision.merger"):
+            return [hidden[0], self.merger(hidden[0]), *features]
+
+    def deep_features(self, x: Tensor, index: int) -> Tensor:
+        with x.tape.section(f"vision.deepstack.{index}"):
+            return self.deepstack_merger_list[self.merger_names[index]](x)
+
+
+class DeepstackDecoder(MultimodalDecoder):
+    """``Qwen3VLTextModel``: behind each of the first layers, features are added to the image tokens."""
+
+    def __init__(self, shape: DecoderShape, num_features: int, layers: Stack | None = None) -> None:
+        layers = layers or Stack.of(DecoderLayer(shape), shape.num_layers, label="layers")
+        self.num_features = min(num_features, shape.num_layers)
+        super().__init__(shape, with_first_kinds_apart(layers, self.num_features))
+
+    def forward(
+        self, x: Tensor, backend: AttentionBackend, mask: Tensor | None = None, features: Sequence[Tensor] = ()
+    ) -> Tensor:
+        """``mask`` marks the image tokens that ``features`` belong to."""
+        tape = x.tape
+        with tape.section("positions"):
+            context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
+        # A layer's result lives, beside its sum with the features, until the next layer is done.
+        behind: list[Tensor] = []
+
+        def call(layer: Module, x: Tensor) -> Tensor:
+            out = layer(x, context)
+            behind.clear()
+            return out
+
+        hidden = [x]
+        for index, feature in enumerate(features[: self.num_features]):
+            x = self.layers.run(hidden.pop(), call, start=index, stop=index + 1)
+            with tape.section(f"deepstack.{index}"):
+                assert mask is not None
+                hidden.append(added_to_rows(x, mask, feature))
+            behind.append(x)
+            del x
+        x = self.layers.run(hidden.pop(), call, start=min(len(features), self.num_features))
+        with tape.section("norm"):
+            return self.norm(x)
+
+
+def with_first_kinds_apart(layers: Stack, count: int) -> Stack:
+    """``layers`` with a kind of its own for each of the first ``count``, as stretches that start there must have."""
+    first = [deepcopy(layers.kinds[kind]) for kind in layers.pattern[:count]]
+    pattern = [*range(count), *(count + kind for kind in layers.pattern[count:])]
+    return Stack([*first, *layers.kinds], pattern, label=layers.label)
+
+
+def added_to_rows(x: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
+    """``_deepstack_process``: x with ``rows`` added where ``mask`` is true, in a clone."""
+    out = ops.copy(x)
+    rows = ops.add(take_rows(out, mask, rows.shape), rows)
+    return put_rows(out, mask, rows, rows.shape)
+
+
+class VisionLanguageModel(Module):
+    """``Qwen3VLModel``: ``visual`` and ``language_model``."""
+
+    def __init__(self, visual: Module, language_model: DeepstackDecoder) -> None:
+        super().__init__()
+        self.visual: Any = visual
+        self.language_model = language_model
+
+    def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
+        embeddings = self.language_model.embed(ids)
+        if pixels is None:
+            return self.language_model(embeddings, backend)
+        # What lives until this function returns: the encoder's output object, the joined features, the positions.
+        held = self.visual(pixels, batch, backend)
+        with ids.tape.section("scatter"):
+            mask = ids.tape.tensor(ids.shape, DType.BOOL)
+            held.append(joined_features(held[1], batch.num_images))
+            embeddings = ops.masked_scatter(embeddings, mask, held[-1])
+            features = [joined_features(deep, batch.num_images) for deep in held[2:-1]]
+            held.append(token_positions(ids))
+        return self.language_model(embeddings, backend, mask, features)
+
+
+class Qwen3VL(Qwen2VL):
+    """``Qwen3VLForConditionalGeneration``."""
+
+    PARTS = {**Qwen2VL.PARTS, "model.visual.deepstack_merger_list": Part.PROJECTOR}
+
+
+def build(config: Config) -> Qwen3VL:
+    """``Qwen3VLForConditionalGeneration``; the top level alone decides whether embedding and head are one weight."""
+    shape = decoder_shape(config.section("text_config"))
+    visual = VisionTransformer(config.section("vision_config"))
+    model = VisionLanguageModel(visual, DeepstackDecoder(shape, visual.num_features))
+    return Qwen3VL(model, shape, ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,84 @@
+"""What the vision towers of composite models have in common: which hidden states they hand out, and who builds them.
+
+Source: transformers 5.23 ``utils/output_capturing.py``: a composite model asks its tower for the hidden states that
+``vision_feature_layer`` names. All layers run whatever it names, and what the tower returns lives until the composite
+model's ``forward`` ends; so does the graph of layers behind the last one named, which no gradient ever reaches.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.modules import Module, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError, UnknownNameError
+
+TOWERS = {
+    "clip_vision_model": "clip_vision",
+    "pixtral": "pixtral_vision",
+    "siglip_vision_model": "siglip_vision",
+}
+"""Vision model_types and the modules of families with their ``tower(config, feature_layers)``."""
+
+
+def vision_tower(config: Config, feature_layers: Sequence[int] = ()) -> Any:
+    """The vision tower of a vision configuration: ``forward(pixels, batch, backend)`` returns a ``VisionOutput``.
+
+    ``feature_layers`` are the hidden states that the composite model asks for, as indices into the list of the
+    embeddings and the results of all layers. Raises UnknownNameError for a model_type that is not known.
+    """
+    if config.model_type not in TOWERS:
+        raise UnknownNameError(f"{config.path}.model_type", config.model_type, TOWERS)
+    module = import_module(f"vlmplan.architecture.families.{TOWERS[config.model_type]}")
+    return module.tower(config, feature_layers)
+
+
+class VisionOutput:
+    """``BaseModelOutputWithPooling`` with the hidden states that were asked for, in that order."""
+
+    __slots__ = ("hidden_states", "last_hidden_state", "pooled")
+
+    def __init__(
+        self, last_hidden_state: Tensor, hidden_states: Sequence[Tensor] = (), pooled: Tensor | None = None
+    ) -> None:
+        self.last_hidden_state, self.hidden_states, self.pooled = last_hidden_state, tuple(hidden_states), pooled
+
+
+class Encoder(Module):
+    """The layers of a tower, cut into stretches where a hidden state is handed out.
+
+    Every stretch has a kind of layer of its own: what a layer keeps alive is not the same before and behind a hidden
+    state that somebody holds. Layers behind the last one handed out are stretches of one layer, because each keeps
+    its graph until the whole output is dropped. So are those that hand out one of several: the gradients of hidden
+    states side by side may be views of one tensor, which the layer then cannot free.
+    """
+
+    def __init__(self, make_layer: Callable[[], Module], num_layers: int, feature_layers: Sequence[int]) -> None:
+        super().__init__()
+        self.feature_layers = [_resolved(index, num_layers) for index in feature_layers]
+        bounds = {0, num_layers, *self.feature_layers}
+        if self.feature_layers:
+            bounds.update(range(max(self.feature_layers) + 1, num_layers))
+        if len(self.feature_layers) > 1:
+            bounds.update(index - 1 for index in self.feature_layers if index)
+        self.stretches = list(pairwise(sorted(bounds)))
+        pattern = [kind for kind, (start, stop) in enumerate(self.stretches) for _ in range(start, stop)]
+        self.layers = Stack([make_layer() for _ in self.stretches], pattern, label="vision")
+
+    def run(self, x: Tensor, call: Callable[[Any, Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """(last hidden state, those asked for); ``call(layer, x)`` runs one layer."""
+        hidden = x
+        held = {0: hidden} if 0 in self.feature_layers else {}
+        for start, stop in self.stretches:
+            hidden = self.layers.run(hidden, call, start=start, stop=stop)
+            if stop in self.feature_layers:
+                held[stop] = hidden
+        return hidden, [held[index] for index in self.feature_layers]
+
+
+def _resolved(index: int, num_layers: int) -> int:
+    if not -num_layers - 1 <= index <= num_layers:
+        raise InputError(f"config.json: vision_feature_layer is {index}; the vision tower has {num_layers} layers")
+    return index % (num_layers + 1)

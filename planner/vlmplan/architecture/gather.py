@@ -1,0 +1,88 @@
+"""Operations that pick rows of a tensor and put rows into it: ``x[indices]`` and ``x[mask] = rows``.
+
+Sources: torch 2.13 ``tools/autograd/derivatives.yaml`` (``index.Tensor``, ``index_put_``) and ``index_backward`` in
+``torch/csrc/autograd/FunctionsManual.cpp``. A boolean mask selects as many rows as it has true elements; the index
+lists that CUDA makes of it, 8 bytes a row and dimension, live for one kernel only and are left out.
+"""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture.ops import Grads, reduced
+from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+
+
+def take_rows(x: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x[indices]`` of ``shape``: saves the indices (or the mask); its gradient has x's whole size."""
+    tape = x.tape
+    node = tape.node((x,), _take_rows_backward, (indices.detached(),), (x.shape, x.dtype))
+    out = tape.tensor(shape, x.dtype, node)
+    tape.move(2 * out.num_bytes)
+    return out
+
+
+def _take_rows_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    """Zeros, and the rows added to them: in place, except under a dispatch mode (``areAnyTensorSubclassLike``)."""
+    (g,) = grads
+    assert g is not None
+    shape, dtype = node.meta
+    tape = g.tape
+    out = tape.tensor(shape, dtype)
+    tape.move(out.num_bytes + 3 * g.num_bytes)
+    return (out if tape.accumulates_in_place else tape.tensor(shape, dtype),)
+
+
+def put_rows(x: Tensor, mask: Tensor, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x[mask] = rows`` in place, where ``mask`` selects rows of ``shape`` and ``rows`` may be broadcast to it.
+
+    Saves the mask. The result is x's storage; the caller must let go of ``x`` as torch's in-place operation does.
+    """
+    tape = x.tape
+    node = tape.node((x, rows), _put_rows_backward, (mask.detached(),), (shape, rows.shape))
+    tape.move(2 * rows.num_bytes)
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def _put_rows_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    """x gets g with zeros in the place of the rows: a copy of g. The rows get theirs out of g."""
+    (g,) = grads
+    assert g is not None
+    shape, rows_shape = node.meta
+    tape = g.tape
+    grad_x = grad_rows = None
+    if node.needs[0]:
+        zeros = tape.tensor(rows_shape, g.dtype)
+        grad_x = tape.tensor(g.shape, g.dtype)
+        tape.move(2 * g.num_bytes + zeros.num_bytes)
+        del zeros
+    if node.needs[1]:
+        grad_rows = tape.tensor(shape, g.dtype)
+        tape.move(2 * grad_rows.num_bytes)
+        if rows_shape != shape:
+            grad_rows = reduced(grad_rows, rows_shape, g.dtype)
+    return (grad_x, grad_rows)
+
+
+def sample_rows(table: Operand, positions: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``F.grid_sample(table, positions)``: rows of ``shape`` interpolated from a grid; saves both.
+
+    Its gradient has the size of the grid. The kernel makes room for that of the positions too, wanted or not.
+    """
+    tape = positions.tape
+    kept_table = table if isinstance(table, Parameter) else table.detached()
+    saved = (kept_table, positions.detached())
+    node = tape.node((table,), _sample_rows_backward, saved, (table.shape, table.dtype, positions.shape))
+    out = tape.tensor(shape, table.dtype, node)
+    tape.move(table.numel * table.dtype.num_bytes + out.num_bytes)
+    return out
+
+
+def _sample_rows_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    shape, dtype, positions_shape = node.meta
+    tape = g.tape
+    out = tape.tensor(shape, dtype)
+    grad_positions = tape.tensor(positions_shape, dtype)
+    tape.move(g.num_bytes + 2 * out.num_bytes)
+    del grad_positions
+    return (out,)

@@ -1,0 +1,193 @@
+"""The module tree of a model that has no family, from transformers' own list of its parts (``layout``).
+
+Exact: parameters, their names and order, which Linears there are, what is tied, which layers can be checkpointed.
+Generic: what happens between the Linears of a layer (``generic_layers``). Images are not described: vision towers and
+projectors have their parameters but do not run. Layers that keep states instead of attending are refused.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.generic_layers import (
+    GenericContext,
+    GenericShape,
+    Group,
+    LayerRun,
+    Role,
+    output_step,
+    use_own,
+)
+from vlmplan.architecture.generic_tree import NORMS, TreeBuilder
+from vlmplan.architecture.layout import ModelLayout, recurrent_classes, unmultiplied_classes
+from vlmplan.architecture.model import Batch, Model, Part
+from vlmplan.architecture.modules import Linear, Module, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
+
+
+class GenericModel(Model):
+    """A model described by its layout. ``build_generic`` makes a subclass for each, with its paths and parts."""
+
+    def __init__(self, layout: ModelLayout, shape: GenericShape, tree: Group) -> None:
+        super().__init__()
+        self.layout, self.shape = layout, shape
+        self.modules_by_name.update(tree.modules_by_name)
+        self.parameters_by_name.update(tree.parameters_by_name)
+
+    def module(self, path: str) -> Any:
+        module: Module = self
+        for name in path.split("."):
+            module = module.modules_by_name[name]
+        return module
+
+    def replace(self, name: str, module: Module) -> None:
+        self.modules_by_name[name] = module
+
+    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
+        self._refuse_recurrence()
+        used = {id(part) for part in (self.head, self.input_embeddings) for _, part in part.named_modules()}
+        outside = [module for _, module in self._outside_stacks() if not isinstance(module, Stack)]
+        with ids.tape.section("embedding"):
+            x = self.input_embeddings(ids)
+            if x.shape[-1] != self.shape.hidden_size:
+                x = self._projected(x, self.shape.hidden_size, outside, used)
+        with ids.tape.section("positions"):
+            context = GenericContext(self._backend(backend), self.shape, *self._positions(x))
+        x = self._through_layers(x, context)
+        with ids.tape.section("norm"):
+            for module in outside:
+                if isinstance(module, NORMS) and id(module) not in used and _fits(module, x):
+                    x = module(x)
+                    used.add(id(module))
+            head_width = self.head.weight.shape[1]
+            if x.shape[-1] != head_width:
+                x = self._projected(x, head_width, outside, used)
+            for module in outside:
+                x = use_own(x, module, used)
+            return x
+
+    def _refuse_recurrence(self) -> None:
+        """What mixers with states save depends on the kernels that are installed, by factors of ten: no guess."""
+        mixers = recurrent_classes(self.layout)
+        if mixers:
+            kinds = " and ".join(mixers[:3])
+            raise InputError(f"{self.layout.class_name} has layers of {kinds}, whose memory vlmplan does not know")
+
+    def _through_layers(self, x: Tensor, context: GenericContext) -> Tensor:
+        """x through all layers of the language model."""
+        for name, module in self._outside_stacks():
+            if isinstance(module, Stack):
+                x = module.run(x, lambda layer, hidden: LayerRun(context).layer(layer, hidden))
+            elif isinstance(module, Group) and module.role is Role.LIST:
+                for block in module.blocks:
+                    layer = module.modules_by_name[block]
+                    assert isinstance(layer, Group)
+                    with x.tape.section(f"{name}.{block}"):
+                        x = LayerRun(context).layer(layer, x)
+        return x
+
+    def _outside_stacks(self) -> Iterator[tuple[str, Module]]:
+        """The modules of the language model in order with their names, those inside stacks and lists left out."""
+        pending: list[tuple[str, Module]] = [("", self)]
+        while pending:
+            prefix, module = pending.pop()
+            yield prefix, module
+            if isinstance(module, Stack) or (isinstance(module, Group) and module.role is Role.LIST and module.blocks):
+                continue
+            named = [(f"{prefix}.{name}" if prefix else name, child) for name, child in module.children()]
+            pending += [(name, child) for name, child in reversed(named) if self.part_of(name) is Part.LANGUAGE]
+
+    def _projected(self, x: Tensor, width: int, outside: Sequence[Module], used: set[int]) -> Tensor:
+        """x through the Linear that leads to ``width``; a new tensor where there is none."""
+        for module in outside:
+            linear = module if isinstance(module, Linear) else None
+            if linear is not None and (linear.in_features, linear.out_features) == (x.shape[-1], width):
+                used.add(id(linear))
+                return linear(x)
+        return ops.resample(x, *x.shape[:-1], width)
+
+    def _backend(self, backend: AttentionBackend) -> AttentionBackend:
+        """The asked for implementation, or eager where the model does not take it, as transformers chooses then."""
+        is_supported = backend.implementation in self.layout.attention
+        return backend if is_supported else replace(backend, implementation="eager")
+
+    def _positions(self, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if not self.shape.has_rotary:
+            return None, None
+        shape = (1, 1, x.shape[1], self.shape.head_dim)
+        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+
+
+def _fits(norm: Module, x: Tensor) -> bool:
+    widths = [parameter.shape[0] for parameter in norm.parameters_by_name.values()]
+    return not widths or widths[0] == x.shape[-1]
+
+
+def build_generic(layout: ModelLayout) -> GenericModel:
+    """The tree of ``layout``. Raises InputError where its dimensions cannot be told."""
+    shape = generic_shape(layout)
+    builder = TreeBuilder(layout, shape)
+    tree = builder.group("")
+    names = {
+        "EMBEDDINGS": layout.embeddings,
+        "HEAD": layout.head,
+        "PARTS": builder.parts(),
+        "ATTENTION_LINEARS": builder.attention_linears(),
+    }
+    return type(layout.class_name, (GenericModel,), names)(layout, shape, tree)
+
+
+def generic_shape(layout: ModelLayout) -> GenericShape:
+    """The dimensions of the layers. Raises InputError without a hidden size or a number of heads that fits it."""
+    hidden_size = layout.integer("hidden_size")
+    if hidden_size is None:
+        raise InputError(f"config.json says no hidden_size of {layout.class_name}, so its layers cannot be described")
+    num_heads = layout.integer("num_attention_heads") or 1
+    return GenericShape(
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=layout.integer("num_key_value_heads") or num_heads,
+        head_dim=layout.integer("head_dim") or max(1, hidden_size // num_heads),
+        experts_per_token=layout.integer("num_experts_per_tok") or 1,
+        activation=str(layout.dimensions.get("hidden_act", "")),
+        is_parallel=bool(layout.dimensions.get("is_parallel")),
+        attention_dropout=_fraction(layout.dimensions.get("attention_dropout")),
+        has_rotary=any("Rotary" in module.class_name for module in layout.modules),
+    )
+
+
+def has_attention(model: GenericModel) -> bool:
+    """Whether attention runs in any layer of the language model."""
+    groups = [(name, module) for name, module in model.distinct_modules() if isinstance(module, Group)]
+    return any(
+        group.role is Role.ATTENTION and output_step(group.steps, model.shape.hidden_size) is not None
+        for name, group in groups
+        if model.part_of(name) is Part.LANGUAGE
+    )
+
+
+def _fraction(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < 1 else 0.0
+
+
+def generic_notes(layout: ModelLayout, model_type: str) -> tuple[str, ...]:
+    """What the user should know of numbers that come from such a tree."""
+    mixers, stacked = recurrent_classes(layout), unmultiplied_classes(layout)
+    exact = f"its parameters and Linears are exact, as transformers {layout.transformers_version} builds them"
+    if mixers:
+        kinds = " and ".join(mixers[:3])
+        return (f"vlmplan does not describe {model_type}: {exact}; what {kinds} need in training is not known.",)
+    generic = "activations, FLOPs and time are those of a generic decoder"
+    notes = [f"vlmplan does not describe {model_type}: {exact}; {generic}."]
+    if stacked:
+        notes.append(f"Of {' and '.join(stacked[:3])} only the weights are counted, not their products.")
+    if not has_attention(build_generic(layout)):
+        notes.append("No attention was recognised in it, so what attention needs is missing.")
+    if "sdpa" not in layout.attention:
+        notes.append("It has no sdpa attention, so the larger scores of eager attention are counted.")
+    if layout.vision:
+        notes.append("Images are not described for it: only samples of text can be estimated.")
+    return tuple(notes)

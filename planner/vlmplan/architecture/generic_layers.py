@@ -1,0 +1,424 @@
+"""How a decoder layer runs that nobody has described: by the widths of its Linears, in the order most decoders share.
+
+Every weight is used, and so has a gradient; parameters, Linears and their products are exact. Generic is how the
+results of Linears meet: attention over heads of the configured size without windows, a gate times a value where two
+results have one width, one norm before each block (or one around it, where a layer has four), residual additions.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.families.moe import grouped_linear
+from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.modules import Module
+from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.units import DType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenericShape:
+    """What a configuration says of the layers. ``is_parallel``: attention and MLP both read the layer's input."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    experts_per_token: int
+    activation: str
+    is_parallel: bool
+    attention_dropout: float
+    has_rotary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GenericContext:
+    """What every layer is called with besides the hidden states; cos and sin are None without rotary positions."""
+
+    backend: AttentionBackend
+    shape: GenericShape
+    cos: Tensor | None
+    sin: Tensor | None
+
+
+class Role(Enum):
+    ATTENTION = "attention"
+    EXPERTS = "experts"
+    EXPERT_LIST = "list of experts"
+    LIST = "list"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A Linear, or a norm (``in_width`` equal to ``out_width``, 0 for any), by its path below a group."""
+
+    path: tuple[str, ...]
+    is_norm: bool
+    in_width: int
+    out_width: int
+
+
+class BareNorm(Module):
+    """A norm without weights, in float32 (OLMo)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = ops.to(x, DType.FLOAT32)
+        variance = ops.mean_last(ops.power(hidden))
+        return ops.to(ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True)), x.dtype)
+
+
+class Group(Module):
+    """A module with modules inside. They are known by name only, because any attribute of ours may be a name there.
+
+    ``steps`` are the Linears and norms that it runs itself, ``blocks`` the names of the groups that it runs.
+    """
+
+    def __init__(
+        self, children: Mapping[str, Module], parameters: Mapping[str, Parameter], role: Role, steps: Sequence[Step]
+    ) -> None:
+        super().__init__()
+        self.modules_by_name.update(children)
+        self.parameters_by_name.update(parameters)
+        self.role, self.steps = role, tuple(steps)
+        self.blocks = tuple(name for name, child in children.items() if isinstance(child, Group) and child.computes)
+
+    @property
+    def computes(self) -> bool:
+        """Whether there is a product inside."""
+        return bool(self.blocks) or self.role is Role.EXPERTS or any(not step.is_norm for step in self.steps)
+
+    def replace(self, name: str, module: Module) -> None:
+        self.modules_by_name[name] = module
+
+    def at(self, path: Sequence[str]) -> Module:
+        """The module at a path of names."""
+        module: Module = self
+        for name in path:
+            module = module.modules_by_name[name]
+        return module
+
+
+class EmbeddingGroup(Group):
+    """An embedding with modules inside, such as a norm of its rows."""
+
+    def __init__(self, children: Mapping[str, Module], parameters: Mapping[str, Parameter]) -> None:
+        super().__init__(children, parameters, Role.OTHER, ())
+
+    @property
+    def weight(self) -> Parameter:
+        return self.parameters_by_name["weight"]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = ops.embedding(ids, self.weight)
+        return use_rest(x, self, {id(self)})
+
+
+class ExpertsGroup(Group):
+    """The MLPs of many experts in three-dimensional weights (experts, out, in), the last of which leads back."""
+
+    def __init__(self, parameters: Mapping[str, Parameter], *, experts_per_token: int, activation: str) -> None:
+        super().__init__({}, parameters, Role.EXPERTS, ())
+        self.experts_per_token, self.activation = experts_per_token, activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The experts' MLPs over the tokens sent to them."""
+        width = x.shape[-1]
+        num_rows = x.numel // width * self.experts_per_token
+        flat, rows = x.view(x.numel // width, width), x.tape.tensor((num_rows,), DType.INT64)
+        weights = [weight for weight in self.parameters_by_name.values() if len(weight.shape) == 3]
+        selected = take_rows(flat, rows, (num_rows, width))
+        made = [grouped_linear(selected, weight) for weight in weights[:-1]]
+        del selected
+        gated = joined(made, weights[-1].shape[2], x, self.activation)
+        out = ops.resample(grouped_linear(gated, weights[-1]), *x.shape, saves_input=True)
+        rest = [weight for weight in self.parameters_by_name.values() if len(weight.shape) != 3]
+        return use(out, *rest, *made)
+
+
+# -- joining what is left over ---------------------------------------------------------------------------------------
+
+
+def use(x: Tensor, *operands: Operand) -> Tensor:
+    """x as a result of ``operands`` too: they get gradients of their size, and nothing is saved."""
+    if not operands:
+        return x
+    node = x.tape.node((x, *operands), _use_backward, meta=[(operand.shape, operand.dtype) for operand in operands])
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def _use_backward(node: Node, grads: Grads) -> Grads:
+    (g,) = grads
+    assert g is not None
+    results: list[Tensor | None] = [g if node.needs[0] else None]
+    for needed, edge, described in zip(node.needs[1:], node.inputs[1:], node.meta, strict=True):
+        make = g.tape.gradient if isinstance(edge, Parameter) else g.tape.tensor
+        results.append(make(*described) if needed else None)
+    return results
+
+
+def use_rest(x: Tensor, module: Module, used: set[int]) -> Tensor:
+    """x, with every weight inside ``module`` that was not used yet joined to it."""
+    for _, part in module.named_modules():
+        x = use_own(x, part, used)
+    return x
+
+
+def use_own(x: Tensor, module: Module, used: set[int]) -> Tensor:
+    """x, with the module's own weights joined to it unless they were used."""
+    weights = [] if id(module) in used else list(module.parameters_by_name.values())
+    used.add(id(module))
+    if weights:
+        tape = x.tape
+        tape.modules.append(module)
+        tape.fetch(module)
+        x = use(x, *weights)
+        tape.release(module)
+        tape.modules.pop()
+    return x
+
+
+def joined(made: list[Tensor], width: int, x: Tensor, activation: str) -> Tensor:
+    """What the last Linear of an MLP reads, ``width`` wide: an activation times a value, or the activation alone.
+
+    Takes what it uses out of ``made``. Where nothing fits, it is of x's rows.
+    """
+    act = ops.ACTIVATIONS.get(activation, ops.silu)
+    equal = [index for index, tensor in enumerate(made) if tensor.shape[-1] == width]
+    if len(equal) > 1:
+        value = made.pop(equal[1])
+        return ops.mul(act(made.pop(equal[0])), value)
+    if equal:
+        return act(made.pop(equal[0]))
+    wider = [index for index, tensor in enumerate(made) if tensor.shape[-1] > width]
+    if not wider:
+        return ops.resample(x, *x.shape[:-1], width)
+    both = made.pop(wider[0])
+    half = (*both.shape[:-1], width)
+    if both.shape[-1] == 2 * width:
+        gate, value = ops.split(both, half, half)
+        return ops.mul(act(gate), value)
+    return act(ops.part(both, *half))
+
+
+# -- one layer -------------------------------------------------------------------------------------------------------
+
+
+class LayerRun:
+    """One pass through one layer; remembers which modules it called."""
+
+    def __init__(self, context: GenericContext) -> None:
+        self.context, self.shape = context, context.shape
+        self.used: set[int] = set()
+
+    def call(self, module: Module, x: Tensor) -> Tensor:
+        self.used.update(id(part) for _, part in module.named_modules())
+        return module(x)
+
+    def layer(self, layer: Group, x: Tensor) -> Tensor:
+        """Each block of the layer behind its norm, added to the residual."""
+        norms = [layer.at(step.path) for step in layer.steps if step.is_norm and step.in_width in (0, x.shape[-1])]
+        units: list[str | None] = [*layer.blocks]
+        if any(not step.is_norm for step in layer.steps):
+            units.append(None)  # Linears of the layer itself, as OPT's MLP
+        if len(units) > 1 and (self.shape.is_parallel or len(norms) == 1):
+            x = self._in_parallel(layer, x, units, norms)
+        else:
+            x = self._in_turn(layer, x, units, norms)
+        return use_rest(x, layer, self.used)
+
+    def _in_turn(self, layer: Group, x: Tensor, units: Sequence[str | None], norms: Sequence[Module]) -> Tensor:
+        norms_per_unit = len(norms) // max(1, len(units))
+        for index, unit in enumerate(units):
+            before = norms[index * norms_per_unit : (index + 1) * norms_per_unit]
+            hidden = self.call(before[0], x) if before else x
+            hidden = self._unit(layer, unit, hidden)
+            if len(before) > 1:
+                hidden = self.call(before[1], hidden)
+            x = ops.add(x, hidden)
+            del hidden
+        return x
+
+    def _in_parallel(self, layer: Group, x: Tensor, units: Sequence[str | None], norms: Sequence[Module]) -> Tensor:
+        total = x
+        hidden: Tensor | None = None
+        for index, unit in enumerate(units):
+            if hidden is None or index < len(norms):
+                hidden = self.call(norms[index], x) if index < len(norms) else x
+            total = ops.add(total, self._unit(layer, unit, hidden))
+        return total
+
+    def _unit(self, layer: Group, name: str | None, x: Tensor) -> Tensor:
+        if name is None:
+            y, made = self._chain(layer, x)
+            return use(x if y is None else y, *made)
+        block = layer.modules_by_name[name]
+        return self.block(block, x) if isinstance(block, Group) else self.call(block, x)
+
+    def block(self, block: Group, x: Tensor) -> Tensor:
+        """An attention, an MLP, a mixture of experts or something else; the result has x's shape."""
+        if block.role is Role.EXPERTS:
+            return self.call(block, x)
+        if block.role is Role.ATTENTION:
+            return self.attention(block, x)
+        if block.role is Role.EXPERT_LIST and block.blocks:
+            return self._listed(block, x)
+        y, made = self._chain(block, x)
+        for name in block.blocks:
+            out = self._unit(block, name, x)
+            y = out if y is None else ops.add(y, out)
+        return use(x if y is None else y, *made)
+
+    def _listed(self, block: Group, x: Tensor) -> Tensor:
+        """Experts in a list: each over an equal part of the rows."""
+        num_rows = x.numel // x.shape[-1] * self.shape.experts_per_token
+        rows = max(1, num_rows // len(block.blocks))
+        outs = [self._unit(block, name, ops.resample(x, 1, rows, x.shape[-1])) for name in block.blocks]
+        result = ops.resample(outs.pop(0), *x.shape)
+        return use(result, *outs)
+
+    def _chain(self, block: Group, x: Tensor) -> tuple[Tensor | None, list[Tensor]]:
+        """x through the Linears of an MLP: (result of x's width if there is one, results that nothing used)."""
+        last = output_step(block.steps, x.shape[-1])
+        made: list[Tensor] = []
+        for step in block.steps:
+            if step is last or step.is_norm:
+                continue
+            source = x if step.in_width == x.shape[-1] else joined(made, step.in_width, x, self.shape.activation)
+            made.append(self.call(block.at(step.path), source))
+            del source
+        if last is not None:
+            gated = joined(made, last.in_width, x, self.shape.activation)
+            return self.call(block.at(last.path), gated), made
+        return (made.pop() if made and made[-1].shape[-1] == x.shape[-1] else None), made
+
+    # -- attention ---------------------------------------------------------------------------------------------------
+
+    def attention(self, block: Group, x: Tensor) -> Tensor:
+        """Queries, keys and values from the Linears, attention, and the Linear back to x's width."""
+        last = output_step(block.steps, x.shape[-1])
+        if last is None:
+            y, made = self._chain(block, x)
+            return use(x if y is None else y, *made)
+        made = self._projections(block, x, last)
+        q, k, v = self._heads(made, x)
+        cos, sin = self.context.cos, self.context.sin
+        if cos is not None and sin is not None and q.shape[-1] == k.shape[-1] == cos.shape[-1]:
+            q, k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
+        scores = Scores(dropout=self.shape.attention_dropout)
+        out = attend(self.context.backend, q, k, v, is_causal=True, scores=scores)
+        del q, k, v
+        if out.shape[-1] != last.in_width:
+            out = ops.resample(out, *x.shape[:-1], last.in_width)
+        return use(self.call(block.at(last.path), out), *made)
+
+    def _projections(self, block: Group, x: Tensor, last: Step) -> list[Tensor]:
+        """The results of the Linears before attention, in order, normed where there are norms for them."""
+        made: list[Tensor] = []
+        normed: set[int] = set()
+        for step in block.steps:
+            if step is last:
+                continue
+            if step.is_norm:
+                self._norm(block.at(step.path), step.in_width, made, normed)
+                continue
+            source = x if step.in_width == x.shape[-1] or not made else _narrowed(made, normed, step.in_width)
+            if source is not x and source.shape[-1] != step.in_width:
+                source = ops.resample(source, *x.shape[:-1], step.in_width)
+            made.append(self.call(block.at(step.path), source))
+            del source
+        return made
+
+    def _norm(self, norm: Module, width: int, made: list[Tensor], normed: set[int]) -> None:
+        """Norm the first result that the norm fits: of its width, of heads of its width, or wider than it."""
+        open_ = [index for index in range(len(made)) if index not in normed]
+        exact = [index for index in open_ if made[index].shape[-1] == width]
+        heads = [index for index in open_ if width and made[index].shape[-1] % width == 0]
+        wider = [index for index in open_ if width and made[index].shape[-1] > width]
+        for index in (exact or heads or wider)[:1]:
+            x = made[index]
+            rows = x.shape[:-1]
+            if not exact and heads:
+                count = x.shape[-1] // width
+                made[index] = self.call(norm, x.view(*rows, count, width)).view(*x.shape)
+            else:
+                made[index] = self.call(norm, x if exact else ops.part(x, *rows, width))
+            normed.add(index)
+
+    def _heads(self, made: list[Tensor], x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (batch, heads, tokens, head_dim); takes what it uses out of ``made``."""
+        shape = self.shape
+        batch, num_tokens = x.shape[0], x.shape[1]
+        wide = sorted(range(len(made)), key=lambda index: (-made[index].shape[-1], index))
+        kept = sorted(wide[:3])
+        parts = [made[index] for index in kept]
+        made[:] = [tensor for index, tensor in enumerate(made) if index not in kept]
+        if len(parts) == 1 and parts[0].shape[-1] % shape.head_dim == 0:
+            kv_heads = (parts[0].shape[-1] // shape.head_dim - shape.num_heads) // 2
+            if kv_heads > 0:
+                key = (batch, kv_heads, num_tokens, shape.head_dim)
+                q, k, v = ops.split(parts[0], (batch, shape.num_heads, num_tokens, shape.head_dim), key, key)
+                return q, k, v
+        if len(parts) == 3:
+            return self._three(parts, batch, num_tokens)
+        source = parts[-1] if parts else x
+        width = parts[0].shape[-1] if parts else 0
+        head_dim = width // shape.num_heads if width and width % shape.num_heads == 0 else shape.head_dim
+        full = (batch, shape.num_heads, num_tokens, head_dim)
+        q = (
+            parts[0].view(*full)
+            if width == shape.num_heads * head_dim
+            else ops.resample(parts[0] if parts else x, *full)
+        )
+        return q, ops.resample(source, *full), ops.resample(source, *full)
+
+    def _three(self, parts: Sequence[Tensor], batch: int, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Results of three Linears: the first of the widest are the queries, whatever their order was."""
+        shape = self.shape
+        position = max(range(3), key=lambda index: (parts[index].shape[-1], -index))
+        q = parts[position]
+        k, v = (part for index, part in enumerate(parts) if index != position)
+        width = shape.num_heads * shape.head_dim
+        head_dim = shape.head_dim
+        if q.shape[-1] % width:
+            head_dim = q.shape[-1] // shape.num_heads
+        if q.shape[-1] > width and q.shape[-1] % width == 0:
+            q = ops.part(q, batch, num_tokens, width)  # a gate beside the queries
+        return (
+            q.view(batch, q.shape[-1] // head_dim, num_tokens, head_dim),
+            *(_in_heads(part, batch, num_tokens, head_dim) for part in (k, v)),
+        )  # pyright: ignore[reportReturnType]
+
+
+def _in_heads(x: Tensor, batch: int, num_tokens: int, head_dim: int) -> Tensor:
+    num_heads = max(1, x.shape[-1] // head_dim)
+    if num_heads * head_dim == x.shape[-1]:
+        return x.view(batch, num_heads, num_tokens, head_dim)
+    return ops.resample(x, batch, num_heads, num_tokens, head_dim)
+
+
+def _narrowed(made: list[Tensor], normed: set[int], width: int) -> Tensor:
+    """The latest result that is at least ``width`` wide, cut to it; taken out of ``made``."""
+    for index in reversed(range(len(made))):
+        if made[index].shape[-1] >= width:
+            x = made.pop(index)
+            kept = [other - (other > index) for other in normed if other != index]
+            normed.clear()
+            normed.update(kept)
+            return x if x.shape[-1] == width else ops.part(x, *x.shape[:-1], width)
+    return made[-1]
+
+
+OUTPUT_NAMES = ("o_proj", "o", "wo", "out", "output", "out_proj", "dense")
+"""Names of the Linear behind attention, for models that register it first."""
+
+
+def output_step(steps: Sequence[Step], width: int) -> Step | None:
+    """The last Linear back to ``width``, if another comes before it or its name says that it is the last."""
+    linears = [step for step in steps if not step.is_norm]
+    last = [step for step in linears[1:] if step.out_width == width]
+    named = [step for step in linears if step.out_width == width and step.path[-1].lower() in OUTPUT_NAMES]
+    return (named or last)[-1] if len(linears) > 1 and (named or last) else None

@@ -1,0 +1,210 @@
+"""Building the modules of a model from its layout: leaves by their kind, groups by what is inside, layers shared."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from vlmplan.architecture.generic_layers import BareNorm, EmbeddingGroup, ExpertsGroup, GenericShape, Group, Role, Step
+from vlmplan.architecture.layout import LaidOutModule, ModelLayout, ModuleKind, is_attention, is_experts
+from vlmplan.architecture.model import Part
+from vlmplan.architecture.modules import Conv1D, Embedding, GemmaRMSNorm, LayerNorm, Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.tensor import Parameter
+
+NORMS = (LayerNorm, RMSNorm, GemmaRMSNorm, BareNorm)
+PROJECTOR_WORDS = ("merger", "downsample", "projector", "connector", "resampler", "adapter")
+"""Parts of the names of modules inside a vision tower that other families count as projectors."""
+
+
+class TreeBuilder:
+    """Makes modules by name; tied weights and equal layers become one object."""
+
+    def __init__(self, layout: ModelLayout, shape: GenericShape) -> None:
+        self.layout, self.shape = layout, shape
+        self.described = {module.name: module for module in layout.modules}
+        self.child_names: dict[str, list[str]] = {}
+        for module in layout.modules:
+            if module.name:
+                self.child_names.setdefault(module.name.rpartition(".")[0], []).append(module.name)
+        self.parameters: dict[str, Parameter] = {}
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter of that name; one object for all its names."""
+        first = self.layout.tied.get(name, name)
+        if first not in self.parameters:
+            self.parameters[first] = Parameter(*self.layout.shape(first))
+        return self.parameters[first]
+
+    def own(self, name: str) -> dict[str, Parameter]:
+        """The parameters that the module ``name`` holds itself."""
+        names = self.layout.own_parameters.get(name, [])
+        return {full.rpartition(".")[2]: self.parameter(full) for full in names}
+
+    def module(self, name: str, *, is_inside_stack: bool = False) -> Module:
+        described = self.described[name]
+        leaf = None if self.child_names.get(name) else self.leaf(described)
+        if leaf is not None:
+            return leaf
+        if described.kind is ModuleKind.STACK and not is_inside_stack and self.can_share(name):
+            return self.stack(name)
+        return self.group(name, is_inside_stack=is_inside_stack)
+
+    def leaf(self, described: LaidOutModule) -> Module | None:
+        """A Linear, an embedding or a norm; None where its parameters are not those of one."""
+        own = self.own(described.name)
+        weight, bias = own.get("weight"), own.get("bias")
+        if not own.keys() <= {"weight", "bias"}:
+            return None
+        if described.kind is ModuleKind.NORM:
+            return _with_weights(_norm(described.class_name, weight, bias), weight, bias)
+        if weight is None or len(weight.shape) != 2:
+            return None
+        rows, columns = weight.shape
+        if described.kind is ModuleKind.LINEAR:
+            return _with_weights(Linear(columns, rows, bias=bias is not None), weight, bias)
+        if described.kind is ModuleKind.CONV1D:
+            weight.shape = (columns, rows)  # stored (in, out)
+            return _with_weights(Conv1D(rows, columns), weight, bias)
+        return _with_weights(Embedding(rows, columns), weight, None) if described.kind is ModuleKind.EMBEDDING else None
+
+    def group(self, name: str, *, is_inside_stack: bool = False) -> Group:
+        """A module with others inside, or with weights that no leaf has."""
+        described, own = self.described[name], self.own(name)
+        is_inside_stack = is_inside_stack or described.kind is ModuleKind.STACK
+        children = {
+            child.rpartition(".")[2]: self.module(child, is_inside_stack=is_inside_stack)
+            for child in self.child_names.get(name, [])
+        }
+        if described.kind is ModuleKind.EMBEDDING and len(own["weight"].shape) == 2:
+            return EmbeddingGroup(children, own)
+        role = self.role(described, own, children)
+        steps = list(_steps(children, is_deep=role is Role.ATTENTION))
+        if role is Role.EXPERTS:
+            self.orient(own)
+            is_shared = "shared" in described.name.rpartition(".")[2]
+            num_experts = max(weight.shape[0] for weight in own.values())
+            per_token = num_experts if is_shared else self.shape.experts_per_token
+            return ExpertsGroup(own, experts_per_token=per_token, activation=self.shape.activation)
+        return Group(children, own, role, steps)
+
+    def role(self, described: LaidOutModule, own: dict[str, Parameter], children: dict[str, Module]) -> Role:
+        if described.kind is ModuleKind.STACK:
+            return Role.EXPERT_LIST if "expert" in described.name.rpartition(".")[2] else Role.LIST
+        stacked = [weight.shape for weight in own.values() if len(weight.shape) == 3]
+        is_flat = not any(child.modules_by_name for child in children.values())
+        if is_flat and is_experts(described, stacked, self.shape.hidden_size):
+            return Role.EXPERTS
+        if is_attention(described) and len([s for s in _steps(children, is_deep=True) if not s.is_norm]) > 1:
+            return Role.ATTENTION
+        return Role.OTHER
+
+    def orient(self, own: dict[str, Parameter]) -> None:
+        """Let the weights of experts be (experts, out, in), whichever way they are stored: the last leads back."""
+        hidden_size = self.shape.hidden_size
+        weights = [weight for weight in own.values() if len(weight.shape) == 3]
+        for weight in weights:
+            num_experts, rows, columns = weight.shape
+            is_turned = rows != hidden_size if weight is weights[-1] else columns != hidden_size
+            weight.shape = (num_experts, columns, rows) if is_turned else weight.shape
+
+    def can_share(self, name: str) -> bool:
+        """Whether the list can be a stack: of modules that hold modules, none of them tied to anything."""
+        is_of_groups = all(self.child_names.get(child) for child in self.child_names[name])
+        tied = (*self.layout.tied, *self.layout.tied.values())
+        return is_of_groups and not any(other.startswith(f"{name}.") for other in tied)
+
+    def stack(self, name: str) -> Stack:
+        """Layers of one structure share one module."""
+        kinds: dict[Any, int] = {}
+        modules: list[Module] = []
+        pattern: list[int] = []
+        for child in self.child_names[name]:
+            signature = self.signature(child)
+            if signature not in kinds:
+                kinds[signature] = len(modules)
+                modules.append(self.group(child, is_inside_stack=True))
+            pattern.append(kinds[signature])
+        return Stack(modules, pattern, label=name, can_checkpoint=name in self.layout.checkpointed)
+
+    def signature(self, name: str) -> Any:
+        """Equal for modules of equal structure."""
+        described = self.described[name]
+        parameters = [
+            (full.rpartition(".")[2], self.layout.shape(full)) for full in self.layout.own_parameters.get(name, [])
+        ]
+        children = [(child.rpartition(".")[2], self.signature(child)) for child in self.child_names.get(name, [])]
+        return (described.class_name, described.kind, tuple(parameters), tuple(children))
+
+    def is_text(self, name: str) -> bool:
+        """Whether a module is inside the language model."""
+        layout = self.layout
+        if layout.text:
+            return any(name.startswith(f"{text}.") for text in layout.text)
+        return not any(name.startswith(f"{tower}.") for tower in layout.vision)
+
+    def attention_linears(self) -> tuple[str, ...]:
+        """Suffixes that match the Linears of the language model's attention and no others."""
+        inside: dict[str, str] = {}
+        outside: set[str] = set()
+        for module in self.layout.modules:
+            if module.kind not in (ModuleKind.LINEAR, ModuleKind.CONV1D):
+                continue
+            parts = module.name.split(".")
+            depth = next((i for i in range(1, len(parts)) if is_attention(self.described[".".join(parts[:i])])), None)
+            if depth is None:
+                outside.add(parts[-1])
+            elif self.is_text(module.name):
+                inside.setdefault(".".join(parts[depth - 1 :]), parts[-1])
+        return tuple(dict.fromkeys(path if last in outside else last for path, last in inside.items()))
+
+    def parts(self) -> dict[str, Part]:
+        """Name prefixes of parts: what is neither a tower nor the language model stands between them."""
+        layout = self.layout
+        parts = dict.fromkeys(layout.vision, Part.VISION)
+        for tower in layout.vision:
+            for child in self.child_names.get(tower, []):
+                if any(word in child.rpartition(".")[2] for word in PROJECTOR_WORDS):
+                    parts[child] = Part.PROJECTOR
+        if layout.text:
+            parts |= dict.fromkeys((*layout.text, layout.embeddings, layout.head), Part.LANGUAGE)
+            known = tuple(parts)
+            pending = [""]
+            while pending:
+                name = pending.pop()
+                if name in parts:
+                    continue
+                prefix = f"{name}." if name else ""
+                if any(other.startswith(prefix) for other in known):
+                    pending += self.child_names.get(name, [])
+                    parts |= dict.fromkeys(layout.own_parameters.get(name, []), Part.PROJECTOR)
+                else:
+                    parts[name] = Part.PROJECTOR
+        return parts
+
+
+def _norm(class_name: str, weight: Parameter | None, bias: Parameter | None) -> Module:
+    if weight is None:
+        return BareNorm()
+    if bias is not None or class_name == "LayerNorm":
+        return LayerNorm(weight.numel, bias=bias is not None)
+    return GemmaRMSNorm(weight.numel) if "Gemma" in class_name else RMSNorm(weight.numel)
+
+
+def _with_weights(module: Any, weight: Parameter | None, bias: Parameter | None) -> Module:
+    """``module`` with the given parameters in the place of its own."""
+    if weight is not None:
+        module.weight = weight
+    if bias is not None:
+        module.bias = bias
+    return module
+
+
+def _steps(children: dict[str, Module], *, is_deep: bool, prefix: tuple[str, ...] = ()) -> Iterator[Step]:
+    """The Linears and norms among ``children`` in order; with ``is_deep`` those inside groups too."""
+    for name, child in children.items():
+        path = (*prefix, name)
+        if isinstance(child, Linear):
+            yield Step(path, False, child.in_features, child.out_features)
+        elif isinstance(child, NORMS):
+            width = next((weight.numel for weight in child.parameters_by_name.values()), 0)
+            yield Step(path, True, width, width)
+        elif is_deep and isinstance(child, Group):
+            yield from _steps(child.modules_by_name, is_deep=True, prefix=path)

@@ -1,0 +1,134 @@
+"""LoRA on weights that are no Linear: routers and experts whose weights lie in one parameter.
+
+Sources: peft 0.21 ``tuners/lora/layer.py`` (``ParamWrapper``) and ``utils/transformers_weight_conversion.py``, which
+under transformers 5 turns the names that experts had in transformers 4, and ``all-linear``, into parameters. An
+adapter of a parameter cannot be factored out of the product: the adapted weight, as large as all experts together, is
+computed anew in each forward and kept for backward, which then has a gradient of its size.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.errors import InputError
+
+
+class AdaptableModule(Module):
+    """A module that uses parameters of its own and reads them through ``weight_of``, so that they can be adapted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapted_weights: dict[str, Callable[[], Tensor]] = {}
+
+    def weight_of(self, name: str) -> Operand:
+        """The parameter ``name``, or what an adapter around this module makes of it."""
+        adapted = self.adapted_weights.get(name)
+        return self.parameters_by_name[name] if adapted is None else adapted()
+
+
+class LoraParameter(Module):
+    """``peft.tuners.lora.ParamWrapper``: around a module of which one parameter is adapted, or another wrapper.
+
+    ``lora_A`` and ``lora_B`` hold the factors of all experts, ``rank`` for each.
+    """
+
+    def __init__(self, base: Module, owner: AdaptableModule, name: str, rank: int) -> None:
+        super().__init__()
+        self.base_layer: Any = base
+        parameter = owner.parameters_by_name[name]
+        *experts, out_features, in_features = parameter.shape
+        self.num_experts = experts[0] if experts else 1
+        self.rank = rank
+        self.lora_A = Linear(in_features, rank * self.num_experts)
+        self.lora_B = Linear(rank * self.num_experts, out_features)
+        # The owner is the base layer or lies inside it; as an attribute it would be walked a second time.
+        self.target = (owner, name)
+
+    def forward(self, x: Tensor, *args: Any) -> Any:
+        owner, name = self.target
+        tape = x.tape
+        for factor in (self.lora_A, self.lora_B):
+            tape.fetch(factor)
+        parameter = owner.parameters_by_name[name]
+        factors = [ops.cast_weight(factor.weight, parameter.dtype, tape) for factor in (self.lora_A, self.lora_B)]
+        # register_parametrization computes the weight once to check its shape.
+        self._adapted(parameter, factors, tape)
+        cached: list[Tensor] = []  # torch.nn.utils.parametrize.cached: computed at the first use, held to the end
+
+        def adapted() -> Tensor:
+            cached.append(self._adapted(parameter, factors, tape))
+            return cached[0]
+
+        owner.adapted_weights[name] = adapted
+        try:
+            return self.base_layer(x, *args)
+        finally:
+            del owner.adapted_weights[name], adapted
+            cached.clear()
+            for factor in (self.lora_A, self.lora_B):
+                tape.release(factor)
+
+    def _adapted(self, weight: Parameter, factors: Sequence[Operand], tape: Tape) -> Tensor:
+        """``baddbmm(weight, B, A)``: saves the factors."""
+        kept = tuple(factor if isinstance(factor, Parameter) else factor.detached() for factor in factors)
+        flops = 2 * weight.numel * self.rank
+        meta = (weight.shape, weight.dtype, [factor.shape for factor in factors], flops)
+        node = tape.node((*factors, weight), _adapted_backward, kept, meta)
+        out = tape.tensor(weight.shape, weight.dtype, node)
+        tape.matmul(flops, 2 * out.num_bytes)
+        return out
+
+
+def _adapted_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    _, dtype, shapes, flops = node.meta
+    tape = g.tape
+    results: list[Tensor | None] = []
+    for shape, needed in zip(shapes, node.needs, strict=False):
+        results.append(tape.gradient(shape, dtype) if needed else None)
+        tape.matmul(flops, g.num_bytes)
+    return [*results, g if node.needs[2] else None]
+
+
+def adapted_parameters(
+    targets: Mapping[str, str], names: Collection[str] | None, rank: int
+) -> tuple[Collection[str] | None, dict[str, int]]:
+    """What ``names`` (None: all linear layers) mean where ``targets`` maps old layer names to parameters.
+
+    Returns the names that still mean layers, and the rank by parameter: that of a parameter which two old layers were
+    fused into is twice as high. Raises InputError where only one of them is named.
+    """
+    fused: dict[str, list[str]] = {}
+    for name, parameter in targets.items():
+        fused.setdefault(parameter, []).append(name)
+    ranks: dict[str, int] = {}
+    for parameter, members in fused.items():
+        asked = [name for name in members if names is None or name in names]
+        if asked and len(asked) < len(members):
+            missing = ", ".join(name for name in members if name not in asked)
+            raise InputError(f"--lora-targets {', '.join(asked)} needs {missing} too: both are fused into {parameter}")
+        if asked:
+            ranks[parameter] = rank * len(members)
+    return (None if names is None else [name for name in names if name not in targets]), ranks
+
+
+def wrap_parameters(places: Iterable[tuple[Module, str, str, Module]], ranks: Mapping[str, int]) -> int:
+    """Wrap the modules that hold parameters of ``ranks``, named by suffix; returns how many adapters were made."""
+    num_adapted = 0
+    for parent, child_name, full_name, child in places:
+        if not isinstance(child, AdaptableModule):
+            continue
+        module: Module = child
+        for name in child.parameters_by_name:
+            rank = next((r for suffix, r in ranks.items() if f"{full_name}.{name}".endswith("." + suffix)), None)
+            if rank is not None:
+                module = LoraParameter(module, child, name, rank)
+                num_adapted += 1
+        if module is not child:
+            parent.replace(child_name, module)
+    return num_adapted

@@ -1,0 +1,211 @@
+"""A tape that follows every storage, for replaying torch's caching allocator.
+
+How much the allocator reserves depends on the sizes and the order of all storages. A ``LoggingTape`` records
+``Allocation`` and ``Deallocation`` events in place of spans; ``expanded`` turns its trace, in which one layer stands
+for all equal ones, into the operations of the whole model.
+"""
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tensor import Parameter, Storage, Tensor
+from vlmplan.architecture.trace import (
+    Allocation,
+    Deallocation,
+    Event,
+    Fetch,
+    GradientTaken,
+    Release,
+    Run,
+    Section,
+    Trace,
+)
+
+
+class LoggedStorage(Storage):
+    """A storage that tells its tape when it is made and freed. ``handle`` is 0 where it takes no bytes."""
+
+    __slots__ = ("handle", "is_taken")
+    tape: "LoggingTape"
+
+    def __init__(self, tape: "LoggingTape", num_bytes: int) -> None:
+        super().__init__(tape, num_bytes)
+        self.is_taken = False
+        self.handle = tape.log_allocation(self.num_bytes)
+
+    def __del__(self) -> None:
+        super().__del__()
+        if self.handle and not self.is_taken:
+            self.tape.log_deallocation(self.handle)
+
+
+class LoggingTape(Tape):
+    """Logs storages. ``runs_all_layers``: nothing is left to ``expanded``, which tests compare with."""
+
+    storage_class = LoggedStorage
+    runs_all_layers = False
+    _num_storages = 0
+
+    def log_allocation(self, num_bytes: int) -> int:
+        """Note a new storage, and return its handle."""
+        if not num_bytes:
+            return 0
+        self._num_storages += 1
+        self._events.append(Allocation(self._num_storages, num_bytes))
+        return self._num_storages
+
+    def log_deallocation(self, handle: int) -> None:
+        self._events.append(Deallocation(handle))
+
+    def replays(self, key: str, index: int) -> bool:
+        return not self.runs_all_layers and super().replays(key, index)
+
+    @contextmanager
+    def section(self, key: str, index: int | None = None) -> Generator[None]:
+        name = f"{key}[{index}]" if self.runs_all_layers and index is not None else key
+        with super().section(name, index):
+            yield
+
+    def _flush(self) -> None:
+        """There are no spans."""
+
+    def _hand_over(self, parameter: Parameter, grad: Tensor) -> None:
+        storage = grad.storage
+        assert isinstance(storage, LoggedStorage)
+        storage.is_taken = True
+        handle = storage.handle
+        del grad, storage
+        self._events.append(GradientTaken(parameter, parameter.numel * parameter.dtype.num_bytes, handle))
+
+
+StorageChange = tuple[int, int]
+"""(handle, bytes): a storage of the whole model is made, or freed where the bytes are 0."""
+
+
+class EngineEvent(NamedTuple):
+    """A gradient taken (its storage is ``handle``, 0 if left out), or a module's weights fetched or released."""
+
+    event: GradientTaken | Fetch | Release
+    run: Run
+    handle: int = 0
+
+
+Operation = StorageChange | EngineEvent
+
+
+class Operations(NamedTuple):
+    """One micro batch of the whole model, in order.
+
+    Storages of at most ``least_bytes`` are left out (their handle is 0); ``small_peak_bytes`` is what they take at
+    most together.
+    """
+
+    forward: list[Operation]
+    backward: list[Operation]
+    after: list[Operation]
+    small_peak_bytes: int
+
+
+def expanded(trace: Trace, *, least_bytes: int = 0) -> Operations:
+    """The operations of every layer, from a trace in which equal layers are recorded once."""
+    expansion = _Expansion(trace, least_bytes)
+    last = len(trace.schedule) - 1
+    forward: list[Operation] = []
+    backward: list[Operation] = []
+    after: list[Operation] = []
+    for position, (run, section) in enumerate(trace.forward()):
+        expansion.expand(section.forward, run, position, forward)
+    for offset, (run, section) in enumerate(trace.backward()):
+        expansion.expand(section.backward, run, last - offset, backward)
+    expansion.expand(trace.after, Run("", None), last + 1, after)
+    return Operations(forward, backward, after, expansion.small_peak_bytes)
+
+
+class _Expansion:
+    """Handles of the recorded storages → handles of the whole model, for each position of the schedule.
+
+    A layer frees storages of its neighbours: the hidden state of the layer before it, and in backward the gradient
+    from the layer behind it. The recorded layer names those of its own neighbours; for its repetitions they are the
+    storages of the same size that the neighbour leaves behind.
+    """
+
+    def __init__(self, trace: Trace, least_bytes: int) -> None:
+        self._least_bytes = least_bytes
+        self._small_bytes = self.small_peak_bytes = 0
+        self._alive: list[dict[int, int]] = [{} for _ in range(len(trace.schedule) + 1)]
+        self._keys = [run.key for run in trace.schedule]
+        self._birth: dict[int, str] = {}
+        self._size: dict[int, int] = {}
+        self._is_late: dict[int, bool] = {}
+        self._left_behind = {key: self._leftovers(key, section) for key, section in trace.sections.items()}
+        self._next = 0
+
+    def _leftovers(self, key: str, section: Section) -> list[int]:
+        """Storages that a section makes and others free, in order; notes where each storage is born."""
+        left: dict[int, None] = {}
+        for is_late, events in enumerate((section.forward, section.backward)):
+            for event in events:
+                if isinstance(event, Allocation):
+                    left[event.handle] = None
+                    self._birth[event.handle], self._size[event.handle] = key, event.num_bytes
+                    self._is_late[event.handle] = bool(is_late)
+                elif isinstance(event, Deallocation | GradientTaken):
+                    left.pop(event.handle, None)
+        return list(left)
+
+    def expand(self, events: Iterable[Event], run: Run, position: int, into: list[Operation]) -> None:
+        alive, least = self._alive[position], self._least_bytes
+        for event in events:
+            if isinstance(event, Allocation):
+                self._next += 1
+                if event.num_bytes <= least:
+                    alive[event.handle] = -self._next
+                    self._add_small(event.num_bytes)
+                else:
+                    alive[event.handle] = self._next
+                    into.append((self._next, event.num_bytes))
+            elif isinstance(event, Deallocation):
+                handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
+                if handle > 0:
+                    into.append((handle, 0))
+                elif handle < 0:
+                    self._add_small(-self._size[event.handle])
+            elif isinstance(event, GradientTaken):
+                handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
+                into.append(EngineEvent(event, run, max(0, handle)))
+            elif isinstance(event, Fetch | Release):
+                into.append(EngineEvent(event, run))
+
+    def _add_small(self, num_bytes: int) -> None:
+        self._small_bytes += num_bytes
+        self.small_peak_bytes = max(self.small_peak_bytes, self._small_bytes)
+
+    def _of_neighbour(self, recorded: int, position: int) -> int:
+        """The storage that stands for ``recorded`` here; 0 if another layer has freed it already."""
+        is_late = self._is_late[recorded]
+        step = 1 if is_late else -1
+        size = self._size[recorded]
+        near = position + step
+        while 0 <= near < len(self._keys):
+            alive = self._alive[near]
+            if recorded in alive:
+                return alive.pop(recorded)
+            for handle in self._left_behind[self._keys[near]]:
+                if handle in alive and self._size[handle] == size and self._is_late[handle] is is_late:
+                    return alive.pop(handle)
+            near += step
+        # Far away: the head's gradient of a weight that it shares with the embedding.
+        return self._alive[self._keys.index(self._birth[recorded])].pop(recorded, 0)
+
+
+__all__ = [
+    "EngineEvent",
+    "LoggedStorage",
+    "LoggingTape",
+    "Operation",
+    "Operations",
+    "StorageChange",
+    "expanded",
+]

@@ -1,0 +1,54 @@
+"""``vlmplan estimate``: one setup on one kind of GPU."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+
+if TYPE_CHECKING:
+    from vlmplan.estimate import Estimate
+
+EXIT_DOES_NOT_FIT = 3
+
+
+@click.command()
+@options(WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG, JSON)
+def estimate(as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
+    """Bytes per phase and component, host RAM, disk and seconds of one setup.
+
+    Exit code 0 if it fits (or is tight), 3 if it does not.
+    """
+    from vlmplan.memory.device import Verdict
+
+    result, notes = requested_estimate(given, catalog_files)
+    if as_json:
+        document = result.as_json()
+        document["notes"] += notes
+        click.echo(json.dumps(document, indent=2))
+    else:
+        from vlmplan.render.estimate import print_estimate
+
+        print_estimate(result, notes)
+    return EXIT_DOES_NOT_FIT if result.verdict is Verdict.DOES_NOT_FIT else 0
+
+
+def requested_estimate(given: dict[str, Any], catalog_files: tuple[Path, ...]) -> "tuple[Estimate, list[str]]":
+    """The estimate that the options ask for, and sentences about the hardware that the user should see with it."""
+    from vlmplan import estimate as estimates
+    from vlmplan.catalog import load_catalog
+    from vlmplan.models import find_model
+    from vlmplan.request import ds_config_of, recipe_fields, requested_cluster, resolved_recipe, workload_of
+
+    fields = recipe_fields(given)
+    ds_config = ds_config_of(given)
+    cluster, notes = requested_cluster(given, load_catalog(catalog_files))
+    workload = workload_of(find_model(given["model"]), given)
+    recipe, warnings = resolved_recipe(
+        fields, cluster, workload.model, global_batch=workload.global_batch, ds_config=ds_config
+    )
+    run = estimates.estimate if ds_config is not None else estimates.estimate_with_sizes
+    more = () if ds_config is None else ds_config.notes
+    return run(workload, recipe, cluster), [*notes, *warnings, *more]

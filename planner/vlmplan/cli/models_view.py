@@ -1,0 +1,221 @@
+"""What ``vlmplan models`` shows: each report holds the JSON document and the blocks made of the same numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmplan.architecture.images import ImageShape
+from vlmplan.architecture.model import Part
+from vlmplan.model_facts import LORA_RANK, ModelAnatomy, ModelFacts
+from vlmplan.models import why_unsupported
+from vlmplan.render.tables import Table
+from vlmplan.units import count_text
+
+if TYPE_CHECKING:
+    from vlmplan.workload import ModelFiles
+
+SCHEMA = "vlmplan.models/1"
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One answer in both forms; a block is a table or a line."""
+
+    document: dict[str, Any]
+    blocks: tuple[Table | str, ...]
+
+
+def models_report(rows: Sequence[ModelFacts], unsupported: "Sequence[ModelFiles]", *, size: tuple[int, int]) -> Report:
+    """One line per model, and apart those that cannot be planned."""
+    titles = ("model", "family", "params", "vision", "projector", "language", "context", "image tokens", "Hugging Face")
+    numbers = frozenset(("params", "vision", "projector", "language", "context", "image tokens"))
+    cells = [
+        (
+            facts.model.id,
+            facts.model.model_type,
+            count_text(facts.num_params),
+            *(_count_cell(facts.num_params_by_part.get(part, 0)) for part in Part),
+            UNKNOWN if facts.context_length is None else f"{facts.context_length:,}",
+            _tokens_cell(facts),
+            facts.model.hub_id or UNKNOWN,
+        )
+        for facts in rows
+    ]
+    blocks: list[Table | str] = [Table(titles=titles, rows=cells, number_columns=numbers)] if cells else []
+    blocks.append(f"{len(rows)} models; image tokens are those of one image of {_size_text(size)}")
+    if unsupported:
+        titles = ("not supported", "model_type", "Hugging Face", "why")
+        table = [(m.id, m.model_type, m.hub_id or UNKNOWN, why_unsupported(m)) for m in unsupported]
+        blocks.append(Table(titles=titles, rows=table))
+    document = {
+        **_head(size),
+        "models": [_facts_json(facts) for facts in rows],
+        "unsupported": [
+            {"id": m.id, "hub_id": m.hub_id, "model_type": m.model_type, "reason": why_unsupported(m)}
+            for m in unsupported
+        ],
+    }
+    return Report(document=document, blocks=tuple(blocks))
+
+
+def model_report(facts: ModelFacts, anatomy: ModelAnatomy, *, source: str, size: tuple[int, int]) -> Report:
+    """One model: its parts, layers and Linears."""
+    blocks: list[Table | str] = [
+        "\n".join(_lines(facts, anatomy, source=source, size=size)),
+        _parts_table(facts, anatomy),
+        _linears_table(anatomy),
+        "\n".join(_lora_lines(anatomy)),
+    ]
+    blocks += ["\n".join(f"note: {note}" for note in facts.model.notes)] if facts.model.notes else []
+    document = {**_head(size), "model": _facts_json(facts) | {"source": source} | _anatomy_json(anatomy)}
+    return Report(document=document, blocks=tuple(blocks))
+
+
+def _head(size: tuple[int, int]) -> dict[str, Any]:
+    return {"schema": SCHEMA, "image_size": _size_text(size)}
+
+
+def _size_text(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def _facts_json(facts: ModelFacts) -> dict[str, Any]:
+    model = facts.model
+    return {
+        "id": model.id,
+        "hub_id": model.hub_id,
+        "model_type": model.model_type,
+        "num_params": facts.num_params,
+        "num_params_by_part": {part.value: facts.num_params_by_part.get(part, 0) for part in Part},
+        "context_length": facts.context_length,
+        "takes_images": facts.takes_images,
+        "image": None if facts.image is None else _image_json(facts.image),
+        "notes": list(model.notes),
+    }
+
+
+def _image_json(image: ImageShape) -> dict[str, int]:
+    return {
+        "num_tokens": image.num_tokens,
+        "num_vision_sequences": image.num_vision_sequences,
+        "num_patches": image.num_patches,
+        "num_cross_attention_states": image.num_cross_attention_states,
+    }
+
+
+def _anatomy_json(anatomy: ModelAnatomy) -> dict[str, Any]:
+    return {
+        "ties_embeddings": anatomy.ties_embeddings,
+        "stacks": [
+            {
+                "name": stack.name,
+                "part": stack.part.value,
+                "num_layers": stack.num_layers,
+                "num_kinds": stack.num_kinds,
+                "can_checkpoint": stack.can_checkpoint,
+            }
+            for stack in anatomy.stacks
+        ],
+        "linears": [
+            {
+                "name": linear.name,
+                "part": linear.part.value,
+                "in_features": linear.in_features,
+                "out_features": linear.out_features,
+                "count": linear.count,
+                "is_head": linear.is_head,
+            }
+            for linear in anatomy.linears
+        ],
+        "lora": {
+            "rank": LORA_RANK,
+            "targets": {
+                found.targets: {
+                    "names": list(found.names),
+                    "num_modules": found.num_modules,
+                    "num_params": found.num_params,
+                }
+                for found in anatomy.lora
+            },
+        },
+    }
+
+
+def _count_cell(count: int) -> str:
+    return count_text(count) if count else UNKNOWN
+
+
+def _tokens_cell(facts: ModelFacts) -> str:
+    if facts.image is None:
+        return "refused" if facts.takes_images else UNKNOWN
+    states = facts.image.num_cross_attention_states
+    return f"{facts.image.num_tokens:,}" + (f" + {states:,} seen across" if states else "")
+
+
+def _lines(facts: ModelFacts, anatomy: ModelAnatomy, *, source: str, size: tuple[int, int]) -> list[str]:
+    model = facts.model
+    is_elsewhere = model.hub_id not in (None, model.id) and not Path(str(model.hub_id)).is_absolute()
+    where = f" ({model.hub_id})" if is_elsewhere else ""
+    lines = [
+        f"{model.id}{where}: {count_text(facts.num_params)} parameters, model_type {model.model_type}",
+        f"config.json: {source}",
+    ]
+    if facts.context_length is not None:
+        lines.append(f"context: {facts.context_length:,} tokens")
+    if facts.takes_images:
+        lines.append(f"one image of {_size_text(size)}: {_image_text(facts.image)}")
+    tied = "one weight (tied)" if anatomy.ties_embeddings else "two weights"
+    lines.append(f"token embedding and output head: {tied}")
+    return lines
+
+
+def _image_text(image: ImageShape | None) -> str:
+    if image is None:
+        return "refused by the model's image processor"
+    tokens = "1 token" if image.num_tokens == 1 else f"{image.num_tokens:,} tokens"
+    text = f"{tokens}, {image.num_patches:,} patches"
+    if image.num_vision_sequences > 1:
+        text += f" in {image.num_vision_sequences} tiles"
+    if image.num_cross_attention_states:
+        text += f", {image.num_cross_attention_states:,} states seen through cross-attention"
+    return text
+
+
+def _parts_table(facts: ModelFacts, anatomy: ModelAnatomy) -> Table:
+    rows = [
+        (
+            part.value,
+            f"{count:,}",
+            f"{count / facts.num_params:.1%}",
+            ", ".join(f"{stack.num_layers} {stack.name}" for stack in anatomy.stacks if stack.part is part) or UNKNOWN,
+        )
+        for part in Part
+        if (count := facts.num_params_by_part.get(part, 0))
+    ]
+    rows.append(("all", f"{facts.num_params:,}", "100.0%", ""))
+    return Table(
+        titles=("part", "parameters", "share", "layers"), rows=rows, number_columns=frozenset(("parameters", "share"))
+    )
+
+
+def _linears_table(anatomy: ModelAnatomy) -> Table:
+    rows = [
+        (linear.name, linear.part.value, str(linear.count), str(linear.in_features), str(linear.out_features))
+        for linear in anatomy.linears
+    ]
+    return Table(
+        titles=("Linear", "part", "count", "in", "out"), rows=rows, number_columns=frozenset(("count", "in", "out"))
+    )
+
+
+def _lora_lines(anatomy: ModelAnatomy) -> list[str]:
+    lines: list[str] = []
+    for found in anatomy.lora:
+        names = f" ({','.join(found.names)})" if found.names else ""
+        lines.append(
+            f"--lora-targets {found.targets}{names}: {found.num_modules} modules, "
+            f"{found.num_params:,} parameters at rank {LORA_RANK}"
+        )
+    return lines

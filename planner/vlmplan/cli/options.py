@@ -1,0 +1,95 @@
+"""Options that several commands share. Values are checked where they are used, so here they are only parsed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Decorator = Callable[[Any], Any]
+
+_FILE = click.Path(path_type=Path)
+
+
+def _switch(name: str, on: str, off: str, help_text: str) -> Decorator:
+    return click.option(f"--{on}/--{off}", name, default=None, help=help_text)
+
+
+def _choice(flag: str, choices: Sequence[str], help_text: str) -> Decorator:
+    return click.option(flag, type=click.Choice(choices), help=help_text)
+
+
+def _count(flag: str, help_text: str) -> Decorator:
+    return click.option(flag, type=int, metavar="N", help=help_text)
+
+
+WORKLOAD: tuple[Decorator, ...] = (
+    click.option("--model", required=True, metavar="NAME", help="Alias, Hugging Face id, folder or config.json."),
+    _count("--seq-len", "Tokens per sample, image tokens included.  [default: 1024]"),
+    _count("--images-per-sample", "Images in each sample.  [default: 1 for models that see, else 0]"),
+    click.option("--image-size", metavar="WxH", help="Pixels of each image.  [default: 448x448]"),
+    _count("--num-samples", "Samples in the dataset.  [default: 10000]"),
+    click.option("--epochs", type=float, metavar="N", help="Passes over the dataset.  [default: 1]"),
+    _count("--global-batch", "Samples per optimizer step over all GPUs."),
+)
+RECIPE: tuple[Decorator, ...] = (
+    _choice("--method", ("full", "lora", "qlora"), "What is trained."),
+    _count("--lora-rank", "Rank of the adapters.  [default: 16]"),
+    click.option(
+        "--lora-targets", metavar="NAMES", help="all-linear, attention, or names NAME,NAME.  [default: all-linear]"
+    ),
+    _switch("train_embeddings", "train-embeddings", "no-train-embeddings", "With adapters, train embeddings and head."),
+    _switch("train_vision", "train-vision", "freeze-vision", "The vision tower."),
+    _switch("train_projector", "train-projector", "freeze-projector", "What maps vision to language."),
+    _switch("train_language", "train-language", "freeze-language", "The language model."),
+    _choice("--precision", ("bf16", "fp16", "fp32", "bf16-pure"), "bf16 and fp16 keep fp32 master weights."),
+    _choice("--optimizer", ("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"), "The optimizer."),
+    _switch("fuses_optimizer", "fused-optimizer", "foreach-optimizer", "Kernel of plain PyTorch's update."),
+    _switch("upcasts_frozen", "kbit-upcast", "no-kbit-upcast", "peft's float32 copies of what QLoRA leaves in 16 bit."),
+    _choice("--zero-stage", ("none", "0", "1", "2", "3"), "none is plain PyTorch on one GPU."),
+    click.option("--ds-config", type=_FILE, metavar="FILE", help="A ds_config.json, taken as it is."),
+    _choice("--offload-optimizer", ("none", "cpu", "nvme"), "Where optimizer states live."),
+    _choice("--offload-params", ("none", "cpu", "nvme"), "Where weights live between uses (stage 3)."),
+    click.option("--nvme-path", metavar="DIR", help="Folder on every node's NVMe drive for offload."),
+    _count("--micro-batch", "Samples per GPU and forward pass."),
+    _count("--grad-accum", "Micro batches per optimizer step."),
+    _switch(
+        "activation_checkpointing", "activation-checkpointing", "no-activation-checkpointing", "Of the language model."
+    ),
+    _switch(
+        "vision_activation_checkpointing",
+        "vision-activation-checkpointing",
+        "no-vision-activation-checkpointing",
+        "Of the vision tower.  [default: as the language model]",
+    ),
+    _choice("--attention", ("sdpa", "flash_attention_2", "eager"), "Attention implementation."),
+    _choice("--loss", ("chunked", "full"), "full makes all logits at once."),
+)
+ONE_CLUSTER: tuple[Decorator, ...] = (
+    click.option("--gpu", metavar="NAME[:COUNT]", help="Of the catalog (see vlmplan gpus), local, or cpu:N."),
+    _count("--num-nodes", "Equal machines.  [default: 1]"),
+)
+CATALOG: Decorator = click.option(
+    "--catalog",
+    "catalog_files",
+    multiple=True,
+    metavar="FILE",
+    type=_FILE,
+    help="A catalog of your own on top of the others (repeatable; later wins).",
+)
+JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+def options(*groups: Sequence[Decorator] | Decorator) -> Callable[[Command], Command]:
+    """A decorator that adds options in the order given."""
+    flat: list[Decorator] = []
+    for group in groups:
+        flat += [group] if callable(group) else group
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(flat):
+            command = option(command)
+        return command
+
+    return decorate

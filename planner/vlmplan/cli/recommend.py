@@ -1,0 +1,142 @@
+"""``vlmplan recommend``: the cheapest, fastest or smallest setup over many kinds of hardware."""
+
+import json
+import shlex
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmplan.cli.gpus import PRICING, today
+from vlmplan.cli.options import CATALOG, JSON, RECIPE, WORKLOAD, options
+
+if TYPE_CHECKING:
+    from vlmplan.search import RankedPlan, Recommendation
+
+EXIT_NOTHING_FITS = 3
+SCHEMA = "vlmplan.recommendation/1"
+
+
+@click.command()
+@options(WORKLOAD)
+@click.option("--gpu", multiple=True, metavar="NAME[:COUNT]", help="Only these (repeatable); local is this machine.")
+@click.option("--num-nodes", type=int, metavar="N", help="Equal machines.  [default: 1]")
+@click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
+@click.option("--max-usd-per-hour", type=float, metavar="N", help="For all machines together.")
+@click.option("--max-usd", type=float, metavar="N", help="For the whole run.")
+@click.option("--max-hours", type=float, metavar="N", help="For the whole run.")
+@click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable).")
+@click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="[default: on_demand and own; repeatable]")
+@options(RECIPE, CATALOG)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write plan.json, ds_config.json, launch.sh."
+)
+@click.option("--force", is_flag=True, help="Let --out overwrite files.")
+@options(JSON)
+def recommend(as_json: bool, catalog_files: tuple[Path, ...], out: Path | None, force: bool, **given: Any) -> int:
+    """Search the catalog's offers, or the given GPUs, for the best setup that fits.
+
+    Options of the recipe that you give are held fixed; everything else is tried. Exit code 3 if nothing fits.
+    """
+    found = requested_recommendation(given, catalog_files, today())
+    next_steps = _next_steps(found, given, out, force=force)
+    if as_json:
+        click.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
+    elif found.plans:
+        from vlmplan.render.recommendation import print_recommendation
+
+        print_recommendation(found, next_steps)
+    else:
+        from vlmplan.render.recommendation import print_nothing_fits
+
+        print_nothing_fits(found)
+    return 0 if found.plans else EXIT_NOTHING_FITS
+
+
+def _next_steps(found: "Recommendation", given: dict[str, Any], out: Path | None, *, force: bool) -> list[str]:
+    """Write the winner's files where ``out`` says so; how to train it, in lines for the user."""
+    if not found.plans:
+        return []
+    if out is None:
+        return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
+    from vlmplan.emit import launch_text, write_files
+    from vlmplan.plan import plan_from_estimate
+    from vlmplan.request import ds_config_of
+
+    winner = found.plans[0]
+    base = ds_config_of(given)
+    plan = plan_from_estimate(winner.estimate, offer=winner.offer, base=base, usd=winner.usd)
+    written = write_files(plan, out, force=force)
+    return [
+        f"written: {', '.join(str(path) for path in written)}",
+        f"train with: bash {shlex.quote(str(out / 'launch.sh'))} --train-data FILE --output-dir DIR",
+        f"which runs: {launch_text(plan, plan_path=str(out / 'plan.json'))}",
+    ]
+
+
+def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, ...], on: date) -> "Recommendation":
+    """The search that the options ask for."""
+    from vlmplan.catalog import load_catalog
+    from vlmplan.clusters import OfferFilter, candidates
+    from vlmplan.gpu_choice import parse_gpu_choice
+    from vlmplan.hardware import Pricing
+    from vlmplan.models import find_model
+    from vlmplan.request import fixed_fields, num_nodes_of, workload_of
+    from vlmplan.search import Limits, Objective
+    from vlmplan.search import recommend as searched
+
+    fields = fixed_fields(given)
+    limits = Limits(max_usd=given["max_usd"], max_hours=given["max_hours"])
+    offers = OfferFilter(
+        pricing=tuple(Pricing(name) for name in given["pricing"]),
+        providers=given["provider"],
+        max_usd_per_hour=given["max_usd_per_hour"],
+    )
+    choices = [parse_gpu_choice(text) for text in given["gpu"]]
+    num_nodes, notes = num_nodes_of(given)
+    clusters, more = candidates(
+        load_catalog(catalog_files), choices=choices, offers=offers, num_nodes=num_nodes, today=on
+    )
+    workload = workload_of(find_model(given["model"]), given)
+    return searched(
+        workload,
+        clusters,
+        fixed=fields,
+        objective=Objective(given["objective"]),
+        limits=limits,
+        today=on,
+        notes=(*workload.model.notes, *notes, *more),
+    )
+
+
+def document(found: "Recommendation") -> dict[str, Any]:
+    """Schema ``vlmplan.recommendation/1``."""
+    return {
+        "schema": SCHEMA,
+        "workload": found.workload.as_json(),
+        "objective": found.objective.value,
+        "date": found.as_of.isoformat(),
+        "num_setups_considered": found.num_considered,
+        "plans": [_plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)],
+        "rejected": [rejection.as_json() for rejection in found.rejected],
+        "notes": list(found.notes),
+    }
+
+
+def _plan_json(rank: int, plan: "RankedPlan", on: date) -> dict[str, Any]:
+    from vlmplan.cli.gpus_view import offer_json
+
+    estimate = plan.estimate.as_json()
+    return {
+        "rank": rank,
+        "gpu": plan.estimate.cluster.node.gpu.id,
+        "num_gpus": plan.estimate.cluster.node.num_gpus,
+        "num_nodes": plan.estimate.cluster.num_nodes,
+        "offer": None if plan.offer is None else offer_json(plan.offer, on),
+        "recipe": estimate["recipe"],
+        "estimate": estimate,
+        "hours": plan.hours,
+        "usd": plan.usd,
+        "usd_per_hour": plan.usd_per_hour,
+    }

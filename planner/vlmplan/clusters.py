@@ -1,0 +1,145 @@
+"""Which clusters a search looks at: offers of the catalog, named GPUs in several counts, or this machine."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+
+from vlmplan.catalog import Catalog
+from vlmplan.errors import DoesNotFitError, InputError, UnknownNameError
+from vlmplan.gpu_choice import GpuChoice, chosen_node
+from vlmplan.hardware import Cluster, Node, Offer, Pricing, cheapest
+
+COUNTS = (1, 2, 4, 8)
+"""Cards per node that are tried for a GPU named without a count."""
+DEFAULT_PRICING = (Pricing.ON_DEMAND, Pricing.OWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A cluster, and the offers that it can be rented by: the cheapest first, then those that have more host memory."""
+
+    cluster: Cluster
+    offers: tuple[Offer, ...] = ()
+
+    def with_host_bytes(self, num_bytes: int) -> tuple[Cluster, Offer | None] | None:
+        """The cheapest machine whose host has ``num_bytes``, as far as that is known; None if none has."""
+        if not self.offers:
+            ram = self.cluster.node.host_ram_bytes
+            return (self.cluster, None) if ram is None or ram >= num_bytes else None
+        for offer in self.offers:
+            if offer.host_ram_bytes is None or offer.host_ram_bytes >= num_bytes:
+                return replace(self.cluster, node=offer.node(self.cluster.node.gpu)), offer
+        return None
+
+    @property
+    def most_host_bytes(self) -> int | None:
+        """Host memory of the largest machine; None where it is not known."""
+        sizes = [offer.host_ram_bytes for offer in self.offers] or [self.cluster.node.host_ram_bytes]
+        return sizes[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferFilter:
+    """Which offers count. ``pricing`` empty: on demand and own machines."""
+
+    pricing: tuple[Pricing, ...] = ()
+    providers: tuple[str, ...] = ()
+    max_usd_per_hour: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_usd_per_hour is not None and self.max_usd_per_hour < 0:
+            raise InputError(f"--max-usd-per-hour is {self.max_usd_per_hour}; 0 or more is needed")
+
+    def admits(self, offer: Offer, num_nodes: int) -> bool:
+        if offer.pricing not in (self.pricing or DEFAULT_PRICING):
+            return False
+        if self.providers and offer.provider not in self.providers:
+            return False
+        return self.max_usd_per_hour is None or offer.usd_per_hour * num_nodes <= self.max_usd_per_hour
+
+
+def candidates(
+    catalog: Catalog,
+    *,
+    choices: Sequence[GpuChoice] = (),
+    offers: OfferFilter | None = None,
+    num_nodes: int = 1,
+    today: date,
+) -> tuple[list[Candidate], list[str]]:
+    """What a search looks at, and sentences that the user should see with it.
+
+    Without ``choices`` every GPU and count that an admitted offer has, at its cheapest current price; with them those
+    GPUs, priced where an offer has that count. Raises UnknownNameError for a provider that no offer has, and
+    DoesNotFitError if no offer is admitted.
+    """
+    offers = offers or OfferFilter()
+    _check_providers(catalog, offers.providers)
+    if choices:
+        return _chosen(catalog, choices, offers, num_nodes, today)
+    groups: dict[tuple[str, int], list[Offer]] = {}
+    for offer in catalog.offers:
+        if offers.admits(offer, num_nodes):
+            groups.setdefault((offer.gpu_id, offer.num_gpus), []).append(offer)
+    found: list[Candidate] = []
+    for (gpu_id, _), group in groups.items():
+        gpu = catalog.gpu_by_id(gpu_id)
+        if gpu.has_known_memory:
+            ladder = offer_ladder(group, today)
+            found.append(Candidate(cluster=Cluster(node=ladder[0].node(gpu), num_nodes=num_nodes), offers=ladder))
+    if not found:
+        raise DoesNotFitError("no offer of the catalog is left under these limits on price, provider and pricing")
+    return found, []
+
+
+def _chosen(
+    catalog: Catalog, choices: Iterable[GpuChoice], offers: OfferFilter, num_nodes: int, today: date
+) -> tuple[list[Candidate], list[str]]:
+    found: list[Candidate] = []
+    notes: list[str] = []
+    for choice in choices:
+        chosen = chosen_node(choice, catalog)
+        notes += chosen.notes
+        is_machine = choice.name.casefold() in ("local", "cpu")
+        if is_machine:
+            found.append(Candidate(cluster=Cluster(node=chosen.node, num_nodes=num_nodes)))
+            continue
+        for count in (choice.num_gpus,) if choice.num_gpus else COUNTS:
+            found.append(_priced(catalog, chosen.node, count, offers, num_nodes, today))
+    return found, notes
+
+
+def _priced(catalog: Catalog, node: Node, num_gpus: int, wanted: OfferFilter, num_nodes: int, today: date) -> Candidate:
+    """The node with ``num_gpus`` cards, and the admitted offers of it."""
+    own = [
+        offer
+        for offer in catalog.offers_for(node.gpu.id)
+        if offer.num_gpus == num_gpus and wanted.admits(offer, num_nodes)
+    ]
+    offers = offer_ladder(own, today)
+    if num_gpus != node.num_gpus:
+        node = Node(gpu=node.gpu, num_gpus=num_gpus)
+    if offers:
+        node = offers[0].node(node.gpu)
+    return Candidate(cluster=Cluster(node=node, num_nodes=num_nodes), offers=offers)
+
+
+def offer_ladder(offers: Sequence[Offer], today: date) -> tuple[Offer, ...]:
+    """The cheapest offer, then the cheapest of those with more host memory than it, and so on."""
+    left = list(offers)
+    ladder: list[Offer] = []
+    while left:
+        offer = cheapest(left, today)
+        assert offer is not None
+        ladder.append(offer)
+        ram = offer.host_ram_bytes
+        left = [other for other in left if ram is not None and (other.host_ram_bytes or 0) > ram]
+    return tuple(ladder)
+
+
+def _check_providers(catalog: Catalog, providers: Sequence[str]) -> None:
+    if not providers:
+        return
+    known = {offer.provider for offer in catalog.offers}
+    for provider in providers:
+        if provider not in known:
+            raise UnknownNameError("provider", provider, sorted(known))

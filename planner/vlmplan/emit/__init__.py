@@ -1,0 +1,55 @@
+"""What ``--out DIR`` writes, so that a plan can be read, checked and started without vlmplan's help.
+
+plan.json        the plan; the trainer reads nothing else
+ds_config.json   the same numbers for DeepSpeed, to look at; not for plain PyTorch
+launch.sh        starts exactly this plan; its arguments go to the trainer
+hostfile         a template, for several nodes
+"""
+
+import json
+from pathlib import Path
+
+from vlmplan.emit.command import launch_command, launch_text
+from vlmplan.emit.scripts import hostfile_text, launch_script
+from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomically
+from vlmplan.plan import Plan, plan_text
+
+PLAN_FILE, DS_CONFIG_FILE, LAUNCH_FILE, HOSTFILE = "plan.json", "ds_config.json", "launch.sh", "hostfile"
+
+
+def file_texts(plan: Plan) -> dict[str, str]:
+    """The files of a plan by name."""
+    texts = {PLAN_FILE: plan_text(plan)}
+    if plan.ds_config is not None:
+        texts[DS_CONFIG_FILE] = json.dumps(dict(plan.ds_config), indent=2, ensure_ascii=False) + "\n"
+    texts[LAUNCH_FILE] = launch_script(plan)
+    if plan.hardware.num_nodes > 1:
+        texts[HOSTFILE] = hostfile_text(plan)
+    return texts
+
+
+def write_files(plan: Plan, directory: Path, *, force: bool = False) -> list[Path]:
+    """Write the files of a plan into ``directory``, made if need be; their paths.
+
+    Raises InputError, before anything is written, if one of them exists and ``force`` is off.
+    """
+    texts = {directory / name: text for name, text in file_texts(plan).items()}
+    refuse_existing(texts, force=force)
+    for path, text in texts.items():
+        mode = EXECUTABLE if path.name == LAUNCH_FILE else READABLE
+        write_atomically(path, text, force=force, mode=mode)
+    return list(texts)
+
+
+__all__ = [
+    "DS_CONFIG_FILE",
+    "HOSTFILE",
+    "LAUNCH_FILE",
+    "PLAN_FILE",
+    "file_texts",
+    "hostfile_text",
+    "launch_command",
+    "launch_script",
+    "launch_text",
+    "write_files",
+]

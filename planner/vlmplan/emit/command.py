@@ -1,0 +1,57 @@
+"""The command that starts a plan.
+
+Flags are those of ``deepspeed/launcher/runner.py`` 0.19.8. The launcher starts one process per GPU with RANK,
+LOCAL_RANK and WORLD_SIZE set; ``--no_local_rank`` keeps it from adding an argument for them. With ``--num_gpus`` it
+ignores CUDA_VISIBLE_DEVICES and takes the first cards, so cards chosen there are passed on as ``--include``.
+"""
+
+import shlex
+from collections.abc import Sequence
+
+from vlmplan.errors import InputError
+from vlmplan.plan import Plan
+
+TRAINER = "vlmplan_trainer"
+RUNNER = "deepspeed.launcher.runner"
+
+
+def launch_command(
+    plan: Plan,
+    *,
+    plan_path: str = "plan.json",
+    hostfile: str = "hostfile",
+    python: str | None = None,
+    visible_devices: str | None = None,
+    arguments: Sequence[str] = (),
+) -> list[str]:
+    """The command as a list of words; ``arguments`` go to the trainer.
+
+    ``python`` is an interpreter to run everything with; without it ``deepspeed`` and ``python`` are looked up.
+    ``visible_devices`` is CUDA_VISIBLE_DEVICES, where the user has set it. Raises InputError if that names too few.
+    """
+    trainer = [TRAINER, "--plan", plan_path, *arguments]
+    if plan.ds_config is None:
+        return [python or "python", "-m", *trainer]
+    runner = ["deepspeed"] if python is None else [python, "-m", RUNNER]
+    return [*runner, *_places(plan, hostfile, visible_devices), "--no_local_rank", "--module", *trainer]
+
+
+def _places(plan: Plan, hostfile: str, visible_devices: str | None) -> list[str]:
+    hardware = plan.hardware
+    counts = ["--num_nodes", str(hardware.num_nodes), "--num_gpus", str(hardware.gpus_per_node)]
+    if hardware.num_nodes > 1:
+        return ["--hostfile", hostfile, *counts]
+    if not visible_devices or hardware.vendor == "cpu":
+        return counts
+    devices = [device.strip() for device in visible_devices.split(",") if device.strip()]
+    if len(devices) < hardware.num_gpus:
+        raise InputError(
+            f"CUDA_VISIBLE_DEVICES is {visible_devices}, but the plan is for {hardware.num_gpus} GPUs; "
+            f"name that many, or plan for fewer"
+        )
+    return ["--include", "localhost:" + ",".join(devices[: hardware.num_gpus])]
+
+
+def launch_text(plan: Plan, *, plan_path: str = "plan.json", hostfile: str = "hostfile") -> str:
+    """The command as one line of shell."""
+    return shlex.join(launch_command(plan, plan_path=plan_path, hostfile=hostfile))

@@ -1,0 +1,80 @@
+"""launch.sh and hostfile."""
+
+import shlex
+
+from vlmplan.emit.command import launch_command
+from vlmplan.plan import Plan, stage_text
+
+HERE = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"'
+
+
+def launch_script(plan: Plan) -> str:
+    """A bash script that starts the plan beside it. What is set in the environment already stays."""
+    hardware = plan.hardware
+    title = f"{plan.workload.model.id}: {plan.recipe.method.value}, {stage_text(plan.recipe)}, "
+    title += f"{hardware.num_gpus} x {hardware.gpu_id}"
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {one_line(title)}. Written by vlmplan {one_line(plan.vlmplan_version)} from plan.json.",
+        "# Arguments go to the trainer: ./launch.sh --train-data FILE --output-dir DIR",
+        "set -euo pipefail",
+        HERE,
+        *(f"export {name}={_kept(name, value)}" for name, value in plan.environment.items()),
+        *_choice_of_cards(plan),
+        "exec " + _command(plan) + ' "$@"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def one_line(text: str) -> str:
+    """``text`` without line breaks and other control characters: it goes into a comment."""
+    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+
+
+def _kept(name: str, value: str) -> str:
+    """The user's own value of a variable, else the plan's, which holds nothing that a shell reads (see ``Plan``)."""
+    return f'"${{{name}:-{value}}}"'
+
+
+def _choice_of_cards(plan: Plan) -> list[str]:
+    """Lines that turn CUDA_VISIBLE_DEVICES into ``--include``, since the launcher ignores it beside ``--num_gpus``."""
+    if plan.ds_config is None:
+        return []
+    hardware = plan.hardware
+    if hardware.num_nodes > 1:
+        return ['hostfile="${HOSTFILE:-$here/hostfile}"']
+    lines = [f"cards=(--num_nodes 1 --num_gpus {hardware.gpus_per_node})"]
+    if hardware.vendor == "cpu":
+        return lines
+    return [
+        *lines,
+        'if [[ -n "${CUDA_VISIBLE_DEVICES:-}" ]]; then',
+        '  IFS=, read -r -a visible <<<"$CUDA_VISIBLE_DEVICES"',
+        f"  if ((${{#visible[@]}} < {hardware.gpus_per_node})); then",
+        f'    echo "CUDA_VISIBLE_DEVICES is $CUDA_VISIBLE_DEVICES; the plan is for {hardware.gpus_per_node} GPUs" >&2',
+        "    exit 1",
+        "  fi",
+        f'  cards=(--include "localhost:$(IFS=,; echo "${{visible[*]:0:{hardware.gpus_per_node}}}")")',
+        "fi",
+    ]
+
+
+def _command(plan: Plan) -> str:
+    """The launch command, with the script's variables in place of what they stand for."""
+    words = launch_command(plan, plan_path="$here/plan.json", hostfile="$hostfile")
+    if plan.ds_config is not None and plan.hardware.num_nodes == 1:
+        first = words.index("--num_nodes")
+        words[first : first + 4] = ["${cards[@]}"]
+    return " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in words)
+
+
+def hostfile_text(plan: Plan) -> str:
+    """A hostfile for DeepSpeed's launcher, with names to be replaced."""
+    hardware = plan.hardware
+    lines = [
+        "# One line per node: the name by which ssh reaches it, and its GPUs. Replace the names.",
+        "# The launcher needs pdsh and ssh without a password; every node needs the same Python environment and this",
+        "# folder at the same path.",
+        *(f"node-{number} slots={hardware.gpus_per_node}" for number in range(1, hardware.num_nodes + 1)),
+    ]
+    return "\n".join(lines) + "\n"

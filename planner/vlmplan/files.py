@@ -1,0 +1,43 @@
+"""Writing files: whole or not at all, and over an existing one only when asked."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from vlmplan.errors import InputError, UnavailableError
+
+EXECUTABLE = 0o777
+READABLE = 0o666
+
+
+def refuse_existing(paths: Iterable[Path], *, force: bool) -> None:
+    """Raise InputError naming the first path that exists, unless ``force``."""
+    for path in paths:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder, so no file can be written there")
+        if not force and os.path.lexists(path):
+            raise InputError(f"{path} exists already; --force overwrites it")
+
+
+def write_atomically(path: Path, text: str, *, force: bool = False, mode: int = READABLE) -> None:
+    """Write ``text`` beside ``path`` and move it there, so that a reader sees the old file or the new one.
+
+    ``mode`` is what the umask takes from. Raises InputError if the file exists and ``force`` is off, UnavailableError
+    if the place cannot be written.
+    """
+    refuse_existing([path], force=force)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,187 @@
+"""Reading JSON that others wrote: every mistake becomes one sentence with the file, the key's path and what is needed.
+
+``JsonObject`` hands out the values of one object by kind and remembers which keys were asked for, so that ``close``
+can refuse the rest.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, cast
+
+from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+
+T = TypeVar("T")
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises UnavailableError if it cannot be read, InputError if it holds anything else."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UnavailableError(f"{path} does not exist") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text in UTF-8, so it is no JSON file") from None
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
+    return parse_json_object(text, source=str(path))
+
+
+def parse_json_object(text: str, *, source: str) -> dict[str, Any]:
+    """The JSON object in ``text``; ``source`` names it in errors. Refuses repeated keys, NaN and comments."""
+
+    def refused(constant: str) -> NoReturn:
+        raise InputError(f"{source} holds {constant}, which is no JSON number")
+
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            keys = [key for key, _ in pairs]
+            repeated = next(key for key in keys if keys.count(key) > 1)
+            raise InputError(f"{source} says {repeated} twice in one object; one of the two has to go")
+        return result
+
+    try:
+        values = json.loads(text, parse_constant=refused, object_pairs_hook=without_repeats)
+    except json.JSONDecodeError as error:
+        line = comment_line(text)
+        if line is not None:
+            message = f"{source} has a comment in line {line}; JSON knows none, so take it out"
+        elif not text.strip():
+            message = f"{source} is empty; a JSON object {{...}} is needed"
+        else:
+            message = f"{source} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+        raise InputError(message) from None
+    except RecursionError:
+        raise InputError(f"{source} is nested too deeply to be read") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{source} holds {shown(values)}; a JSON object {{...}} is needed")
+    return cast(dict[str, Any], values)
+
+
+def comment_line(text: str) -> int | None:
+    """The line of the first ``//``, ``/*`` or ``#`` outside of strings."""
+    in_string = escapes = False
+    for position, character in enumerate(text):
+        if in_string:
+            if escapes:
+                escapes = False
+            elif character == "\\":
+                escapes = True
+            elif character in '"\n':
+                in_string = False
+        elif character == '"':
+            in_string = True
+        elif character == "#" or text.startswith(("//", "/*"), position):
+            return text.count("\n", 0, position) + 1
+    return None
+
+
+def shown(value: Any, limit: int = 60) -> str:
+    """A value as it stands in JSON, cut short."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+class JsonObject:
+    """One JSON object. ``source`` is the file, ``path`` the object's place in it (empty for the outermost).
+
+    The readers raise InputError for a key that is missing or of another kind; ``maybe`` gives None for one that is
+    missing or null.
+    """
+
+    __slots__ = ("_asked", "path", "source", "values")
+
+    def __init__(self, values: Any, *, source: str, path: str = "") -> None:
+        self.source, self.path = source, path
+        if not isinstance(values, Mapping):
+            raise InputError(f"{source}: {path or 'the whole'} is {shown(values)}; an object {{...}} is needed")
+        self.values = cast(Mapping[str, Any], values)
+        self._asked: set[str] = set()
+
+    def key_path(self, key: str) -> str:
+        return f"{self.path}.{key}" if self.path else key
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def raw(self, key: str) -> Any:
+        """The value as it is."""
+        self._asked.add(key)
+        if key not in self.values:
+            raise InputError(f"{self.source}: {self.key_path(key)} is missing")
+        return self.values[key]
+
+    def maybe(self, key: str, read: Callable[[str], T]) -> T | None:
+        """``read(key)``, or None where the key is missing or null."""
+        self._asked.add(key)
+        return None if self.values.get(key) is None else read(key)
+
+    def refuse(self, key: str, needed: str) -> NoReturn:
+        """Raise the sentence for a value that is not allowed; ``needed`` says what is."""
+        self.complain(key, f"{needed} is needed")
+
+    def complain(self, key: str, why: str) -> NoReturn:
+        """Raise the sentence that names the key, its value and ``why`` that will not do."""
+        raise InputError(f"{self.source}: {self.key_path(key)} is {shown(self.values.get(key))}; {why}")
+
+    def flag(self, key: str) -> bool:
+        value = self.raw(key)
+        return value if isinstance(value, bool) else self.refuse(key, "true or false")
+
+    def text(self, key: str) -> str:
+        value = self.raw(key)
+        return value if isinstance(value, str) else self.refuse(key, "text")
+
+    def count(self, key: str, *, least: int = 0) -> int:
+        """A whole number; ``5e8`` is one, ``true`` and ``0.5`` are not."""
+        value = self.raw(key)
+        is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not is_whole or value < least:
+            self.refuse(key, f"a whole number of {least} or more")
+        return int(value)
+
+    def number(self, key: str, *, least: float = 0.0) -> float:
+        value = self.raw(key)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or value < least:
+            self.refuse(key, f"a number of {least:g} or more")
+        return float(value)
+
+    def choice(self, key: str, known: Iterable[str]) -> str:
+        value, names = self.raw(key), list(known)
+        return value if isinstance(value, str) and value in names else self.refuse(key, f"one of {', '.join(names)}")
+
+    def object(self, key: str) -> "JsonObject":
+        return JsonObject(self.raw(key), source=self.source, path=self.key_path(key))
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """An object whose keys are not looked at."""
+        return dict(self.object(key).values)
+
+    def objects(self, key: str) -> list["JsonObject"]:
+        items = self._items(key)
+        paths = [f"{self.key_path(key)}[{index}]" for index in range(len(items))]
+        return [JsonObject(item, source=self.source, path=path) for item, path in zip(items, paths, strict=True)]
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        items = self._items(key)
+        if not all(isinstance(item, str) for item in items):
+            self.refuse(key, "a list of texts")
+        return tuple(items)
+
+    def _items(self, key: str) -> Sequence[Any]:
+        value = self.raw(key)
+        return cast(Sequence[Any], value) if isinstance(value, list) else self.refuse(key, "a list")
+
+    def close(self, known: Iterable[str] = ()) -> None:
+        """Refuse keys that nobody asked for and that are not ``known``; names the nearest known one."""
+        names = self._asked | set(known)
+        for key in self.values:
+            if key not in names:
+                place = f"in {self.path} of {self.source}" if self.path else f"in {self.source}"
+                raise UnknownNameError("key", key, sorted(names), place)

@@ -1,0 +1,120 @@
+"""Upper bounds of the memory timeline in closed form, for searching many clusters.
+
+``MicroBatchProfile`` keeps from one trace the few numbers that do not depend on ranks or sizes; ``peak_bound`` adds
+what an engine can hold at most. A plan that is shown is always computed with ``timeline`` itself; the bound only
+decides which plans are worth computing, and a test holds it above the timeline.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vlmplan.architecture.trace import Event, GradientReady, Span, Trace
+from vlmplan.memory.engines import ModelStates
+from vlmplan.memory.parameters import ParameterTable
+from vlmplan.recipe import Offload, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchProfile:
+    """Bytes of one micro batch beside the model states.
+
+    ``dropped_peak``: backward if every gradient vanished once it is whole; ``kept_peak``: if all stayed.
+    """
+
+    forward_peak: int
+    dropped_peak: int
+    kept_peak: int
+    batch_bytes: int
+
+
+def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
+    live = forward_peak = 0
+    rises = {key: _rise(section.forward) for key, section in trace.sections.items()}
+    for run in trace.schedule:
+        peak, _, delta, _ = rises[run.key]
+        forward_peak = max(forward_peak, live + peak)
+        live += delta
+    falls = {key: _rise(section.backward) for key, section in trace.sections.items()}
+    dropped = kept = gradients = 0
+    for run in reversed(trace.schedule):
+        peak, kept_peak, delta, ready = falls[run.key]
+        dropped, kept = max(dropped, live + peak), max(kept, live + gradients + kept_peak)
+        live += delta
+        gradients += ready
+    return MicroBatchProfile(forward_peak, dropped, kept, rises["batch"][2])
+
+
+def _rise(events: Iterable[Event]) -> tuple[int, int, int, int]:
+    """(peak without gradients, peak with those of the section, change without them, bytes of them) of a section."""
+    live = peak = kept_peak = gradients = 0
+    for event in events:
+        if isinstance(event, Span):
+            high = live + sum(event.peak)
+            peak, kept_peak = max(peak, high), max(kept_peak, high + gradients)
+            live += sum(event.delta)
+        elif isinstance(event, GradientReady):
+            live -= event.num_bytes
+            gradients += event.num_bytes
+    return peak, kept_peak, live, gradients
+
+
+def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) -> MicroBatchProfile:
+    """The profile of a batch between two others: peaks are maxima of lines in the batch, so the secant is above."""
+
+    def secant(a: int, b: int) -> int:
+        return a + -(-round((b - a) * fraction * 1024) // 1024)
+
+    return MicroBatchProfile(
+        secant(low.forward_peak, high.forward_peak),
+        secant(low.dropped_peak, high.dropped_peak),
+        secant(low.kept_peak, high.kept_peak),
+        secant(low.batch_bytes, high.batch_bytes),
+    )
+
+
+def peak_bound(
+    table: ParameterTable,
+    recipe: Recipe,
+    states: ModelStates,
+    profile: MicroBatchProfile,
+    *,
+    owned_bytes: int,
+    accumulates: bool,
+) -> int:
+    """At least the highest moment of the timeline.
+
+    ``owned_bytes``: gradients that reach into the rank's partition; ``accumulates``: a step has several micro batches.
+    """
+    p = table.trained_dtype.num_bytes
+    resident = states.resident.total
+    buckets = (2 if recipe.zero.overlap_comm else 1) * recipe.zero.reduce_bucket_size * p
+    largest = table.largest_trained * p
+    copied = max(recipe.zero.reduce_bucket_size * p, largest)
+    accumulated = table.trained_bytes if accumulates else 0
+    step = states.step_peak.total + profile.batch_bytes
+    if recipe.zero_stage is None or recipe.zero_stage == 0:
+        chunk = 0 if recipe.zero_stage is None else min(table.trained_bytes, 500_000_000 * p + largest)
+        backward = max(profile.kept_peak, profile.dropped_peak + accumulated) + largest + chunk
+        forward = profile.forward_peak + accumulated
+    elif recipe.zero_stage == 3:
+        live = recipe.zero.stage3_max_live_parameters + 2 * recipe.zero.stage3_prefetch_bucket_size
+        width = max(2, p)
+        gathered = min(live * width + 2 * table.largest_bytes, 2 * table.num_params * width)
+        backward = profile.dropped_peak + gathered + copied + largest
+        forward = profile.forward_peak + gathered
+    else:
+        owned = 0 if recipe.offload_optimizer is not Offload.NONE else owned_bytes
+        norms = 8 * table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
+        kept = table.trained_bytes if recipe.zero_stage == 1 else 0
+        if recipe.zero_stage == 1:
+            backward = (
+                max(profile.kept_peak, profile.dropped_peak + accumulated, kept + copied) + buckets + owned + largest
+            )
+            forward = profile.forward_peak + accumulated + (buckets if accumulated else 0)
+        else:
+            earlier = owned if accumulates else 0
+            backward = profile.dropped_peak + buckets + owned + earlier + copied + largest + norms
+            forward = profile.forward_peak + earlier
+    return max(
+        resident + backward, resident + forward, step, states.init_peak.total, table.total_bytes + table.largest_bytes
+    )

@@ -1,0 +1,278 @@
+"""How much memory torch reserves: every storage of two optimizer steps, in order, through its caching allocator.
+
+The model's storages come from a ``LoggingTape``; what the engine allocates follows the same simulations as the
+timeline, in blocks of the sizes that the engine uses. Two steps, because the optimizer's states appear at the end of
+the first one and take the places that activations left.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
+from vlmplan.architecture.trace import Fetch, GradientTaken, Release, Trace
+from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
+from vlmplan.memory.components import Components
+from vlmplan.memory.engines import ModelStates
+from vlmplan.memory.gathering import GatheredWeights
+from vlmplan.memory.parameters import ParameterTable, fullest_rank
+from vlmplan.memory.replay import KeptGradients
+from vlmplan.memory.timeline import boundary_reduction, cached_casts, gathers_weights, gradient_store, model_states
+from vlmplan.recipe import Offload, OptimizerKind, Recipe
+
+NUM_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBlocks:
+    """Sizes of what an engine allocates: at init, at the first step, and in every step for a moment."""
+
+    weights: Sequence[int]
+    at_start: Sequence[int]
+    init_transient: int
+    states: Sequence[int]
+    step_transients: Sequence[int]
+
+
+def engine_blocks(table: ParameterTable, recipe: Recipe, states: ModelStates) -> EngineBlocks:
+    """Plain PyTorch and stage 0 work weight by weight, the other stages on flat buffers."""
+    start, resident, step = states.at_start, states.resident, states.step_peak
+    weights = [entry.parameter.num_bytes for entry in table.entries]
+    is_flat = recipe.zero_stage in (1, 2, 3)
+    if recipe.zero_stage == 3:
+        weights = [start.weights]
+    elif is_flat:
+        frozen = [entry.parameter.num_bytes for entry in table.entries if not entry.parameter.requires_grad]
+        weights = [start.weights - sum(frozen), *frozen]
+
+    def cut(num_bytes: int, pieces: int = 1) -> list[int]:
+        numels = [table.num_trained] if is_flat else table.numels
+        return [num_bytes * numel // table.num_trained // pieces for numel in numels for _ in range(pieces)]
+
+    moments = 2 if recipe.optimizer is OptimizerKind.ADAMW else 1
+    later = resident.optimizer_states - start.optimizer_states
+    return EngineBlocks(
+        weights=[num_bytes for num_bytes in weights if num_bytes],
+        at_start=[*cut(start.optimizer_states), start.gradients, start.communication_buffers],
+        init_transient=max(0, states.init_peak.total - start.total),
+        states=cut(later, moments),
+        step_transients=cut(step.temporaries),
+    )
+
+
+class Holding:
+    """Bytes that an engine holds in blocks of its own: what is added is a new block, the newest go first."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self._allocator = allocator
+        self._blocks: list[tuple[int, Block]] = []
+        self.num_bytes = 0
+
+    def set(self, num_bytes: int) -> None:
+        while self.num_bytes > num_bytes:
+            size, block = self._blocks.pop()
+            self._allocator.free(block)
+            self.num_bytes -= size
+        if num_bytes > self.num_bytes:
+            self._blocks.append((num_bytes - self.num_bytes, self._allocator.allocate(num_bytes - self.num_bytes)))
+            self.num_bytes = num_bytes
+
+
+class Reservation:
+    """One replay on the fullest rank. ``trace`` is of a ``LoggingTape``, ``operations`` its expansion."""
+
+    def __init__(
+        self,
+        table: ParameterTable,
+        trace: Trace,
+        operations: Operations,
+        recipe: Recipe,
+        *,
+        num_ranks: int,
+        workspaces: Sequence[int] = (),
+        capacity_bytes: int | None = None,
+    ) -> None:
+        self.allocator = CachingAllocator(capacity_bytes=capacity_bytes)
+        self._table, self._trace, self._recipe = table, trace, recipe
+        self._operations, self._num_ranks, self._workspaces = operations, num_ranks, workspaces
+        self._rank = fullest_rank(table, num_ranks) if recipe.zero_stage in (1, 2) else 0
+        self._states = model_states(table, recipe, num_ranks, self._rank)
+        self._gathers = gathers_weights(recipe, num_ranks)
+        self._held = Holding(self.allocator)
+        self._gathered = Holding(self.allocator)
+        self._kept: list[Block] = []
+        self._storages: dict[int, Block] = {}
+
+    def run(self) -> None:
+        """Load, init and ``NUM_STEPS`` optimizer steps. Raises OutOfDeviceMemory."""
+        blocks = engine_blocks(self._table, self._recipe, self._states)
+        self._load(blocks)
+        for num_bytes in self._workspaces:
+            self.allocator.allocate(num_bytes)
+        for step in range(NUM_STEPS):
+            for micro_batch in range(min(self._recipe.grad_accum, 2)):
+                is_last = micro_batch == min(self._recipe.grad_accum, 2) - 1
+                self._micro_batch(accumulates=micro_batch > 0, is_last=is_last)
+            self._step(blocks, is_first=step == 0)
+
+    def _load(self, blocks: EngineBlocks) -> None:
+        """Weights come one by one; engines with flat buffers copy them there and empty the cache."""
+        allocator = self.allocator
+        for entry in self._table.entries:
+            if entry.parameter.stored_bytes is not None:
+                # a 4-bit weight arrives in 16 bit and is packed on the GPU
+                whole = allocator.allocate(entry.parameter.numel * entry.parameter.dtype.num_bytes)
+                self._kept.append(allocator.allocate(entry.parameter.num_bytes))
+                allocator.free(whole)
+            elif self._recipe.zero_stage != 3:
+                self._kept.append(allocator.allocate(entry.parameter.num_bytes))
+        if self._recipe.zero_stage in (1, 2, 3):
+            flat = [allocator.allocate(num_bytes) for num_bytes in blocks.weights]
+            self._free(self._kept)
+            self._kept = flat
+            allocator.empty_cache()
+        self._kept = []  # weights stay
+        for num_bytes in blocks.at_start:
+            if num_bytes:
+                allocator.allocate(num_bytes)
+        self._pass(blocks.init_transient)
+
+    def _micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
+        recipe = self._recipe
+        gathered = None
+        if self._gathers:
+            gathered = GatheredWeights(trace=self._trace, zero=recipe.zero, num_ranks=self._num_ranks)
+        self._start_gradients(accumulates)
+        casts = [self.allocator.allocate(num_bytes) for num_bytes in cached_casts(self._table, recipe)]
+        self._replay(self._operations.forward, gathered)
+        self._free(casts)
+        self._replay(self._operations.backward, gathered)
+        self._settle(self._store.end())
+        self._replay(self._operations.after, gathered)
+        if self._earlier:
+            self._held.set(self._earlier)  # the new partition is added to the earlier one
+        if is_last:
+            self._reduce_at_boundary()
+        else:
+            self._free(list(self._storages.values()))
+            self._storages.clear()
+
+    def _start_gradients(self, accumulates: bool) -> None:
+        self._store = gradient_store(self._table, self._recipe, self._num_ranks, self._rank, accumulates=accumulates)
+        self._earlier = self._held.num_bytes if accumulates and self._recipe.zero_stage == 2 else 0
+        if self._kept and not isinstance(self._store, KeptGradients):
+            self._free(self._kept)
+            self._held.set(self._store.gradients)
+
+    def _replay(self, operations: Iterable[Operation], gathered: GatheredWeights | None) -> None:
+        allocate, free, storages = self.allocator.allocate, self.allocator.free, self._storages
+        for operation in operations:
+            if not isinstance(operation, EngineEvent):
+                handle, num_bytes = operation
+                if num_bytes:
+                    storages[handle] = allocate(num_bytes)
+                else:
+                    free(storages.pop(handle))
+            elif isinstance(operation.event, GradientTaken):
+                self._take(operation, operation.event)
+            elif gathered is not None:
+                self._gather(operation, gathered)
+
+    def _gather(self, operation: EngineEvent, gathered: GatheredWeights) -> None:
+        event, run, _ = operation
+        peak = gathered.live_bytes
+        if isinstance(event, Fetch):
+            peak = gathered.fetch(event.module, run)
+        elif isinstance(event, Release):
+            gathered.release(event.module, run)
+        self._gathered.set(gathered.live_bytes)
+        self._pass(peak - gathered.live_bytes)
+
+    def _take(self, operation: EngineEvent, event: GradientTaken) -> None:
+        """The engine gets a gradient: it stays where it is, or moves into a bucket."""
+        store = self._store
+        store.begin()
+        store.gradients += event.num_bytes
+        peak = store.add(self._table.ordinal(event.parameter, operation.run.layer))
+        block = self._storages.pop(operation.handle, None)
+        if isinstance(store, KeptGradients):
+            self._held.set(store.buffers)
+        if block is None:
+            pass
+        elif isinstance(store, KeptGradients) and not store.accumulates:
+            self._kept.append(block)
+        else:
+            self.allocator.free(block)
+        if not isinstance(store, KeptGradients):
+            self._settle(peak)
+
+    def _settle(self, peak: int) -> None:
+        """Hold what the store holds now, after passing through its ``peak``."""
+        store = self._store
+        held = self._earlier + store.buffers + (0 if isinstance(store, KeptGradients) else store.gradients)
+        self._held.set(held)
+        self._pass(peak - store.buffers - store.gradients)
+
+    def _pass(self, num_bytes: int) -> None:
+        """Allocate ``num_bytes`` for a moment."""
+        if num_bytes > 0:
+            self.allocator.free(self.allocator.allocate(num_bytes))
+
+    def _reduce_at_boundary(self) -> None:
+        """Stages 0 and 1 reduce the kept gradients before the step."""
+        if self._recipe.zero_stage not in (0, 1) or not isinstance(self._store, KeptGradients):
+            return
+        store = self._store
+        before = Components(gradients=store.gradients, communication_buffers=store.buffers)
+        peak, change = boundary_reduction(self._table, self._recipe, self._num_ranks, self._rank, before)
+        self._pass(peak.total - before.total)
+        if self._recipe.zero_stage == 1:
+            self._free(self._kept)
+            self._held.set(before.total + change.total)
+
+    def _step(self, blocks: EngineBlocks, *, is_first: bool) -> None:
+        if is_first and self._recipe.offload_optimizer is Offload.NONE:
+            for num_bytes in blocks.states:
+                self.allocator.allocate(num_bytes)
+        passing = [self.allocator.allocate(num_bytes) for num_bytes in blocks.step_transients if num_bytes]
+        self._free(passing)
+        self._free(self._kept)
+        self._held.set(0)
+        self._free(list(self._storages.values()))
+        self._storages.clear()
+
+    def _free(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self.allocator.free(block)
+        blocks.clear()
+
+
+def peak_reserved_bytes(
+    table: ParameterTable,
+    trace: Trace,
+    operations: Operations,
+    recipe: Recipe,
+    *,
+    num_ranks: int,
+    workspaces: Sequence[int] = (),
+    capacity_bytes: int | None = None,
+) -> int:
+    """``torch.cuda.max_memory_reserved`` of a run. Raises OutOfDeviceMemory where ``capacity_bytes`` do not do.
+
+    ``operations`` may leave out the storages of the small pool.
+    """
+    replay = Reservation(
+        table,
+        trace,
+        operations,
+        recipe,
+        num_ranks=num_ranks,
+        workspaces=workspaces,
+        capacity_bytes=capacity_bytes,
+    )
+    replay.run()
+    # The model's small storages pack well into segments of their own.
+    small = -(-operations.small_peak_bytes // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
+    return replay.allocator.peak_reserved_bytes + small
+
+
+__all__ = ["EngineBlocks", "Reservation", "engine_blocks", "peak_reserved_bytes"]

@@ -1,0 +1,28 @@
+"""From a model's files to its module tree. Pure: whatever had to be asked for is in the files already."""
+
+from dataclasses import dataclass, field
+
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.layout import ModelLayout
+from vlmplan.architecture.model import Model
+from vlmplan.workload import ModelFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbedModelFiles(ModelFiles):
+    """The files of a model that has no family, and what transformers says of it."""
+
+    layout: ModelLayout = field(hash=False)
+
+
+def model_tree(model: ModelFiles) -> Model:
+    """A new module tree of ``model``, to be changed at will.
+
+    Raises UnknownNameError for a model_type that has no family and was not looked up, InputError for values that
+    cannot be.
+    """
+    if isinstance(model, ProbedModelFiles):
+        from vlmplan.architecture.generic import build_generic
+
+        return build_generic(model.layout)
+    return build_model(model.config)

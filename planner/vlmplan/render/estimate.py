@@ -1,0 +1,178 @@
+"""One estimate for people: verdict, a bar per phase, the components at the peak, host, disk and time."""
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+from vlmplan.estimate import Estimate
+from vlmplan.memory.components import Components
+from vlmplan.memory.device import Verdict
+from vlmplan.recipe import Offload, Recipe
+from vlmplan.render.bars import bar, legend
+from vlmplan.render.tables import Table, print_table
+from vlmplan.units import count_text, duration_text, gib_text
+
+BAR_CELLS = 48
+VERDICTS = {
+    Verdict.FITS: ("fits", "green"),
+    Verdict.TIGHT: ("tight", "yellow"),
+    Verdict.DOES_NOT_FIT: ("does not fit", "red"),
+}
+
+
+def print_estimate(estimate: Estimate, notes: Sequence[str] = ()) -> None:
+    """Print everything that an estimate knows to standard output; ``notes`` are about the hardware."""
+    click.echo(heading(estimate))
+    click.echo(verdict_line(estimate))
+    click.echo()
+    print_memory(estimate)
+    click.echo()
+    _print_components(estimate)
+    click.echo()
+    for line in (*_host_and_disk(estimate), *_time(estimate), *_assumed(estimate, notes)):
+        click.echo(line)
+
+
+def heading(estimate: Estimate) -> str:
+    """Model, recipe and hardware in one line."""
+    params, trained = count_text(estimate.num_params), count_text(estimate.num_trainable_params)
+    hardware = hardware_text(estimate)
+    model = f"{estimate.workload.model.id}: {params} parameters, {trained} trained"
+    return f"{model}; {recipe_text(estimate.recipe)}; {hardware}"
+
+
+def hardware_text(estimate: Estimate) -> str:
+    node = estimate.cluster.node
+    nodes = f"{estimate.cluster.num_nodes} nodes of " if estimate.cluster.num_nodes > 1 else ""
+    return f"{nodes}{node.num_gpus} x {node.gpu.name}"
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe in a few words: what differs from plain choices."""
+    words = [recipe.method.value]
+    if recipe.trains_adapters:
+        words[0] += f" r{recipe.lora_rank}"
+    words += [recipe.precision.value, engine_text(recipe)]
+    if recipe.optimizer.value != "adamw":
+        words.append(recipe.optimizer.value)
+    words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}")
+    words.append("checkpointing" if recipe.activation_checkpointing else "no checkpointing")
+    return ", ".join(words)
+
+
+def engine_text(recipe: Recipe) -> str:
+    """Plain PyTorch or the ZeRO stage, and what is offloaded."""
+    if recipe.zero_stage is None:
+        return "plain PyTorch"
+    text = f"ZeRO-{recipe.zero_stage}"
+    if recipe.offload_optimizer is not Offload.NONE:
+        text += f", optimizer on {recipe.offload_optimizer.value}"
+    if recipe.offload_params is not Offload.NONE:
+        text += f", weights on {recipe.offload_params.value}"
+    return text
+
+
+def verdict_line(estimate: Estimate) -> str:
+    word, colour = VERDICTS[estimate.verdict]
+    text = click.style(word, fg=colour, bold=True)
+    device = estimate.device
+    line = (
+        f"{text}: {gib_text(device.device_bytes)} of {gib_text(device.usable_bytes)} usable on each GPU, "
+        f"{gib_text(abs(device.free_bytes))} {'free' if device.free_bytes >= 0 else 'short'}; "
+        f"'fits' keeps {gib_text(device.reserve_bytes)} free"
+    )
+    if not device.runs and device.free_bytes >= 0:
+        line += "; torch's allocator runs out although the tensors would fit: try --expandable-segments"
+    if estimate.host_is_short:
+        ram = estimate.cluster.node.host_ram_bytes or 0
+        line += f"; the host has {gib_text(ram)} of the {gib_text(estimate.host.peak_bytes)} that it needs"
+    return line
+
+
+def print_memory(estimate: Estimate) -> None:
+    """Each phase with what is live after it, its peak, and a bar of the peak's components."""
+    phases = estimate.timeline.phases
+    limit = estimate.device.usable_bytes
+    bytes_per_cell = max(limit, *(phase.peak.total for phase in phases)) / BAR_CELLS
+    rows = [
+        (
+            phase.name,
+            gib_text(phase.resident.total),
+            gib_text(phase.peak.total),
+            bar(phase.peak.as_json(), limit_bytes=limit, bytes_per_cell=bytes_per_cell),
+        )
+        for phase in phases
+    ]
+    title = f"at the peak (| {gib_text(limit)} usable)"
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    names, residents, peaks = (max(w, len(t)) for w, t in zip(widths, ("phase", "after", "peak"), strict=True))
+    click.echo(f"{'phase':{names}}  {'after':>{residents}}  {'peak':>{peaks}}  {title}")
+    for name, resident, peak, drawn in rows:
+        click.echo(f"{name:{names}}  {resident:>{residents}}  {peak:>{peaks}}  {drawn}")
+    click.echo(legend([name for name in Components().as_json() if any(_has(p.peak, name) for p in phases)]))
+
+
+def _has(components: Components, name: str) -> bool:
+    return getattr(components, name) > 0
+
+
+def _print_components(estimate: Estimate) -> None:
+    peak = estimate.timeline.peak_phase
+    rows = [
+        (name.replace("_", " "), gib_text(num_bytes), f"{num_bytes / peak.peak.total:.1%}")
+        for name, num_bytes in peak.peak.as_json().items()
+        if num_bytes
+    ]
+    rows.append((f"allocated, at the peak of {peak.name}", gib_text(peak.peak.total), "100.0%"))
+    rows += [(name, gib_text(num_bytes), "") for name, num_bytes in _beyond_tensors(estimate) if num_bytes]
+    rows.append(("device, as nvidia-smi shows it", gib_text(estimate.device.device_bytes), ""))
+    print_table(
+        Table(titles=("on each GPU", "bytes", "share"), rows=rows, number_columns=frozenset(("bytes", "share")))
+    )
+
+
+def _beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
+    device = estimate.device
+    yield "allocator's unused blocks", device.reserved_bytes - device.allocated_bytes
+    yield "CUDA context", device.context_bytes
+    yield "NCCL", device.nccl_bytes
+
+
+def _host_and_disk(estimate: Estimate) -> Iterator[str]:
+    host, disk = estimate.host, estimate.disk
+    yield f"host RAM per node: {gib_text(host.load_bytes)} while loading, {gib_text(host.steady_bytes)} while training"
+    swap = f", {gib_text(disk.nvme_swap_bytes)} swapped to NVMe" if disk.nvme_swap_bytes else ""
+    yield f"disk: {gib_text(disk.checkpoint_bytes)} a checkpoint, {gib_text(disk.export_bytes)} the result{swap}"
+
+
+def _time(estimate: Estimate) -> Iterator[str]:
+    step = estimate.step_time
+    if step is None:
+        yield "time: not known for this hardware"
+        return
+    parts = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in step.as_json().items() if seconds)
+    yield f"step: {duration_text(step.total)} for {estimate.samples_per_step} samples ({parts})"
+    yield (
+        f"speed: {estimate.samples_per_second:.3g} samples/s, {estimate.tokens_per_second:,.0f} tokens/s; "
+        f"{estimate.num_steps:,} steps in {duration_text(estimate.run_seconds or 0)}"
+    )
+
+
+def _assumed(estimate: Estimate, notes: Sequence[str]) -> Iterator[str]:
+    yield f"assumed: {workload_text(estimate)}"
+    for note in (*estimate.workload.model.notes, *notes):
+        yield f"note: {note}"
+
+
+def workload_text(estimate: Estimate) -> str:
+    """The workload that the numbers are of."""
+    workload = estimate.workload
+    images = ""
+    if workload.images_per_sample:
+        plural = "s" if workload.images_per_sample > 1 else ""
+        images = f" with {workload.images_per_sample} image{plural} of {workload.image_width}x{workload.image_height}"
+    epochs = f"{workload.epochs:g} epoch{'s' if workload.epochs != 1 else ''}"
+    return (
+        f"{workload.num_samples:,} samples of {workload.seq_len:,} tokens{images}, {epochs}, "
+        f"{estimate.samples_per_step} samples a step"
+    )

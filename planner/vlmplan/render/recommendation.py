@@ -1,0 +1,129 @@
+"""A recommendation for people: the winner, the best of each method, what comes next, what does not fit and why."""
+
+from collections.abc import Iterator, Sequence
+from datetime import date
+
+import click
+
+from vlmplan.hardware import Offer
+from vlmplan.recipe import Method
+from vlmplan.render.estimate import (
+    engine_text,
+    print_memory,
+    recipe_text,
+    verdict_line,
+    workload_text,
+)
+from vlmplan.render.tables import Table, print_table
+from vlmplan.search import Objective, RankedPlan, Recommendation, Rejection
+from vlmplan.units import duration_text, gib_text, usd_text
+
+SHOWN_REJECTIONS = 6
+UNKNOWN = "-"
+WINS_BY = {Objective.COST: "Cheapest", Objective.TIME: "Fastest", Objective.VRAM: "Least memory"}
+TITLES = ("", "method", "GPUs", "offer", "usd/h", "engine", "batch", "ckpt", "device GiB", "of", "time", "usd")
+NUMBERS = frozenset(("usd/h", "device GiB", "of", "time", "usd"))
+
+
+def print_recommendation(found: Recommendation, next_steps: Sequence[str]) -> None:
+    """Print the whole answer to standard output; ``next_steps`` are lines on how to train the winner."""
+    workload = found.workload
+    click.echo(
+        f"{workload.model.id}: {found.num_clusters:,} machines, {found.num_considered:,} setups considered, "
+        f"{len({rejection.label for rejection in found.rejected}):,} machines too small"
+    )
+    winner = found.plans[0]
+    click.echo()
+    click.echo(click.style(f"{WINS_BY[found.objective]}: ", bold=True) + money_line(winner, found.as_of))
+    click.echo(f"  {recipe_text(winner.estimate.recipe)}")
+    click.echo(f"  {verdict_line(winner.estimate)}")
+    click.echo()
+    print_memory(winner.estimate)
+    click.echo()
+    _print_plans(found)
+    for line in (*_rejections(found.rejected), "", *_assumed(found), "", *next_steps):
+        click.echo(line)
+
+
+def print_nothing_fits(found: Recommendation) -> None:
+    """Print why no plan is left."""
+    click.echo(f"{found.workload.model.id}: nothing fits on {found.num_clusters:,} machines")
+    for line in _rejections(found.rejected):
+        click.echo(line)
+
+
+def money_line(plan: RankedPlan, on: date) -> str:
+    """What the run costs, how long it takes, on what."""
+    node = plan.estimate.cluster.node
+    count = plan.estimate.cluster.num_gpus
+    price = UNKNOWN if plan.usd is None else usd_text(plan.usd)
+    time = "an unknown time" if plan.hours is None else duration_text(plan.hours * 3600)
+    where = f"{count} x {node.gpu.name}"
+    if plan.offer is None or plan.usd_per_hour is None:
+        return f"{time} on {where}; no price is known"
+    return f"{price} for the run, {time} on {where} ({offer_text(plan.offer, on)}, {usd_text(plan.usd_per_hour)}/h)"
+
+
+def offer_text(offer: Offer, on: date) -> str:
+    """Provider, product, terms and the age of the price."""
+    age = offer.age_days(on)
+    words = [offer.provider, *([offer.sku] if offer.sku else []), offer.pricing.value.replace("_", " ")]
+    seen = "price of unknown age" if age is None else f"price {age} days old"
+    return f"{' '.join(words)}, {seen}"
+
+
+def _print_plans(found: Recommendation) -> None:
+    best = {method: found.best_of(method) for method in Method}
+    shown = [plan for plan in best.values() if plan is not None]
+    shown.sort(key=found.plans.index)
+    rest = [plan for plan in found.plans if plan not in shown]
+    rows = [_cells("best", plan) for plan in shown] + [_cells("", plan) for plan in rest]
+    print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS))
+
+
+def _cells(mark: str, plan: RankedPlan) -> tuple[str, ...]:
+    estimate, recipe = plan.estimate, plan.estimate.recipe
+    gib = 2**30
+    return (
+        mark,
+        recipe.method.value,
+        f"{estimate.cluster.num_gpus} x {estimate.cluster.node.gpu.id}",
+        UNKNOWN if plan.offer is None else plan.offer.provider,
+        UNKNOWN if plan.usd_per_hour is None else f"{plan.usd_per_hour:.2f}",
+        engine_text(recipe),
+        f"{recipe.micro_batch} x {recipe.grad_accum}",
+        "yes" if recipe.activation_checkpointing else "no",
+        f"{estimate.device.device_bytes / gib:.1f}",
+        f"{estimate.device.usable_bytes / gib:.1f}",
+        UNKNOWN if plan.hours is None else duration_text(plan.hours * 3600),
+        UNKNOWN if plan.usd is None else f"{plan.usd:.2f}" if plan.usd >= 0.1 else f"{plan.usd:.3f}",
+    )
+
+
+def _rejections(rejected: Sequence[Rejection]) -> Iterator[str]:
+    """One line per machine; the largest machines first, because what they lack is least."""
+    ordered = sorted(
+        {rejection.label: rejection for rejection in rejected}.values(),
+        key=lambda rejection: -rejection.cluster.node.gpu.usable_bytes * rejection.cluster.num_gpus,
+    )
+    if ordered:
+        yield ""
+        yield "not possible:"
+    for rejection in ordered[:SHOWN_REJECTIONS]:
+        change = f"; try {rejection.smallest_change}" if rejection.smallest_change else ""
+        yield f"  {rejection.label}: {rejection.reason}{change}"
+    if len(ordered) > SHOWN_REJECTIONS:
+        yield f"  and {len(ordered) - SHOWN_REJECTIONS} smaller machines"
+
+
+def _assumed(found: Recommendation) -> Iterator[str]:
+    winner = found.plans[0].estimate
+    yield f"assumed: {workload_text(winner)}"
+    yield f"'fits' keeps {gib_text(winner.device.reserve_bytes)} of this GPU free; 'tight' plans are not shown"
+    ages = [
+        age for plan in found.plans if plan.offer is not None and (age := plan.offer.age_days(found.as_of)) is not None
+    ]
+    if ages:
+        yield f"prices: {min(ages)} to {max(ages)} days old on {found.as_of.isoformat()}; whole machines, run time only"
+    for note in found.notes:
+        yield f"note: {note}"

@@ -1,0 +1,259 @@
+"""What a user asked for, as options of the command line or arguments of a program: checked, and completed by defaults.
+
+Options that were not given are absent or None. ``recipe_fields`` keeps only what the user decided, which a search
+holds fixed; ``resolved_recipe`` fills in the rest for one estimate.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from vlmplan.architecture.images import IMAGE_MODEL_TYPES
+from vlmplan.catalog import Catalog
+from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
+from vlmplan.errors import InputError, UnavailableError
+from vlmplan.gpu_choice import LOCAL, chosen_node, parse_gpu_choice
+from vlmplan.hardware import Cluster
+from vlmplan.recipe import (
+    PLAIN,
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    Recipe,
+    enum_value,
+    option_name,
+)
+from vlmplan.rules import check, default_attention, model_facts
+from vlmplan.workload import (
+    DEFAULT_EPOCHS,
+    DEFAULT_IMAGE_SIZE,
+    DEFAULT_NUM_SAMPLES,
+    DEFAULT_SEQ_LEN,
+    ModelFiles,
+    Workload,
+)
+
+if TYPE_CHECKING:
+    from vlmplan.deepspeed_config import DsConfig
+
+Options = Mapping[str, Any]
+
+ENUM_OPTIONS: Mapping[str, type[Enum]] = {
+    "method": Method,
+    "precision": Precision,
+    "optimizer": OptimizerKind,
+    "offload_optimizer": Offload,
+    "offload_params": Offload,
+    "attention": AttentionImplementation,
+    "loss": LossKind,
+}
+VALUE_OPTIONS = (
+    "lora_rank",
+    "lora_targets",
+    "train_embeddings",
+    "train_vision",
+    "train_projector",
+    "train_language",
+    "micro_batch",
+    "grad_accum",
+    "activation_checkpointing",
+    "vision_activation_checkpointing",
+    "fuses_optimizer",
+    "caches_casts",
+    "upcasts_frozen",
+    "expandable_segments",
+    "nvme_path",
+)
+MULTI_GPU_ZERO_STAGE = 2
+"""Stage of an estimate for several GPUs where the user names none."""
+
+NETWORK_NOTE = f"the network between nodes is taken as {ASSUMED_NETWORK_BYTES_PER_SECOND * 8e-9:.0f} Gbit/s per node"
+
+
+def workload_of(model: ModelFiles, options: Options) -> Workload:
+    """The workload; a model that takes images gets one per sample unless the user says otherwise."""
+    images = options.get("images_per_sample")
+    if images is None:
+        images = 1 if model.model_type in IMAGE_MODEL_TYPES else 0
+    width, height = image_size(options.get("image_size"))
+    return Workload(
+        model=model,
+        seq_len=_given(options, "seq_len", DEFAULT_SEQ_LEN),
+        images_per_sample=images,
+        image_width=width,
+        image_height=height,
+        num_samples=_given(options, "num_samples", DEFAULT_NUM_SAMPLES),
+        epochs=_given(options, "epochs", DEFAULT_EPOCHS),
+        global_batch=options.get("global_batch"),
+    )
+
+
+def image_size(text: str | None) -> tuple[int, int]:
+    """``"448x336"`` → width 448 and height 336.
+
+    >>> image_size("448x336")
+    (448, 336)
+    """
+    if text is None:
+        return DEFAULT_IMAGE_SIZE
+    match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,6})\s*", text)
+    if match is None or not all(int(side) for side in match.groups()):
+        raise InputError(f"--image-size is {text!r}; WIDTHxHEIGHT in pixels is needed, such as 448x448")
+    return int(match[1]), int(match[2])
+
+
+def recipe_fields(options: Options) -> dict[str, Any]:
+    """The fields of ``Recipe`` that the user decided. Raises InputError for a value that is not allowed."""
+    fields: dict[str, Any] = {name: options[name] for name in VALUE_OPTIONS if options.get(name) is not None}
+    for name, kind in ENUM_OPTIONS.items():
+        if options.get(name) is not None:
+            fields[name] = enum_value(kind, options[name], option_name(name))
+    stage = options.get("zero_stage")
+    if stage is not None:
+        fields["zero_stage"] = None if str(stage) == PLAIN else int(stage)
+    return fields
+
+
+def resolved_recipe(
+    fields: Mapping[str, Any],
+    cluster: Cluster,
+    model: ModelFiles,
+    *,
+    global_batch: int | None = None,
+    ds_config: "DsConfig | None" = None,
+) -> tuple[Recipe, list[str]]:
+    """The recipe of an estimate, and warnings: full fine-tuning with checkpointing, where the user does not decide.
+
+    Without a stage one GPU trains in plain PyTorch and several under ZeRO-2. What torch and peft do by default stays
+    so: the native allocator, foreach optimizers, cached casts, upcast 4-bit models; a search chooses better. A
+    ``global_batch`` must be a whole number of micro batches on every GPU. Raises InputError for what cannot run.
+    """
+    facts = model_facts(model)
+    given = set(fields)
+    fields = dict(fields)
+    if ds_config is not None:
+        fields.setdefault("zero_stage", ds_config.zero_stage or 0)
+    fields.setdefault("zero_stage", _default_stage(fields, cluster))
+    fields.setdefault("precision", Precision.BF16 if cluster.node.gpu.supports_bf16 else Precision.FP16)
+    fields.setdefault("attention", default_attention(facts))
+    fields.setdefault("expandable_segments", False)
+    if "activation_checkpointing" in fields:
+        fields.setdefault("vision_activation_checkpointing", fields["activation_checkpointing"])
+    if fields["zero_stage"] is None:
+        fields.setdefault("fuses_optimizer", False)
+        fields.setdefault("caches_casts", True)
+        is_kbit = fields.get("method") is Method.QLORA and fields["precision"] is Precision.BF16
+        fields.setdefault("upcasts_frozen", is_kbit)
+    if ds_config is not None:
+        from vlmplan.deepspeed_config import merged_recipe
+
+        recipe = merged_recipe(
+            ds_config, Recipe(**fields), num_gpus=cluster.num_gpus, given=given, global_batch=global_batch
+        )
+    else:
+        if global_batch is not None:
+            fields |= batch_sizes(global_batch, cluster.num_gpus, fields.get("micro_batch"), fields.get("grad_accum"))
+        recipe = Recipe(**fields)
+    warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
+    return recipe, [problem.sentence for problem in warnings]
+
+
+def ds_config_of(options: Options) -> "DsConfig | None":
+    """The file of ``--ds-config``."""
+    path = options.get("ds_config")
+    if path is None:
+        return None
+    from vlmplan.deepspeed_config import settings_from_ds_config
+
+    return settings_from_ds_config(path)
+
+
+def fixed_fields(options: Options) -> dict[str, Any]:
+    """The recipe fields that a search holds fixed: the user's, and those that ``--ds-config`` decides.
+
+    Raises InputError where the two contradict each other.
+    """
+    fields, config = recipe_fields(options), ds_config_of(options)
+    if config is None:
+        return fields
+    names = ("zero_stage", "offload_optimizer", "offload_params", "nvme_path", "precision", "optimizer")
+    names += ("micro_batch", "grad_accum", "gradient_clipping")
+    said: dict[str, Any] = {"zero_stage": 0, "precision": Precision.FP32}
+    said |= {name: value for name in names if (value := getattr(config, name)) is not None}
+    for name, value in said.items():
+        if fields.get(name, value) != value:
+            shown = [getattr(choice, "value", choice) for choice in (value, fields[name])]
+            raise InputError(
+                f"{config.source} means {name} {shown[0]}, but {option_name(name)} {shown[1]} was given; "
+                f"one of the two has to change"
+            )
+    return fields | said | {"zero": config.zero_settings(said["zero_stage"])}
+
+
+def _default_stage(fields: Mapping[str, Any], cluster: Cluster) -> int | None:
+    """Plain PyTorch on one GPU, ZeRO-2 on several; offloading needs a stage that can: 2, or 3 for parameters."""
+    if fields.get("offload_params", Offload.NONE) is not Offload.NONE:
+        return 3
+    offloads = fields.get("offload_optimizer", Offload.NONE) is not Offload.NONE
+    return MULTI_GPU_ZERO_STAGE if offloads or cluster.num_gpus > 1 else None
+
+
+def batch_sizes(global_batch: int, num_gpus: int, micro_batch: int | None, grad_accum: int | None) -> dict[str, int]:
+    """Micro batch and accumulation that make ``global_batch`` on ``num_gpus``; a micro batch of 1 where neither is set.
+
+    >>> batch_sizes(16, 4, None, None)
+    {'micro_batch': 1, 'grad_accum': 4}
+    """
+    if micro_batch is None and grad_accum is None:
+        micro_batch = 1
+    if any(value is not None and value < 1 for value in (micro_batch, grad_accum)):
+        return {}  # the recipe refuses them
+    known = num_gpus * (micro_batch or 1) * (grad_accum or 1)
+    if global_batch % known or (micro_batch and grad_accum and known != global_batch):
+        parts = [f"{num_gpus} GPUs"]
+        parts += [f"micro batch {micro_batch}"] if micro_batch is not None else []
+        parts += [f"accumulation {grad_accum}"] if grad_accum is not None else []
+        nearest = max(1, round(global_batch / known)) * known
+        exact = known if micro_batch and grad_accum else nearest
+        raise InputError(f"--global-batch is {global_batch}, but {' x '.join(parts)} make {_steps(known, exact)}")
+    rest = global_batch // known
+    if micro_batch is None:
+        return {"micro_batch": rest, "grad_accum": grad_accum or 1}
+    return {"micro_batch": micro_batch, "grad_accum": grad_accum or rest}
+
+
+def _steps(known: int, nearest: int) -> str:
+    return f"{known}" if known == nearest else f"multiples of {known}; the nearest is {nearest}"
+
+
+def _given(options: Options, name: str, default: Any) -> Any:
+    value = options.get(name)
+    return default if value is None else value
+
+
+def requested_cluster(options: Options, catalog: Catalog) -> tuple[Cluster, list[str]]:
+    """The cluster of ``--gpu`` and ``--num-nodes``, and sentences that the user should see with it.
+
+    Without ``--gpu`` it is this machine; InputError where that has none.
+    """
+    text = options.get("gpu")
+    try:
+        chosen = chosen_node(parse_gpu_choice(text or LOCAL), catalog)
+    except UnavailableError as error:
+        if text is not None:
+            raise
+        raise InputError(f"give --gpu NAME[:COUNT], such as --gpu rtx-4090:2 ({error})") from error
+    num_nodes, notes = num_nodes_of(options)
+    return Cluster(node=chosen.node, num_nodes=num_nodes), [*chosen.notes, *notes]
+
+
+def num_nodes_of(options: Options) -> tuple[int, list[str]]:
+    """``--num-nodes``, and what is assumed about several."""
+    num_nodes = _given(options, "num_nodes", 1)
+    if num_nodes < 1:
+        raise InputError(f"--num-nodes is {num_nodes}; 1 or more is needed")
+    return num_nodes, [NETWORK_NOTE] if num_nodes > 1 else []

@@ -1,0 +1,127 @@
+"""What a rule is, and what it looks at."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+from vlmplan.hardware import Gpu, Vendor
+from vlmplan.recipe import Recipe
+from vlmplan.workload import ModelFiles
+
+
+class Severity(Enum):
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong. ``rule`` is its name, ``sentence`` for the user, ``source`` where it was read."""
+
+    rule: str
+    severity: Severity
+    sentence: str
+    source: str
+
+    def as_json(self) -> dict[str, str]:
+        return {
+            "rule": self.rule,
+            "severity": self.severity.value,
+            "sentence": self.sentence,
+            "source": self.source,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the rules need to know of a model: its model_type and those of its parts, and the type of its weights."""
+
+    id: str
+    model_types: frozenset[str]
+    weights_dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is to be trained, on what; None where it is not known yet. ``given`` are the options the user wrote."""
+
+    recipe: Recipe
+    gpu: Gpu | None = None
+    num_gpus: int | None = None
+    num_nodes: int | None = None
+    model: ModelFacts | None = None
+    global_batch: int | None = None
+    given: frozenset[str] = frozenset()
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.gpu is not None and self.gpu.vendor is Vendor.CPU
+
+    @property
+    def capability_text(self) -> str:
+        """`` (7.5)`` where the compute capability is known."""
+        known = None if self.gpu is None else self.gpu.compute_capability
+        return "" if known is None else f" ({known[0]}.{known[1]})"
+
+    def is_before(self, capability: tuple[int, int]) -> bool:
+        """Whether this is an NVIDIA card of a known compute capability below ``capability``."""
+        known = None if self.gpu is None or self.gpu.vendor is not Vendor.NVIDIA else self.gpu.compute_capability
+        return known is not None and known < capability
+
+
+Check = Callable[[Situation], str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """``check`` gives the sentence of what is wrong, or None."""
+
+    name: str
+    severity: Severity
+    source: str
+    check: Check
+
+    def problem(self, situation: Situation) -> Problem | None:
+        sentence = self.check(situation)
+        if sentence is None:
+            return None
+        return Problem(rule=self.name, severity=self.severity, sentence=sentence, source=self.source)
+
+
+class RuleBook(list[Rule]):
+    """The rules of one module, in the order they are written."""
+
+    def error(self, source: str) -> Callable[[Check], Check]:
+        """Register a function as a rule whose violation cannot be trained; ``source`` is the code that says so."""
+        return self._registered(Severity.ERROR, source)
+
+    def warning(self, source: str) -> Callable[[Check], Check]:
+        """Register a function as a rule whose violation can be trained, but is rarely meant."""
+        return self._registered(Severity.WARNING, source)
+
+    def _registered(self, severity: Severity, source: str) -> Callable[[Check], Check]:
+        def register(check: Check) -> Check:
+            self.append(Rule(name=check.__name__, severity=severity, source=source, check=check))
+            return check
+
+        return register
+
+
+def model_facts(files: ModelFiles) -> ModelFacts:
+    """The facts that config.json tells."""
+    config = files.config
+    dtype = config.get("dtype", config.get("torch_dtype"))
+    return ModelFacts(
+        id=files.id,
+        model_types=frozenset(_model_types(config)),
+        weights_dtype=dtype if isinstance(dtype, str) else None,
+    )
+
+
+def _model_types(config: Mapping[str, Any]) -> Iterator[str]:
+    for value in (config, *config.values()):
+        if isinstance(value, Mapping):
+            model_type = cast(Mapping[str, Any], value).get("model_type")
+            if isinstance(model_type, str):
+                yield model_type

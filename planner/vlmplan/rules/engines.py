@@ -1,0 +1,125 @@
+"""ZeRO stages, offload and optimizers. Paths are of deepspeed 0.19.8, "seen" is a run of it on CPU."""
+
+from vlmplan.recipe import Method, Offload, OptimizerKind, Precision
+from vlmplan.rules.base import RuleBook, Situation
+
+ENGINE_RULES = RuleBook()
+
+
+@ENGINE_RULES.error("vlmplan_trainer: the plain loop has no data parallelism")
+def plain_pytorch_is_for_one_gpu(situation: Situation) -> str | None:
+    if situation.recipe.zero_stage is not None or situation.num_gpus in (None, 1):
+        return None
+    return f"--zero-stage none is for one GPU, but there are {situation.num_gpus}; give --zero-stage 0, 1, 2 or 3"
+
+
+@ENGINE_RULES.error("runtime/engine.py _do_optimizer_sanity_check: without ZeRO nothing reads offload_optimizer (seen)")
+def offloaded_optimizer_needs_a_stage(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.offload_optimizer is Offload.NONE or recipe.zero_stage in (1, 2, 3):
+        return None
+    stage = "none" if recipe.zero_stage is None else recipe.zero_stage
+    return (
+        f"--offload-optimizer {recipe.offload_optimizer.value} has no effect with --zero-stage {stage}, "
+        f"where the optimizer is not sharded; give stage 1, 2 or 3"
+    )
+
+
+@ENGINE_RULES.error("runtime/engine.py _configure_zero_optimizer: only stage 3 is handed offload_param (seen)")
+def offloaded_parameters_need_stage_3(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.offload_params is Offload.NONE or recipe.zero_stage == 3:
+        return None
+    stage = "none" if recipe.zero_stage is None else recipe.zero_stage
+    return (
+        f"--offload-params {recipe.offload_params.value} has no effect with --zero-stage {stage}, "
+        f"which keeps whole weights on every GPU; give stage 3"
+    )
+
+
+@ENGINE_RULES.error("runtime/zero/stage_1_and_2.py __init__: cpu_offload is true for any device but none (seen)")
+def nvme_needs_stage_3(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.offload_optimizer is not Offload.NVME or recipe.zero_stage not in (1, 2):
+        return None
+    return (
+        f"--offload-optimizer nvme at --zero-stage {recipe.zero_stage} would stay in host memory; "
+        f"give stage 3, or --offload-optimizer cpu"
+    )
+
+
+@ENGINE_RULES.error("runtime/engine.py _configure_optimizer: anything but DeepSpeedCPUAdam raises (seen)")
+def offloaded_optimizer_is_adamw(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.offload_optimizer is Offload.NONE or recipe.optimizer is OptimizerKind.ADAMW:
+        return None
+    return (
+        f"--optimizer {recipe.optimizer.value} cannot be offloaded: DeepSpeed updates on the host with its own AdamW; "
+        f"give --optimizer adamw, or --offload-optimizer none"
+    )
+
+
+@ENGINE_RULES.error("runtime/config.py _do_error_check: bf16_master_weights_and_grads needs stage 1, 2 or 3 (seen)")
+def pure_bf16_is_plain_or_sharded(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.precision is not Precision.BF16_PURE or recipe.zero_stage != 0:
+        return None
+    return (
+        "--precision bf16-pure does not go with --zero-stage 0, whose optimizer always keeps float32 master weights; "
+        "give stage 1, 2 or 3, or none on one GPU"
+    )
+
+
+@ENGINE_RULES.error(
+    "transformers modeling_utils.py get_init_context: zero.Init is skipped for quantized models; "
+    "huggingface.co/docs/peft/accelerate/deepspeed: needs bnb_4bit_quant_storage"
+)
+def four_bit_weights_are_not_sharded(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.method is not Method.QLORA or recipe.zero_stage != 3:
+        return None
+    return (
+        "--method qlora does not go with --zero-stage 3: bitsandbytes packs 4-bit weights as bytes, which stage 3 can "
+        "shard only in a storage type that matches the computation; give stage 2, or --method lora"
+    )
+
+
+@ENGINE_RULES.error("runtime/engine.py _cast_module_mixed_precision: every floating-point weight becomes 16 bit")
+def upcast_weights_stay_so(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if not recipe.upcasts_frozen:
+        return None
+    if recipe.method is not Method.QLORA:
+        return f"upcasts_frozen is for 4-bit models, but --method is {recipe.method.value}; give qlora, or leave it off"
+    if recipe.uses_deepspeed and recipe.precision is not Precision.FP32:
+        return "upcasts_frozen has no effect under DeepSpeed, which casts every weight back to 16 bit; leave it off"
+    return None
+
+
+@ENGINE_RULES.error("runtime/zero/stage_1_and_2.py __init__: asserts a multiple of nccl_start_alignment_factor")
+def allgather_bucket_is_even(situation: Situation) -> str | None:
+    size = situation.recipe.zero.allgather_bucket_size
+    if situation.recipe.zero_stage not in (1, 2) or size % 2 == 0:
+        return None
+    return f"zero_optimization.allgather_bucket_size is {size}; stages 1 and 2 need an even number"
+
+
+@ENGINE_RULES.warning("transformers optimization.py Adafactor: one-dimensional states are not factored (seen)")
+def adafactor_saves_nothing_when_sharded(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.optimizer is not OptimizerKind.ADAFACTOR or recipe.zero_stage not in (1, 2, 3):
+        return None
+    return (
+        f"--optimizer adafactor at --zero-stage {recipe.zero_stage} sees flat slices of weights, not matrices, "
+        f"and keeps 4 bytes per weight instead of sums per row and column"
+    )
+
+
+@ENGINE_RULES.warning("arithmetic: a share of one rank is the whole")
+def sharding_needs_several_gpus(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if situation.num_gpus != 1 or recipe.zero_stage not in (1, 2, 3):
+        return None
+    if recipe.offload_optimizer is not Offload.NONE or recipe.offload_params is not Offload.NONE:
+        return None
+    return f"--zero-stage {recipe.zero_stage} shards nothing on one GPU; --zero-stage none needs no buffers for it"

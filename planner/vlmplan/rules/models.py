@@ -1,0 +1,94 @@
+"""Attention, loss, adapters and batch: what a model or a method does not go with."""
+
+from vlmplan.recipe import AttentionImplementation, LossKind, Method, Precision, option_name
+from vlmplan.rules.base import ModelFacts, RuleBook, Situation
+
+MODEL_RULES = RuleBook()
+
+TYPES_WITHOUT_SDPA = frozenset({"gemma2"})
+TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "mllama"})
+HEAD = "lm_head"
+"""The output head's name in every family."""
+ADAPTER_OPTIONS = ("lora_rank", "lora_targets", "train_embeddings")
+
+
+def attention_implementations(model: ModelFacts) -> tuple[AttentionImplementation, ...]:
+    """What transformers takes for the model, the fastest first; what a card supports is another question."""
+    refused = {
+        AttentionImplementation.SDPA: TYPES_WITHOUT_SDPA,
+        AttentionImplementation.FLASH_ATTENTION_2: TYPES_WITHOUT_FLASH_ATTENTION,
+    }
+    order = (AttentionImplementation.FLASH_ATTENTION_2, AttentionImplementation.SDPA, AttentionImplementation.EAGER)
+    return tuple(kind for kind in order if not refused.get(kind, frozenset()) & model.model_types)
+
+
+def default_attention(model: ModelFacts) -> AttentionImplementation:
+    """sdpa, or eager for the models to which transformers refuses it."""
+    known = attention_implementations(model)
+    return AttentionImplementation.SDPA if AttentionImplementation.SDPA in known else AttentionImplementation.EAGER
+
+
+@MODEL_RULES.error("transformers modeling_utils.py _sdpa_can_dispatch, _flash_attn_can_dispatch (seen)")
+def attention_is_one_the_model_has(situation: Situation) -> str | None:
+    model, attention = situation.model, situation.recipe.attention
+    if model is None:
+        return None
+    known = attention_implementations(model)
+    if attention in known:
+        return None
+    return (
+        f"--attention {attention.value} is refused by transformers for {model.id}; "
+        f"give --attention {' or '.join(kind.value for kind in reversed(known))}"
+    )
+
+
+@MODEL_RULES.warning("arithmetic: float16 ends at 65,504; config.json says the weights were trained in bfloat16")
+def fp16_may_overflow(situation: Situation) -> str | None:
+    model = situation.model
+    if model is None or model.weights_dtype != "bfloat16" or situation.recipe.precision is not Precision.FP16:
+        return None
+    return (
+        f"--precision fp16: {model.id} was trained in bfloat16, whose range is wider; activations may overflow, "
+        f"so watch the loss scale"
+    )
+
+
+@MODEL_RULES.error("vlmplan_trainer: the chunked loss multiplies by the head's own weight and would skip the adapter")
+def chunked_loss_has_no_adapter_on_the_head(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if not recipe.trains_adapters or recipe.loss is not LossKind.CHUNKED or not recipe.train_language:
+        return None
+    targets = [name.strip() for name in recipe.lora_targets.split(",")]
+    adapted = [name for name in targets if name.rpartition(".")[2] == HEAD]
+    if not adapted:
+        return None
+    return (
+        f"--lora-targets {adapted[0]} does not go with --loss chunked, which skips the head's adapter; give --loss full"
+    )
+
+
+@MODEL_RULES.error("vlmplan: full fine-tuning adds no adapters, and its language model includes the embeddings")
+def adapter_options_need_adapters(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.method is not Method.FULL:
+        return None
+    named = [name for name in ADAPTER_OPTIONS if name in situation.given]
+    if recipe.train_embeddings and "train_embeddings" not in named:
+        named.append("train_embeddings")
+    if not named:
+        return None
+    return f"{option_name(named[0])} is for --method lora and qlora, but --method is full"
+
+
+@MODEL_RULES.error("deepspeed runtime/config.py _batch_assertion")
+def batch_is_the_product(situation: Situation) -> str | None:
+    recipe, num_gpus, global_batch = situation.recipe, situation.num_gpus, situation.global_batch
+    if num_gpus is None or global_batch is None:
+        return None
+    product = recipe.micro_batch * recipe.grad_accum * num_gpus
+    if product == global_batch:
+        return None
+    return (
+        f"--global-batch is {global_batch}, but {num_gpus} GPU(s) x --micro-batch {recipe.micro_batch} x "
+        f"--grad-accum {recipe.grad_accum} are {product}"
+    )

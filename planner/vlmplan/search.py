@@ -1,0 +1,255 @@
+"""Which setup to take: every method, engine and checkpointing choice on every cluster, ranked.
+
+Memory is bounded in closed form first (``memory.bounds``), the micro batch is solved for from that, and seconds come
+from the roofline; what is ranked best is then estimated exactly before it is believed.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from enum import Enum
+from typing import Any
+
+from vlmplan.clusters import Candidate
+from vlmplan.errors import InputError
+from vlmplan.estimate import Estimate
+from vlmplan.hardware import Cluster, Offer
+from vlmplan.memory.device import Verdict
+from vlmplan.recipe import Method
+from vlmplan.setups import Setup, SetupSpace
+from vlmplan.units import duration_text, gib_text, usd_text
+from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
+
+SECONDS_PER_HOUR = 3600
+
+
+class Objective(Enum):
+    COST = "cost"
+    TIME = "time"
+    VRAM = "vram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a plan may cost and take."""
+
+    max_usd: float | None = None
+    max_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_usd", "max_hours"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"--{name.replace('_', '-')} is {value}; more than 0 is needed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """One plan with its price; ``hours`` and ``usd`` are of the whole run, None where speed or price is not known."""
+
+    estimate: Estimate
+    offer: Offer | None
+
+    @property
+    def hours(self) -> float | None:
+        seconds = self.estimate.run_seconds
+        return None if seconds is None else seconds / SECONDS_PER_HOUR
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        return None if self.offer is None else self.offer.usd_per_hour * self.estimate.cluster.num_nodes
+
+    @property
+    def usd(self) -> float | None:
+        return None if self.hours is None or self.usd_per_hour is None else self.hours * self.usd_per_hour
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A cluster on which nothing fits, with the reason and the smallest change that would help, if one is known."""
+
+    cluster: Cluster
+    reason: str
+    smallest_change: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.cluster.num_gpus} x {self.cluster.node.gpu.id}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "gpu": self.cluster.node.gpu.id,
+            "num_gpus": self.cluster.node.num_gpus,
+            "num_nodes": self.cluster.num_nodes,
+            "reason": self.reason,
+            "smallest_change": self.smallest_change,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """Plans best first, what was rejected, and how much was looked at."""
+
+    workload: Workload
+    objective: Objective
+    plans: tuple[RankedPlan, ...]
+    rejected: tuple[Rejection, ...]
+    num_clusters: int
+    num_considered: int
+    as_of: date
+    notes: tuple[str, ...] = field(default=())
+
+    def best_of(self, method: Method) -> RankedPlan | None:
+        return next((plan for plan in self.plans if plan.estimate.recipe.method is method), None)
+
+
+MAX_PLANS = 12
+
+
+@dataclass(slots=True)
+class _Scored:
+    """A setup on a machine of a candidate, with the numbers it is ranked by."""
+
+    candidate: Candidate
+    cluster: Cluster
+    offer: Offer | None
+    setup: Setup
+    hours: float | None
+
+    @property
+    def usd(self) -> float | None:
+        if self.hours is None or self.offer is None:
+            return None
+        return self.hours * self.offer.usd_per_hour * self.cluster.num_nodes
+
+    def key(self, objective: Objective) -> tuple[Any, ...]:
+        return _rank_key(objective, self.hours, self.usd, self.cluster.num_gpus, self.setup.peak_bound)
+
+
+def _rank_key(
+    objective: Objective, hours: float | None, usd: float | None, num_gpus: int, num_bytes: int
+) -> tuple[Any, ...]:
+    """What is not known comes last; without prices the fewest GPU hours win."""
+    hours = float("inf") if hours is None else hours
+    usd = float("inf") if usd is None else usd
+    if objective is Objective.TIME:
+        return (hours, usd)
+    if objective is Objective.VRAM:
+        return (num_bytes, usd, hours)
+    return (usd, hours * num_gpus, hours)
+
+
+def recommend(
+    workload: Workload,
+    candidates: Sequence[Candidate],
+    *,
+    fixed: dict[str, Any] | None = None,
+    objective: Objective = Objective.COST,
+    limits: Limits | None = None,
+    today: date,
+    notes: Sequence[str] = (),
+) -> Recommendation:
+    """The best plans for ``workload`` among ``candidates``; ``fixed`` are recipe fields that the user decided."""
+    search = _Search(workload, fixed or {}, objective, limits or Limits())
+    for candidate in candidates:
+        search.consider(candidate)
+    plans = search.best_plans()
+    return Recommendation(
+        workload=workload,
+        objective=objective,
+        plans=tuple(plans),
+        rejected=tuple(search.rejections()),
+        num_clusters=len(candidates),
+        num_considered=search.space.num_considered,
+        as_of=today,
+        notes=tuple(notes),
+    )
+
+
+class _Search:
+    """What has been found, candidate by candidate; ``_refused`` holds the reason for those without a plan."""
+
+    def __init__(self, workload: Workload, fixed: dict[str, Any], objective: Objective, limits: Limits) -> None:
+        self.objective, self.limits = objective, limits
+        global_batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
+        self.space = SetupSpace(workload, fixed, global_batch, is_exhaustive=objective is Objective.VRAM)
+        self._within: list[_Scored] = []
+        self._refused: dict[int, tuple[Candidate, str, str | None]] = {}
+        self._failed: set[int] = set()
+
+    def consider(self, candidate: Candidate) -> None:
+        """Score the setups that fit the candidate's GPUs and one of its machines."""
+        setups = self.space.fitting(candidate.cluster)
+        if not setups:
+            self._refuse(candidate, *self.space.refusal(candidate.cluster))
+            return
+        scored: list[_Scored] = []
+        for setup in setups:
+            machine = candidate.with_host_bytes(self.space.host_bytes(setup, candidate.cluster))
+            if machine is None:
+                self._refuse(candidate, self._host_reason(candidate, setup), None)
+                continue
+            seconds = self.space.run_seconds(setup, candidate.cluster)
+            hours = None if seconds is None else seconds / SECONDS_PER_HOUR
+            scored.append(_Scored(candidate, *machine, setup, hours))
+        within = [entry for entry in scored if self._is_within_limits(entry)]
+        if scored and not within:
+            self._refuse(candidate, _over_limits(scored), None)
+        self._within += within
+
+    def _refuse(self, candidate: Candidate, reason: str, change: str | None) -> None:
+        self._refused.setdefault(id(candidate), (candidate, reason, change))
+
+    def _host_reason(self, candidate: Candidate, setup: Setup) -> str:
+        needed = self.space.host_bytes(setup, candidate.cluster)
+        return f"the host needs {gib_text(needed)} and has {gib_text(candidate.most_host_bytes or 0)}"
+
+    def _is_within_limits(self, entry: _Scored) -> bool:
+        limits = self.limits
+        if limits.max_usd is not None and (entry.usd is None or entry.usd > limits.max_usd):
+            return False
+        return limits.max_hours is None or (entry.hours is not None and entry.hours <= limits.max_hours)
+
+    def best_plans(self) -> list[RankedPlan]:
+        """The first plans that fit when estimated exactly: one per candidate and method, every method once."""
+        ordered = sorted(self._within, key=lambda entry: entry.key(self.objective))
+        wanted = {entry.setup.recipe.method for entry in ordered}
+        seen: set[tuple[int, Method]] = set()
+        plans: list[RankedPlan] = []
+        for entry in ordered:
+            method = entry.setup.recipe.method
+            place = (id(entry.candidate), method)
+            if place in seen or (len(plans) >= MAX_PLANS and method not in wanted):
+                continue
+            estimate = self.space.estimate(entry.setup, entry.cluster)
+            if estimate.verdict is not Verdict.FITS:
+                self._failed.add(id(entry))
+                self._refuse(entry.candidate, f"{method.value} fits by its bound, but not when computed exactly", None)
+                continue
+            seen.add(place)
+            wanted.discard(method)
+            plans.append(RankedPlan(estimate=estimate, offer=entry.offer))
+            if len(plans) >= MAX_PLANS and not wanted:
+                break
+        return sorted(plans, key=self._plan_key)
+
+    def _plan_key(self, plan: RankedPlan) -> tuple[Any, ...]:
+        num_gpus, num_bytes = plan.estimate.cluster.num_gpus, plan.estimate.device.device_bytes
+        return _rank_key(self.objective, plan.hours, plan.usd, num_gpus, num_bytes)
+
+    def rejections(self) -> Iterator[Rejection]:
+        """The candidates for which no setup is left."""
+        left = {id(entry.candidate) for entry in self._within if id(entry) not in self._failed}
+        for key, (candidate, reason, change) in self._refused.items():
+            if key not in left:
+                yield Rejection(cluster=candidate.cluster, reason=reason, smallest_change=change)
+
+
+def _over_limits(scored: Sequence[_Scored]) -> str:
+    hours = min((entry.hours for entry in scored if entry.hours is not None), default=None)
+    usd = min((entry.usd for entry in scored if entry.usd is not None), default=None)
+    if hours is None and usd is None:
+        return "fits, but its speed or price is not known"
+    parts = [] if hours is None else [duration_text(hours * SECONDS_PER_HOUR)]
+    parts += [] if usd is None else [usd_text(usd)]
+    return f"fits, but needs at least {' or '.join(parts)}: over the limits"

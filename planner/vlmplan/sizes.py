@@ -1,0 +1,74 @@
+"""Bucket, prefetch, live and reuse sizes for ``zero_optimization``, chosen for the links and the memory at hand.
+
+A collective pays a fixed latency, so a bucket should be large enough that the latency costs little beside the
+transfer, and no larger, because the bucket and its copies sit in memory beside the micro batch.
+"""
+
+from dataclasses import dataclass
+
+from vlmplan.architecture.model import Model
+from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_second
+from vlmplan.hardware import Cluster
+from vlmplan.memory.parameters import ParameterTable
+from vlmplan.recipe import Recipe, ZeroSettings
+
+LATENCY_FRACTION = 0.05
+"""Part of a collective's time that its fixed latency may take. A choice."""
+UNKNOWN_LINK_BYTES_PER_SECOND = 20e9
+"""Rate assumed for sizing where a link is not known; it only decides how large a bucket is worth having."""
+MIN_BUCKET_ELEMENTS = 10_000_000
+MAX_BUCKET_ELEMENTS = 200_000_000
+SUB_GROUP_ELEMENTS = 100_000_000
+"""Elements that one stage-3 optimizer step handles at a time: 0.6 GB of temporaries. A choice."""
+PERSISTENCE_PER_WIDTH = 10
+"""Weights up to this many times the hidden size stay whole: norms and biases. The rule of transformers'
+``integrations/deepspeed.py`` for "auto"."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """What the sizes depend on: elements of the largest layer of any stack, and the width of the language model."""
+
+    largest_layer: int
+    hidden_size: int
+
+
+def model_sizes(model: Model) -> ModelSizes:
+    layers = (
+        sum(parameter.numel for _, parameter in kind.named_parameters())
+        for _, stack in model.stacks()
+        for kind in stack.kinds
+    )
+    return ModelSizes(largest_layer=max(layers, default=0), hidden_size=model.input_embeddings.weight.shape[1])
+
+
+def zero_settings(
+    model: ModelSizes, table: ParameterTable, recipe: Recipe, cluster: Cluster, *, is_lean: bool
+) -> ZeroSettings:
+    """The sizes for one recipe; ``is_lean`` takes the least memory instead of the best speed.
+
+    Stage 3 keeps two layers' weights whole and fetches the next one ahead, and under activation checkpointing lets a
+    layer's weights live from recomputation to backward; lean, every module's weights come and go by themselves.
+    """
+    rate = link_bytes_per_second(cluster) or UNKNOWN_LINK_BYTES_PER_SECOND
+    wanted = COLLECTIVE_LATENCY_SECONDS * rate / LATENCY_FRACTION / table.trained_dtype.num_bytes
+    bucket = min(MAX_BUCKET_ELEMENTS, max(MIN_BUCKET_ELEMENTS, round(wanted)))
+    if is_lean:
+        bucket = MIN_BUCKET_ELEMENTS
+    bucket = even(min(bucket, max(table.num_trained, 2)))
+    layer = model.largest_layer
+    return ZeroSettings(
+        reduce_bucket_size=bucket,
+        allgather_bucket_size=bucket,
+        overlap_comm=cluster.num_gpus > 1 and not is_lean and recipe.zero_stage in (1, 2, 3),
+        stage3_prefetch_bucket_size=0 if is_lean else layer,
+        stage3_param_persistence_threshold=PERSISTENCE_PER_WIDTH * model.hidden_size,
+        stage3_max_live_parameters=0 if is_lean else 3 * layer,
+        stage3_max_reuse_distance=0 if is_lean else 2 * layer,
+        sub_group_size=SUB_GROUP_ELEMENTS,
+    )
+
+
+def even(count: int) -> int:
+    """DeepSpeed wants bucket sizes that are a multiple of two (``nccl_start_alignment_factor``)."""
+    return count + count % 2

@@ -1,0 +1,42 @@
+"""What vlmplan keeps between runs: model files from the Hub, layouts of models it has no family for. Safe to delete."""
+
+import os
+import sys
+from pathlib import Path
+
+from vlmplan.errors import VlmplanError
+from vlmplan.files import write_atomically
+
+
+def user_cache_dir() -> Path | None:
+    """The folder for kept files; None without a home."""
+    cache = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME", "")
+    # The XDG base directory specification: a relative path is to be ignored.
+    if Path(cache).is_absolute():
+        return Path(cache) / "vlmplan"
+    try:
+        return Path.home() / ".cache" / "vlmplan"
+    except RuntimeError:
+        return None
+
+
+def kept_text(*parts: str) -> str | None:
+    """The text kept under this name; None where there is none or it cannot be read."""
+    folder = user_cache_dir()
+    if folder is None:
+        return None
+    try:
+        return folder.joinpath(*parts).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def keep_text(text: str, *parts: str) -> None:
+    """Keep ``text`` under this name, whole or not at all. Where nothing can be written, nothing is kept."""
+    folder = user_cache_dir()
+    if folder is None:
+        return
+    try:
+        write_atomically(folder.joinpath(*parts), text, force=True)
+    except VlmplanError:
+        return

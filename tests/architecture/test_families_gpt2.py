@@ -1,0 +1,64 @@
+import pytest
+
+from model_table import assert_counts_match_the_table, packaged_config
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch
+from vlmplan.errors import InputError
+
+BATCH = Batch(micro_batch=2, num_tokens=384)
+# The vocabulary is wide enough for the logits to make the forward's peak under checkpointing: before them, eager layers
+# hold their attention weights to their end, which the tape does not follow and which no peak of a step shows.
+GPT2 = packaged_config("gpt2", n_layer=4, vocab_size=16384)
+NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+ALTERED = {
+    "untied, narrow MLP": {**GPT2, "tie_word_embeddings": False, "n_inner": 512, "n_positions": 512},
+    "wide, few heads": {**GPT2, "n_embd": 1024, "n_head": 8, "n_layer": 2, "activation_function": "relu"},
+}
+
+
+def test_counts_are_those_of_the_published_checkpoint():
+    assert_counts_match_the_table("gpt2")
+
+
+@pytest.mark.parametrize("config", [GPT2, *ALTERED.values()], ids=["published", *ALTERED])
+def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
+    pytest.importorskip("transformers")
+    from family_checks import assert_linears_match, assert_parameters_match
+
+    assert_parameters_match(config)
+    assert_linears_match(config)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "attention"),
+    [
+        # With dropout in the attention sdpa takes another kernel on CPU than on CUDA.
+        ({"attn_pdrop": 0.0}, "sdpa"),
+        (NO_DROPOUT, "sdpa"),
+        (NO_DROPOUT, "eager"),
+        ({}, "eager"),
+    ],
+    ids=["dropout sdpa", "sdpa", "eager", "dropout eager"],
+)
+def test_a_step_keeps_and_peaks_as_in_transformers(changes, attention, checkpoints):
+    assert_step({**GPT2, **changes}, attention=attention, checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_frozen_embeddings_keep_what_transformers_keeps(checkpoints):
+    frozen = ["transformer.wte", "transformer.wpe", "lm_head"]
+    assert_step({**GPT2, **NO_DROPOUT}, frozen=frozen, checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize("key", ["add_cross_attention", "reorder_and_upcast_attn"])
+def test_variants_that_compute_something_else_are_refused(key):
+    with pytest.raises(InputError, match=key):
+        build_model({**GPT2, key: True})
+
+
+def assert_step(config, **options):
+    pytest.importorskip("transformers")
+    from family_checks import assert_step_matches, text_inputs
+
+    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.001, **options)

@@ -1,0 +1,138 @@
+from unittest.mock import patch
+
+import pytest
+
+from model_table import packaged_config
+from tape_probe import predicted_step
+from vlmplan.architecture.adapters import add_lora
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch, Part
+from vlmplan.errors import InputError
+from vlmplan.units import DType
+
+# peft warns of patterns for ranks that match no module; they match parameters.
+pytestmark = pytest.mark.filterwarnings("ignore:The following:RuntimeWarning")
+
+BATCH = Batch(micro_batch=2, num_tokens=384)
+RANK = 8
+MIXTRAL = packaged_config(
+    "mixtral-8x7b",
+    num_hidden_layers=2,
+    vocab_size=4096,
+    hidden_size=1024,
+    intermediate_size=1792,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+)
+QWEN3_MOE = {
+    **packaged_config("qwen3-vl-30b-a3b")["text_config"],
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 2,
+    "vocab_size": 4096,
+    "num_experts": 16,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+MODELS = {"mixtral": MIXTRAL, "qwen3": QWEN3_MOE}
+
+
+def adapted(config, targets, frozen=()):
+    """The tree as peft prepares it: 16-bit weights frozen, adapters in float32."""
+    tree = build_model(config)
+    for entry in tree.parameters():
+        entry.parameter.requires_grad = False
+    before = {id(entry.parameter) for entry in tree.parameters()}
+    add_lora(tree, rank=RANK, targets=targets, frozen=frozen)
+    for entry in tree.parameters():
+        if id(entry.parameter) not in before:
+            entry.parameter.requires_grad, entry.parameter.dtype = True, DType.FLOAT32
+    return tree
+
+
+def real_adapted(config, targets):
+    import peft
+    import torch
+
+    from family_checks import real_model
+
+    targets = targets if targets == "all-linear" else targets.split(",")
+    # Fake tensors cannot be moved; the adapters are float32 from the start then, as peft makes them by a cast.
+    with patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self):
+        return peft.get_peft_model(real_model(config), peft.LoraConfig(target_modules=targets, r=RANK))
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("targets", ["all-linear", "gate", "q_proj,v_proj"])
+def test_adapters_have_the_sizes_that_peft_gives_them(config, targets):
+    pytest.importorskip("peft")
+    import torch
+
+    with torch.device("meta"):
+        model = real_adapted(config, targets)
+    expected = {
+        name.removeprefix("base_model.model.").replace(".default", ""): tuple(parameter.shape)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    entries = [entry for entry in adapted(config, targets).parameters() if entry.parameter.requires_grad]
+    assert {entry.name: entry.parameter.shape for entry in entries} == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"), [("mixtral", "w1,w2,w3"), ("qwen3", "gate_proj,up_proj,down_proj")], ids=["mixtral", "qwen3"]
+)
+def test_the_names_of_the_old_layers_mean_the_experts(model, targets):
+    names = {entry.name for entry in adapted(MODELS[model], targets).parameters() if entry.parameter.requires_grad}
+    experts = "model.layers.0.mlp.experts."
+    assert {name for name in names if name.startswith("model.layers.0.")} == {
+        experts + name
+        for name in ("base_layer.lora_A.weight", "base_layer.lora_B.weight", "lora_A.weight", "lora_B.weight")
+    }
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize(("targets", "tolerance"), [("all-linear", 0.001), ("gate", 0.02), ("q_proj,v_proj", 0.04)])
+def test_a_step_keeps_and_peaks_as_with_peft(config, targets, tolerance, checkpoints):
+    """Weights of adapted experts live as often as there are layers.
+
+    Tolerance: with checkpointing torch computes a layer again when the first saved tensor is asked for. The gradient
+    has then passed the sum over a token's experts and is already there for every pair, which the tape, computing again
+    before anything else, does not see; it shows where experts without adapters leave little else.
+    """
+    pytest.importorskip("peft")
+    from family_checks import text_inputs
+    from torch_probe import measured_step
+
+    def build():
+        model = real_adapted(config, targets)
+        if checkpoints:
+            model.enable_input_require_grads()
+            model.base_model.model.gradient_checkpointing_enable()
+        return model
+
+    measured = measured_step(build, text_inputs(BATCH))
+    predicted = predicted_step(adapted(config, targets), BATCH, checkpoints=checkpoints)
+    assert predicted.end_live == 0
+    for name in ("forward_live", "forward_peak", "backward_peak"):
+        allowed = tolerance if checkpoints and name == "backward_peak" else 0.001
+        assert getattr(predicted, name) == pytest.approx(getattr(measured, name), rel=allowed), name
+
+
+def test_an_adapted_expert_weight_is_kept_whole_for_backward():
+    attention, everything = (
+        predicted_step(adapted(MIXTRAL, targets), BATCH) for targets in ("q_proj,k_proj,v_proj,o_proj", "all-linear")
+    )
+    num_layers, num_experts, weight_bytes = 2, 8, 2
+    kept = num_layers * num_experts * 3 * 1024 * 1792 * weight_bytes
+    assert kept < everything.forward_live - attention.forward_live < 1.3 * kept
+
+
+def test_one_of_two_fused_names_is_refused():
+    with pytest.raises(InputError, match="w1 needs w3 too"):
+        adapted(MIXTRAL, "w1,w2")
+
+
+def test_a_frozen_language_model_has_no_adapted_experts():
+    with pytest.raises(InputError, match="no layer is left"):
+        adapted(MIXTRAL, "all-linear", frozen=[Part.LANGUAGE])

@@ -1,0 +1,125 @@
+"""Recipes, clusters and plans for the tests of what is written from them."""
+
+from hypothesis import strategies as st
+
+from vlmplan.deepspeed_config import deepspeed_config
+from vlmplan.hardware import Cluster, Gpu, Node, Vendor
+from vlmplan.plan import Expectation, ExpectedPhase, Plan, PlannedHardware, PlannedOffer
+from vlmplan.recipe import (
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    Recipe,
+    ZeroSettings,
+)
+from vlmplan.units import GIB
+from vlmplan.workload import ModelFiles, Workload
+
+SIZES = st.integers(1, 2 * 3 * 5 * 7 * 10**8)
+
+ZERO_SETTINGS = st.builds(
+    ZeroSettings,
+    reduce_bucket_size=SIZES,
+    allgather_bucket_size=SIZES,
+    overlap_comm=st.booleans(),
+    contiguous_gradients=st.booleans(),
+    reduce_scatter=st.booleans(),
+    round_robin_gradients=st.booleans(),
+    stage3_prefetch_bucket_size=st.integers(0, 10**9),
+    stage3_param_persistence_threshold=st.integers(0, 10**9),
+    stage3_max_live_parameters=st.integers(0, 10**10),
+    stage3_max_reuse_distance=st.integers(0, 10**10),
+    sub_group_size=SIZES,
+)
+
+DEEPSPEED_RECIPES = st.builds(
+    Recipe,
+    method=st.sampled_from(Method),
+    lora_rank=st.integers(1, 256),
+    train_vision=st.booleans(),
+    precision=st.sampled_from(Precision),
+    optimizer=st.sampled_from(OptimizerKind),
+    zero_stage=st.integers(0, 3),
+    offload_optimizer=st.sampled_from(Offload),
+    offload_params=st.sampled_from(Offload),
+    nvme_path=st.just("/nvme"),
+    micro_batch=st.integers(1, 64),
+    grad_accum=st.integers(1, 64),
+    attention=st.sampled_from(AttentionImplementation),
+    loss=st.sampled_from(LossKind),
+    gradient_clipping=st.floats(0, 10),
+    zero=ZERO_SETTINGS,
+)
+RECIPES = DEEPSPEED_RECIPES | DEEPSPEED_RECIPES.map(lambda recipe: recipe.with_changes(zero_stage=None))
+
+
+def card(**changes: object) -> Gpu:
+    known: dict[str, object] = {
+        "id": "a100-sxm4-80gb",
+        "name": "NVIDIA A100-SXM4-80GB",
+        "vendor": Vendor.NVIDIA,
+        "memory_bytes": 80 * GIB,
+        "supports_bf16": True,
+        "compute_capability": (8, 0),
+        "supports_flash_attention_2": True,
+    }
+    return Gpu(**(known | changes))
+
+
+def cluster(num_gpus: int = 4, num_nodes: int = 1, **changes: object) -> Cluster:
+    return Cluster(node=Node(gpu=card(**changes), num_gpus=num_gpus), num_nodes=num_nodes)
+
+
+def plan(recipe: Recipe | None = None, num_gpus: int = 4, num_nodes: int = 1, **changes: object) -> Plan:
+    recipe = recipe or Recipe(zero_stage=2, micro_batch=3)
+    total = num_gpus * num_nodes
+    known: dict[str, object] = {
+        "workload": Workload(
+            model=ModelFiles(
+                id="qwen2-vl-2b",
+                hub_id="Qwen/Qwen2-VL-2B-Instruct",
+                config={"model_type": "qwen2_vl", "vision_config": {"depth": 32}},
+                preprocessor={"patch_size": 14},
+                notes=("a note",),
+            ),
+            seq_len=1155,
+            images_per_sample=1,
+            num_samples=2310,
+            epochs=1.5,
+        ),
+        "recipe": recipe,
+        "hardware": PlannedHardware(
+            gpu_id="a100-sxm4-80gb",
+            gpu_name="NVIDIA A100-SXM4-80GB",
+            vendor="nvidia",
+            gpus_per_node=num_gpus,
+            num_nodes=num_nodes,
+            usable_bytes=79 * GIB,
+        ),
+        "expected": Expectation(
+            verdict="fits",
+            peak_phase="step",
+            peak_allocated_bytes=2 * 3 * 5 * GIB,
+            peak_reserved_bytes=31 * GIB,
+            peak_device_bytes=32 * GIB,
+            components_at_peak={"weights": 2 * 3 * GIB, "gradients": 2 * 3 * 4 * GIB},
+            phases=(ExpectedPhase(name="load", resident_bytes=7, peak_bytes=11),),
+            host_bytes_per_node=13,
+            checkpoint_bytes=17,
+            export_bytes=19,
+            nvme_swap_bytes=0,
+            flops_per_step=23,
+            num_steps=29,
+            step_seconds=0.5,
+            usd=1.25,
+        ),
+        "num_params": 2_208_985_600,
+        "num_trainable_params": 2_208_985_600,
+        "ds_config": deepspeed_config(recipe, num_gpus=total),
+        "offer": PlannedOffer(provider="somebody", usd_per_hour=4.2, pricing="on_demand", as_of="2026-11-01"),
+        "environment": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+    }
+    return Plan(**(known | changes))

@@ -1,0 +1,366 @@
+"""Validity rules: each has a case that it refuses and a neighbour that it lets pass."""
+
+import os
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import deepspeed_probe
+from recipe_cases import RECIPES, card, cluster
+from vlmplan.errors import InputError
+from vlmplan.hardware import Cluster, Vendor
+from vlmplan.recipe import (
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    Recipe,
+    ZeroSettings,
+)
+from vlmplan.rules import RULES, ModelFacts, Severity, attention_implementations, check, model_facts, problems
+from vlmplan.rules.models import HEAD, TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
+from vlmplan.workload import ModelFiles
+
+T4 = {"name": "Tesla T4", "compute_capability": (7, 5), "supports_bf16": False, "supports_flash_attention_2": False}
+GTX_1080 = T4 | {"name": "GTX 1080 Ti", "compute_capability": (6, 1)}
+M60 = T4 | {"name": "Tesla M60", "compute_capability": (5, 2)}
+MI300X = {"vendor": Vendor.AMD, "compute_capability": None, "supports_flash_attention_2": None}
+CPU = {"vendor": Vendor.CPU, "compute_capability": None, "supports_flash_attention_2": None}
+GEMMA_2 = ModelFacts(id="gemma-2-2b", model_types=frozenset({"gemma2"}), weights_dtype="bfloat16")
+PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
+BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
+QWEN = ModelFacts(id="qwen2-vl-2b", model_types=frozenset({"qwen2_vl"}), weights_dtype="bfloat16")
+
+SDPA, FLASH, EAGER = (
+    AttentionImplementation.SDPA,
+    AttentionImplementation.FLASH_ATTENTION_2,
+    AttentionImplementation.EAGER,
+)
+PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
+CPU_OFFLOAD = {"offload_optimizer": Offload.CPU}
+
+
+@dataclass(frozen=True)
+class Case:
+    recipe: Recipe
+    cluster: Cluster | None = None
+    model: ModelFacts | None = None
+    more: dict = field(default_factory=dict)
+
+    @property
+    def names(self) -> set[str]:
+        return {problem.rule for problem in problems(self.recipe, cluster=self.cluster, model=self.model, **self.more)}
+
+
+def case(recipe: Recipe, where: Cluster | None = None, model: ModelFacts | None = None, **more: object) -> Case:
+    return Case(recipe, where, model, more)
+
+
+CASES: dict[str, tuple[list[Case], list[Case]]] = {
+    "plain_pytorch_is_for_one_gpu": (
+        [case(PLAIN, cluster(2)), case(PLAIN, cluster(1, num_nodes=2))],
+        [case(PLAIN, cluster(1)), case(ZERO_2, cluster(2)), case(PLAIN)],
+    ),
+    "offloaded_optimizer_needs_a_stage": (
+        [case(Recipe(zero_stage=stage, **CPU_OFFLOAD)) for stage in (None, 0)],
+        [case(Recipe(zero_stage=stage, **CPU_OFFLOAD)) for stage in (1, 2, 3)],
+    ),
+    "offloaded_parameters_need_stage_3": (
+        [case(Recipe(zero_stage=stage, offload_params=Offload.CPU)) for stage in (None, 0, 1, 2)],
+        [case(Recipe(zero_stage=3, offload_params=Offload.CPU))],
+    ),
+    "nvme_needs_stage_3": (
+        [case(Recipe(zero_stage=stage, offload_optimizer=Offload.NVME)) for stage in (1, 2)],
+        [case(Recipe(zero_stage=3, offload_optimizer=Offload.NVME)), case(Recipe(zero_stage=2, **CPU_OFFLOAD))],
+    ),
+    "offloaded_optimizer_is_adamw": (
+        [
+            case(ZERO_2.with_changes(optimizer=kind, **CPU_OFFLOAD))
+            for kind in OptimizerKind
+            if kind is not OptimizerKind.ADAMW
+        ],
+        [case(ZERO_2.with_changes(**CPU_OFFLOAD)), case(ZERO_2.with_changes(optimizer=OptimizerKind.SGD))],
+    ),
+    "pure_bf16_is_plain_or_sharded": (
+        [case(Recipe(zero_stage=0, precision=Precision.BF16_PURE))],
+        [case(Recipe(zero_stage=stage, precision=Precision.BF16_PURE)) for stage in (None, 1, 2, 3)]
+        + [case(ZERO_2.with_changes(precision=Precision.BF16_PURE, **CPU_OFFLOAD))],
+    ),
+    "four_bit_weights_are_not_sharded": (
+        [case(ZERO_3.with_changes(method=Method.QLORA))],
+        [case(ZERO_2.with_changes(method=Method.QLORA)), case(ZERO_3.with_changes(method=Method.LORA))],
+    ),
+    "upcast_weights_stay_so": (
+        [
+            case(ZERO_2.with_changes(method=Method.QLORA, upcasts_frozen=True)),
+            case(PLAIN.with_changes(upcasts_frozen=True)),
+        ],
+        [case(PLAIN.with_changes(method=Method.QLORA, upcasts_frozen=True)), case(ZERO_2)],
+    ),
+    "allgather_bucket_is_even": (
+        [case(ZERO_2.with_changes(zero=ZeroSettings(allgather_bucket_size=7)))],
+        [
+            case(ZERO_2.with_changes(zero=ZeroSettings(allgather_bucket_size=14))),
+            case(ZERO_3.with_changes(zero=ZeroSettings(allgather_bucket_size=7))),
+        ],
+    ),
+    "adafactor_saves_nothing_when_sharded": (
+        [case(Recipe(zero_stage=stage, optimizer=OptimizerKind.ADAFACTOR)) for stage in (1, 2, 3)],
+        [case(Recipe(zero_stage=stage, optimizer=OptimizerKind.ADAFACTOR)) for stage in (None, 0)] + [case(ZERO_2)],
+    ),
+    "sharding_needs_several_gpus": (
+        [case(ZERO_3, cluster(1)), case(ZERO_2, cluster(1))],
+        [
+            case(ZERO_3, cluster(2)),
+            case(ZERO_3.with_changes(offload_params=Offload.CPU), cluster(1)),
+            case(PLAIN, cluster(1)),
+        ],
+    ),
+    "bf16_needs_ampere": (
+        [case(PLAIN.with_changes(precision=p), cluster(1, **T4)) for p in (Precision.BF16, Precision.BF16_PURE)],
+        [
+            case(PLAIN, cluster(1)),
+            case(PLAIN.with_changes(precision=Precision.FP16), cluster(1, **T4)),
+            case(PLAIN, cluster(1, **MI300X)),
+            case(PLAIN),
+        ],
+    ),
+    "fp16_under_deepspeed_needs_volta": (
+        [case(ZERO_2.with_changes(precision=Precision.FP16), cluster(2, **GTX_1080))],
+        [
+            case(ZERO_2.with_changes(precision=Precision.FP16), cluster(2, **T4)),
+            case(PLAIN.with_changes(precision=Precision.FP16), cluster(1, **GTX_1080)),
+            case(ZERO_2.with_changes(precision=Precision.FP32), cluster(2, **GTX_1080)),
+        ],
+    ),
+    "fp16_on_cpu_needs_new_instructions": (
+        [case(ZERO_2.with_changes(precision=Precision.FP16), cluster(2, **CPU))],
+        [case(ZERO_2, cluster(2, **CPU)), case(ZERO_2.with_changes(precision=Precision.FP16), cluster(2))],
+    ),
+    "flash_attention_needs_ampere": (
+        [case(PLAIN.with_changes(attention=FLASH), cluster(1, **kind)) for kind in (T4, CPU)],
+        [case(PLAIN.with_changes(attention=FLASH), cluster(1)), case(PLAIN, cluster(1, **T4))],
+    ),
+    "flash_attention_is_unsure_elsewhere": (
+        [case(PLAIN.with_changes(attention=FLASH), cluster(1, **MI300X))],
+        [case(PLAIN.with_changes(attention=FLASH), cluster(1)), case(PLAIN, cluster(1, **MI300X))],
+    ),
+    "flash_attention_needs_16_bit": (
+        [case(PLAIN.with_changes(attention=FLASH, precision=Precision.FP32))],
+        [case(PLAIN.with_changes(attention=FLASH)), case(PLAIN.with_changes(precision=Precision.FP32))],
+    ),
+    "bitsandbytes_needs_pascal": (
+        [
+            case(PLAIN.with_changes(method=Method.QLORA, precision=Precision.FP16), cluster(1, **M60)),
+            case(PLAIN.with_changes(optimizer=OptimizerKind.ADAMW_8BIT), cluster(1, **M60)),
+        ],
+        [
+            case(PLAIN.with_changes(method=Method.QLORA), cluster(1, **GTX_1080)),
+            case(PLAIN.with_changes(method=Method.QLORA), cluster(1, **CPU)),
+            case(PLAIN, cluster(1, **M60)),
+        ],
+    ),
+    "paging_needs_a_gpu": (
+        [case(PLAIN.with_changes(optimizer=OptimizerKind.PAGED_ADAMW_8BIT), cluster(1, **CPU))],
+        [
+            case(PLAIN.with_changes(optimizer=OptimizerKind.PAGED_ADAMW_8BIT), cluster(1)),
+            case(PLAIN.with_changes(optimizer=OptimizerKind.ADAMW_8BIT), cluster(1, **CPU)),
+        ],
+    ),
+    "attention_is_one_the_model_has": (
+        [
+            case(PLAIN, model=GEMMA_2),
+            case(PLAIN, model=PALIGEMMA_2),
+            case(PLAIN.with_changes(attention=FLASH), model=BLIP_2),
+        ],
+        [
+            case(PLAIN.with_changes(attention=EAGER), model=GEMMA_2),
+            case(PLAIN.with_changes(attention=FLASH), model=GEMMA_2),
+            case(PLAIN, model=BLIP_2),
+            case(PLAIN.with_changes(attention=FLASH), model=QWEN),
+        ],
+    ),
+    "fp16_may_overflow": (
+        [case(PLAIN.with_changes(precision=Precision.FP16), model=QWEN)],
+        [case(PLAIN, model=QWEN), case(PLAIN.with_changes(precision=Precision.FP16), model=BLIP_2)],
+    ),
+    "chunked_loss_has_no_adapter_on_the_head": (
+        [case(PLAIN.with_changes(method=Method.LORA, lora_targets="q_proj, model.lm_head"))],
+        [
+            case(PLAIN.with_changes(method=Method.LORA, lora_targets="q_proj,lm_head", loss=LossKind.FULL)),
+            case(PLAIN.with_changes(method=Method.LORA, lora_targets="lm_head_norm")),
+            case(PLAIN.with_changes(method=Method.LORA)),
+            case(PLAIN.with_changes(method=Method.LORA, train_embeddings=True)),
+        ],
+    ),
+    "adapter_options_need_adapters": (
+        [case(PLAIN, given=["lora_rank"]), case(PLAIN.with_changes(train_embeddings=True))],
+        [case(PLAIN, given=["precision"]), case(PLAIN.with_changes(method=Method.LORA), given=["lora_rank"])],
+    ),
+    "batch_is_the_product": (
+        [case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7 + 1)],
+        [
+            case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7),
+            case(ZERO_2.with_changes(micro_batch=3), cluster(7)),
+        ],
+    ),
+}
+
+
+def test_every_rule_has_a_case_and_a_name_of_its_own():
+    assert [rule.name for rule in RULES] == list(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule_refuses_its_combination_and_lets_the_neighbours_pass(name):
+    refused, passed = CASES[name]
+    for item in refused:
+        assert name in item.names, item
+    for item in passed:
+        assert name not in item.names, item
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rule_says_in_one_sentence_what_is_wrong_and_where_that_is_known_from(name):
+    for item in CASES[name][0]:
+        found = problems(item.recipe, cluster=item.cluster, model=item.model, **item.more)
+        problem = next(problem for problem in found if problem.rule == name)
+        assert "\n" not in problem.sentence
+        assert problem.source
+        assert problem.as_json()["severity"] in ("error", "warning")
+
+
+def test_errors_come_before_warnings():
+    recipe = ZERO_3.with_changes(optimizer=OptimizerKind.ADAFACTOR, method=Method.QLORA)
+    found = [problem.severity for problem in problems(recipe, cluster=cluster(1))]
+    assert found == [Severity.ERROR, Severity.WARNING, Severity.WARNING]
+
+
+def test_check_raises_the_first_error_and_returns_the_warnings():
+    with pytest.raises(InputError, match="--method qlora"):
+        check(ZERO_3.with_changes(method=Method.QLORA))
+    assert [problem.rule for problem in check(ZERO_3, cluster=cluster(1))] == ["sharding_needs_several_gpus"]
+    assert check(ZERO_2, cluster=cluster(4)) == []
+
+
+def test_the_sentence_for_an_old_card_names_it_and_the_way_out():
+    with pytest.raises(InputError, match=r"Tesla T4 \(7\.5\).*--precision fp16"):
+        check(PLAIN, cluster=cluster(1, **T4))
+
+
+@given(recipe=RECIPES, num_gpus=st.integers(1, 8), kind=st.sampled_from([T4, GTX_1080, MI300X, CPU, {}]))
+def test_rules_answer_for_every_recipe(recipe, num_gpus, kind):
+    for problem in problems(recipe, cluster=cluster(num_gpus, **kind), model=GEMMA_2, global_batch=16):
+        assert problem.sentence
+
+
+@given(recipe=RECIPES)
+def test_knowing_less_never_finds_more(recipe):
+    less = {problem.rule for problem in problems(recipe)}
+    assert less <= {problem.rule for problem in problems(recipe, cluster=cluster(2, **T4), model=QWEN)}
+
+
+def test_facts_name_the_types_of_the_model_and_its_parts():
+    config = {
+        "model_type": "paligemma",
+        "torch_dtype": "bfloat16",
+        "text_config": {"model_type": "gemma2"},
+        "vision_config": {"model_type": "siglip_vision_model"},
+        "quantization": None,
+    }
+    facts = model_facts(ModelFiles(id="p", config=config))
+    assert facts == ModelFacts(id="p", model_types=PALIGEMMA_2.model_types, weights_dtype="bfloat16")
+
+
+def test_the_attention_that_a_model_has_is_offered_fastest_first():
+    assert attention_implementations(QWEN) == (FLASH, SDPA, EAGER)
+    assert attention_implementations(GEMMA_2) == (FLASH, EAGER)
+    assert attention_implementations(BLIP_2) == (SDPA, EAGER)
+
+
+# -- held to the libraries -------------------------------------------------------------------------------------------
+
+
+def test_transformers_refuses_the_attention_that_the_rule_refuses():
+    pytest.importorskip("transformers")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as MULTIMODAL
+
+    from vlmplan.architecture.families import FAMILIES
+
+    seen = set()
+    for mapping in (MULTIMODAL, CAUSAL):
+        for config, model in mapping.items():
+            if config.model_type in FAMILIES and config.model_type not in seen:
+                seen.add(config.model_type)
+                assert model._supports_sdpa is (config.model_type not in TYPES_WITHOUT_SDPA), config.model_type
+                has_flash = config.model_type not in TYPES_WITHOUT_FLASH_ATTENTION
+                assert model._supports_flash_attn is has_flash, config.model_type
+    assert seen >= {"blip-2", "gemma2", "llama", "paligemma", "qwen2_vl"}
+
+
+def test_every_family_calls_its_head_lm_head():
+    from importlib import import_module
+
+    from vlmplan.architecture.families import FAMILIES
+    from vlmplan.architecture.model import Model
+
+    for name in sorted(set(FAMILIES.values())):
+        for value in vars(import_module(f"vlmplan.architecture.families.{name}")).values():
+            if isinstance(value, type) and issubclass(value, Model):
+                assert value.HEAD.rpartition(".")[2] == HEAD
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """What real DeepSpeed engines do on one CPU process, by the probe's name."""
+    pytest.importorskip("deepspeed")
+    return deepspeed_probe.run(os.environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("pure bf16 at stage 0", "only supported with ZeRO Stage 1, 2, or 3"),
+        ("AdamW of torch offloaded", "ZeRO-Offload with a client provided optimizer"),
+        ("pure bf16 of torch's AdamW offloaded", "with DeepSpeedCPUAdam"),
+        ("odd all-gather bucket", "allgather_bucket_size must be a multiple"),
+        ("untested optimizer not allowed", "zero_allow_untested_optimizer"),
+    ],
+)
+def test_deepspeed_refuses_what_the_rules_refuse(outcomes, name, words):
+    assert words in outcomes[name]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["parameters offloaded at stage 2", "nvme at stage 2", "optimizer offloaded at stage 0"],
+)
+def test_deepspeed_passes_over_what_the_rules_refuse(outcomes, name):
+    assert outcomes[name] == "runs"
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW8bit", "PagedAdamW8bit", "Adafactor"])
+def test_deepspeed_runs_every_optimizer_at_every_stage(outcomes, stage, optimizer):
+    assert outcomes[f"{optimizer} at stage {stage}"] == "runs"
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_runs_pure_bf16_when_sharded(outcomes, stage):
+    assert outcomes[f"pure bf16 at stage {stage}"] == "runs"
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_adafactor_keeps_a_whole_state_when_sharded(outcomes, stage):
+    assert outcomes[f"Adafactor at stage {stage}: states"] == "exp_avg_sq"
+    assert outcomes["Adafactor at stage 0: states"] == "exp_avg_sq_col exp_avg_sq_row"
+
+
+def test_gpu_cases_are_what_they_say():
+    assert card().supports_bf16
+    assert not card(**T4).supports_bf16

@@ -1,0 +1,232 @@
+"""Describes a model that vlmplan has no family for: builds it from its configuration, without weights, and lists it.
+
+Run by the planner as a script, ``python -I probe.py``, so that it never imports torch itself. Reads one JSON object
+from standard input, ``{"path": sys.path of the caller, "config": config.json}``, and writes one to standard output:
+``{"layout": {...}}``, or ``{"error": kind, "message": sentence}`` with the kinds ``missing`` (packages), ``unknown``
+(to transformers), ``unsupported`` (by vlmplan) and ``refused`` (by transformers). The model stands on the meta device:
+no memory, no download, and no code but transformers' own.
+"""
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+SCHEMA = 1
+"""Version of the layout; the planner keeps layouts by it."""
+TEXT_KEYS = (
+    "hidden_size num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size num_hidden_layers "
+    "max_position_embeddings attention_dropout"
+).split()
+ROUTED_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+"""What configurations call the number of experts that a token is sent to."""
+ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation", "afn")
+"""What configurations call the function inside the MLPs."""
+PROJECTOR_WORDS = ("qformer", "perceiver", "projector", "resampler", "connector", "adapter")
+"""Parts of the names of modules that stand between an encoder and the language model."""
+PARALLEL_KEYS = ("use_parallel_residual", "parallel_attn", "use_parallel_block")
+"""What configurations call attention and MLP that both read the layer's input."""
+
+
+class Refused(Exception):
+    """Nothing that can be trained as a language model; ``kind`` is one of the kinds of the answer."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+def main() -> None:
+    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # libraries that print must not spoil the answer
+    request = json.load(sys.stdin)
+    sys.path[:] = request["path"]
+    try:
+        answer: dict[str, Any] = {"layout": layout(request["config"])}
+    except Refused as error:
+        answer = {"error": error.kind, "message": str(error)}
+    except Exception as error:  # transformers raises anything at all for a configuration that makes no sense
+        answer = {"error": "refused", "message": f"{type(error).__name__}: {error}"}
+    with answer_to:
+        json.dump(answer, answer_to)
+
+
+def layout(values: dict[str, Any]) -> dict[str, Any]:
+    """The modules, parameters and dimensions of the model that ``values``, a config.json, describes."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise Refused("missing", str(error)) from None
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    config = configuration(values)
+    with torch.device("meta"):
+        model = model_class(config)._from_config(config, dtype=torch.bfloat16)
+    embeddings, head = name_of(model, model.get_input_embeddings()), name_of(model, model.get_output_embeddings())
+    if embeddings is None or head is None:
+        raise Refused("unsupported", f"{type(model).__name__} has no token embedding and output head of its own")
+    stacks = [name for name, module in model.named_modules() if is_stack(module)]
+    return {
+        "schema": SCHEMA,
+        "transformers": transformers.__version__,
+        "class": type(model).__name__,
+        "modules": [[name, type(module).__name__, kind_of(module)] for name, module in model.named_modules()],
+        "parameters": [[name, list(parameter.shape)] for name, parameter in model.named_parameters()],
+        "tied": tied_names(model),
+        "checkpointed": [name for name in stacks if can_checkpoint(model.get_submodule(name))],
+        "embeddings": embeddings,
+        "head": head,
+        "vision": vision_names(model, config),
+        "text": text_names(model, config),
+        "attention": attention_names(model),
+        "config": text_values(config),
+    }
+
+
+def configuration(values: dict[str, Any]) -> Any:
+    """transformers' own configuration class, filled; classes that a checkpoint brings along are never looked at."""
+    from transformers import __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    model_type = values["model_type"]
+    if model_type not in CONFIG_MAPPING:
+        raise Refused("unknown", f"transformers {__version__} has no model of model_type {model_type!r}")
+    kept = {key: value for key, value in values.items() if key not in ("auto_map", "quantization_config")}
+    return CONFIG_MAPPING[model_type].from_dict(with_floats(kept))
+
+
+def with_floats(value: Any) -> Any:
+    """``value`` with ``{"__float__": "Infinity"}``, how JSON without Infinity writes it, as the float."""
+    if isinstance(value, dict):
+        return (
+            float(value["__float__"])
+            if value.keys() == {"__float__"}
+            else {k: with_floats(v) for k, v in value.items()}
+        )
+    return [with_floats(item) for item in value] if isinstance(value, list) else value
+
+
+def model_class(config: Any) -> Any:
+    """The class with a language model head: with images where there is one, else text alone."""
+    from transformers import __version__
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    )
+
+    if config.is_encoder_decoder:
+        raise Refused("unsupported", f"the model_type {config.model_type!r} has an encoder and a decoder for text")
+    for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
+        if type(config) in mapping:
+            found = mapping[type(config)]
+            return found[0] if isinstance(found, tuple) else found
+    raise Refused(
+        "unsupported", f"transformers {__version__} has no language model of model_type {config.model_type!r}"
+    )
+
+
+def kind_of(module: Any) -> str:
+    """``linear``, ``conv1d`` (GPT-2's), ``embedding``, ``norm``, ``stack`` or nothing of these."""
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    if isinstance(module, torch.nn.Linear):
+        return "linear"
+    if isinstance(module, Conv1D):
+        return "conv1d"
+    if isinstance(module, torch.nn.Embedding):
+        return "embedding"
+    if is_stack(module):
+        return "stack"
+    own = dict(module.named_parameters())
+    is_norm = "Norm" in type(module).__name__ and all(parameter.dim() == 1 for parameter in own.values())
+    return "norm" if is_norm and own.keys() <= {"weight", "bias"} else ""
+
+
+def is_stack(module: Any) -> bool:
+    import torch
+
+    return isinstance(module, torch.nn.ModuleList) and len(module) > 0
+
+
+def can_checkpoint(stack: Any) -> bool:
+    """Whether ``gradient_checkpointing_enable`` has an effect on its layers."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return all(isinstance(layer, GradientCheckpointingLayer) for layer in stack)
+
+
+def attention_names(model: Any) -> list[str]:
+    """The values of ``attn_implementation`` that the model takes."""
+    supported = {"sdpa": model._supports_sdpa, "flash_attention_2": model._supports_flash_attn}
+    return ["eager", *(name for name, is_supported in supported.items() if is_supported)]
+
+
+def tied_names(model: Any) -> list[list[str]]:
+    """Every further name of a parameter, with the name under which it is listed."""
+    first: dict[int, str] = {}
+    tied: list[list[str]] = []
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            tied.append([name, first[id(parameter)]])
+        else:
+            first[id(parameter)] = name
+    return tied
+
+
+def name_of(model: Any, wanted: Any) -> str | None:
+    """The dotted name of a module of ``model``; None where there is no such module."""
+    return next((name for name, module in model.named_modules() if module is wanted), None) if wanted else None
+
+
+def vision_names(model: Any, config: Any) -> list[str]:
+    """The modules that see, hear or otherwise encode something else than text."""
+    text = config.get_text_config()
+    keys = [key for key in config.sub_configs if not any(word in key for word in PROJECTOR_WORDS)]
+    encoders = [getattr(config, key, None) for key in keys]
+    wanted = {id(encoder) for encoder in encoders if encoder is not None and encoder is not text}
+    names = [name for name, _ in outermost(model, wanted)]
+    return [name for name in names if not any(word in name.rpartition(".")[2] for word in PROJECTOR_WORDS)]
+
+
+def text_names(model: Any, config: Any) -> list[str]:
+    """The language model inside a composite model; nothing where all of it is one."""
+    text = config.get_text_config()
+    return [] if text is config else [name for name, _ in outermost(model, {id(text)})]
+
+
+def outermost(model: Any, config_ids: set[int]) -> Iterator[tuple[str, Any]]:
+    """The models inside ``model`` that were built from one of these configurations, without those inside them."""
+    from transformers import PreTrainedModel
+
+    found: list[str] = []
+    for name, module in model.named_modules():
+        is_inside = any(name.startswith(f"{outer}.") for outer in found)
+        if name and not is_inside and isinstance(module, PreTrainedModel) and id(module.config) in config_ids:
+            found.append(name)
+            yield name, module
+
+
+def text_values(config: Any) -> dict[str, Any]:
+    """Dimensions of the language model under their usual names, as far as the configuration has them."""
+    text = config.get_text_config()
+    values = {key: value_of(text, key) for key in TEXT_KEYS}
+    values["hidden_act"] = next(filter(None, (value_of(text, key) for key in ACTIVATION_KEYS)), None)
+    values["num_experts_per_tok"] = next(filter(None, (value_of(text, key) for key in ROUTED_KEYS)), None)
+    values["is_parallel"] = any(bool(value_of(text, key)) for key in PARALLEL_KEYS)
+    return {key: value for key, value in values.items() if isinstance(value, int | float | str)}
+
+
+def value_of(config: Any, key: str) -> Any:
+    """The value of ``key``; None where there is none, or where it differs from layer to layer."""
+    try:
+        return getattr(config, key, None)
+    except Exception:  # transformers raises a class of its own for what layers disagree on
+        return None
+
+
+if __name__ == "__main__":
+    main()
