@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from tape_probe import predicted_step
-from torch_probe import Measured, measured_step
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from tape_probe import predicted_step
+from torch_probe import Measured, measured_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Model
 

@@ -9,7 +9,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmplan import catalog_file, local_host
 from vlmplan.catalog import (
     Catalog,
     cpu_gpu,
@@ -18,12 +17,14 @@ from vlmplan.catalog import (
     shipped_catalog_path,
     user_catalog_path,
 )
-from vlmplan.catalog_file import CatalogFile, Sections, read_catalog_file
-from vlmplan.catalog_layers import layered_gpus, layered_offers
-from vlmplan.catalog_objects import offer_from_fields
+from vlmplan.catalog import file as catalog_file
+from vlmplan.catalog.file import CatalogFile, Sections, read_catalog_file
+from vlmplan.catalog.layers import layered_gpus, layered_offers
+from vlmplan.catalog.objects import offer_from_fields
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.gpu_choice import GpuChoice, chosen_node, parse_gpu_choice
 from vlmplan.hardware import DRIVER_RESERVE_BYTES, Pricing, Vendor
+from vlmplan.machine import host as local_host
 from vlmplan.units import GIB, MIB
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from recipe_cases import DEEPSPEED_RECIPES
 from vlmplan.deepspeed_config import deepspeed_config, merged_recipe, settings_from_ds_config
-from vlmplan.deepspeed_keys import (
+from vlmplan.deepspeed_config.keys import (
     BF16_KEYS,
     FP16_KEYS,
     OFFLOAD_OPTIMIZER_KEYS,

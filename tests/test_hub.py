@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hub_server import Answer, FakeHub, isolated_cache, running_hub
-from vlmplan import hub, hub_network
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.hub import cached_files, hub_files, hugging_face_cache
-from vlmplan.hub_names import CONFIG, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
+from vlmplan.models import hub, hub_network
+from vlmplan.models.hub import cached_files, hub_files, hugging_face_cache
+from vlmplan.models.hub_names import CONFIG, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "org/name"

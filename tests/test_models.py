@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 
 from hub_server import Answer, FakeHub, isolated_cache, running_hub
 from model_table import TABLE
-from vlmplan import model_probe
 from vlmplan import models as models_module
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.model import Part
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, UnknownNameError, VlmplanError
-from vlmplan.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, HubId, hub_id
-from vlmplan.model_tree import model_tree
 from vlmplan.models import (
     brings_own_code,
     context_length,
@@ -32,6 +29,9 @@ from vlmplan.models import (
     packaged_models,
     takes_images,
 )
+from vlmplan.models import probe as model_probe
+from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, HubId, hub_id
+from vlmplan.models.tree import model_tree
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -17,7 +17,7 @@ from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.gpu_choice import chosen_node, parse_gpu_choice
 from vlmplan.hardware import Vendor
-from vlmplan.local_gpus import (
+from vlmplan.machine.gpus import (
     LocalGpu,
     MatchBasis,
     detected,
@@ -26,7 +26,7 @@ from vlmplan.local_gpus import (
     matched_gpu,
     visible_gpus,
 )
-from vlmplan.nvml import MigSlice, NvlinkPair, NvmlCard, NvmlMachine, read_machine
+from vlmplan.machine.nvml import MigSlice, NvlinkPair, NvmlCard, NvmlMachine, read_machine
 from vlmplan.units import GIB, MIB
 
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -441,5 +441,5 @@ def test_detection_lists_every_device_with_its_match(monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_of_the_driver_is_loaded_by_importing():
-    source = Path(sys.modules["vlmplan.nvml"].__file__ or "").read_text(encoding="utf-8")
+    source = Path(sys.modules["vlmplan.machine.nvml"].__file__ or "").read_text(encoding="utf-8")
     assert "\nimport pynvml" not in source

@@ -26,7 +26,7 @@ from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.reservation import peak_reserved_bytes
 from vlmplan.memory.timeline import Timeline, memory_timeline
-from vlmplan.model_tree import ProbedModelFiles, model_tree
+from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import AttentionImplementation, LossKind, Recipe
 from vlmplan.sizes import model_sizes, zero_settings
 from vlmplan.throughput import StepTime, step_flops, step_time

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vlmplan.catalog import Catalog, cpu_gpu
 from vlmplan.errors import InputError
 from vlmplan.hardware import Node
-from vlmplan.local_host import host_ram_bytes, num_host_cpus
+from vlmplan.machine.host import host_ram_bytes, num_host_cpus
 
 LOCAL = "local"
 CPU = "cpu"
@@ -56,8 +56,8 @@ def chosen_node(choice: GpuChoice, catalog: Catalog) -> ChosenNode:
     """
     kind = choice.name.casefold()
     if kind == LOCAL:
-        from vlmplan.local_gpus import local_node
-        from vlmplan.nvml import read_machine
+        from vlmplan.machine.gpus import local_node
+        from vlmplan.machine.nvml import read_machine
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         local = local_node(read_machine(), catalog, num_gpus=choice.num_gpus, cuda_visible_devices=visible)

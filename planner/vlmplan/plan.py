@@ -236,8 +236,9 @@ def _environment(recipe: Recipe, vendor: str) -> dict[str, str]:
 
 def _largest_parameter(estimate: "Estimate") -> int:
     from vlmplan.architecture.prepare import prepared_model
+    from vlmplan.models.tree import model_tree
 
-    model = prepared_model(estimate.workload.model.config, estimate.recipe)
+    model = prepared_model(model_tree(estimate.workload.model), estimate.recipe)
     return max(entry.parameter.numel for entry in model.parameters())
 
 

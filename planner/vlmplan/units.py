@@ -42,9 +42,13 @@ def gib_text(num_bytes: float, digits: int = 2) -> str:
 
 
 def count_text(count: float) -> str:
-    """A count of parameters or samples as text: 2,208,985,600 → ``2.21 B``."""
+    """A count of parameters or samples as text.
+
+    >>> count_text(2_208_985_600), count_text(999_885_952), count_text(512)
+    ('2.21 B', '1 B', '512')
+    """
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= limit:
+        if abs(count) >= 0.9995 * limit:
             return f"{count / limit:.3g} {suffix}"
     return f"{count:.0f}"
 

@@ -6,7 +6,6 @@ import pytest
 pytest.importorskip("transformers")
 
 from family_checks import assert_linears_match, assert_parameters_match, assert_step_matches, text_inputs
-
 from vlmplan.architecture.model import Batch
 
 

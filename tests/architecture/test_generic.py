@@ -14,7 +14,6 @@ from hub_server import isolated_cache
 from model_table import packaged_config
 from tape_probe import Predicted, predicted_step
 from vlmplan import estimate as estimate_module
-from vlmplan import model_probe
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic import GenericModel, build_generic, generic_notes, has_attention
 from vlmplan.architecture.layout import ModelLayout, is_attention, layout_from_json
@@ -26,8 +25,9 @@ from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
 from vlmplan.estimate import estimate, sample_image
 from vlmplan.hardware import Cluster, Node
-from vlmplan.model_tree import ProbedModelFiles, model_tree
 from vlmplan.models import context_length, find_model, takes_images
+from vlmplan.models import probe as model_probe
+from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import Method, Recipe
 from vlmplan.throughput import step_flops
 from vlmplan.workload import Workload

@@ -142,9 +142,7 @@ def test_table_is_covered_row_by_row():
     published = {a: (int(r["image_tokens_448"]), int(r["image_tokens_1024"])) for a, r in known.items()}
     assert published == TABLE_TOKENS
     assert all(
-        not r["native_class_in_transformers_5.23"].startswith("none")
-        for a, r in known.items()
-        if a != "qwen-vl-chat"
+        not r["native_class_in_transformers_5.23"].startswith("none") for a, r in known.items() if a != "qwen-vl-chat"
     )
     remote = {row["model_type"] for alias, row in rows.items() if alias not in known}
     assert remote == {"deepseek_vl_v2", "minicpmv", "molmo"}
@@ -375,9 +373,7 @@ def test_sizes_that_are_no_whole_numbers_are_refused(value: Any):
 @pytest.mark.parametrize("alias", ["qwen2-vl-2b", "qwen2.5-vl-7b", "qwen3-vl-4b", "glm-4.1v-9b"])
 def test_aspect_ratios_above_two_hundred_are_refused(alias: str):
     assert shape_of(alias, 200 * 56, 56).num_tokens > 0
-    with pytest.raises(
-        InputError, match=r"image 11201x56 has an aspect ratio of 200\S*; up to 200 is allowed"
-    ):
+    with pytest.raises(InputError, match=r"image 11201x56 has an aspect ratio of 200\S*; up to 200 is allowed"):
         shape_of(alias, 200 * 56 + 1, 56)
 
 

@@ -241,9 +241,7 @@ def byte_tokenizer(named_tokens: dict[str, str]) -> Any:
     vocabulary[newline * 2] = len(vocabulary)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[(newline, newline)]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    wrapped = fast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", extra_special_tokens=named_tokens
-    )
+    wrapped = fast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", extra_special_tokens=named_tokens)
     wrapped.add_special_tokens({"additional_special_tokens": [*TEXT_TOKENS.split(), *TILE_TOKENS]})
     return wrapped
 
@@ -295,9 +293,7 @@ def test_processor_inserts_the_tokens_and_cuts_the_tiles(case: Case, build: Call
     processor = build(case)
     for width, height in SIZES:
         shape = case.shape(width, height)
-        output = processor(
-            images=black(width, height), text=case.prompt or case.placeholder, return_tensors="pt"
-        )
+        output = processor(images=black(width, height), text=case.prompt or case.placeholder, return_tensors="pt")
         ids = output["input_ids"].flatten().tolist()
         assert len(ids) == shape.num_tokens + case.num_other_tokens, (width, height)
         num_placeholders = ids.count(processor.tokenizer.convert_tokens_to_ids(case.placeholder))
@@ -335,9 +331,7 @@ def random_sizes(count: int, least: int = 1, most: int = 4000) -> list[tuple[int
     rng = random.Random(20240801)
     sides = [int(least * (most / least) ** rng.random()) for _ in range(2 * count)]
     sizes = list(zip(sides[:count], sides[count:], strict=True))
-    return sizes + [
-        (a * s, b * s) for s in (least, 112, 336, 448, 560) for a in (1, 2, 3) for b in (1, 2, 3, 4)
-    ]
+    return sizes + [(a * s, b * s) for s in (least, 112, 336, 448, 560) for a in (1, 2, 3) for b in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("alias", ["qwen2-vl-2b", "qwen2.5-vl-7b", "qwen3-vl-4b", "glm-4.1v-9b"])
@@ -412,9 +406,7 @@ def test_mllama_canvas_over_random_sizes():
         for width, height in random_sizes(300):
             height_width = module.get_optimal_tiled_canvas(height, width, max_tiles, 560)
             image = Image(config={}, width=width, height=height)
-            assert canvas_grid(image, tile=560, max_tiles=max_tiles) == tuple(
-                int(e) // 560 for e in height_width
-            )
+            assert canvas_grid(image, tile=560, max_tiles=max_tiles) == tuple(int(e) // 560 for e in height_width)
 
 
 def test_best_resolution_over_random_sizes():
@@ -423,9 +415,7 @@ def test_best_resolution_over_random_sizes():
         pinpoints = [tuple(pair) for pair in image_processor_of(BY_ALIAS[alias]).image_grid_pinpoints]
         for width, height in random_sizes(300):
             image = Image(config={}, width=width, height=height)
-            assert best_resolution(image, pinpoints) == module.select_best_resolution(
-                (height, width), pinpoints
-            )
+            assert best_resolution(image, pinpoints) == module.select_best_resolution((height, width), pinpoints)
 
 
 @pytest.mark.parametrize("alias", ["idefics3-8b", "smolvlm-2.2b", "smolvlm2-500m"])

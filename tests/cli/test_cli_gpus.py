@@ -8,11 +8,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from vlmplan.catalog import load_catalog
-from vlmplan.render import tables
 from vlmplan.cli.gpus import gpus
-from vlmplan.render.tables import Table, plain_lines
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
-from vlmplan.nvml import NvmlCard, NvmlMachine
+from vlmplan.machine.nvml import NvmlCard, NvmlMachine
+from vlmplan.render import tables
+from vlmplan.render.tables import Table, plain_lines
 from vlmplan.units import GIB, MIB
 
 Run = Callable[..., Result]
@@ -168,7 +168,7 @@ def test_detect_shows_driver_and_match(run: Run, monkeypatch: pytest.MonkeyPatch
         compute_capability=(8, 9),
     )
     machine = NvmlMachine(driver_version="580.95.05", cuda_driver_version=(13, 0), cards=(card,))
-    monkeypatch.setattr("vlmplan.local_gpus.read_machine", lambda: machine)
+    monkeypatch.setattr("vlmplan.machine.gpus.read_machine", lambda: machine)
     (device,) = document(run, "--detect")["detected"]
     assert device["matched_by"] == "name and memory"
     assert device["gpu"]["id"] == "rtx-4090"
@@ -182,7 +182,7 @@ def test_detect_without_a_driver_is_the_users_error(run: Run, monkeypatch: pytes
     def no_driver() -> NvmlMachine:
         raise UnavailableError("this machine has no NVIDIA driver")
 
-    monkeypatch.setattr("vlmplan.local_gpus.read_machine", no_driver)
+    monkeypatch.setattr("vlmplan.machine.gpus.read_machine", no_driver)
     with pytest.raises(UnavailableError, match="no NVIDIA driver"):
         run("--detect")
 

@@ -1,5 +1,7 @@
 """The caching allocator by hand: sizes as CUDACachingAllocator.cpp rounds, splits, merges and releases them."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,7 +127,7 @@ def test_living_blocks_never_overlap(numbers):
     for block in blocks[::2]:
         allocator.free(block)
     living = sorted([*blocks[1::2], *(allocator.allocate(number) for number in numbers)], key=lambda b: b.address)
-    for left, right in zip(living, living[1:], strict=False):
+    for left, right in pairwise(living):
         assert left.address + left.num_bytes <= right.address
 
 

@@ -161,7 +161,7 @@ def gpus(
     catalog = load_catalog(catalog_files)
     on = today()
     if detects:
-        from vlmplan.local_gpus import detected
+        from vlmplan.machine.gpus import detected
 
         report = gpus_view.detection_report(detected(catalog))
     elif shows_offers:

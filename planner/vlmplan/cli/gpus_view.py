@@ -12,7 +12,7 @@ from vlmplan.units import GIB, usd_text
 if TYPE_CHECKING:
     from vlmplan.catalog import Catalog
     from vlmplan.cli.gpus import GpuRow
-    from vlmplan.local_gpus import Detection, LocalGpu
+    from vlmplan.machine.gpus import Detection, LocalGpu
 
 SCHEMA = "vlmplan.gpus/1"
 UNKNOWN = "-"

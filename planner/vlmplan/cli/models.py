@@ -13,7 +13,7 @@ from vlmplan.errors import UnknownNameError
 from vlmplan.render.tables import print_table
 
 if TYPE_CHECKING:
-    from vlmplan.model_facts import ModelFacts
+    from vlmplan.models.facts import ModelFacts
     from vlmplan.workload import ModelFiles
 
 SORTS = ("name", "params", "context", "tokens")
@@ -82,8 +82,8 @@ def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: b
 
     size = parsed_size(image_size)
     if len(words) == 1 and _names_one(words[0]):
-        from vlmplan.model_facts import model_anatomy, model_facts
         from vlmplan.models import found_model
+        from vlmplan.models.facts import model_anatomy, model_facts
 
         found = found_model(words[0])
         facts = model_facts(found.files, width=size[0], height=size[1])
@@ -144,8 +144,8 @@ def packaged_facts(wanted: ModelFilter, *, size: tuple[int, int]) -> "tuple[list
     Raises UnknownNameError if a family or the words are those of no model.
     """
     from vlmplan.architecture.families import FAMILIES
-    from vlmplan.model_facts import model_facts
     from vlmplan.models import packaged_files, packaged_models
+    from vlmplan.models.facts import model_facts
 
     known = {alias: packaged_files(alias) for alias in packaged_models()}
     families = sorted({model.model_type for model in known.values()})

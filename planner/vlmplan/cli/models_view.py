@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Part
-from vlmplan.model_facts import LORA_RANK, ModelAnatomy, ModelFacts
 from vlmplan.models import why_unsupported
+from vlmplan.models.facts import LORA_RANK, ModelAnatomy, ModelFacts
 from vlmplan.render.tables import Table
 from vlmplan.units import count_text
 

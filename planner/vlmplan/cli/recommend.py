@@ -78,13 +78,13 @@ def _next_steps(found: "Recommendation", given: dict[str, Any], out: Path | None
 def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, ...], on: date) -> "Recommendation":
     """The search that the options ask for."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.clusters import OfferFilter, candidates
     from vlmplan.gpu_choice import parse_gpu_choice
     from vlmplan.hardware import Pricing
     from vlmplan.models import find_model
     from vlmplan.request import fixed_fields, num_nodes_of, workload_of
     from vlmplan.search import Limits, Objective
     from vlmplan.search import recommend as searched
+    from vlmplan.search.clusters import OfferFilter, candidates
 
     fields = fixed_fields(given)
     limits = Limits(max_usd=given["max_usd"], max_hours=given["max_hours"])

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, cast
 
-from vlmplan.deepspeed_file import DEFAULT_STAGE, DsConfig, settings_from_ds_config
+from vlmplan.deepspeed_config.file import DEFAULT_STAGE, DsConfig, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, option_name
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from vlmplan.architecture.layout import LAYOUT_SCHEMA, ModelLayout, layout_from_json
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
-from vlmplan.user_cache import keep_text, kept_text
+from vlmplan.models.user_cache import keep_text, kept_text
 
 TIMEOUT_SECONDS = 180.0
 """Importing torch and transformers takes some seconds, on a busy machine or a network drive many."""
@@ -83,7 +83,7 @@ def _answer(config: Mapping[str, Any]) -> dict[str, Any]:
     request = json.dumps({"path": search_path, "config": dict(config)})
     environment = {key: value for key, value in os.environ.items() if key not in HIDDEN_VARIABLES}
     environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    script = probe_path(Path(__file__).resolve().parent)
+    script = probe_path(Path(__file__).resolve().parents[1])
     try:
         with tempfile.TemporaryDirectory(prefix="vlmplan-") as folder:
             done = subprocess.run(  # noqa: S603 this interpreter and a script of ours

@@ -12,19 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 
-from vlmplan.catalog_file import (
+from vlmplan.catalog.file import (
     CatalogFile,
     Sections,
     catalog_text,
     offers_with_price_lists,
     read_catalog_file,
 )
-from vlmplan.catalog_layers import layered_gpus, layered_offers
-from vlmplan.catalog_objects import gpu_from_fields, offer_from_fields, provider_names
-from vlmplan.catalog_rules import Fields
+from vlmplan.catalog.layers import layered_gpus, layered_offers
+from vlmplan.catalog.objects import gpu_from_fields, offer_from_fields, provider_names
+from vlmplan.catalog.rules import Fields
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.hardware import Gpu, MatmulPeaks, Offer, Vendor
-from vlmplan.local_host import host_ram_bytes
+from vlmplan.machine.host import host_ram_bytes
 
 SHIPPED_FILE_NAME = "gpu_catalog.yaml"
 PROJECT_FILE_NAME = "vlmplan_catalog.yaml"
@@ -192,7 +192,7 @@ def load_catalog(catalog_files: Iterable[Path] = (), *, project_dir: Path | None
 @cache
 def shipped_catalog() -> ShippedCatalog:
     """The catalog of this installation. Raises UnavailableError where its file is gone."""
-    return ShippedCatalog(shipped_catalog_path(Path(__file__).resolve().parent))
+    return ShippedCatalog(shipped_catalog_path(Path(__file__).resolve().parents[1]))
 
 
 def shipped_catalog_path(package: Path) -> Path:

@@ -12,11 +12,11 @@ from enum import Enum
 from itertools import combinations
 
 from vlmplan.catalog import Catalog
-from vlmplan.catalog_objects import AMPERE
+from vlmplan.catalog.objects import AMPERE
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.hardware import PCIE_BYTES_PER_SECOND_PER_LANE, Gpu, Node, Vendor
-from vlmplan.local_host import host_ram_bytes, num_host_cpus
-from vlmplan.nvml import MigSlice, NvmlCard, NvmlMachine, read_machine
+from vlmplan.machine.host import host_ram_bytes, num_host_cpus
+from vlmplan.machine.nvml import MigSlice, NvmlCard, NvmlMachine, read_machine
 from vlmplan.units import MIB, gib_text
 
 MEMORY_TOLERANCE_FRACTION = 0.07

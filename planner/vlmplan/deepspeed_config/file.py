@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from vlmplan.deepspeed_keys import (
+from vlmplan.deepspeed_config.keys import (
     BF16_KEYS,
     DEPRECATED_OFFLOADS,
     DEPRECATED_WITHOUT_EFFECT,

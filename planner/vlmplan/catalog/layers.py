@@ -8,9 +8,9 @@ the old one, and a new ``memory_mib`` drops the old ``cuda_visible_mib``.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from vlmplan.catalog_file import CatalogFile
-from vlmplan.catalog_objects import source_table
-from vlmplan.catalog_rules import GPU_RULES, OFFER_REQUIRED, SELECTOR_RULES, Fields, Rule
+from vlmplan.catalog.file import CatalogFile
+from vlmplan.catalog.objects import source_table
+from vlmplan.catalog.rules import GPU_RULES, OFFER_REQUIRED, SELECTOR_RULES, Fields, Rule
 from vlmplan.errors import InputError, UnknownNameError
 
 _OFFER_IDENTITY = ("gpu", "num_gpus", "provider", "sku", "region", "pricing")

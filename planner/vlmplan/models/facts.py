@@ -9,8 +9,8 @@ from vlmplan.architecture.images import ImageShape, image_shape
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
-from vlmplan.model_tree import model_tree
 from vlmplan.models import context_length, takes_images
+from vlmplan.models.tree import model_tree
 from vlmplan.workload import ModelFiles
 
 LORA_RANK = 16

@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import yaml
 
-from vlmplan import catalog_rules
-from vlmplan.catalog_rules import SECTIONS, Fields, checked, checked_mapping, checked_selector, shown
+from vlmplan.catalog import rules as catalog_rules
+from vlmplan.catalog.rules import SECTIONS, Fields, checked, checked_mapping, checked_selector, shown
 from vlmplan.errors import InputError, nearest
 
 MAX_DEPTH = 20

@@ -15,7 +15,7 @@ from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_o
 
 from vlmplan import __version__
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.hub_names import MAX_BYTES
+from vlmplan.models.hub_names import MAX_BYTES
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 TIMEOUT_SECONDS = 10.0

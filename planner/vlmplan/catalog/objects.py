@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import date, datetime
 from typing import Any, cast
 
-from vlmplan.catalog_rules import OFFER_REQUIRED, Fields
+from vlmplan.catalog.rules import OFFER_REQUIRED, Fields
 from vlmplan.errors import InputError
 from vlmplan.hardware import Gpu, MatmulPeaks, Offer, Pricing, Vendor
 from vlmplan.units import GIB, MIB

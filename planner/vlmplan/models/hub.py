@@ -19,9 +19,18 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from vlmplan.errors import UnavailableError
-from vlmplan.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, is_commit, is_revision
-from vlmplan.hub_network import Fetched, UnreachableError, endpoint, fetched_file
-from vlmplan.user_cache import keep_text, kept_text
+from vlmplan.models.hub_names import (
+    CONFIG,
+    FILE_NAMES,
+    MAX_BYTES,
+    PREPROCESSOR,
+    PROCESSOR,
+    HubId,
+    is_commit,
+    is_revision,
+)
+from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file
+from vlmplan.models.user_cache import keep_text, kept_text
 
 KEPT_SCHEMA = 1
 FRESH_SECONDS = 24 * 3600.0

@@ -10,13 +10,13 @@ from datetime import date
 from enum import Enum
 from typing import Any
 
-from vlmplan.clusters import Candidate
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method
-from vlmplan.setups import Setup, SetupSpace
+from vlmplan.search.clusters import Candidate
+from vlmplan.search.setups import Setup, SetupSpace
 from vlmplan.units import duration_text, gib_text, usd_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
 

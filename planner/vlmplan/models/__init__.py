@@ -17,8 +17,8 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError, nearest
-from vlmplan.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
-from vlmplan.model_tree import ProbedModelFiles, model_tree
+from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
+from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.workload import ModelFiles
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
@@ -188,7 +188,7 @@ def _text_at(path: Path) -> str | None:
 
 
 def _model_on_hub(wanted: HubId) -> FoundModel:
-    from vlmplan.hub import hub_files
+    from vlmplan.models.hub import hub_files
 
     try:
         found = hub_files(wanted)
@@ -223,7 +223,7 @@ def _described(model: ModelFiles) -> ModelFiles:
     if model.model_type in FAMILIES:
         return model
     from vlmplan.architecture.generic import generic_notes
-    from vlmplan.model_probe import probed_layout
+    from vlmplan.models.probe import probed_layout
 
     layout = probed_layout(model.config, brings_own_code=brings_own_code(model.config))
     return ProbedModelFiles(

@@ -1,0 +1,1 @@
+"""This machine: its GPUs through NVML, its processor and memory."""

@@ -1,0 +1,103 @@
+"""Model states of each engine, in unreduced arithmetic and against the ZeRO paper."""
+
+import pytest
+
+from small_models import table_of
+from vlmplan.memory.engines import ModelStates
+from vlmplan.memory.timeline import model_states
+from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+from vlmplan.units import DType
+
+PHI = 1_000_000  # elements, in forty equal weights: five for each rank
+NUM_RANKS = 8
+
+
+def states_of(num_ranks: int = NUM_RANKS, dtype: DType = DType.BFLOAT16, **changes) -> ModelStates:
+    recipe = Recipe(**changes)
+    return model_states(table_of([PHI // 40] * 40, dtype), recipe, num_ranks, rank=0)
+
+
+# Rajbhandari et al., ZeRO, arXiv 1910.02054, figure 1: Ψ = 7.5 B, N = 64, K = 12.
+PSI, N = 7_500_000_000, 64
+
+
+@pytest.mark.parametrize(
+    ("stage", "figure_gb"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)], ids=["baseline", "os", "os+g", "os+g+p"]
+)
+def test_figure_1_of_the_zero_paper(stage, figure_gb):
+    table = table_of([PSI // 640] * 640)
+    states = model_states(table, Recipe(zero_stage=stage), N, rank=0)
+    weights_and_states = states.resident.weights + states.resident.optimizer_states
+    gradients = {
+        0: table.trained_bytes,
+        1: table.trained_bytes,
+        2: table.trained_bytes // N,
+        3: states.resident.gradients,
+    }[stage]
+    assert (weights_and_states + gradients) / 1e9 == pytest.approx(figure_gb, abs=0.05)
+
+
+def test_plain_float32_training_takes_16_bytes_a_weight():
+    states = states_of(num_ranks=1, dtype=DType.FLOAT32, zero_stage=None, precision=Precision.FP32)
+    assert states.step_peak.total == (4 + 4 + 4 + 4) * PHI
+
+
+def test_plain_pure_bf16_training_takes_8_bytes_a_weight_and_foreach_2_more():
+    pure = {"num_ranks": 1, "zero_stage": None, "precision": Precision.BF16_PURE}
+    assert states_of(**pure).step_peak.total == (2 + 2 + 2 + 2) * PHI
+    assert states_of(**pure, fuses_optimizer=False).step_peak.total == (2 + 2 + 2 + 2 + 2) * PHI
+
+
+def test_stage_0_takes_20_bytes_a_weight_in_the_step_and_at_init():
+    states = states_of(zero_stage=0)
+    assert states.step_peak.total == (2 + 4 + 8 + 2 + 4) * PHI
+    assert states.init_peak.total == (2 + 4 + 8 + 2 + 4) * PHI
+
+
+def test_stages_1_and_2_shard_20_bytes_of_a_weight_in_the_step():
+    # 2 whole; of the partition: master 4, moments 8, gradients 2, their flat copy 2, its float32 cast 4
+    for stage in (1, 2):
+        assert states_of(zero_stage=stage).step_peak.total == 2 * PHI + (4 + 8 + 2 + 2 + 4) * PHI // NUM_RANKS
+
+
+def test_stage_3_shards_everything():
+    zero = ZeroSettings(reduce_bucket_size=1000, stage3_param_persistence_threshold=10)
+    states = states_of(zero_stage=3, zero=zero)
+    assert states.resident.total == (2 + 4 + 8 + 2) * PHI // NUM_RANKS + 2 * 1000
+
+
+def test_stage_3_keeps_small_weights_whole_beside_their_shards():
+    zero = ZeroSettings(reduce_bucket_size=1000, stage3_param_persistence_threshold=PHI // 40)
+    states = states_of(zero_stage=3, zero=zero)
+    assert states.resident.total == (2 + 4 + 8 + 2) * PHI // NUM_RANKS + 2 * 1000 + 2 * PHI
+
+
+def test_an_offloaded_optimizer_leaves_weights_and_one_gradient_on_the_gpu():
+    states = states_of(zero_stage=2, offload_optimizer=Offload.CPU)
+    assert states.resident.total == 2 * PHI + 2 * PHI // 40
+
+
+def test_offloaded_parameters_leave_only_the_bucket_of_stage_3():
+    zero = ZeroSettings(reduce_bucket_size=1000, stage3_param_persistence_threshold=10)
+    states = states_of(zero_stage=3, zero=zero, offload_optimizer=Offload.CPU, offload_params=Offload.CPU)
+    assert states.resident.total == 2 * 1000
+
+
+def test_8bit_states_save_six_bytes_a_weight_against_adamw():
+    adamw, small = (
+        states_of(num_ranks=1, zero_stage=2, optimizer=kind).resident.optimizer_states
+        for kind in (OptimizerKind.ADAMW, OptimizerKind.ADAMW_8BIT)
+    )
+    scales = 2 * 4 * -(-PHI // 256)
+    assert adamw - small == (8 - 2) * PHI - scales
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_states_appear_with_the_first_step(stage):
+    states = states_of(zero_stage=stage)
+    assert states.resident.optimizer_states - states.at_start.optimizer_states == 8 * PHI // NUM_RANKS
+
+
+def test_stage_0_makes_its_states_at_init():
+    states = states_of(zero_stage=0)
+    assert states.at_start == states.resident

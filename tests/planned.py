@@ -1,0 +1,78 @@
+"""Timelines and estimates of packaged models in one line, for tests."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import vlmplan
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.prepare import prepared_model
+from vlmplan.architecture.tape import Tape
+from vlmplan.hardware import Cluster, Gpu, Node, Vendor
+from vlmplan.memory.parameters import ParameterTable
+from vlmplan.memory.timeline import Timeline, memory_timeline
+from vlmplan.recipe import LossKind, Recipe
+from vlmplan.units import GIB
+from vlmplan.workload import ModelFiles, Workload
+
+MODELS = Path(vlmplan.__file__).parent / "data" / "models"
+
+
+@cache
+def model_files(alias: str) -> ModelFiles:
+    config = json.loads((MODELS / alias / "config.json").read_text())
+    preprocessor = MODELS / alias / "preprocessor_config.json"
+    return ModelFiles(
+        id=alias,
+        config=config,
+        preprocessor=json.loads(preprocessor.read_text()) if preprocessor.exists() else None,
+    )
+
+
+def shortened(alias: str, **changes: Any) -> ModelFiles:
+    """The model with other values in config.json, such as fewer layers."""
+    files = model_files(alias)
+    return ModelFiles(id=files.id, config={**files.config, **changes}, preprocessor=files.preprocessor)
+
+
+def workload(alias: str, **changes: Any) -> Workload:
+    files = model_files(alias)
+    images = 1 if files.model_type in IMAGE_MODEL_TYPES else 0
+    return Workload(**{"model": files, "images_per_sample": images, **changes})
+
+
+def a100(num_gpus: int = 1, memory_gib: float = 79.14, **node: Any) -> Cluster:
+    """A node of cards like an A100, of any memory."""
+    gpu = Gpu(
+        id="test-a100",
+        name="A100",
+        vendor=Vendor.NVIDIA,
+        memory_bytes=round(memory_gib * GIB),
+        cuda_visible_bytes=round(memory_gib * GIB),
+        compute_capability=(8, 0),
+    )
+    return Cluster(node=Node(gpu=gpu, num_gpus=num_gpus, **node))
+
+
+def rehearsed_timeline(
+    files: ModelFiles, recipe: Recipe, *, num_ranks: int, seq_len: int = 1024, image_side: int = 448, **tape: Any
+) -> Timeline:
+    """The timeline of rank 0 without library workspaces: what a rehearsal on fake tensors counts."""
+    model = prepared_model(files.config, recipe)
+    image = None
+    if image_side and files.model_type in IMAGE_MODEL_TYPES:
+        image = image_shape(files.config, files.preprocessor, width=image_side, height=image_side)
+    batch = Batch(
+        micro_batch=recipe.micro_batch,
+        num_tokens=seq_len,
+        images_per_sample=1 if image else 0,
+        image=image,
+    )
+    backend = AttentionBackend(implementation=recipe.attention.value, has_workspaces=False)
+    trace = model.run(
+        Tape(autocast=recipe.autocast, **tape), batch, backend, chunks_loss=recipe.loss is LossKind.CHUNKED
+    )
+    return memory_timeline(ParameterTable(model), trace, recipe, num_ranks=num_ranks, rank=0)
