@@ -80,7 +80,7 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def probe() -> ModuleType:
     pytest.importorskip("transformers")
-    path = model_probe.probe_path(Path(model_probe.__file__).parent)
+    path = model_probe.probe_path(Path(model_probe.__file__).parents[1])
     spec = importlib.util.spec_from_file_location("probe_of_models", path)
     assert spec is not None
     assert spec.loader is not None
