@@ -11,11 +11,11 @@ from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
-from vlmplan.hardware import Cluster, Gpu, Node, Vendor
+from vlmplan.catalog import Catalog, shipped_catalog
+from vlmplan.hardware import Cluster, Gpu, Node
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.timeline import Timeline, memory_timeline
 from vlmplan.recipe import LossKind, Recipe
-from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 
 MODELS = Path(vlmplan.__file__).parent / "data" / "models"
@@ -44,17 +44,15 @@ def workload(alias: str, **changes: Any) -> Workload:
     return Workload(**{"model": files, "images_per_sample": images, **changes})
 
 
-def a100(num_gpus: int = 1, memory_gib: float = 79.14, **node: Any) -> Cluster:
-    """A node of cards like an A100, of any memory."""
-    gpu = Gpu(
-        id="test-a100",
-        name="A100",
-        vendor=Vendor.NVIDIA,
-        memory_bytes=round(memory_gib * GIB),
-        cuda_visible_bytes=round(memory_gib * GIB),
-        compute_capability=(8, 0),
-    )
-    return Cluster(node=Node(gpu=gpu, num_gpus=num_gpus, **node))
+def cluster(gpu_id: str = "a100-sxm4-80gb", num_gpus: int = 1, num_nodes: int = 1, **node: Any) -> Cluster:
+    """Cards of the shipped catalog."""
+    gpu = shipped_gpus()[gpu_id]
+    return Cluster(node=Node(gpu=gpu, num_gpus=num_gpus, **node), num_nodes=num_nodes)
+
+
+@cache
+def shipped_gpus() -> dict[str, Gpu]:
+    return {gpu.id: gpu for gpu in Catalog(shipped_catalog(), []).gpus}
 
 
 def rehearsed_timeline(

@@ -26,7 +26,7 @@ NUM_STEPS = 2
 class EngineBlocks:
     """Sizes of what an engine allocates: at init, at the first step, and in every step for a moment."""
 
-    weights: Sequence[int]
+    flat_weights: Sequence[int]
     at_start: Sequence[int]
     init_transient: int
     states: Sequence[int]
@@ -36,13 +36,8 @@ class EngineBlocks:
 def engine_blocks(table: ParameterTable, recipe: Recipe, states: ModelStates) -> EngineBlocks:
     """Plain PyTorch and stage 0 work weight by weight, the other stages on flat buffers."""
     start, resident, step = states.at_start, states.resident, states.step_peak
-    weights = [entry.parameter.num_bytes for entry in table.entries]
     is_flat = recipe.zero_stage in (1, 2, 3)
-    if recipe.zero_stage == 3:
-        weights = [start.weights]
-    elif is_flat:
-        frozen = [entry.parameter.num_bytes for entry in table.entries if not entry.parameter.requires_grad]
-        weights = [start.weights - sum(frozen), *frozen]
+    flat = start.weights - (table.frozen_bytes if recipe.zero_stage in (1, 2) else 0)
 
     def cut(num_bytes: int, pieces: int = 1) -> list[int]:
         numels = [table.num_trained] if is_flat else table.numels
@@ -51,7 +46,7 @@ def engine_blocks(table: ParameterTable, recipe: Recipe, states: ModelStates) ->
     moments = 2 if recipe.optimizer is OptimizerKind.ADAMW else 1
     later = resident.optimizer_states - start.optimizer_states
     return EngineBlocks(
-        weights=[num_bytes for num_bytes in weights if num_bytes],
+        flat_weights=[flat] if is_flat else [],
         at_start=[*cut(start.optimizer_states), start.gradients, start.communication_buffers],
         init_transient=max(0, states.init_peak.total - start.total),
         states=cut(later, moments),
@@ -115,22 +110,25 @@ class Reservation:
             self._step(blocks, is_first=step == 0)
 
     def _load(self, blocks: EngineBlocks) -> None:
-        """Weights come one by one; engines with flat buffers copy them there and empty the cache."""
+        """Weights come one by one; engines with flat buffers copy the trained ones there and empty the cache."""
         allocator = self.allocator
+        moved: list[Block] = []
         for entry in self._table.entries:
-            if entry.parameter.stored_bytes is not None:
+            parameter = entry.parameter
+            if parameter.stored_bytes is not None:
                 # a 4-bit weight arrives in 16 bit and is packed on the GPU
-                whole = allocator.allocate(entry.parameter.numel * entry.parameter.dtype.num_bytes)
-                self._kept.append(allocator.allocate(entry.parameter.num_bytes))
+                whole = allocator.allocate(parameter.numel * parameter.dtype.num_bytes)
+                allocator.allocate(parameter.num_bytes)
                 allocator.free(whole)
             elif self._recipe.zero_stage != 3:
-                self._kept.append(allocator.allocate(entry.parameter.num_bytes))
+                block = allocator.allocate(parameter.num_bytes)
+                if parameter.requires_grad:
+                    moved.append(block)
         if self._recipe.zero_stage in (1, 2, 3):
-            flat = [allocator.allocate(num_bytes) for num_bytes in blocks.weights]
-            self._free(self._kept)
-            self._kept = flat
+            for num_bytes in blocks.flat_weights:
+                allocator.allocate(num_bytes)
+            self._free(moved)
             allocator.empty_cache()
-        self._kept = []  # weights stay
         for num_bytes in blocks.at_start:
             if num_bytes:
                 allocator.allocate(num_bytes)

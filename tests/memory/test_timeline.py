@@ -1,0 +1,92 @@
+"""The timeline held to rehearsals of the real DeepSpeed 0.19.8 on fake tensors.
+
+Qwen2-VL-2B (2.21 B parameters), full fine-tuning in bf16, 4 ranks, rank 0, one sample of 1,024 tokens with a 448x448
+image, all logits at once, DeepSpeed's default sizes without overlap_comm, activation checkpointing: figures in GiB of
+live storages, from a run of the real code under a dispatch mode. Under such a mode autograd sums gradients out of
+place, which a real run does not, so those peaks are compared with ``accumulates_in_place=False``.
+"""
+
+import pytest
+
+from planned import model_files, rehearsed_timeline
+from vlmplan.memory.timeline import Timeline
+from vlmplan.recipe import LossKind, Recipe, ZeroSettings
+from vlmplan.units import GIB
+
+QWEN2_VL_2B = model_files("qwen2-vl-2b")
+
+
+def rehearsed(stage: int, *, accumulates_in_place: bool = False, **sizes: int) -> Timeline:
+    recipe = Recipe(zero_stage=stage, loss=LossKind.FULL, zero=ZeroSettings(**sizes))
+    return rehearsed_timeline(QWEN2_VL_2B, recipe, num_ranks=4, accumulates_in_place=accumulates_in_place)
+
+
+def peak_gib(timeline: Timeline, phase: str) -> float:
+    return next(item.peak.total for item in timeline.phases if item.name == phase) / GIB
+
+
+@pytest.mark.parametrize(("stage", "step_gib"), [(0, 41.146), (1, 14.404), (2, 14.404), (3, 12.248)])
+def test_step_peaks_are_within_half_a_percent_of_the_rehearsal(stage, step_gib):
+    assert peak_gib(rehearsed(stage), "step") == pytest.approx(step_gib, rel=0.005)
+
+
+@pytest.mark.parametrize(("stage", "backward_gib"), [(1, 16.494), (2, 13.843), (3, 13.316)])
+def test_backward_peaks_are_within_half_a_percent_of_the_rehearsal(stage, backward_gib):
+    assert peak_gib(rehearsed(stage), "backward") == pytest.approx(backward_gib, rel=0.005)
+
+
+def test_stage_3_forward_prefetches_as_rehearsed():
+    assert peak_gib(rehearsed(3), "forward") == pytest.approx(12.661, rel=0.005)
+
+
+@pytest.mark.parametrize(("phase", "gib"), [("forward", 9.902), ("backward", 10.481), ("step", 11.354)])
+def test_stage_3_with_nothing_kept_and_small_buckets(phase, gib):
+    lean = rehearsed(
+        3,
+        stage3_max_live_parameters=0,
+        stage3_max_reuse_distance=0,
+        stage3_prefetch_bucket_size=0,
+        reduce_bucket_size=20_000_000,
+    )
+    assert peak_gib(lean, phase) == pytest.approx(gib, rel=0.005)
+
+
+def test_stage_1_keeps_all_gradients_and_is_fullest_in_backward():
+    first, second = rehearsed(1), rehearsed(2)
+    assert first.peak_phase.name == "backward"
+    assert peak_gib(first, "backward") > peak_gib(second, "backward")
+
+
+def test_a_tenth_of_the_bucket_takes_five_sixths_of_a_gib_off_backward():
+    default, small = rehearsed(2), rehearsed(2, reduce_bucket_size=50_000_000)
+    assert peak_gib(default, "backward") - peak_gib(small, "backward") == pytest.approx(2 * 450e6 / GIB, rel=0.02)
+
+
+def test_stage_0_is_fullest_at_init_and_step():
+    timeline = rehearsed(0)
+    assert peak_gib(timeline, "init") == pytest.approx(peak_gib(timeline, "step"), rel=0.002)
+    assert timeline.peak.total == max(phase.peak.total for phase in timeline.phases)
+
+
+def test_autograd_adds_gradients_in_place_on_a_real_gpu():
+    out_of_place, in_place = rehearsed(2), rehearsed(2, accumulates_in_place=True)
+    tied_head = 151_936 * 1536 * 2  # the gradient of the embedding that is the head as well is summed
+    difference = peak_gib(out_of_place, "backward") - peak_gib(in_place, "backward")
+    assert difference * GIB == pytest.approx(tied_head, rel=0.01)
+
+
+@pytest.mark.parametrize("stage", [None, 0, 1, 2, 3])
+def test_phases_follow_each_other_and_none_is_below_what_it_leaves(stage):
+    num_ranks = 1 if stage is None else 4
+    timeline = rehearsed_timeline(QWEN2_VL_2B, Recipe(zero_stage=stage), num_ranks=num_ranks)
+    assert [phase.name for phase in timeline.phases] == ["load", "init", "forward", "backward", "step", "save"]
+    for phase in timeline.phases:
+        assert phase.peak.total >= phase.resident.total
+        assert all(num_bytes >= 0 for parts in (phase.peak, phase.resident) for num_bytes in parts.as_json().values())
+
+
+def test_gradients_after_a_plain_backward_are_gradients_and_not_activations():
+    # Under autocast a weight's gradient comes out of the backward of its cast.
+    backward = rehearsed_timeline(QWEN2_VL_2B, Recipe(zero_stage=None), num_ranks=1).phases[3]
+    assert backward.resident.gradients == 4 * 2_208_985_600
+    assert backward.resident.activations < 0.01 * GIB
