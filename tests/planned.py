@@ -70,7 +70,6 @@ def rehearsed_timeline(
         image=image,
     )
     backend = AttentionBackend(implementation=recipe.attention.value, has_workspaces=False)
-    trace = model.run(
-        Tape(autocast=recipe.autocast, **tape), batch, backend, chunks_loss=recipe.loss is LossKind.CHUNKED
-    )
+    recorder = Tape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs, **tape)
+    trace = model.run(recorder, batch, backend, chunks_loss=recipe.loss is LossKind.CHUNKED)
     return memory_timeline(ParameterTable(model), trace, recipe, num_ranks=num_ranks, rank=0)

@@ -121,7 +121,6 @@ def test_deepspeed_reads_back_what_the_recipe_says(deepspeed_reads, stage, preci
     assert read.bfloat16_config.bf16_optimizer_states is (precision is Precision.BF16_PURE)
     assert read.zero_force_ds_cpu_optimizer is True
     assert read.zero_config.stage == stage
-    assert read.zero_config.memory_efficient_linear is (stage != 3)
     for field in fields(ZeroSettings):
         assert getattr(read.zero_config, field.name.removeprefix("stage3_")) == getattr(zero, field.name), field.name
     blocks = {"offload_optimizer": recipe.offload_optimizer, "offload_param": recipe.offload_params}
@@ -217,8 +216,6 @@ def test_a_published_zero_3_config_is_understood(deepspeed_reads):
     read = deepspeed_reads(config, num_gpus=4)
     assert read.train_batch_size == 160
     assert read.steps_per_print == 10  # what the recipe does not decide is kept
-    assert read.zero_config.memory_efficient_linear is False
-    assert any("memory_efficient_linear" in note for note in parsed.notes)
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -266,7 +263,7 @@ def test_the_known_keys_are_those_that_deepspeed_has():
 )
 def test_what_is_not_modelled_is_off_by_default(deepspeed_reads, key, only):
     default = getattr(deepspeed_reads({"train_batch_size": 1}).zero_config, key.removeprefix("stage3_"))
-    assert default == only or key == "memory_efficient_linear"
+    assert default == only
 
 
 def test_deprecated_names_mean_the_new_ones(deepspeed_reads):

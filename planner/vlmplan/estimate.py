@@ -182,9 +182,9 @@ class Estimator:
 
     def _traced(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
         checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
-        key = (recipe.micro_batch, checkpoints, backend, recipe.loss)
+        key = (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.keeps_linear_inputs)
         if key not in self._traces:
-            tape = Tape(autocast=recipe.autocast)
+            tape = Tape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs)
             trace = self._run(tape, recipe, backend)
             self.widest_head = tape.widest_head
             self._traces[key] = trace
@@ -205,7 +205,8 @@ class Estimator:
         capability = cluster.node.gpu.compute_capability
         if recipe.expandable_segments:
             return None
-        trace = self._run(LoggingTape(autocast=recipe.autocast), recipe, self.backend(recipe, capability))
+        tape = LoggingTape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs)
+        trace = self._run(tape, recipe, self.backend(recipe, capability))
         operations = expanded(trace, least_bytes=SMALL_BYTES)
 
         def replay(capacity_bytes: int | None) -> int:

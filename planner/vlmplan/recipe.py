@@ -87,6 +87,7 @@ class ZeroSettings:
     stage3_max_live_parameters: int = 1_000_000_000
     stage3_max_reuse_distance: int = 1_000_000_000
     sub_group_size: int = 1_000_000_000
+    memory_efficient_linear: bool = True
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -151,6 +152,12 @@ class Recipe:
     @property
     def trains_adapters(self) -> bool:
         return self.method is not Method.FULL
+
+    @property
+    def keeps_linear_inputs(self) -> bool:
+        """Whether ``F.linear`` is DeepSpeed's (``zero/linear.py``): it keeps the input even of a frozen weight, and
+        no view of the weight, which would keep a gathered one whole until backward."""
+        return self.zero_stage == 3 and self.zero.memory_efficient_linear
 
     @property
     def autocast(self) -> DType | None:

@@ -368,9 +368,10 @@ def _softmax_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transposed: bool = False) -> Tensor:
-    """``F.linear``: saves x if the weight needs a gradient, the weight if x does.
+    """``F.linear``: saves x if the weight needs a gradient, and if x does, the weight, as a view (``weight.t()``).
 
-    Shapes: x (..., k), weight (n, k), or (k, n) where it ``is_transposed`` (``x @ weight``), result (..., n):
+    Where the weight ``is_transposed`` it is ``addmm``, which saves the weight itself. DeepSpeed's ``F.linear``
+    (``LinearFunctionForZeroStage3``) saves both as they are. Shapes: x (..., k), weight (n, k), or (k, n) where it ``is_transposed`` (``x @ weight``), result (..., n):
     ``2 * rows * n * k`` operations forward, the same again for each gradient. Autocast casts x and the weight first;
     the casts then are what is saved.
     """
@@ -382,8 +383,14 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     out_width, in_width = weight.shape[0], product(weight.shape[1:])
     if is_transposed:
         out_width, in_width = in_width, out_width
-    saved = (x.detached() if weight.requires_grad else None, _detached(weight) if x.requires_grad else None)
-    node = tape.node((x, weight, bias), _linear_backward, saved, (x.shape, x.dtype, weight.shape, bias and bias.shape))
+    is_replaced = tape.keeps_linear_inputs and not is_transposed
+    saves_x = weight.requires_grad or is_replaced
+    saved = (x.detached() if saves_x else None, _detached(weight) if x.requires_grad else None)
+    view_of = (
+        weight if isinstance(weight, Parameter) and x.requires_grad and not (is_transposed or is_replaced) else None
+    )
+    meta = (x.shape, x.dtype, weight.shape, bias and bias.shape)
+    node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
     out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
     rows = x.numel // in_width
     tape.matmul(2 * rows * out_width * in_width, x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes)

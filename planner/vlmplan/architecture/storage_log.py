@@ -14,9 +14,11 @@ from vlmplan.architecture.tensor import Parameter, Storage, Tensor
 from vlmplan.architecture.trace import (
     Allocation,
     Deallocation,
+    Drop,
     Event,
     Fetch,
     GradientTaken,
+    Hold,
     Release,
     Run,
     Section,
@@ -70,6 +72,8 @@ class LoggingTape(Tape):
 
     def _flush(self) -> None:
         """There are no spans."""
+        self._events += self._drops
+        self._drops.clear()
 
     def _hand_over(self, parameter: Parameter, grad: Tensor) -> None:
         storage = grad.storage
@@ -85,9 +89,9 @@ StorageChange = tuple[int, int]
 
 
 class EngineEvent(NamedTuple):
-    """A gradient taken (its storage is ``handle``, 0 if left out), or a module's weights fetched or released."""
+    """A gradient taken (its storage is ``handle``, 0 if left out), or the comings and goings of weights."""
 
-    event: GradientTaken | Fetch | Release
+    event: GradientTaken | Fetch | Release | Hold | Drop
     run: Run
     handle: int = 0
 
@@ -175,7 +179,7 @@ class _Expansion:
             elif isinstance(event, GradientTaken):
                 handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
                 into.append(EngineEvent(event, run, max(0, handle)))
-            elif isinstance(event, Fetch | Release):
+            elif isinstance(event, Fetch | Release | Hold | Drop):
                 into.append(EngineEvent(event, run))
 
     def _add_small(self, num_bytes: int) -> None:

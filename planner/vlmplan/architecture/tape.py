@@ -30,9 +30,11 @@ from vlmplan.architecture.tensor import (
     Tensor,
 )
 from vlmplan.architecture.trace import (
+    Drop,
     Event,
     Fetch,
     GradientReady,
+    Hold,
     Matmul,
     Parts,
     Release,
@@ -54,14 +56,21 @@ class Tape:
     ``accumulates_in_place``: two gradients of one tensor are summed into the first, as torch's engine does unless a
     dispatch mode watches it (``InputBuffer::accumulate``); a rehearsal under a dispatch mode allocates the sum.
     ``fuses_dropout``: dropout keeps a mask of one byte an element, as on CUDA; on CPU it keeps noise of x's type.
+    ``keeps_linear_inputs``: ``F.linear`` is DeepSpeed's, which keeps input and weight whatever needs a gradient.
     """
 
     storage_class: ClassVar[type[Storage]] = Storage
 
     def __init__(
-        self, *, autocast: DType | None = None, accumulates_in_place: bool = True, fuses_dropout: bool = True
+        self,
+        *,
+        autocast: DType | None = None,
+        accumulates_in_place: bool = True,
+        fuses_dropout: bool = True,
+        keeps_linear_inputs: bool = False,
     ) -> None:
         self.autocast = autocast
+        self.keeps_linear_inputs = keeps_linear_inputs
         self.accumulates_in_place = accumulates_in_place
         self.fuses_dropout = fuses_dropout
         self.kind = Kind.ACTIVATION
@@ -87,6 +96,7 @@ class Tape:
         self._events, self._work = self._gap.forward, self._gap.forward_work
         self._runs_backward = False
         self._num_nodes = 0
+        self._drops: list[Event] = []  # of the running span
         # Activation checkpointing: while packing, nodes are made but keep nothing; while replaying, everything after
         # the last saved tensor is skipped, as torch's early stop does.
         self._packs = False
@@ -153,8 +163,13 @@ class Tape:
         backward: Backward,
         saved: tuple[Operand | None, ...] = (),
         meta: Any = None,
+        view_of: Parameter | None = None,
     ) -> Node | None:
-        """Open the graph node of an operation, before its output is allocated; None if no input needs a gradient."""
+        """Open the graph node of an operation, before its output is allocated; None if no input needs a gradient.
+
+        ``view_of``: a weight that torch saves as a view, which keeps the storage when ZeRO-3 takes the weight away. A
+        weight saved as itself does not.
+        """
         needs_grad = False
         edges: tuple[Edge, ...] = ()
         for operand in inputs:
@@ -169,6 +184,7 @@ class Tape:
             edges += (edge,)
         if not needs_grad:
             return None
+        holds_weight = view_of is not None and not self._packs and not self._is_phantom
         if self._packs or self._stop_after is not None:
             self._count_saved(sum(1 for operand in saved if operand is not None))
         if self._packs:
@@ -179,6 +195,9 @@ class Tape:
         node.section = self._key
         if self.modules:
             node.module = self.modules[-1]
+        if holds_weight:
+            node.holds_weight = True
+            self._events.append(Hold(node.sequence, view_of))
         return node
 
     def save(self, node: Node | None, *outputs: Tensor) -> None:
@@ -257,14 +276,13 @@ class Tape:
         """Close the running span."""
         start, live = self._start, self._live
         end = (live[0], live[1], live[2], live[3])
-        if self._peak_total == self._start_total:
-            if end == start:
-                return
-            peak = start
-        else:
-            peak = self._peak
-        self._events.append(Span(_difference(peak, start), _difference(end, start)))
-        self._begin_span()
+        if self._peak_total != self._start_total or end != start:
+            peak = start if self._peak_total == self._start_total else self._peak
+            self._events.append(Span(_difference(peak, start), _difference(end, start)))
+            self._begin_span()
+        if self._drops:
+            self._events += self._drops
+            self._drops.clear()
 
     def _begin_span(self) -> None:
         live = self._live
@@ -370,6 +388,8 @@ class Tape:
                 self.fetch(fetched)
             results = list(node.backward(node, node.grads))
             edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()
+            if node.holds_weight:
+                self._drops.append(Drop(node.sequence))
             for position, edge in enumerate(edges):
                 if edge is None:
                     continue

@@ -120,6 +120,7 @@ class Node:
     __slots__ = (
         "backward",
         "grads",
+        "holds_weight",
         "inputs",
         "meta",
         "module",
@@ -138,6 +139,7 @@ class Node:
         self.sequence = 0
         self.section = ""
         self.module: Any = None
+        self.holds_weight = False  # a view of a weight is among ``saved``
 
 
 Backward = Callable[[Node, list[Tensor | None]], Sequence[Tensor | None]]

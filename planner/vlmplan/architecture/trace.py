@@ -68,6 +68,19 @@ class Release(NamedTuple):
     module: Any
 
 
+class Hold(NamedTuple):
+    """Autograd saves a view of ``parameter``: the storage it has now lives until ``Drop`` of the same ``handle``."""
+
+    handle: int
+    parameter: Any
+
+
+class Drop(NamedTuple):
+    """The view ``handle`` of a weight is gone."""
+
+    handle: int
+
+
 class Allocation(NamedTuple):
     """A storage is made. Only where every storage is followed (``storage_log``), in place of spans."""
 
@@ -89,7 +102,7 @@ class GradientTaken(NamedTuple):
     handle: int
 
 
-Event = Span | GradientReady | Fetch | Release | Allocation | Deallocation | GradientTaken
+Event = Span | GradientReady | Fetch | Release | Hold | Drop | Allocation | Deallocation | GradientTaken
 
 
 def add_parts(left: Parts, right: Parts) -> Parts:
@@ -207,7 +220,7 @@ class Trace:
 
 
 def merged(events: Iterable[Event]) -> list[Event]:
-    """``events`` with neighbouring spans merged, and without ``Fetch`` and ``Release``."""
+    """``events`` with neighbouring spans merged, and without the comings and goings of weights."""
     result: list[Event] = []
     pending: Span | None = None
     for event in events:

@@ -7,8 +7,8 @@ Every value is a number that the estimate used, never "auto". Checked against De
   (``engine.py``, ``_configure_optimizer``).
 - ``zero_allow_untested_optimizer`` is true exactly for what is not in ``ZERO_SUPPORTED_OPTIMIZERS``
   (``zero/utils.py``): SGD, Adafactor and bitsandbytes.
-- ``memory_efficient_linear`` replaces ``F.linear`` of the whole process by one that also keeps the inputs of frozen
-  layers (``zero/linear.py``); the estimate assumes the plain one.
+- ``memory_efficient_linear`` replaces ``F.linear`` of the whole process (``zero/linear.py``). Without it autograd keeps
+  a view of every weight of a layer that is not checkpointed, and with the view the whole gathered weight.
 - ``bf16_master_weights_and_grads`` and ``bf16_optimizer_states`` belong in the ``bf16`` block, from stage 1 on
   (``config.py``, ``_do_error_check``).
 """
@@ -104,7 +104,7 @@ def _defaults(recipe: Recipe, num_gpus: int, largest_parameter: int) -> dict[str
     """The other keys, where no file says them."""
     zero: dict[str, Any] = {}
     if recipe.zero_stage == 3:
-        zero = {"memory_efficient_linear": False, "stage3_gather_16bit_weights_on_model_save": True}
+        zero = {"stage3_gather_16bit_weights_on_model_save": True}
     if recipe.offload_optimizer is not Offload.NONE:
         zero["offload_optimizer"] = {"pin_memory": True}
     if recipe.offload_params is not Offload.NONE:

@@ -157,8 +157,6 @@ def _top_content(top: JsonObject) -> tuple[dict[str, Any], list[str]]:
             rule = TOP_KEYS[key]
             content[key] = top.values[key] if rule is None or top.values[key] is None else rule.check(top, key)
     _refuse_unmodelled(top)
-    if content.get("zero_optimization", {}).get("stage") == 3:
-        notes += _linear_note(content["zero_optimization"], top.source)
     return content, notes
 
 
@@ -167,15 +165,6 @@ def _unknown_top_key(key: str, source: str) -> str:
     if near:
         raise InputError(f"{source}: DeepSpeed knows no key {key!r} and would ignore it; did you mean {near[0]!r}?")
     return f"{source}: DeepSpeed knows no key {key!r} and ignores it"
-
-
-def _linear_note(zero: Mapping[str, Any], source: str) -> list[str]:
-    if "memory_efficient_linear" in zero:
-        return []
-    return [
-        f"{source}: zero_optimization.memory_efficient_linear is left out, for which DeepSpeed takes true; "
-        f"the plan says false, as the estimate does"
-    ]
 
 
 def _refuse_unmodelled(top: JsonObject) -> None:

@@ -89,7 +89,7 @@ ZERO_KEYS: dict[str, Key] = {
     "compute_grad_norm": ALWAYS,
     "legacy_stage1": NEVER,
     "parameter_alignment": NEVER,
-    "memory_efficient_linear": NEVER,
+    "memory_efficient_linear": FLAG,
     "zero_hpz_partition_size": Key(Kind.COUNT, only=1),
     "zero_quantized_weights": NEVER,
     "zero_quantized_nontrainable_weights": NEVER,

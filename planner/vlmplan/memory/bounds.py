@@ -8,7 +8,7 @@ decides which plans are worth computing, and a test holds it above the timeline.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vlmplan.architecture.trace import Event, GradientReady, Span, Trace
+from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Span, Trace
 from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.recipe import Offload, Recipe
@@ -19,12 +19,14 @@ class MicroBatchProfile:
     """Bytes of one micro batch beside the model states.
 
     ``dropped_peak``: backward if every gradient vanished once it is whole; ``kept_peak``: if all stayed.
+    ``held_bytes``: weights that autograd's views keep whole where ZeRO-3 takes them away.
     """
 
     forward_peak: int
     dropped_peak: int
     kept_peak: int
     batch_bytes: int
+    held_bytes: int
 
 
 def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
@@ -41,7 +43,34 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
         dropped, kept = max(dropped, live + peak), max(kept, live + gradients + kept_peak)
         live += delta
         gradients += ready
-    return MicroBatchProfile(forward_peak, dropped, kept, rises["batch"][2])
+    return MicroBatchProfile(forward_peak, dropped, kept, rises["batch"][2], _held_bytes(trace))
+
+
+def _held_bytes(trace: Trace) -> int:
+    """The most that views of weights keep at a time."""
+    views: dict[int, int] = {}
+    rises = {key: _views_rise(section.forward, views) for key, section in trace.sections.items()}
+    falls = {key: _views_rise(section.backward, views) for key, section in trace.sections.items()}
+    live = most = 0
+    for peak, change in (
+        *(rises[run.key] for run in trace.schedule),
+        *(falls[run.key] for run in reversed(trace.schedule)),
+    ):
+        most, live = max(most, live + peak), live + change
+    return most
+
+
+def _views_rise(events: Iterable[Event], views: dict[int, int]) -> tuple[int, int]:
+    """(peak, change) of the bytes that views hold over a section; ``views`` are those that were made, by handle."""
+    live = peak = 0
+    for event in events:
+        if isinstance(event, Hold):
+            views[event.handle] = event.parameter.numel * event.parameter.dtype.num_bytes
+            live += views[event.handle]
+            peak = max(peak, live)
+        elif isinstance(event, Drop):
+            live -= views[event.handle]
+    return peak, live
 
 
 def _rise(events: Iterable[Event]) -> tuple[int, int, int, int]:
@@ -69,6 +98,7 @@ def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) ->
         secant(low.dropped_peak, high.dropped_peak),
         secant(low.kept_peak, high.kept_peak),
         secant(low.batch_bytes, high.batch_bytes),
+        max(low.held_bytes, high.held_bytes),
     )
 
 
@@ -97,9 +127,11 @@ def peak_bound(
         backward = max(profile.kept_peak, profile.dropped_peak + accumulated) + largest + chunk
         forward = profile.forward_peak + accumulated
     elif recipe.zero_stage == 3:
-        live = recipe.zero.stage3_max_live_parameters + 2 * recipe.zero.stage3_prefetch_bucket_size
-        width = max(2, p)
-        gathered = min(live * width + 2 * table.largest_bytes, 2 * table.num_params * width)
+        zero, width = recipe.zero, max(2, p)
+        kept = max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
+        live = kept + 2 * zero.stage3_prefetch_bucket_size
+        gathered = min(live * width + 2 * table.largest_module_bytes, 2 * table.num_params * width)
+        gathered += profile.held_bytes
         backward = profile.dropped_peak + gathered + copied + largest
         forward = profile.forward_peak + gathered
     else:
@@ -115,6 +147,5 @@ def peak_bound(
             earlier = owned if accumulates else 0
             backward = profile.dropped_peak + buckets + owned + earlier + copied + largest + norms
             forward = profile.forward_peak + earlier
-    return max(
-        resident + backward, resident + forward, step, states.init_peak.total, table.total_bytes + table.largest_bytes
-    )
+    arriving = states.at_start.weights if recipe.zero_stage == 3 else table.total_bytes  # as in timeline.loading
+    return max(resident + backward, resident + forward, step, states.init_peak.total, arriving + table.largest_bytes)

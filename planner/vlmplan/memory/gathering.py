@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.architecture.trace import Fetch, Run, Trace
+from vlmplan.architecture.trace import Drop, Fetch, Hold, Run, Trace
 from vlmplan.recipe import ZeroSettings
 
 ParameterKey = tuple[int, int | None]
@@ -25,6 +25,14 @@ class _Gather:
     flat_bytes: int
     num_waiting: int
     is_done: bool = False
+
+
+@dataclass(slots=True)
+class _Storage:
+    """A whole weight. Views that autograd has saved keep it when DeepSpeed takes it from the weight."""
+
+    num_views: int = 0
+    is_released: bool = False
 
 
 class GatheredWeights:
@@ -44,7 +52,8 @@ class GatheredWeights:
         self._uses = self._uses_by_parameter()
         self._queue = deque((key, step) for step, module in enumerate(self._steps) for key in self._members[module])
         self._fetched_for: dict[ParameterKey, int] = {}
-        self._available: set[ParameterKey] = set()
+        self._available: dict[ParameterKey, _Storage] = {}
+        self._views: dict[tuple[int, int | None], tuple[ParameterKey, _Storage]] = {}
         self._in_flight: dict[ParameterKey, _Gather] = {}
         self._num_available = 0
         self._step = 0
@@ -104,9 +113,28 @@ class GatheredWeights:
         """The module is done: partition what is not used again within the reuse distance (``release_sub_module``)."""
         for key in self._members[(id(module), run.layer)]:
             if key in self._available and not self._is_kept(key):
-                self._available.discard(key)
+                storage = self._available.pop(key)
+                storage.is_released = True
                 self._num_available -= self._numel[key]
-                self.live_bytes -= self._bytes[key]
+                if not storage.num_views:
+                    self.live_bytes -= self._bytes[key]
+
+    def hold(self, event: Hold, run: Run) -> None:
+        """Autograd saves a view. ``F.linear`` does; ``stage3_max_live_parameters`` knows nothing of it."""
+        key = (id(event.parameter), run.layer)
+        storage = self._available.get(key)
+        if storage is not None:
+            storage.num_views += 1
+            self._views[(event.handle, run.layer)] = key, storage
+
+    def drop(self, event: Drop, run: Run) -> None:
+        """The backward that needed the view has run."""
+        key, storage = self._views.pop((event.handle, run.layer), (None, None))
+        if key is None or storage is None:
+            return
+        storage.num_views -= 1
+        if storage.is_released and not storage.num_views:
+            self.live_bytes -= self._bytes[key]
 
     def _is_here(self, key: ParameterKey) -> bool:
         return key in self._available or key in self._in_flight
@@ -125,7 +153,7 @@ class GatheredWeights:
         if not gather.is_done:
             gather.is_done = True
             waiting = [other for other, its in self._in_flight.items() if its is gather] + [key]
-            self._available.update(waiting)
+            self._available.update((other, _Storage()) for other in waiting)
             if gather.num_waiting == 1:
                 self.live_bytes += self._bytes[key] - gather.flat_bytes
                 gather.flat_bytes = 0

@@ -4,6 +4,7 @@ Symbols: Ψ bytes or counts of all parameters, Φ of trained ones, N data-parall
 """
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,6 +50,14 @@ class ParameterTable:
             position += numel
             ends.append(position)
         return ends
+
+    @cached_property
+    def largest_module_bytes(self) -> int:
+        """The own weights of the module that has most: what ZeRO-3 gathers together at the least."""
+        modules: Counter[str] = Counter()
+        for entry in self.entries:
+            modules[entry.name.rpartition(".")[0]] += entry.parameter.numel * entry.parameter.dtype.num_bytes
+        return max(modules.values())
 
     def ordinal(self, parameter: Any, layer: int | None) -> int:
         return self.ordinals[(id(parameter), layer)]

@@ -7,7 +7,19 @@ optimizer states) is constant through a micro batch and is added by the timeline
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vlmplan.architecture.trace import Event, Fetch, GradientReady, Parts, Release, Run, Span, Trace, add_parts
+from vlmplan.architecture.trace import (
+    Drop,
+    Event,
+    Fetch,
+    GradientReady,
+    Hold,
+    Parts,
+    Release,
+    Run,
+    Span,
+    Trace,
+    add_parts,
+)
 from vlmplan.memory.buckets import BucketedGradients, ShardedGradients
 from vlmplan.memory.components import NOTHING, Components
 from vlmplan.memory.gathering import GatheredWeights
@@ -74,6 +86,10 @@ class Moments:
                 self._touch(self.parts, weights=gathered.fetch(event.module, run))
             elif gathered is not None and isinstance(event, Release):
                 gathered.release(event.module, run)
+            elif gathered is not None and isinstance(event, Hold):
+                gathered.hold(event, run)
+            elif gathered is not None and isinstance(event, Drop):
+                gathered.drop(event, run)
 
     def end(self, trace: Trace) -> None:
         """Free what backward left: the model's outputs."""

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import Fetch, GradientTaken, Release, Trace
+from vlmplan.architecture.trace import Drop, Fetch, GradientTaken, Hold, Release, Trace
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
 from vlmplan.memory.components import Components
 from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.gathering import GatheredWeights
-from vlmplan.memory.parameters import ParameterTable, fullest_rank
+from vlmplan.memory.parameters import ParameterTable, fullest_rank, partition_size, sharded_elements
 from vlmplan.memory.replay import KeptGradients
 from vlmplan.memory.timeline import boundary_reduction, cached_casts, gathers_weights, gradient_store, model_states
 from vlmplan.recipe import Offload, OptimizerKind, Recipe
@@ -33,25 +33,42 @@ class EngineBlocks:
     step_transients: Sequence[int]
 
 
-def engine_blocks(table: ParameterTable, recipe: Recipe, states: ModelStates) -> EngineBlocks:
-    """Plain PyTorch and stage 0 work weight by weight, the other stages on flat buffers."""
+def engine_blocks(table: ParameterTable, recipe: Recipe, states: ModelStates, num_ranks: int) -> EngineBlocks:
+    """Plain PyTorch and stage 0 work weight by weight, stages 1 and 2 on a flat partition, stage 3 on sub-groups."""
     start, resident, step = states.at_start, states.resident, states.step_peak
     is_flat = recipe.zero_stage in (1, 2, 3)
     flat = start.weights - (table.frozen_bytes if recipe.zero_stage in (1, 2) else 0)
+    numels = _flat_numels(table, recipe, num_ranks) if is_flat else table.numels
 
     def cut(num_bytes: int, pieces: int = 1) -> list[int]:
-        numels = [table.num_trained] if is_flat else table.numels
-        return [num_bytes * numel // table.num_trained // pieces for numel in numels for _ in range(pieces)]
+        return [num_bytes * numel // sum(numels) // pieces for numel in numels for _ in range(pieces)]
 
     moments = 2 if recipe.optimizer is OptimizerKind.ADAMW else 1
     later = resident.optimizer_states - start.optimizer_states
+    passing = step.temporaries
     return EngineBlocks(
         flat_weights=[flat] if is_flat else [],
         at_start=[*cut(start.optimizer_states), start.gradients, start.communication_buffers],
         init_transient=max(0, states.init_peak.total - start.total),
         states=cut(later, moments),
-        step_transients=cut(step.temporaries),
+        step_transients=_flat_step(recipe, passing, max(numels)) if is_flat else cut(passing),
     )
+
+
+def _flat_numels(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[int]:
+    """Elements of each flat buffer of master weights or of a moment (stage 3: ``_create_fp16_sub_groups``)."""
+    if recipe.zero_stage != 3:
+        return [partition_size(table.num_trained, num_ranks)]
+    trained, group = sharded_elements(table.numels, num_ranks), recipe.zero.sub_group_size
+    return [min(group, trained - begin) for begin in range(0, trained, group)]
+
+
+def _flat_step(recipe: Recipe, num_bytes: int, numel: int) -> list[int]:
+    """The step's transients on a buffer of ``numel`` elements: the flattened gradients and their cast to the master
+    type (``flatten(...).to(...)``), or that and what the update adds."""
+    flat, cast = numel * recipe.trained_dtype.num_bytes, numel * recipe.master_dtype.num_bytes
+    first = min(num_bytes, flat if num_bytes == flat + cast else cast)
+    return [first, num_bytes - first]
 
 
 class Holding:
@@ -99,7 +116,7 @@ class Reservation:
 
     def run(self) -> None:
         """Load, init and ``NUM_STEPS`` optimizer steps. Raises OutOfDeviceMemory."""
-        blocks = engine_blocks(self._table, self._recipe, self._states)
+        blocks = engine_blocks(self._table, self._recipe, self._states, self._num_ranks)
         self._load(blocks)
         for num_bytes in self._workspaces:
             self.allocator.allocate(num_bytes)
@@ -182,6 +199,10 @@ class Reservation:
             peak = gathered.fetch(event.module, run)
         elif isinstance(event, Release):
             gathered.release(event.module, run)
+        elif isinstance(event, Hold):
+            gathered.hold(event, run)
+        elif isinstance(event, Drop):
+            gathered.drop(event, run)
         self._gathered.set(gathered.live_bytes)
         self._pass(peak - gathered.live_bytes)
 

@@ -64,7 +64,7 @@ class Experts(AdaptableModule):
 def grouped_linear(x: Tensor, weight: Operand) -> Tensor:
     """``grouped_mm``: rows of x (S, in), sorted by expert, each times the weight (E, out, in) of its expert.
 
-    Saves x if the weight needs a gradient, the whole weight if x does. It is not part of autocast: x takes the
+    Saves x if the weight needs a gradient, the whole weight, as a view, if x does. It is not part of autocast: x takes the
     weight's type.
     """
     tape = x.tape
@@ -72,7 +72,8 @@ def grouped_linear(x: Tensor, weight: Operand) -> Tensor:
     _, out_width, in_width = weight.shape
     kept_weight = weight if isinstance(weight, Parameter) else weight.detached()
     saved = (x.detached() if weight.requires_grad else None, kept_weight if x.requires_grad else None)
-    node = tape.node((x, weight), _grouped_linear_backward, saved, (x.shape, weight.shape, x.dtype))
+    view_of = weight if isinstance(weight, Parameter) and x.requires_grad else None
+    node = tape.node((x, weight), _grouped_linear_backward, saved, (x.shape, weight.shape, x.dtype), view_of)
     out = tape.tensor((x.shape[0], out_width), x.dtype, node)
     weight_bytes = weight.numel * weight.dtype.num_bytes
     tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes)

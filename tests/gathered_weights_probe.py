@@ -1,0 +1,105 @@
+"""A tiny Llama under the real ZeRO-3 on two CPU ranks: which weights are whole when forward ends.
+
+``run`` starts this file, and the file one process per rank, because DeepSpeed keeps global state.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+NUM_RANKS = 2
+
+
+def run(config: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, int]:
+    """Bytes of whole weights after forward, by ``memory_efficient_linear`` and activation checkpointing."""
+    with tempfile.TemporaryDirectory() as directory:
+        result, model = Path(directory) / "result.json", Path(directory) / "config.json"
+        model.write_text(json.dumps(config))
+        environment = {**environment, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, str(result), str(model), directory]
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=300)
+        return json.loads(result.read_text())
+
+
+def zero_config(*, is_efficient: bool) -> dict[str, object]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "bf16": {"enabled": True},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": 3,
+            "reduce_bucket_size": 1_000_000,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,
+            "stage3_prefetch_bucket_size": 0,
+            "memory_efficient_linear": is_efficient,
+        },
+    }
+
+
+def storages_of_size(counter, sizes):
+    return sum(num_bytes for num_bytes in counter.live.values() if num_bytes in sizes)
+
+
+def train(rank: int, result: str, model_path: str, directory: str) -> None:
+    import deepspeed
+    import torch
+    import transformers
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class LiveStorages(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.live = {}
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            for leaf in tree_leaves(out):
+                if isinstance(leaf, torch.Tensor):
+                    storage = leaf.untyped_storage()
+                    if storage._cdata not in self.live:
+                        self.live[storage._cdata] = storage.nbytes()
+                        weakref.finalize(storage, self.live.pop, storage._cdata)
+            return out
+
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(NUM_RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
+    )
+    deepspeed.init_distributed("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=NUM_RANKS)
+    outcomes = {}
+    for is_efficient in (False, True):
+        for checkpoints in (False, True):
+            torch.manual_seed(0)
+            settings = json.loads(Path(model_path).read_text())
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings)).bfloat16()
+            sizes = {p.numel() * 2 for p in model.parameters() if p.dim() == 2}
+            if checkpoints:
+                model.gradient_checkpointing_enable()
+            optimizer = torch.optim.AdamW(model.parameters())
+            config = zero_config(is_efficient=is_efficient)
+            engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+            ids = torch.arange(8).view(1, 8)
+            for _ in range(3):
+                counter = LiveStorages()
+                with counter:
+                    loss = engine(input_ids=ids, labels=ids).loss
+                whole = storages_of_size(counter, sizes)
+                engine.backward(loss)
+                engine.step()
+            outcomes[f"{is_efficient} {checkpoints}"] = whole
+            engine.destroy()
+    if rank == 0:
+        Path(result).write_text(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    import torch.multiprocessing
+
+    torch.multiprocessing.spawn(train, tuple(sys.argv[1:]), nprocs=NUM_RANKS)

@@ -1,0 +1,67 @@
+"""ZeRO-3's whole weights: what comes, what goes, and what autograd keeps, beside the real engine on two CPU ranks."""
+
+import os
+
+import pytest
+
+import gathered_weights_probe
+from planned import rehearsed_timeline
+from vlmplan.recipe import AttentionImplementation, LossKind, Recipe, ZeroSettings
+from vlmplan.workload import ModelFiles
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
+LAYER_NUMEL = 128 * 128 + 2 * 64 * 128 + 128 * 128 + 3 * 352 * 128
+HEAD_NUMEL = 1000 * 128
+NORM_NUMEL = 7 * 128
+"""Two a layer and the last one; never kept, since autograd saves the weight itself."""
+
+
+@pytest.fixture(scope="module")
+def whole_bytes():
+    return gathered_weights_probe.run(LLAMA, os.environ)
+
+
+def planned_bytes(*, is_efficient: bool, checkpoints: bool) -> int:
+    zero = ZeroSettings(
+        reduce_bucket_size=1_000_000,
+        stage3_param_persistence_threshold=0,
+        stage3_max_live_parameters=0,
+        stage3_max_reuse_distance=0,
+        stage3_prefetch_bucket_size=0,
+        memory_efficient_linear=is_efficient,
+    )
+    recipe = Recipe(
+        zero_stage=3,
+        zero=zero,
+        activation_checkpointing=checkpoints,
+        attention=AttentionImplementation.SDPA,
+        loss=LossKind.FULL,
+    )
+    files = ModelFiles(id="tiny", config=LLAMA)
+    forward, backward = rehearsed_timeline(files, recipe, num_ranks=2, seq_len=8).phases[2:4]
+    return forward.resident.weights - backward.resident.weights
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("is_efficient", [False, True])
+def test_as_many_weights_are_whole_after_forward_as_under_the_real_zero_3(whole_bytes, is_efficient, checkpoints):
+    planned = planned_bytes(is_efficient=is_efficient, checkpoints=checkpoints)
+    assert planned == whole_bytes[f"{is_efficient} {checkpoints}"]
+
+
+def test_plain_linears_keep_every_weight_whole_and_deepspeeds_keep_none():
+    assert planned_bytes(is_efficient=False, checkpoints=False) == 2 * (3 * LAYER_NUMEL + HEAD_NUMEL)
+    assert planned_bytes(is_efficient=True, checkpoints=False) == 0
+
+
+def test_under_checkpointing_only_the_head_stays_whole():
+    assert planned_bytes(is_efficient=False, checkpoints=True) == 2 * HEAD_NUMEL
