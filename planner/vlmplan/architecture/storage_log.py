@@ -72,7 +72,7 @@ class LoggingTape(Tape):
 
     def _flush(self) -> None:
         """There are no spans."""
-        self._events += self._drops
+        self._events.extend(self._drops)
         self._drops.clear()
 
     def _hand_over(self, parameter: Parameter, grad: Tensor) -> None:

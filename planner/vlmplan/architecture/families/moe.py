@@ -64,8 +64,8 @@ class Experts(AdaptableModule):
 def grouped_linear(x: Tensor, weight: Operand) -> Tensor:
     """``grouped_mm``: rows of x (S, in), sorted by expert, each times the weight (E, out, in) of its expert.
 
-    Saves x if the weight needs a gradient, the whole weight, as a view, if x does. It is not part of autocast: x takes the
-    weight's type.
+    Saves x if the weight needs a gradient, the whole weight, as a view, if x does. It is not part of autocast: x takes
+    the weight's type.
     """
     tape = x.tape
     x = ops.to(x, weight.dtype)
