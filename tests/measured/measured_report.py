@@ -1,4 +1,4 @@
-"""The table of published measurements beside the tool's estimates. ``python tests/measured/measured_report.py`` rewrites it."""
+"""The table of published measurements beside estimates; ``python tests/measured/measured_report.py`` rewrites it."""
 
 import json
 import shlex
@@ -24,8 +24,8 @@ HEADER = """# Published measurements
 
 Peaks of real fine-tuning runs as their authors published them, beside the estimate. No constant of the memory model is
 fitted to them. `allocated` is `torch.cuda.max_memory_allocated`, `reserved` is `max_memory_reserved`, `device` is
-nvidia-smi above its idle value. Options, sources and model files are in `cases.yaml`; `python tests/measured/measured_report.py`
-rewrites this file, and `test_measured.py` fails when it is out of date.
+nvidia-smi above its idle value. Options, sources and model files are in `cases.yaml`; `python
+tests/measured/measured_report.py` rewrites this file, and `test_measured.py` fails when it is out of date.
 
 | run | source | counter | measured GiB | estimated GiB | error |
 |---|---|---|---:|---:|---:|
