@@ -3,7 +3,7 @@
 Published ``config.json`` files leave out what equals the default of their class, so the defaults are part of an
 architecture. Run with transformers installed after its version in constraints.txt has changed:
 
-    python tools/config_defaults.py
+    python tests/tools/config_defaults.py
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import transformers
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-OUTPUT = Path(__file__).parents[1] / "planner" / "vlmplan" / "data" / "config_defaults.json"
+OUTPUT = Path(__file__).parents[2] / "planner" / "vlmplan" / "data" / "config_defaults.json"
 MODEL_TYPES = """
 blip-2 gemma gemma2 gemma3 gemma3_text glm4v gpt2 idefics2 idefics3 instructblip internvl llama llava llava_next
 llava_onevision mistral mistral3 mixtral mllama opt ovis2 paligemma phi3 qwen2 qwen2_5_vl qwen2_vl qwen3 qwen3_moe
