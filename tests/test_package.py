@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import vlmplan
+from tools.readme_layout import README, layout
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "numpy", "pynvml"}
@@ -64,3 +65,7 @@ def test_the_wheel_installs_two_packages_with_their_data_and_nothing_else(tmp_pa
         f"vlmplan-{vlmplan.__version__}.dist-info/licenses/LICENSE",
     } <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".tmp")) or "__pycache__" in name]
+
+
+def test_the_readme_lists_every_module():
+    assert layout() in README.read_text()
