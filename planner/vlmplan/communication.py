@@ -66,7 +66,12 @@ def traffic(table: ParameterTable, recipe: Recipe, *, num_ranks: int, num_module
 
 
 def link_bytes_per_second(cluster: Cluster) -> float | None:
-    """What each GPU can send to the others in a large collective; None if a link's rate is not known."""
+    """What each GPU can send to the others in a large collective; None if a link's rate is not known.
+
+    A ring goes through all GPUs of a node before it leaves it, so its data cross a node's network once however many
+    GPUs there are: the node's whole rate counts. (Two nodes of 8 H100 with 200 GB/s each reach a bus bandwidth of 340
+    GB/s in nccl-tests, where trees halve what crosses.)
+    """
     node = cluster.node
     raw = node.gpu_link_bytes_per_second
     if raw is None:
@@ -79,7 +84,7 @@ def link_bytes_per_second(cluster: Cluster) -> float | None:
     if cluster.num_nodes == 1:
         return rate
     network = cluster.inter_node_bytes_per_second or ASSUMED_NETWORK_BYTES_PER_SECOND
-    return min(rate, network * NETWORK_EFFICIENCY / node.num_gpus)
+    return min(rate, network * NETWORK_EFFICIENCY)
 
 
 def exchange_seconds(num_bytes: int, num_collectives: int, bytes_per_second: float) -> float:

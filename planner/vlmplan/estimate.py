@@ -12,7 +12,7 @@ from vlmplan.architecture.attention import SMALL_HEAD_DIM, AttentionBackend
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, ImageShape, image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
-from vlmplan.architecture.storage_log import LoggingTape, expanded
+from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.errors import InputError
@@ -30,6 +30,7 @@ from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import AttentionImplementation, LossKind, Recipe
 from vlmplan.sizes import model_sizes, zero_settings
 from vlmplan.throughput import StepTime, step_flops, step_time
+from vlmplan.units import gib_text
 from vlmplan.workload import Workload
 
 
@@ -62,6 +63,16 @@ class Estimate:
         """Whether the host's memory is known and too small."""
         ram = self.cluster.node.host_ram_bytes
         return ram is not None and self.host.peak_bytes > ram
+
+    @property
+    def hints(self) -> list[str]:
+        """What would make a setup fit that does not, where it is as simple as that."""
+        if self.host_is_short or not self.device.fits_without_fragments:
+            return []
+        return [
+            f"its tensors take {gib_text(self.device.allocated_bytes)}: with --expandable-segments, which keeps the "
+            f"allocator from holding blocks it cannot use, it fits"
+        ]
 
     @property
     def samples_per_step(self) -> int:
@@ -124,7 +135,7 @@ class Estimate:
             "step_seconds_by_part": None if self.step_time is None else self.step_time.as_json(),
             "tokens_per_second": self.tokens_per_second,
             "samples_per_second": self.samples_per_second,
-            "notes": list(self.workload.model.notes),
+            "notes": [*self.workload.model.notes, *self.hints],
         }
 
 
@@ -141,13 +152,7 @@ def sample_image(workload: Workload) -> ImageShape | None:
         sees = layout is not None and layout.vision
         why = f"vlmplan does not describe how {model.id} sees" if sees else f"{model.id} takes no images"
         raise InputError(f"--images-per-sample is {workload.images_per_sample}, but {why}")
-    image = image_shape(
-        model.config,
-        model.preprocessor,
-        width=workload.image_width,
-        height=workload.image_height,
-        num_images_per_sample=workload.images_per_sample,
-    )
+    image = _one_image(workload)
     needed = image.num_tokens * workload.images_per_sample
     if needed > workload.seq_len:
         raise InputError(
@@ -156,6 +161,23 @@ def sample_image(workload: Workload) -> ImageShape | None:
             f"give at least that many tokens, or smaller or fewer images"
         )
     return image
+
+
+def image_tokens(workload: Workload) -> int:
+    """Tokens that the images of one sample take in the language model; 0 where the model is not known to see."""
+    if not workload.images_per_sample or workload.model.model_type not in IMAGE_MODEL_TYPES:
+        return 0
+    return _one_image(workload).num_tokens * workload.images_per_sample
+
+
+def _one_image(workload: Workload) -> ImageShape:
+    return image_shape(
+        workload.model.config,
+        workload.model.preprocessor,
+        width=workload.image_width,
+        height=workload.image_height,
+        num_images_per_sample=workload.images_per_sample,
+    )
 
 
 class Estimator:
@@ -174,6 +196,7 @@ class Estimator:
         self.sizes = model_sizes(self.model)
         self._stacks = list(self.model.stacks())
         self._traces: dict[Any, Trace] = {}
+        self._operations: dict[Any, tuple[Trace, Operations]] = {}
         self.widest_head = widest_head
 
     def trace(self, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
@@ -181,14 +204,29 @@ class Estimator:
         return self._traced(recipe, self.backend(recipe, capability))
 
     def _traced(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
-        checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
-        key = (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.keeps_linear_inputs)
+        key = self._trace_key(recipe, backend)
         if key not in self._traces:
-            tape = Tape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs)
+            tape = self._tape(Tape, recipe)
             trace = self._run(tape, recipe, backend)
             self.widest_head = tape.widest_head
             self._traces[key] = trace
         return self._traces[key]
+
+    def _trace_key(self, recipe: Recipe, backend: AttentionBackend) -> Any:
+        """What the micro batch of a recipe depends on, beside what an estimator is made for."""
+        checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
+        return (recipe.micro_batch, checkpoints, backend, recipe.loss, self.keeps_linear_inputs(recipe))
+
+    def keeps_linear_inputs(self, recipe: Recipe) -> bool:
+        """Where every weight is trained, both kinds of linears keep the same, and one trace serves all engines."""
+        return recipe.keeps_linear_inputs or (self.table.frozen_bytes == 0 and recipe.zero_stage != 3)
+
+    def _tape(self, kind: type[Tape], recipe: Recipe) -> Tape:
+        return kind(
+            autocast=recipe.autocast,
+            keeps_linear_inputs=self.keeps_linear_inputs(recipe),
+            follows_weights=recipe.uses_deepspeed,
+        )
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         batch = Batch(
@@ -205,9 +243,12 @@ class Estimator:
         capability = cluster.node.gpu.compute_capability
         if recipe.expandable_segments:
             return None
-        tape = LoggingTape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs)
-        trace = self._run(tape, recipe, self.backend(recipe, capability))
-        operations = expanded(trace, least_bytes=SMALL_BYTES)
+        backend = self.backend(recipe, capability)
+        key = self._trace_key(recipe, backend)
+        if key not in self._operations:
+            trace = self._run(self._tape(LoggingTape, recipe), recipe, backend)
+            self._operations[key] = trace, expanded(trace, least_bytes=SMALL_BYTES)
+        trace, operations = self._operations[key]
 
         def replay(capacity_bytes: int | None) -> int:
             return peak_reserved_bytes(
@@ -243,10 +284,12 @@ class Estimator:
         timeline = memory_timeline(self.table, self.trace(recipe, capability), recipe, num_ranks=cluster.num_gpus)
         return _with_workspaces(timeline, workspace_bytes(capability))
 
-    def estimate(self, recipe: Recipe, cluster: Cluster) -> Estimate:
+    def estimate(self, recipe: Recipe, cluster: Cluster, timeline: Timeline | None = None) -> Estimate:
+        """The whole estimate; ``timeline`` if it is there already."""
         node = cluster.node
         trace = self.trace(recipe, node.gpu.compute_capability)
-        timeline = self.timeline(recipe, cluster)
+        if timeline is None:
+            timeline = self.timeline(recipe, cluster)
         return Estimate(
             workload=self.workload,
             cluster=cluster,
@@ -286,12 +329,15 @@ def estimate_with_sizes(workload: Workload, recipe: Recipe, cluster: Cluster) ->
     estimator = Estimator(workload, recipe)
     if not recipe.uses_deepspeed:
         return estimator.estimate(recipe, cluster)
-    for is_lean in (False, True):
-        sizes = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean)
-        found = estimator.estimate(recipe.with_changes(zero=sizes), cluster)
+    sizes = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=False)
+    fast = recipe.with_changes(zero=sizes)
+    timeline = estimator.timeline(fast, cluster)
+    if device_memory(timeline.peak.total, cluster).verdict is Verdict.FITS:  # its tensors do
+        found = estimator.estimate(fast, cluster, timeline)
         if found.verdict is Verdict.FITS:
-            break
-    return found
+            return found
+    sizes = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=True)
+    return estimator.estimate(recipe.with_changes(zero=sizes), cluster)
 
 
-__all__ = ["Estimate", "Estimator", "Verdict", "estimate", "estimate_with_sizes", "sample_image"]
+__all__ = ["Estimate", "Estimator", "Verdict", "estimate", "estimate_with_sizes", "image_tokens", "sample_image"]

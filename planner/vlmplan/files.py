@@ -41,3 +41,5 @@ def write_atomically(path: Path, text: str, *, force: bool = False, mode: int = 
             raise
     except OSError as error:
         raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
+    except UnicodeEncodeError:
+        raise InputError(f"{path} cannot be written: a name in it is not UTF-8 text") from None

@@ -5,7 +5,7 @@ can refuse the rest.
 """
 
 import json
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
@@ -55,6 +55,8 @@ def parse_json_object(text: str, *, source: str) -> dict[str, Any]:
         raise InputError(message) from None
     except RecursionError:
         raise InputError(f"{source} is nested too deeply to be read") from None
+    except ValueError:  # Python reads no integer of more than 4300 digits
+        raise InputError(f"{source} holds a number of thousands of digits, which nothing can mean") from None
     if not isinstance(values, dict):
         raise InputError(f"{source} holds {shown(values)}; a JSON object {{...}} is needed")
     return cast(dict[str, Any], values)
@@ -148,7 +150,7 @@ class JsonObject:
     def number(self, key: str, *, least: float = 0.0) -> float:
         value = self.raw(key)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value < least:
+        if not is_number or not least <= value <= sys.float_info.max:
             self.refuse(key, f"a number of {least:g} or more")
         return float(value)
 

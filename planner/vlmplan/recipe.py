@@ -18,7 +18,7 @@ from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject
-from vlmplan.units import DType
+from vlmplan.units import MAX_COUNT, DType
 
 
 class Method(Enum):
@@ -64,8 +64,14 @@ class LossKind(Enum):
     FULL = "full"
 
 
+MAX_ELEMENTS = 10**18
+"""What no bucket comes near."""
 PLAIN = "none"
 """The ``--zero-stage`` that means plain PyTorch on one GPU."""
+
+
+ALL_LINEAR = "all-linear"
+"""peft's name for every Linear but the output head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +101,9 @@ class ZeroSettings:
             if isinstance(value, bool):
                 continue
             least = 0 if field.name.startswith("stage3_") else 1
-            if value < least:
-                raise InputError(f"zero_optimization.{field.name} is {value}; {least} or more elements are needed")
+            if not least <= value <= MAX_ELEMENTS:
+                allowed = f"{least} or more" if value < least else f"at most {MAX_ELEMENTS:.0e}"
+                raise InputError(f"zero_optimization.{field.name} is {value}; {allowed} elements are needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +112,7 @@ class Recipe:
 
     method: Method = Method.FULL
     lora_rank: int = 16
-    lora_targets: str = "all-linear"
+    lora_targets: str = ALL_LINEAR
     train_embeddings: bool = False
     train_vision: bool = True
     train_projector: bool = True
@@ -138,10 +145,13 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("lora_rank", "micro_batch", "grad_accum"):
             value = getattr(self, name)
-            if value < 1:
-                raise InputError(f"{option_name(name)} is {value}; 1 or more is needed")
+            if not 1 <= value <= MAX_COUNT:
+                allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
+                raise InputError(f"{option_name(name)} is {value}; {allowed} is needed")
         if self.zero_stage not in (None, 0, 1, 2, 3):
             raise InputError(f"--zero-stage is {self.zero_stage}; none, 0, 1, 2 or 3 is needed")
+        if self.nvme_path is not None and not self.nvme_path.strip():
+            raise InputError("--nvme-path is empty; a folder on the NVMe drive of every node is needed")
         if self.gradient_clipping < 0:
             raise InputError(f"gradient_clipping is {self.gradient_clipping}; 0 (off) or more is needed")
 

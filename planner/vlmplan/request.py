@@ -6,6 +6,7 @@ holds fixed; ``resolved_recipe`` fills in the rest for one estimate.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.catalog import Catalog
 from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
 from vlmplan.errors import InputError, UnavailableError
+from vlmplan.estimate import image_tokens
 from vlmplan.gpu_choice import LOCAL, chosen_node, parse_gpu_choice
 from vlmplan.hardware import Cluster
+from vlmplan.models import context_length
 from vlmplan.recipe import (
     PLAIN,
     AttentionImplementation,
@@ -28,6 +31,7 @@ from vlmplan.recipe import (
     option_name,
 )
 from vlmplan.rules import check, default_attention, model_facts
+from vlmplan.units import MAX_COUNT
 from vlmplan.workload import (
     DEFAULT_EPOCHS,
     DEFAULT_IMAGE_SIZE,
@@ -71,16 +75,23 @@ VALUE_OPTIONS = (
 MULTI_GPU_ZERO_STAGE = 2
 """Stage of an estimate for several GPUs where the user names none."""
 
+LEAST_TEXT_TOKENS = 256
+"""Room for text beside images that take more than the default length, which is then a multiple of this. A choice."""
+
 NETWORK_NOTE = f"the network between nodes is taken as {ASSUMED_NETWORK_BYTES_PER_SECOND * 8e-9:.0f} Gbit/s per node"
 
 
 def workload_of(model: ModelFiles, options: Options) -> Workload:
-    """The workload; a model that takes images gets one per sample unless the user says otherwise."""
+    """The workload; a model that takes images gets one per sample unless the user says otherwise.
+
+    Where the user says nothing of length and images, and the default image takes more than the default length, the
+    length leaves room for text beside it.
+    """
     images = options.get("images_per_sample")
     if images is None:
         images = 1 if model.model_type in IMAGE_MODEL_TYPES else 0
     width, height = image_size(options.get("image_size"))
-    return Workload(
+    workload = Workload(
         model=model,
         seq_len=_given(options, "seq_len", DEFAULT_SEQ_LEN),
         images_per_sample=images,
@@ -90,6 +101,11 @@ def workload_of(model: ModelFiles, options: Options) -> Workload:
         epochs=_given(options, "epochs", DEFAULT_EPOCHS),
         global_batch=options.get("global_batch"),
     )
+    is_decided = any(options.get(name) is not None for name in ("seq_len", "images_per_sample", "image_size"))
+    if is_decided or image_tokens(workload) <= DEFAULT_SEQ_LEN:
+        return workload
+    seq_len = -(-(image_tokens(workload) + LEAST_TEXT_TOKENS) // LEAST_TEXT_TOKENS) * LEAST_TEXT_TOKENS
+    return replace(workload, seq_len=seq_len)
 
 
 def image_size(text: str | None) -> tuple[int, int]:
@@ -146,8 +162,8 @@ def resolved_recipe(
     if fields["zero_stage"] is None:
         fields.setdefault("fuses_optimizer", False)
         fields.setdefault("caches_casts", True)
-        is_kbit = fields.get("method") is Method.QLORA and fields["precision"] is Precision.BF16
-        fields.setdefault("upcasts_frozen", is_kbit)
+        casts = fields["precision"] in (Precision.BF16, Precision.FP16)
+        fields.setdefault("upcasts_frozen", fields.get("method") is Method.QLORA and casts)
     if ds_config is not None:
         from vlmplan.deepspeed_config import merged_recipe
 
@@ -172,6 +188,31 @@ def ds_config_of(options: Options) -> "DsConfig | None":
     return settings_from_ds_config(path)
 
 
+def samples_per_step(options: Options) -> int | None:
+    """``--global-batch``, or the ``train_batch_size`` of ``--ds-config``. Raises InputError if they differ."""
+    config, given = ds_config_of(options), options.get("global_batch")
+    said = None if config is None else config.train_batch_size
+    if config is not None and said is not None and given not in (None, said):
+        raise InputError(
+            f"{config.source}: train_batch_size is {said}, but --global-batch {given} was given; "
+            f"one of the two has to change"
+        )
+    return given if said is None else said
+
+
+def length_notes(workload: Workload, options: Options) -> list[str]:
+    """What the user should know of ``--seq-len``: a default that was raised, positions the model was not made for."""
+    notes: list[str] = []
+    if options.get("seq_len") is None and workload.seq_len != DEFAULT_SEQ_LEN:
+        notes.append(
+            f"--seq-len is taken as {workload.seq_len:,}: the images of a sample take {image_tokens(workload):,} tokens"
+        )
+    longest = context_length(workload.model)
+    if longest is not None and workload.seq_len > longest:
+        notes.append(f"--seq-len is {workload.seq_len:,}, more than the {longest:,} tokens the model is configured for")
+    return notes
+
+
 def fixed_fields(options: Options) -> dict[str, Any]:
     """The recipe fields that a search holds fixed: the user's, and those that ``--ds-config`` decides.
 
@@ -186,9 +227,9 @@ def fixed_fields(options: Options) -> dict[str, Any]:
     said |= {name: value for name in names if (value := getattr(config, name)) is not None}
     for name, value in said.items():
         if fields.get(name, value) != value:
-            shown = [getattr(choice, "value", choice) for choice in (value, fields[name])]
+            shown = [PLAIN if choice is None else getattr(choice, "value", choice) for choice in (value, fields[name])]
             raise InputError(
-                f"{config.source} means {name} {shown[0]}, but {option_name(name)} {shown[1]} was given; "
+                f"{config.source} means {option_name(name)} {shown[0]}, but {option_name(name)} {shown[1]} was given; "
                 f"one of the two has to change"
             )
     return fields | said | {"zero": config.zero_settings(said["zero_stage"])}
@@ -218,16 +259,12 @@ def batch_sizes(global_batch: int, num_gpus: int, micro_batch: int | None, grad_
         parts += [f"micro batch {micro_batch}"] if micro_batch is not None else []
         parts += [f"accumulation {grad_accum}"] if grad_accum is not None else []
         nearest = max(1, round(global_batch / known)) * known
-        exact = known if micro_batch and grad_accum else nearest
-        raise InputError(f"--global-batch is {global_batch}, but {' x '.join(parts)} make {_steps(known, exact)}")
+        made = f"{known}" if micro_batch and grad_accum else f"multiples of {known}; the nearest is {nearest}"
+        raise InputError(f"--global-batch is {global_batch}, but {' x '.join(parts)} make {made}")
     rest = global_batch // known
     if micro_batch is None:
         return {"micro_batch": rest, "grad_accum": grad_accum or 1}
     return {"micro_batch": micro_batch, "grad_accum": grad_accum or rest}
-
-
-def _steps(known: int, nearest: int) -> str:
-    return f"{known}" if known == nearest else f"multiples of {known}; the nearest is {nearest}"
 
 
 def _given(options: Options, name: str, default: Any) -> Any:
@@ -242,7 +279,7 @@ def requested_cluster(options: Options, catalog: Catalog) -> tuple[Cluster, list
     """
     text = options.get("gpu")
     try:
-        chosen = chosen_node(parse_gpu_choice(text or LOCAL), catalog)
+        chosen = chosen_node(parse_gpu_choice(LOCAL if text is None else text), catalog)
     except UnavailableError as error:
         if text is not None:
             raise
@@ -254,6 +291,7 @@ def requested_cluster(options: Options, catalog: Catalog) -> tuple[Cluster, list
 def num_nodes_of(options: Options) -> tuple[int, list[str]]:
     """``--num-nodes``, and what is assumed about several."""
     num_nodes = _given(options, "num_nodes", 1)
-    if num_nodes < 1:
-        raise InputError(f"--num-nodes is {num_nodes}; 1 or more is needed")
+    if not 1 <= num_nodes <= MAX_COUNT:
+        allowed = "1 or more" if num_nodes < 1 else f"at most {MAX_COUNT:,}"
+        raise InputError(f"--num-nodes is {num_nodes}; {allowed} is needed")
     return num_nodes, [NETWORK_NOTE] if num_nodes > 1 else []

@@ -49,6 +49,7 @@ def zero_settings(
 
     Stage 3 keeps two layers' weights whole and fetches the next one ahead, and under activation checkpointing lets a
     layer's weights live from recomputation to backward; lean, every module's weights come and go by themselves.
+    Overlapping takes a second bucket, but stage 1 would keep all gradients until after backward without it.
     """
     rate = link_bytes_per_second(cluster) or UNKNOWN_LINK_BYTES_PER_SECOND
     wanted = COLLECTIVE_LATENCY_SECONDS * rate / LATENCY_FRACTION / table.trained_dtype.num_bytes
@@ -57,10 +58,11 @@ def zero_settings(
         bucket = MIN_BUCKET_ELEMENTS
     bucket = even(min(bucket, max(table.num_trained, 2)))
     layer = model.largest_layer
+    overlaps = recipe.zero_stage == 1 or (recipe.zero_stage in (2, 3) and not is_lean)
     return ZeroSettings(
         reduce_bucket_size=bucket,
         allgather_bucket_size=bucket,
-        overlap_comm=cluster.num_gpus > 1 and not is_lean and recipe.zero_stage in (1, 2, 3),
+        overlap_comm=cluster.num_gpus > 1 and overlaps,
         stage3_prefetch_bucket_size=0 if is_lean else layer,
         stage3_param_persistence_threshold=PERSISTENCE_PER_WIDTH * model.hidden_size,
         stage3_max_live_parameters=0 if is_lean else 3 * layer,

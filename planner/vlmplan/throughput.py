@@ -72,27 +72,57 @@ def peak_flops_per_second(gpu: Gpu, recipe: Recipe) -> float | None:
     return by_precision.get(recipe.precision, peaks.bf16)
 
 
-def work_seconds(work: PhaseWork, *, flops_per_second: float, bytes_per_second: float) -> float:
-    """A roofline per matrix product, attention by its operations, the rest by bandwidth; at least the launches."""
+def busy_seconds(work: PhaseWork, *, flops_per_second: float, bytes_per_second: float) -> float:
+    """A roofline per matrix product, attention by its operations, the rest by bandwidth."""
     compute = flops_per_second * MATMUL_EFFICIENCY
     bandwidth = bytes_per_second * BANDWIDTH_EFFICIENCY
     products = 0.0
     for (flops, hbm_bytes), count in work.matmuls.items():
         products += count * max(flops / compute, hbm_bytes / bandwidth)
     attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
-    busy = products + attended / (flops_per_second * ATTENTION_EFFICIENCY) + work.elementwise_bytes / bandwidth
-    return max(busy, work.num_kernels * KERNEL_SECONDS)
+    return products + attended / (flops_per_second * ATTENTION_EFFICIENCY) + work.elementwise_bytes / bandwidth
 
 
-def micro_batch_seconds(trace: Trace, gpu: Gpu, recipe: Recipe) -> tuple[float, float, float] | None:
-    """(forward, recompute, backward) seconds of one micro batch; None if the GPU's speed is not known."""
+PhaseSeconds = tuple[float, float, float]
+"""Of forward, recomputation and backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchSeconds:
+    """One micro batch: what the GPU has to do, and what launching it takes."""
+
+    busy: PhaseSeconds
+    launches: PhaseSeconds
+
+    @property
+    def phases(self) -> PhaseSeconds:
+        """The longer of the two in each phase."""
+        forward, recompute, backward = map(max, self.busy, self.launches)
+        return forward, recompute, backward
+
+    def towards(self, other: "MicroBatchSeconds", fraction: float) -> "MicroBatchSeconds":
+        """A micro batch between two others: both parts grow evenly, the longer of the two does not."""
+        return MicroBatchSeconds(
+            busy=_between(self.busy, other.busy, fraction), launches=_between(self.launches, other.launches, fraction)
+        )
+
+
+def _between(low: PhaseSeconds, high: PhaseSeconds, fraction: float) -> PhaseSeconds:
+    forward, recompute, backward = (a + (b - a) * fraction for a, b in zip(low, high, strict=True))
+    return forward, recompute, backward
+
+
+def micro_batch_seconds(trace: Trace, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
+    """One micro batch on ``gpu``; None if its speed is not known."""
     flops, bandwidth = peak_flops_per_second(gpu, recipe), gpu.memory_bandwidth_bytes_per_second
     if flops is None or bandwidth is None:
         return None
+    works = trace.works()
     forward, recompute, backward = (
-        work_seconds(work, flops_per_second=flops, bytes_per_second=bandwidth) for work in trace.works()
+        busy_seconds(work, flops_per_second=flops, bytes_per_second=bandwidth) for work in works
     )
-    return forward, recompute, backward
+    first, again, back = (work.num_kernels * KERNEL_SECONDS for work in works)
+    return MicroBatchSeconds(busy=(forward, recompute, backward), launches=(first, again, back))
 
 
 def step_flops(trace: Trace) -> int:
@@ -144,12 +174,12 @@ def offload_seconds(table: ParameterTable, recipe: Recipe, cluster: Cluster) -> 
 def step_time(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster) -> StepTime | None:
     """Seconds of one optimizer step on ``cluster``; None if the speed of the GPU or of a link is not known."""
     seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe)
-    return None if seconds is None else step_of(table, seconds, len(trace.schedule), recipe, cluster)
+    return None if seconds is None else step_of(table, seconds.phases, len(trace.schedule), recipe, cluster)
 
 
 def step_of(
     table: ParameterTable,
-    micro_batch: tuple[float, float, float],
+    micro_batch: PhaseSeconds,
     num_modules: int,
     recipe: Recipe,
     cluster: Cluster,

@@ -9,6 +9,8 @@ from enum import Enum
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+MAX_COUNT = 10**9
+"""More tokens, samples a step, ranks or nodes than this are a slip, and beyond the floats that follow from them."""
 
 
 class DType(Enum):
@@ -30,15 +32,25 @@ class DType(Enum):
     __hash__ = object.__hash__
 
 
+def counted(count: float, noun: str) -> str:
+    """A count with its noun, in the plural where that is right.
+
+    >>> counted(1, "sample"), counted(10000, "sample"), counted(0.5, "epoch")
+    ('1 sample', '10,000 samples', '0.5 epochs')
+    """
+    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"
+
+
 def gib_text(num_bytes: float, digits: int = 2) -> str:
-    """``num_bytes`` as text in GiB, small values in MiB or KiB so that nothing reads as 0.00."""
+    """``num_bytes`` as text in GiB, small values in MiB, KiB or bytes so that nothing reads as 0.00."""
     if abs(num_bytes) >= 0.01 * GIB:
         return f"{num_bytes / GIB:.{digits}f} GiB"
     if abs(num_bytes) >= 0.1 * MIB:
         return f"{num_bytes / MIB:.1f} MiB"
-    if num_bytes:
+    if abs(num_bytes) >= 0.1 * KIB:
         return f"{num_bytes / KIB:.1f} KiB"
-    return "0"
+    return f"{num_bytes:.0f} bytes" if num_bytes else "0"
 
 
 def count_text(count: float) -> str:
@@ -56,14 +68,16 @@ def count_text(count: float) -> str:
 def usd_text(usd: float) -> str:
     """A price as text: whole dollars from a thousand on, below ten cents with tenths of a cent.
 
-    >>> usd_text(1234.5), usd_text(12.345), usd_text(0.0958), usd_text(0)
-    ('$1,234', '$12.35', '$0.096', '$0')
+    >>> usd_text(1234.5), usd_text(12.345), usd_text(0.0958), usd_text(0.0001), usd_text(0)
+    ('$1,234', '$12.35', '$0.096', 'less than $0.001', '$0')
     """
     if usd >= 1000:
         return f"${usd:,.0f}"
     if usd >= 0.1:
         return f"${usd:.2f}"
-    return f"${usd:.3f}" if usd else "$0"
+    if usd >= 0.001:
+        return f"${usd:.3f}"
+    return "less than $0.001" if usd else "$0"
 
 
 def duration_text(seconds: float) -> str:

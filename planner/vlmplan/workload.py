@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.errors import InputError
+from vlmplan.units import MAX_COUNT
 
 DEFAULT_NUM_SAMPLES = 10_000
 DEFAULT_EPOCHS = 1.0
 DEFAULT_GLOBAL_BATCH = 16
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_IMAGE_SIZE = (448, 448)
+MAX_NUM_SAMPLES = 10**12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +55,15 @@ class Workload:
         least = {"seq_len": 1, "images_per_sample": 0, "image_width": 1, "image_height": 1, "num_samples": 1}
         for name, minimum in least.items():
             value = getattr(self, name)
-            if value < minimum:
-                raise InputError(f"--{name.replace('_', '-')} is {value}; {minimum} or more is needed")
-        if not self.epochs > 0:
-            raise InputError(f"--epochs is {self.epochs}; more than 0 is needed")
-        if self.global_batch is not None and self.global_batch < 1:
-            raise InputError(f"--global-batch is {self.global_batch}; 1 or more is needed")
+            most = MAX_NUM_SAMPLES if name == "num_samples" else MAX_COUNT
+            if not minimum <= value <= most:
+                allowed = f"{minimum} or more" if value < minimum else f"at most {most:,}"
+                raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
+        if not 0 < self.epochs <= MAX_COUNT:
+            raise InputError(f"--epochs is {self.epochs}; a number above 0 and at most {MAX_COUNT:,} is needed")
+        if self.global_batch is not None and not 1 <= self.global_batch <= MAX_COUNT:
+            allowed = "1 or more" if self.global_batch < 1 else f"at most {MAX_COUNT:,}"
+            raise InputError(f"--global-batch is {self.global_batch}; {allowed} is needed")
 
     @property
     def total_samples(self) -> float:

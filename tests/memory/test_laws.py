@@ -45,6 +45,7 @@ recipes = st.fixed_dictionaries(
         "offload_params": st.sampled_from([Offload.NONE, Offload.NONE, Offload.CPU]),
         "grad_accum": st.sampled_from([1, 3]),
         "loss": st.sampled_from(LossKind),
+        "expandable_segments": st.booleans(),
         "activation_checkpointing": st.booleans(),
         "vision_activation_checkpointing": st.booleans(),
         "train_vision": st.booleans(),
@@ -83,6 +84,7 @@ def test_components_sum_to_the_peak_and_none_is_negative(alias, fields, num_gpus
     parts = answer.timeline.peak.as_json()
     assert sum(parts.values()) == answer.peak_allocated_bytes
     assert answer.peak_allocated_bytes == max(phase.peak.total for phase in answer.timeline.phases)
+    assert answer.peak_allocated_bytes <= answer.device.reserved_bytes <= answer.device.device_bytes
     for phase in answer.timeline.phases:
         assert all(num_bytes >= 0 for part in (phase.resident, phase.peak) for num_bytes in part.as_json().values())
 

@@ -6,11 +6,14 @@ live storages, from a run of the real code under a dispatch mode. Under such a m
 place, which a real run does not, so those peaks are compared with ``accumulates_in_place=False``.
 """
 
+from typing import Any
+
 import pytest
 
 from planned import model_files, rehearsed_timeline
+from vlmplan.memory.components import Phase
 from vlmplan.memory.timeline import Timeline
-from vlmplan.recipe import LossKind, Recipe, ZeroSettings
+from vlmplan.recipe import LossKind, Method, Recipe, ZeroSettings
 from vlmplan.units import GIB
 
 QWEN2_VL_2B = model_files("qwen2-vl-2b")
@@ -83,6 +86,30 @@ def test_phases_follow_each_other_and_none_is_below_what_it_leaves(stage):
     for phase in timeline.phases:
         assert phase.peak.total >= phase.resident.total
         assert all(num_bytes >= 0 for parts in (phase.peak, phase.resident) for num_bytes in parts.as_json().values())
+
+
+def loading(method: Method, **fields: Any) -> Phase:
+    recipe = Recipe(method=method, zero_stage=None, **fields)
+    return rehearsed_timeline(model_files("llama-3.1-8b"), recipe, num_ranks=1).phases[0]
+
+
+LARGEST_LINEAR, VOCABULARY = 14_336 * 4096, 128_256 * 4096
+
+
+def test_weights_arrive_where_they_stay():
+    load = loading(Method.LORA)
+    assert load.peak == load.resident
+
+
+def test_a_4_bit_weight_arrives_whole():
+    load = loading(Method.QLORA)
+    assert load.peak.total - load.resident.total == 2 * LARGEST_LINEAR
+
+
+def test_an_upcast_weight_is_there_in_both_types_for_a_moment():
+    load = loading(Method.QLORA, upcasts_frozen=True)
+    assert load.resident.total - loading(Method.QLORA).resident.total == pytest.approx(2 * 2 * VOCABULARY, rel=0.001)
+    assert load.peak.total - load.resident.total == 2 * VOCABULARY
 
 
 def test_gradients_after_a_plain_backward_are_gradients_and_not_activations():

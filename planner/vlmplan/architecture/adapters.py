@@ -12,7 +12,7 @@ from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, Patc
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter_adapters import adapted_parameters, wrap_parameters
 from vlmplan.architecture.tensor import Kind, Node, Parameter, Tensor
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, nearest
 from vlmplan.units import DType
 
 NF4_BLOCK = 64
@@ -112,6 +112,10 @@ class LoraEmbedding(Module):
         self.lora_embedding_A = Parameter(num_embeddings, rank)
         self.lora_embedding_B = Parameter(width, rank)
 
+    @property
+    def weight(self) -> Parameter:
+        return self.base_layer.weight
+
     def forward(self, ids: Tensor) -> Tensor:
         result = self.base_layer(ids)
         update = ops.linear(ops.embedding(ids, self.lora_embedding_A), self.lora_embedding_B)
@@ -160,6 +164,8 @@ def target_names(model: Model, targets: str) -> Collection[str] | None:
     names = [name.strip() for name in targets.split(",") if name.strip()]
     if not names:
         raise InputError("--lora-targets is empty; give all-linear, attention or names such as q_proj,v_proj")
+    if "all-linear" in names:
+        raise InputError(f"--lora-targets is {targets}; all-linear stands alone")
     return names
 
 
@@ -169,7 +175,7 @@ def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part])
     Names match by suffix over the whole model. Raises InputError if a name matches nothing or no layer is left.
     """
     names, ranks = adapted_parameters(model.PARAMETER_TARGETS, target_names(model, targets), rank)
-    unmatched = set(names or ())
+    absent, unfit = set(names or ()), set(names or ())
     places = list(_places(model))
     num_adapted = wrap_parameters((place for place in places if model.part_of(place[2]) not in frozen), ranks)
     for parent, child_name, full_name, child in places:
@@ -177,20 +183,28 @@ def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part])
             is_target = isinstance(child, Linear) and child is not model.head
         else:
             matching = {name for name in names if full_name == name or full_name.endswith("." + name)}
-            unmatched -= matching
             is_target = bool(matching) and isinstance(child, (*ADAPTABLE, Linear4bit))
+            absent -= matching
+            unfit -= matching if is_target else set()
         is_target = is_target or (names is None and isinstance(child, Linear4bit))
         if is_target and model.part_of(full_name) not in frozen:
             parent.replace(child_name, _adapted(child, rank))
             num_adapted += 1
-    if unmatched:
-        known = sorted({name.rsplit(".", 1)[-1] for _, _, name, child in _places(model) if isinstance(child, Lora)})
-        raise InputError(
-            f"--lora-targets {','.join(sorted(unmatched))}: no layer of this model has such a name"
-            + (f"; matched so far: {', '.join(known)}" if known else "")
-        )
+    if absent:
+        raise InputError(_absence(sorted(absent), places))
+    if unfit:
+        raise InputError(f"--lora-targets {','.join(sorted(unfit))}: only linear and embedding layers take adapters")
     if not num_adapted:
         raise InputError(f"--lora-targets {targets}: no layer is left to adapt outside the frozen parts")
+
+
+def _absence(absent: Sequence[str], places: Sequence[tuple[Module, str, str, Module]]) -> str:
+    """What to say of names that no layer has: the nearest that there are, or all."""
+    known = [full.rpartition(".")[2] for _, _, full, child in places if isinstance(child, (*ADAPTABLE, Linear4bit))]
+    names = list(dict.fromkeys([*(name for name in known if not name.isdigit()), "all-linear", "attention"]))
+    near = [match for name in absent for match in nearest(name, names)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+    return f"--lora-targets {','.join(absent)}: no layer of this model has such a name; {hint}"
 
 
 def _adapted(base: Module, rank: int) -> Module:

@@ -1,12 +1,19 @@
 """Reading Hugging Face ``config.json``: typed, with the defaults of transformers' classes, every error a sentence."""
 
 import json
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.errors import InputError
+
+MAX_INTEGER = 10**8
+"""What no width, count or size in a configuration comes near; more is a mistake, and too much to compute with."""
+MAX_LAYERS = 1000
+"""The same for the depth of a stack."""
+LAYER_KEYS = frozenset(("num_hidden_layers", "num_global_layers", "depth", "layers", "resampler_depth"))
 
 
 @cache
@@ -63,7 +70,18 @@ class Config:
             raise InputError(f"config.json: {self._name(key)} is {value!r}; a mapping is expected")
         values = cast(Mapping[str, Any], value)
         own_type = None if spec.get("is_fixed") or values is self._values else values.get("model_type")
+        if own_type is not None and not isinstance(own_type, str):
+            raise InputError(f"config.json: {self._name(key)}.model_type is {own_type!r}; a string is expected")
         return Config(values, own_type or spec.get("model_type"), self._name(key))
+
+    def mapping(self, key: str) -> "Config":
+        """The object ``key`` with what it says and nothing else; empty where it is missing or null."""
+        value: object = self.get(key)
+        if not value:
+            return Config({}, path=self._name(key))
+        if not isinstance(value, Mapping):
+            raise InputError(f"config.json: {self._name(key)} is {value!r}; a mapping is expected")
+        return Config(cast(Mapping[str, Any], value), path=self._name(key))
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A positive integer. Raises InputError if it is missing or anything else."""
@@ -76,6 +94,9 @@ class Config:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise InputError(f"config.json: {self._name(key)} is {value!r}; a positive integer is expected")
+        most = MAX_LAYERS if key in LAYER_KEYS else MAX_INTEGER
+        if value > most:
+            raise InputError(f"config.json: {self._name(key)} is {value}; at most {most:,} can be planned")
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -85,9 +106,15 @@ class Config:
     def number(self, key: str, default: float = 0.0) -> float:
         value = self.get(key)
         value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise InputError(f"config.json: {self._name(key)} is {value!r}; a number is expected")
         return float(value)
+
+    def positive_number(self, key: str, default: float = 0.0) -> float:
+        value = self.number(key, default)
+        if not value > 0:
+            raise InputError(f"config.json: {self._name(key)} is {value:g}; a number above 0 is expected")
+        return value
 
     def boolean(self, key: str, default: bool = False) -> bool:
         value = self.get(key)

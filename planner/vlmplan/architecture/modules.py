@@ -11,6 +11,7 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 
@@ -168,6 +169,15 @@ class Embedding(Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return ops.embedding(ids, self.weight)
+
+
+def require_positions(num_tokens: int, num_positions: int) -> None:
+    """Raise InputError for a sequence that runs over the rows of a table of learned positions, where torch would."""
+    if num_tokens > num_positions:
+        raise InputError(
+            f"--seq-len is {num_tokens}, but the model has learned positions for {num_positions} tokens; "
+            f"give at most that many"
+        )
 
 
 class PatchEmbedding(Module):

@@ -5,10 +5,11 @@ tensors are those of ``tools/autograd/derivatives.yaml`` in torch 2.13; the docs
 they are the memory model. ``g`` is the incoming gradient.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor, product
+from vlmplan.errors import UnknownNameError
 from vlmplan.units import DType
 
 if TYPE_CHECKING:
@@ -253,16 +254,25 @@ def gelu_new(x: Tensor) -> Tensor:
     return mul(scale(x), shift(tanh(scale(add(x, scale(power(x)))))))
 
 
-ACTIVATIONS = {
-    "silu": silu,
-    "swish": silu,
-    "gelu": gelu,
-    "gelu_pytorch_tanh": gelu,
-    "gelu_fast": gelu,
-    "gelu_new": gelu_new,
-    "quick_gelu": quick_gelu,
-    "relu": relu,
-}
+class ActivationTable(dict[str, Callable[[Tensor], Tensor]]):
+    """Activation functions by name. Raises UnknownNameError for one that is not described."""
+
+    def __missing__(self, name: str) -> Callable[[Tensor], Tensor]:
+        raise UnknownNameError("activation function", name, self, "of config.json")
+
+
+ACTIVATIONS = ActivationTable(
+    {
+        "silu": silu,
+        "swish": silu,
+        "gelu": gelu,
+        "gelu_pytorch_tanh": gelu,
+        "gelu_fast": gelu,
+        "gelu_new": gelu_new,
+        "quick_gelu": quick_gelu,
+        "relu": relu,
+    }
+)
 """Hugging Face names of activation functions (``transformers.activations.ACT2FN``)."""
 
 

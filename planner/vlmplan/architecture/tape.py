@@ -56,6 +56,7 @@ class Tape:
     ``accumulates_in_place``: two gradients of one tensor are summed into the first, as torch's engine does unless a
     dispatch mode watches it (``InputBuffer::accumulate``); a rehearsal under a dispatch mode allocates the sum.
     ``fuses_dropout``: dropout keeps a mask of one byte an element, as on CUDA; on CPU it keeps noise of x's type.
+    ``follows_weights``: note when modules fetch and release their weights, which ZeRO-3 gathers.
     ``keeps_linear_inputs``: ``F.linear`` is DeepSpeed's, which keeps input and weight whatever needs a gradient.
     """
 
@@ -68,9 +69,10 @@ class Tape:
         accumulates_in_place: bool = True,
         fuses_dropout: bool = True,
         keeps_linear_inputs: bool = False,
+        follows_weights: bool = True,
     ) -> None:
         self.autocast = autocast
-        self.keeps_linear_inputs = keeps_linear_inputs
+        self.keeps_linear_inputs, self.follows_weights = keeps_linear_inputs, follows_weights
         self.accumulates_in_place = accumulates_in_place
         self.fuses_dropout = fuses_dropout
         self.kind = Kind.ACTIVATION
@@ -184,7 +186,7 @@ class Tape:
             edges += (edge,)
         if not needs_grad:
             return None
-        holds_weight = view_of is not None and not self._packs and not self._is_phantom
+        holds_weight = view_of is not None and self.follows_weights and not self._packs and not self._is_phantom
         if self._packs or self._stop_after is not None:
             self._count_saved(sum(1 for operand in saved if operand is not None))
         if self._packs:
@@ -290,12 +292,12 @@ class Tape:
         self._start_total = self._peak_total = self._total
 
     def fetch(self, module: Any) -> None:
-        if not self._is_phantom:
+        if self.follows_weights and not self._is_phantom:
             self._flush()
             self._events.append(Fetch(module))
 
     def release(self, module: Any) -> None:
-        if not self._is_phantom:
+        if self.follows_weights and not self._is_phantom:
             self._flush()
             self._events.append(Release(module))
 

@@ -180,11 +180,11 @@ def load_catalog(catalog_files: Iterable[Path] = (), *, project_dir: Path | None
     ]
     named = list(catalog_files)
     # A file that is both found and named counts once, where it was named: a discount must not apply twice.
-    last_place = {path.resolve(): i for i, path in enumerate([*found, *named])}
+    last_place = {os.path.realpath(path): i for i, path in enumerate([*found, *named])}
     files = [
         read_catalog_file(path, may_be_empty=i < len(found))
         for i, path in enumerate([*found, *named])
-        if last_place[path.resolve()] == i
+        if last_place[os.path.realpath(path)] == i
     ]
     return Catalog(shipped_catalog(), files)
 

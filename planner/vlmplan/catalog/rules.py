@@ -3,8 +3,8 @@
 Keys keep the data sheet's units (``memory_mib``); the header of ``gpu_catalog.yaml`` explains each of them.
 """
 
-import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -100,7 +100,7 @@ def shown(value: object) -> str:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _number(*, above: float | None = None, at_least: float | None = None, whole: bool = False) -> Rule:

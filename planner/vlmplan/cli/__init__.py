@@ -2,9 +2,11 @@
 
 import gc
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -62,7 +64,8 @@ def cli() -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; errors that the user can mend become one line on standard error."""
     try:
-        code: Any = cli.main(args=arguments, prog_name="vlmplan", standalone_mode=False)
+        color = False if os.environ.get("NO_COLOR") else None
+        code: Any = cli.main(args=arguments, prog_name="vlmplan", standalone_mode=False, color=color)
         return code if isinstance(code, int) else 0
     except VlmplanError as error:
         click.echo(f"vlmplan: {error}", err=True)
@@ -79,9 +82,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
+    except SystemExit:  # what click makes of a pipe that nobody reads any more
         return BROKEN_PIPE
+    except OSError as error:
+        place = "the output cannot be written" if error.filename is None else error.filename
+        click.echo(f"vlmplan: {place}: {error.strerror}", err=True)
+        return VlmplanError.exit_code
 
 
 def _sentence(error: click.ClickException) -> str:
@@ -91,6 +97,25 @@ def _sentence(error: click.ClickException) -> str:
 def main() -> None:
     """Entry point of the console script."""
     gc.disable()  # one short command; reference counting frees what matters, and a collection finds next to nothing
+    _prepare_streams()
     code = run()
     gc.freeze()  # nor when Python shuts down
+    try:
+        sys.stdout.flush()
+    except OSError:  # said already; Python would say it again
+        sys.stdout = _nowhere()
     sys.exit(code)
+
+
+def _prepare_streams() -> None:
+    """Escape what a terminal cannot show, such as a model's folder in another script; a closed stream is none."""
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, _nowhere())
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")

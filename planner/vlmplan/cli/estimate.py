@@ -40,7 +40,14 @@ def requested_estimate(given: dict[str, Any], catalog_files: tuple[Path, ...]) -
     from vlmplan import estimate as estimates
     from vlmplan.catalog import load_catalog
     from vlmplan.models import find_model
-    from vlmplan.request import ds_config_of, recipe_fields, requested_cluster, resolved_recipe, workload_of
+    from vlmplan.request import (
+        ds_config_of,
+        length_notes,
+        recipe_fields,
+        requested_cluster,
+        resolved_recipe,
+        workload_of,
+    )
 
     fields = recipe_fields(given)
     ds_config = ds_config_of(given)
@@ -51,4 +58,4 @@ def requested_estimate(given: dict[str, Any], catalog_files: tuple[Path, ...]) -
     )
     run = estimates.estimate if ds_config is not None else estimates.estimate_with_sizes
     more = () if ds_config is None else ds_config.notes
-    return run(workload, recipe, cluster), [*notes, *warnings, *more]
+    return run(workload, recipe, cluster), [*notes, *length_notes(workload, given), *warnings, *more]

@@ -169,7 +169,7 @@ def gpus(
     else:
         report = gpus_view.gpus_report(_rows(catalog, words, terms, sort=sort, on=on), catalog, on)
     if as_json:
-        click.echo(json.dumps(report.document, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(report.document, indent=2))
         return
     print_table(report.table)
     for line in report.notes:

@@ -99,7 +99,7 @@ def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: b
         facts, unsupported = packaged_facts(wanted, size=size)
         report = models_view.models_report(_sorted(facts, sort), unsupported, size=size)
     if as_json:
-        click.echo(json.dumps(report.document, indent=2, ensure_ascii=False))
+        click.echo(json.dumps(report.document, indent=2))
         return
     for index, block in enumerate(report.blocks):
         if index:

@@ -9,7 +9,17 @@ import click
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Any], Any]
 
-_FILE = click.Path(path_type=Path)
+
+class FilePath(click.Path):
+    """A path that is not empty, as ``--out "$FOLDER"`` is where the variable is not set: that would mean ``.``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("a path cannot be empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FILE = FilePath(path_type=Path)
 
 
 def _switch(name: str, on: str, off: str, help_text: str) -> Decorator:
@@ -47,8 +57,14 @@ RECIPE: tuple[Decorator, ...] = (
     _choice("--optimizer", ("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"), "The optimizer."),
     _switch("fuses_optimizer", "fused-optimizer", "foreach-optimizer", "Kernel of plain PyTorch's update."),
     _switch("upcasts_frozen", "kbit-upcast", "no-kbit-upcast", "peft's float32 copies of what QLoRA leaves in 16 bit."),
+    _switch(
+        "expandable_segments",
+        "expandable-segments",
+        "no-expandable-segments",
+        "torch's allocator with segments that grow, as launch.sh of recommend sets it.",
+    ),
     _choice("--zero-stage", ("none", "0", "1", "2", "3"), "none is plain PyTorch on one GPU."),
-    click.option("--ds-config", type=_FILE, metavar="FILE", help="A ds_config.json, taken as it is."),
+    click.option("--ds-config", type=FILE, metavar="FILE", help="A ds_config.json, taken as it is."),
     _choice("--offload-optimizer", ("none", "cpu", "nvme"), "Where optimizer states live."),
     _choice("--offload-params", ("none", "cpu", "nvme"), "Where weights live between uses (stage 3)."),
     click.option("--nvme-path", metavar="DIR", help="Folder on every node's NVMe drive for offload."),
@@ -66,8 +82,23 @@ RECIPE: tuple[Decorator, ...] = (
     _choice("--attention", ("sdpa", "flash_attention_2", "eager"), "Attention implementation."),
     _choice("--loss", ("chunked", "full"), "full makes all logits at once."),
 )
+
+
+def _only_gpu(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str | None:
+    """The value of an option that another command takes several times."""
+    if len(values) > 1:
+        raise click.UsageError(f"--gpu is given {len(values)} times ({', '.join(values)}); once is allowed here", ctx)
+    return values[0] if values else None
+
+
 ONE_CLUSTER: tuple[Decorator, ...] = (
-    click.option("--gpu", metavar="NAME[:COUNT]", help="Of the catalog (see vlmplan gpus), local, or cpu:N."),
+    click.option(
+        "--gpu",
+        multiple=True,
+        callback=_only_gpu,
+        metavar="NAME[:COUNT]",
+        help="Of the catalog (see vlmplan gpus), local, or cpu:N.",
+    ),
     _count("--num-nodes", "Equal machines.  [default: 1]"),
 )
 CATALOG: Decorator = click.option(
@@ -75,7 +106,7 @@ CATALOG: Decorator = click.option(
     "catalog_files",
     multiple=True,
     metavar="FILE",
-    type=_FILE,
+    type=FILE,
     help="A catalog of your own on top of the others (repeatable; later wins).",
 )
 JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.gpus import PRICING, today
-from vlmplan.cli.options import CATALOG, JSON, RECIPE, WORKLOAD, options
+from vlmplan.cli.options import CATALOG, FILE, JSON, RECIPE, WORKLOAD, options
 
 if TYPE_CHECKING:
     from vlmplan.search import RankedPlan, Recommendation
@@ -29,9 +29,7 @@ SCHEMA = "vlmplan.recommendation/1"
 @click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable).")
 @click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="[default: on_demand and own; repeatable]")
 @options(RECIPE, CATALOG)
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Write plan.json, ds_config.json, launch.sh."
-)
+@click.option("--out", type=FILE, metavar="DIR", help="Write plan.json, ds_config.json, launch.sh.")
 @click.option("--force", is_flag=True, help="Let --out overwrite files.")
 @options(JSON)
 def recommend(as_json: bool, catalog_files: tuple[Path, ...], out: Path | None, force: bool, **given: Any) -> int:
@@ -42,7 +40,7 @@ def recommend(as_json: bool, catalog_files: tuple[Path, ...], out: Path | None, 
     found = requested_recommendation(given, catalog_files, today())
     next_steps = _next_steps(found, given, out, force=force)
     if as_json:
-        click.echo(json.dumps(document(found), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(document(found), indent=2))
     elif found.plans:
         from vlmplan.render.recommendation import print_recommendation
 
@@ -81,7 +79,7 @@ def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, .
     from vlmplan.gpu_choice import parse_gpu_choice
     from vlmplan.hardware import Pricing
     from vlmplan.models import find_model
-    from vlmplan.request import fixed_fields, num_nodes_of, workload_of
+    from vlmplan.request import fixed_fields, length_notes, num_nodes_of, samples_per_step, workload_of
     from vlmplan.search import Limits, Objective
     from vlmplan.search import recommend as searched
     from vlmplan.search.clusters import OfferFilter, candidates
@@ -98,7 +96,7 @@ def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, .
     clusters, more = candidates(
         load_catalog(catalog_files), choices=choices, offers=offers, num_nodes=num_nodes, today=on
     )
-    workload = workload_of(find_model(given["model"]), given)
+    workload = workload_of(find_model(given["model"]), given | {"global_batch": samples_per_step(given)})
     return searched(
         workload,
         clusters,
@@ -106,7 +104,7 @@ def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, .
         objective=Objective(given["objective"]),
         limits=limits,
         today=on,
-        notes=(*workload.model.notes, *notes, *more),
+        notes=(*workload.model.notes, *notes, *length_notes(workload, given), *more),
     )
 
 

@@ -7,10 +7,12 @@ hostfile         a template, for several nodes
 """
 
 import json
+import os
 from pathlib import Path
 
 from vlmplan.emit.command import launch_command, launch_text
 from vlmplan.emit.scripts import hostfile_text, launch_script
+from vlmplan.errors import InputError
 from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomically
 from vlmplan.plan import Plan, plan_text
 
@@ -33,6 +35,8 @@ def write_files(plan: Plan, directory: Path, *, force: bool = False) -> list[Pat
 
     Raises InputError, before anything is written, if one of them exists and ``force`` is off.
     """
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise InputError(f"{directory} is not a folder; plan files need one")
     texts = {directory / name: text for name, text in file_texts(plan).items()}
     refuse_existing(texts, force=force)
     for path, text in texts.items():

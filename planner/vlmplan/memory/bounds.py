@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Span, Trace
 from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.parameters import ParameterTable
+from vlmplan.memory.timeline import cached_casts
 from vlmplan.recipe import Offload, Recipe
 
 
@@ -125,7 +126,7 @@ def peak_bound(
     if recipe.zero_stage is None or recipe.zero_stage == 0:
         chunk = 0 if recipe.zero_stage is None else min(table.trained_bytes, 500_000_000 * p + largest)
         backward = max(profile.kept_peak, profile.dropped_peak + accumulated) + largest + chunk
-        forward = profile.forward_peak + accumulated
+        forward = profile.forward_peak + accumulated + sum(cached_casts(table, recipe))
     elif recipe.zero_stage == 3:
         zero, width = recipe.zero, max(2, p)
         kept = max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)

@@ -44,6 +44,12 @@ class DeviceMemory:
         return self.usable_bytes - self.device_bytes
 
     @property
+    def fits_without_fragments(self) -> bool:
+        """Whether tensors alone would leave the reserve free, and only the allocator's unused blocks do not."""
+        bare = self.allocated_bytes + self.context_bytes + self.nccl_bytes
+        return self.verdict is not Verdict.FITS and bare + self.reserve_bytes <= self.usable_bytes
+
+    @property
     def verdict(self) -> Verdict:
         if not self.runs or self.free_bytes < 0:
             return Verdict.DOES_NOT_FIT
@@ -60,12 +66,13 @@ def device_memory(
     node = cluster.node
     usable = node.gpu.usable_bytes
     nccl = nccl_bytes(cluster.num_gpus, uses_nvlink=node.uses_nvlink)
-    runs = True
+    capacity = usable - CUDA_CONTEXT_BYTES - nccl
+    runs = allocated_bytes <= capacity
     if replay is None:
         reserved = -(-allocated_bytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
     else:
         try:
-            reserved = replay(usable - CUDA_CONTEXT_BYTES - nccl)
+            reserved = replay(capacity if runs else None)
         except OutOfDeviceMemory:
             reserved, runs = replay(None), False
     return DeviceMemory(

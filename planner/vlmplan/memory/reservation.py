@@ -5,18 +5,28 @@ timeline, in blocks of the sizes that the engine uses. Two steps, because the op
 the first one and take the places that activations left.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import Drop, Fetch, GradientTaken, Hold, Release, Trace
+from vlmplan.architecture.trace import Drop, Fetch, GradientTaken, Hold, Release, Run, Trace
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
 from vlmplan.memory.components import Components
 from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.gathering import GatheredWeights
 from vlmplan.memory.parameters import ParameterTable, fullest_rank, partition_size, sharded_elements
 from vlmplan.memory.replay import KeptGradients
-from vlmplan.memory.timeline import boundary_reduction, cached_casts, gathers_weights, gradient_store, model_states
+from vlmplan.memory.timeline import (
+    arriving_bytes,
+    boundary_reduction,
+    cached_casts,
+    gathers_weights,
+    gradient_store,
+    model_states,
+)
 from vlmplan.recipe import Offload, OptimizerKind, Recipe
 
 NUM_STEPS = 2
@@ -132,9 +142,9 @@ class Reservation:
         moved: list[Block] = []
         for entry in self._table.entries:
             parameter = entry.parameter
-            if parameter.stored_bytes is not None:
-                # a 4-bit weight arrives in 16 bit and is packed on the GPU
-                whole = allocator.allocate(parameter.numel * parameter.dtype.num_bytes)
+            arriving = arriving_bytes(parameter, self._recipe)
+            if arriving:
+                whole = allocator.allocate(arriving)
                 allocator.allocate(parameter.num_bytes)
                 allocator.free(whole)
             elif self._recipe.zero_stage != 3:
@@ -144,6 +154,8 @@ class Reservation:
         if self._recipe.zero_stage in (1, 2, 3):
             for num_bytes in blocks.flat_weights:
                 allocator.allocate(num_bytes)
+            if self._recipe.zero_stage == 3:
+                self._pass(self._table.largest_bytes)  # each weight is whole before it is cut up
             self._free(moved)
             allocator.empty_cache()
         for num_bytes in blocks.at_start:
@@ -153,9 +165,7 @@ class Reservation:
 
     def _micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
         recipe = self._recipe
-        gathered = None
-        if self._gathers:
-            gathered = GatheredWeights(trace=self._trace, zero=recipe.zero, num_ranks=self._num_ranks)
+        gathered = iter(self._gathered_bytes)
         self._start_gradients(accumulates)
         casts = [self.allocator.allocate(num_bytes) for num_bytes in cached_casts(self._table, recipe)]
         self._replay(self._operations.forward, gathered)
@@ -178,7 +188,21 @@ class Reservation:
             self._free(self._kept)
             self._held.set(self._store.gradients)
 
-    def _replay(self, operations: Iterable[Operation], gathered: GatheredWeights | None) -> None:
+    @cached_property
+    def _gathered_bytes(self) -> list[tuple[int, int]]:
+        """(bytes of whole weights after, the most during) each event about weights; every micro batch is the same."""
+        if not gathers_weights(self._recipe, self._num_ranks):
+            return []
+        gathered = GatheredWeights(trace=self._trace, zero=self._recipe.zero, num_ranks=self._num_ranks)
+        operations = self._operations
+        events = (
+            operation
+            for operation in chain(operations.forward, operations.backward, operations.after)
+            if isinstance(operation, EngineEvent) and not isinstance(operation.event, GradientTaken)
+        )
+        return [_gathering(gathered, event, run) for event, run, _ in events]
+
+    def _replay(self, operations: Iterable[Operation], gathered: Iterator[tuple[int, int]]) -> None:
         allocate, free, storages = self.allocator.allocate, self.allocator.free, self._storages
         for operation in operations:
             if not isinstance(operation, EngineEvent):
@@ -189,22 +213,10 @@ class Reservation:
                     free(storages.pop(handle))
             elif isinstance(operation.event, GradientTaken):
                 self._take(operation, operation.event)
-            elif gathered is not None:
-                self._gather(operation, gathered)
-
-    def _gather(self, operation: EngineEvent, gathered: GatheredWeights) -> None:
-        event, run, _ = operation
-        peak = gathered.live_bytes
-        if isinstance(event, Fetch):
-            peak = gathered.fetch(event.module, run)
-        elif isinstance(event, Release):
-            gathered.release(event.module, run)
-        elif isinstance(event, Hold):
-            gathered.hold(event, run)
-        elif isinstance(event, Drop):
-            gathered.drop(event, run)
-        self._gathered.set(gathered.live_bytes)
-        self._pass(peak - gathered.live_bytes)
+            elif self._gathers:
+                live, peak = next(gathered)
+                self._gathered.set(live)
+                self._pass(peak - live)
 
     def _take(self, operation: EngineEvent, event: GradientTaken) -> None:
         """The engine gets a gradient: it stays where it is, or moves into a bucket."""
@@ -263,6 +275,19 @@ class Reservation:
         for block in blocks:
             self.allocator.free(block)
         blocks.clear()
+
+
+def _gathering(gathered: GatheredWeights, event: Any, run: Run) -> tuple[int, int]:
+    peak = 0
+    if isinstance(event, Fetch):
+        peak = gathered.fetch(event.module, run)
+    elif isinstance(event, Release):
+        gathered.release(event.module, run)
+    elif isinstance(event, Hold):
+        gathered.hold(event, run)
+    elif isinstance(event, Drop):
+        gathered.drop(event, run)
+    return gathered.live_bytes, max(peak, gathered.live_bytes)
 
 
 def peak_reserved_bytes(

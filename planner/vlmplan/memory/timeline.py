@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture.model import Part
+from vlmplan.architecture.tensor import Parameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.memory.buckets import BucketedGradients, ShardedGradients
 from vlmplan.memory.components import NOTHING, Components, Phase, higher
@@ -18,6 +19,7 @@ from vlmplan.memory.gathering import GatheredWeights
 from vlmplan.memory.parameters import ParameterTable, fullest_rank, owned_elements, partition_of
 from vlmplan.memory.replay import GradientStore, KeptGradients, Moments
 from vlmplan.recipe import Offload, Recipe
+from vlmplan.units import DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,15 +75,26 @@ def model_states(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: in
 
 
 def loading(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Phase:
-    """Weights arriving on the GPU, one tensor at a time; under stage 3 each is cut up as soon as it is whole.
+    """Weights arriving on the GPU, one tensor at a time, straight to where they stay.
 
-    A 4-bit weight arrives in 16 bit and is packed there (``Params4bit``): the largest one is there twice.
+    But: stage 3 cuts each up once it is whole; a 4-bit weight arrives in 16 bit and is packed there (``Params4bit``);
+    peft's upcast makes a float32 copy before the 16-bit weight goes (``param.data = param.data.to(float32)``).
     """
-    weights = table.total_bytes
     if recipe.zero_stage == 3:
-        weights = stage3_states(table, recipe, num_ranks).at_start.weights
-    resident = Components(weights=weights)
-    return Phase(name="load", resident=resident, peak=resident + Components(temporaries=table.largest_bytes))
+        resident = Components(weights=stage3_states(table, recipe, num_ranks).at_start.weights)
+        passing = table.largest_bytes
+    else:
+        resident = Components(weights=table.total_bytes)
+        passing = max(arriving_bytes(entry.parameter, recipe) for entry in table.entries)
+    return Phase(name="load", resident=resident, peak=resident + Components(temporaries=passing))
+
+
+def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
+    """Bytes of a weight as it arrives that are not those it stays in."""
+    if parameter.stored_bytes is not None:
+        return parameter.numel * parameter.dtype.num_bytes
+    is_upcast = recipe.upcasts_frozen and not parameter.requires_grad and parameter.dtype is DType.FLOAT32
+    return parameter.numel * recipe.precision.dtype.num_bytes if is_upcast else 0
 
 
 def saving(table: ParameterTable, recipe: Recipe, states: ModelStates) -> Phase:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +20,7 @@ from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, PREPROCESSOR
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.workload import ModelFiles
 
+PACKAGED_MODELS = Path(__file__).parents[1] / "data" / "models"
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
 """What configurations call the longest sequence, the usual first."""
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
@@ -132,9 +132,7 @@ def packaged_files(alias: str, *, name: str | None = None) -> ModelFiles:
 
 
 def _packaged_text(*parts: str) -> str | None:
-    path: Any = files("vlmplan") / "data" / "models"
-    for part in parts:
-        path /= part
+    path = PACKAGED_MODELS.joinpath(*parts)
     return path.read_text(encoding="utf-8") if path.is_file() else None
 
 
@@ -277,6 +275,8 @@ def _json_object(text: str, *, source: str) -> dict[str, Any]:
         raise InputError(f"{source} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
     except RecursionError:
         raise InputError(f"{source} is nested too deeply to be read") from None
+    except ValueError:  # Python reads no integer of more than 4300 digits
+        raise InputError(f"{source} holds a number of thousands of digits, which nothing can mean") from None
     if not isinstance(values, dict):
         raise InputError(f"{source} holds no JSON object {{...}}, so it is no configuration")
     return cast(dict[str, Any], values)

@@ -1,9 +1,10 @@
 """Stacked bars of memory: one cell is a fixed number of bytes, one letter or colour a component."""
 
-import sys
 from collections.abc import Mapping, Sequence
 
 import click
+
+from vlmplan.render.tables import shows_colour
 
 LETTERS: Mapping[str, str] = {
     "weights": "W",
@@ -44,18 +45,31 @@ def segments(parts: Mapping[str, int], bytes_per_cell: float) -> list[tuple[str,
 
 def bar(parts: Mapping[str, int], *, limit_bytes: int, bytes_per_cell: float) -> str:
     """The bar as text, with ``|`` where ``limit_bytes`` ends; in colour when a person looks at it."""
-    is_coloured = sys.stdout.isatty()
-    drawn = "".join(_cells(name, count, is_coloured) for name, count in segments(parts, bytes_per_cell))
-    length = sum(count for _, count in segments(parts, bytes_per_cell))
+    is_coloured = shows_colour()
     limit = int(limit_bytes / bytes_per_cell + 0.5)
-    return drawn + ("." * (limit - length) + "|" if length <= limit else "")
+    text, length = "", 0
+    for name, count in segments(parts, bytes_per_cell):
+        inside = max(0, min(count, limit - length))
+        mark = "|" if inside < count and length <= limit else ""
+        text += _cells(name, inside, is_coloured) + mark + _cells(name, count - inside, is_coloured)
+        length += count
+    return text + ("." * (limit - length) + "|" if length <= limit else "")
 
 
-def legend(names: Sequence[str]) -> str:
-    """What the letters or colours mean."""
-    is_coloured = sys.stdout.isatty()
-    return "  ".join(f"{_cells(name, 1, is_coloured)} {name.replace('_', ' ')}" for name in names)
+def legend(names: Sequence[str], width: int) -> str:
+    """What the letters or colours mean, in lines of at most ``width`` columns."""
+    is_coloured = shows_colour()
+    lines: list[list[str]] = [[]]
+    used = 0
+    for name in names:
+        needed = len("W ") + len(name) + len("  ")
+        if used + needed - len("  ") > width:
+            lines.append([])
+            used = 0
+        lines[-1].append(f"{_cells(name, 1, is_coloured)} {name.replace('_', ' ')}")
+        used += needed
+    return "\n".join("  ".join(line) for line in lines)
 
 
 def _cells(name: str, count: int, is_coloured: bool) -> str:
-    return click.style("█" * count, fg=COLOURS[name]) if is_coloured else LETTERS[name] * count
+    return click.style("█" * count, fg=COLOURS[name]) if is_coloured and count else LETTERS[name] * count

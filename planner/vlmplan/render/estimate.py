@@ -10,8 +10,10 @@ from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.render.bars import bar, legend
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import count_text, duration_text, gib_text
+from vlmplan.units import count_text, counted, duration_text, gib_text
 
+WIDTH = 80
+"""Columns that the bars keep to, the least a terminal has."""
 BAR_CELLS = 48
 VERDICTS = {
     Verdict.FITS: ("fits", "green"),
@@ -24,6 +26,8 @@ def print_estimate(estimate: Estimate, notes: Sequence[str] = ()) -> None:
     """Print everything that an estimate knows to standard output; ``notes`` are about the hardware."""
     click.echo(heading(estimate))
     click.echo(verdict_line(estimate))
+    for hint in estimate.hints:
+        click.echo(hint)
     click.echo()
     print_memory(estimate)
     click.echo()
@@ -93,23 +97,16 @@ def print_memory(estimate: Estimate) -> None:
     """Each phase with what is live after it, its peak, and a bar of the peak's components."""
     phases = estimate.timeline.phases
     limit = estimate.device.usable_bytes
-    bytes_per_cell = max(limit, *(phase.peak.total for phase in phases)) / BAR_CELLS
-    rows = [
-        (
-            phase.name,
-            gib_text(phase.resident.total),
-            gib_text(phase.peak.total),
-            bar(phase.peak.as_json(), limit_bytes=limit, bytes_per_cell=bytes_per_cell),
-        )
-        for phase in phases
-    ]
-    title = f"at the peak (| {gib_text(limit)} usable)"
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    names, residents, peaks = (max(w, len(t)) for w, t in zip(widths, ("phase", "after", "peak"), strict=True))
-    click.echo(f"{'phase':{names}}  {'after':>{residents}}  {'peak':>{peaks}}  {title}")
-    for name, resident, peak, drawn in rows:
-        click.echo(f"{name:{names}}  {resident:>{residents}}  {peak:>{peaks}}  {drawn}")
-    click.echo(legend([name for name in Components().as_json() if any(_has(p.peak, name) for p in phases)]))
+    rows = [("phase", "after", "peak")]
+    rows += [(phase.name, gib_text(phase.resident.total), gib_text(phase.peak.total)) for phase in phases]
+    names, residents, peaks = (max(len(row[i]) for row in rows) for i in range(3))
+    texts = [f"{name:{names}}  {resident:>{residents}}  {peak:>{peaks}}  " for name, resident, peak in rows]
+    num_cells = min(BAR_CELLS, WIDTH - len(texts[0]) - len("|"))
+    bytes_per_cell = max(limit, *(phase.peak.total for phase in phases)) / num_cells
+    click.echo(f"{texts[0]}at the peak (| {gib_text(limit)} usable)")
+    for phase, text in zip(phases, texts[1:], strict=True):
+        click.echo(text + bar(phase.peak.as_json(), limit_bytes=limit, bytes_per_cell=bytes_per_cell))
+    click.echo(legend([name for name in Components().as_json() if any(_has(p.peak, name) for p in phases)], WIDTH))
 
 
 def _has(components: Components, name: str) -> bool:
@@ -151,7 +148,7 @@ def _time(estimate: Estimate) -> Iterator[str]:
         yield "time: not known for this hardware"
         return
     parts = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in step.as_json().items() if seconds)
-    yield f"step: {duration_text(step.total)} for {estimate.samples_per_step} samples ({parts})"
+    yield f"step: {duration_text(step.total)} for {counted(estimate.samples_per_step, 'sample')} ({parts})"
     yield (
         f"speed: {estimate.samples_per_second:.3g} samples/s, {estimate.tokens_per_second:,.0f} tokens/s; "
         f"{estimate.num_steps:,} steps in {duration_text(estimate.run_seconds or 0)}"
@@ -169,10 +166,9 @@ def workload_text(estimate: Estimate) -> str:
     workload = estimate.workload
     images = ""
     if workload.images_per_sample:
-        plural = "s" if workload.images_per_sample > 1 else ""
-        images = f" with {workload.images_per_sample} image{plural} of {workload.image_width}x{workload.image_height}"
-    epochs = f"{workload.epochs:g} epoch{'s' if workload.epochs != 1 else ''}"
+        size = f"{workload.image_width}x{workload.image_height}"
+        images = f" with {counted(workload.images_per_sample, 'image')} of {size}"
     return (
-        f"{workload.num_samples:,} samples of {workload.seq_len:,} tokens{images}, {epochs}, "
-        f"{estimate.samples_per_step} samples a step"
+        f"{counted(workload.num_samples, 'sample')} of {workload.seq_len:,} tokens{images}, "
+        f"{counted(workload.epochs, 'epoch')}, {counted(estimate.samples_per_step, 'sample')} a step"
     )

@@ -27,10 +27,10 @@ NUMBERS = frozenset(("usd/h", "device GiB", "of", "time", "usd"))
 
 def print_recommendation(found: Recommendation, next_steps: Sequence[str]) -> None:
     """Print the whole answer to standard output; ``next_steps`` are lines on how to train the winner."""
-    workload = found.workload
     click.echo(
-        f"{workload.model.id}: {found.num_clusters:,} machines, {found.num_considered:,} setups considered, "
-        f"{len({rejection.label for rejection in found.rejected}):,} machines too small"
+        f"{found.workload.model.id}: {_counted(found.num_clusters, 'machine')}, "
+        f"{_counted(found.num_considered, 'setup')} considered, "
+        f"{_counted(len({rejection.label for rejection in found.rejected}), 'machine')} rejected"
     )
     winner = found.plans[0]
     click.echo()
@@ -47,9 +47,13 @@ def print_recommendation(found: Recommendation, next_steps: Sequence[str]) -> No
 
 def print_nothing_fits(found: Recommendation) -> None:
     """Print why no plan is left."""
-    click.echo(f"{found.workload.model.id}: nothing fits on {found.num_clusters:,} machines")
+    click.echo(f"{found.workload.model.id}: nothing fits on {_counted(found.num_clusters, 'machine')}")
     for line in _rejections(found.rejected):
         click.echo(line)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def money_line(plan: RankedPlan, on: date) -> str:
@@ -68,7 +72,7 @@ def offer_text(offer: Offer, on: date) -> str:
     """Provider, product, terms and the age of the price."""
     age = offer.age_days(on)
     words = [offer.provider, *([offer.sku] if offer.sku else []), offer.pricing.value.replace("_", " ")]
-    seen = "price of unknown age" if age is None else f"price {age} days old"
+    seen = "price of unknown age" if age is None else f"price {_counted(age, 'day')} old"
     return f"{' '.join(words)}, {seen}"
 
 
@@ -113,7 +117,7 @@ def _rejections(rejected: Sequence[Rejection]) -> Iterator[str]:
         change = f"; try {rejection.smallest_change}" if rejection.smallest_change else ""
         yield f"  {rejection.label}: {rejection.reason}{change}"
     if len(ordered) > SHOWN_REJECTIONS:
-        yield f"  and {len(ordered) - SHOWN_REJECTIONS} smaller machines"
+        yield f"  and {_counted(len(ordered) - SHOWN_REJECTIONS, 'smaller machine')}"
 
 
 def _assumed(found: Recommendation) -> Iterator[str]:

@@ -3,6 +3,7 @@
 Rich folds and cuts cells at 80 columns where it finds no terminal, so piped text is made here.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,11 @@ class Table:
     titles: Sequence[str]
     rows: Sequence[Sequence[str]]
     number_columns: frozenset[str] = frozenset()
+
+
+def shows_colour() -> bool:
+    """Whether standard output is a terminal and its user has not refused colour (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def print_table(table: Table) -> None:

@@ -90,9 +90,9 @@ def upcast_weights_stay_so(situation: Situation) -> str | None:
     if not recipe.upcasts_frozen:
         return None
     if recipe.method is not Method.QLORA:
-        return f"upcasts_frozen is for 4-bit models, but --method is {recipe.method.value}; give qlora, or leave it off"
+        return f"--kbit-upcast is for --method qlora, but --method is {recipe.method.value}"
     if recipe.uses_deepspeed and recipe.precision is not Precision.FP32:
-        return "upcasts_frozen has no effect under DeepSpeed, which casts every weight back to 16 bit; leave it off"
+        return "--kbit-upcast has no effect under DeepSpeed, which casts every weight back to 16 bit; leave it off"
     return None
 
 

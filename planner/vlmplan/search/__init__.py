@@ -4,6 +4,7 @@ Memory is bounded in closed form first (``memory.bounds``), the micro batch is s
 from the roofline; what is ranked best is then estimated exactly before it is believed.
 """
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -14,7 +15,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import Method
+from vlmplan.recipe import Method, Recipe
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.setups import Setup, SetupSpace
 from vlmplan.units import duration_text, gib_text, usd_text
@@ -150,6 +151,7 @@ def recommend(
     notes: Sequence[str] = (),
 ) -> Recommendation:
     """The best plans for ``workload`` among ``candidates``; ``fixed`` are recipe fields that the user decided."""
+    Recipe(**(fixed or {}))  # refuses what is wrong on every cluster
     search = _Search(workload, fixed or {}, objective, limits or Limits())
     for candidate in candidates:
         search.consider(candidate)
@@ -186,22 +188,32 @@ class _Search:
         scored: list[_Scored] = []
         for setup in setups:
             machine = candidate.with_host_bytes(self.space.host_bytes(setup, candidate.cluster))
-            if machine is None:
-                self._refuse(candidate, self._host_reason(candidate, setup), None)
-                continue
-            seconds = self.space.run_seconds(setup, candidate.cluster)
-            hours = None if seconds is None else seconds / SECONDS_PER_HOUR
-            scored.append(_Scored(candidate, *machine, setup, hours))
+            if machine is not None:
+                scored.append(self._score(candidate, *machine, setup))
         within = [entry for entry in scored if self._is_within_limits(entry)]
-        if scored and not within:
+        if not scored:
+            self._refuse(candidate, self._host_reason(candidate, setups), None)
+        elif not within:
             self._refuse(candidate, _over_limits(scored), None)
         self._within += within
+
+    def _score(self, candidate: Candidate, cluster: Cluster, offer: Offer | None, setup: Setup) -> _Scored:
+        seconds = self.space.run_seconds(setup, cluster)
+        return _Scored(candidate, cluster, offer, setup, None if seconds is None else seconds / SECONDS_PER_HOUR)
+
+    def _with_smaller_batch(self, entry: _Scored) -> _Scored | None:
+        """The same with the next smaller micro batch, where there is one within the limits."""
+        setup = self.space.smaller(entry.setup, entry.cluster)
+        if setup is None:
+            return None
+        scored = self._score(entry.candidate, entry.cluster, entry.offer, setup)
+        return scored if self._is_within_limits(scored) else None
 
     def _refuse(self, candidate: Candidate, reason: str, change: str | None) -> None:
         self._refused.setdefault(id(candidate), (candidate, reason, change))
 
-    def _host_reason(self, candidate: Candidate, setup: Setup) -> str:
-        needed = self.space.host_bytes(setup, candidate.cluster)
+    def _host_reason(self, candidate: Candidate, setups: Sequence[Setup]) -> str:
+        needed = min(self.space.host_bytes(setup, candidate.cluster) for setup in setups)
         return f"the host needs {gib_text(needed)} and has {gib_text(candidate.most_host_bytes or 0)}"
 
     def _is_within_limits(self, entry: _Scored) -> bool:
@@ -211,12 +223,17 @@ class _Search:
         return limits.max_hours is None or (entry.hours is not None and entry.hours <= limits.max_hours)
 
     def best_plans(self) -> list[RankedPlan]:
-        """The first plans that fit when estimated exactly: one per candidate and method, every method once."""
-        ordered = sorted(self._within, key=lambda entry: entry.key(self.objective))
-        wanted = {entry.setup.recipe.method for entry in ordered}
+        """The first plans that fit when estimated exactly: one per candidate and method, every method once.
+
+        Tensors that fit may still be more than the native allocator can place; a smaller micro batch comes next then.
+        """
+        ordered = [(entry.key(self.objective), place, entry) for place, entry in enumerate(self._within)]
+        heapq.heapify(ordered)
+        wanted = {entry.setup.recipe.method for entry in self._within}
         seen: set[tuple[int, Method]] = set()
         plans: list[RankedPlan] = []
-        for entry in ordered:
+        while ordered:
+            *_, entry = heapq.heappop(ordered)
             method = entry.setup.recipe.method
             place = (id(entry.candidate), method)
             if place in seen or (len(plans) >= MAX_PLANS and method not in wanted):
@@ -224,6 +241,10 @@ class _Search:
             estimate = self.space.estimate(entry.setup, entry.cluster)
             if estimate.verdict is not Verdict.FITS:
                 self._failed.add(id(entry))
+                smaller = self._with_smaller_batch(entry)
+                if smaller is not None:
+                    self._within.append(smaller)
+                    heapq.heappush(ordered, (smaller.key(self.objective), len(self._within), smaller))
                 self._refuse(entry.candidate, f"{method.value} fits by its bound, but not when computed exactly", None)
                 continue
             seen.add(place)

@@ -47,8 +47,13 @@ class OfferFilter:
     max_usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_usd_per_hour is not None and self.max_usd_per_hour < 0:
+        if self.max_usd_per_hour is not None and not self.max_usd_per_hour >= 0:
             raise InputError(f"--max-usd-per-hour is {self.max_usd_per_hour}; 0 or more is needed")
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether the user named a price, providers or terms, so that a machine without such an offer is no answer."""
+        return bool(self.pricing or self.providers) or self.max_usd_per_hour is not None
 
     def admits(self, offer: Offer, num_nodes: int) -> bool:
         if offer.pricing not in (self.pricing or DEFAULT_PRICING):
@@ -69,13 +74,14 @@ def candidates(
     """What a search looks at, and sentences that the user should see with it.
 
     Without ``choices`` every GPU and count that an admitted offer has, at its cheapest current price; with them those
-    GPUs, priced where an offer has that count. Raises UnknownNameError for a provider that no offer has, and
-    DoesNotFitError if no offer is admitted.
+    GPUs, priced where an offer has that count, and only those that are if the user narrowed ``offers`` down. Raises
+    UnknownNameError for a provider that no offer has, and DoesNotFitError if no offer is admitted.
     """
     offers = offers or OfferFilter()
     _check_providers(catalog, offers.providers)
     if choices:
-        return _chosen(catalog, choices, offers, num_nodes, today)
+        found, notes = _chosen(catalog, choices, offers, num_nodes, today)
+        return _some(found), notes
     groups: dict[tuple[str, int], list[Offer]] = {}
     for offer in catalog.offers:
         if offers.admits(offer, num_nodes):
@@ -86,9 +92,13 @@ def candidates(
         if gpu.has_known_memory:
             ladder = offer_ladder(group, today)
             found.append(Candidate(cluster=Cluster(node=ladder[0].node(gpu), num_nodes=num_nodes), offers=ladder))
+    return _some(found), []
+
+
+def _some(found: list[Candidate]) -> list[Candidate]:
     if not found:
         raise DoesNotFitError("no offer of the catalog is left under these limits on price, provider and pricing")
-    return found, []
+    return found
 
 
 def _chosen(
@@ -103,8 +113,11 @@ def _chosen(
         if is_machine:
             found.append(Candidate(cluster=Cluster(node=chosen.node, num_nodes=num_nodes)))
             continue
-        for count in (choice.num_gpus,) if choice.num_gpus else COUNTS:
-            found.append(_priced(catalog, chosen.node, count, offers, num_nodes, today))
+        most = chosen.node.gpu.max_gpus_per_node or COUNTS[-1]
+        for count in (choice.num_gpus,) if choice.num_gpus else [count for count in COUNTS if count <= most]:
+            candidate = _priced(catalog, chosen.node, count, offers, num_nodes, today)
+            if candidate.offers or not offers.is_narrowed:
+                found.append(candidate)
     return found, notes
 
 
@@ -142,4 +155,4 @@ def _check_providers(catalog: Catalog, providers: Sequence[str]) -> None:
     known = {offer.provider for offer in catalog.offers}
     for provider in providers:
         if provider not in known:
-            raise UnknownNameError("provider", provider, sorted(known))
+            raise UnknownNameError("provider", provider, sorted(known), "`vlmplan gpus --offers` lists them")

@@ -4,26 +4,28 @@ A setup is scored with bounds and secants between two micro batches, so that tho
 ``SetupSpace.estimate`` computes one exactly.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any
 
+from vlmplan.architecture.loss import chunk_tokens
+from vlmplan.architecture.trace import Trace
 from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.memory.bounds import MicroBatchProfile, between, micro_batch_profile, peak_bound
 from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.host import host_memory
-from vlmplan.memory.overhead import CUDA_CONTEXT_BYTES, nccl_bytes, reserve_bytes, workspace_bytes
+from vlmplan.memory.overhead import CUDA_CONTEXT_BYTES, RESERVE_FRACTION, nccl_bytes, reserve_bytes, workspace_bytes
 from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import model_states
-from vlmplan.recipe import Method, Offload, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import ALL_LINEAR, Method, Offload, Precision, Recipe, ZeroSettings
 from vlmplan.rules import Severity, default_attention, model_facts, problems
 from vlmplan.sizes import zero_settings
-from vlmplan.throughput import micro_batch_seconds, step_of
+from vlmplan.throughput import MicroBatchSeconds, PhaseSeconds, micro_batch_seconds, step_of
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
-
-Seconds = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,37 +37,54 @@ class Setup:
 
 
 class MicroBatches:
-    """One kind of micro batch seen with one sample and with the most that can be asked for, by secants in between."""
+    """One kind of micro batch seen with one sample and with the most that can be asked for, by secants in between.
+
+    Secants are above what grows faster and faster. One chunk of logits grows with the batch only until it is full, so
+    the last batch before that and the first one after are looked at as well.
+    """
 
     def __init__(self, estimator: Estimator, recipe: Recipe, capability: tuple[int, int] | None, largest: int) -> None:
-        self.largest = largest
-        self._traces = [
-            estimator.trace(recipe.with_changes(micro_batch=size), capability) for size in sorted({1, largest})
-        ]
-        self._profiles = [micro_batch_profile(trace) for trace in self._traces]
-        self._seconds: dict[tuple[int, str, Precision], Seconds | None] = {}
-        self.num_modules = len(self._traces[0].schedule)
+        first_full = -(-chunk_tokens(estimator.model.head.weight.shape[0]) // estimator.workload.seq_len)
+        inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
+        self.sizes = sorted({1, largest} | inner)
+        self._estimator, self._recipe, self._capability = estimator, recipe, capability
+        self._profiles: dict[int, MicroBatchProfile] = {}
+        self._seconds: dict[tuple[int, str, Precision], MicroBatchSeconds | None] = {}
 
-    def _fraction(self, micro_batch: int) -> float:
-        return 0.0 if self.largest == 1 else (micro_batch - 1) / (self.largest - 1)
+    @property
+    def num_modules(self) -> int:
+        return len(self._trace(next(iter(self._profiles), 0)).schedule)
+
+    def _trace(self, position: int) -> Trace:
+        return self._estimator.trace(self._recipe.with_changes(micro_batch=self.sizes[position]), self._capability)
+
+    def _profile(self, position: int) -> MicroBatchProfile:
+        if position not in self._profiles:
+            self._profiles[position] = micro_batch_profile(self._trace(position))
+        return self._profiles[position]
+
+    def _place(self, micro_batch: int) -> tuple[int, int, float]:
+        """The sizes on either side, as positions, and the fraction of the way from the one to the other."""
+        high = bisect_left(self.sizes, micro_batch)
+        if self.sizes[high] == micro_batch:
+            return high, high, 0.0
+        below, above = self.sizes[high - 1], self.sizes[high]
+        return high - 1, high, (micro_batch - below) / (above - below)
 
     def profile(self, micro_batch: int) -> MicroBatchProfile:
-        return between(self._profiles[0], self._profiles[-1], self._fraction(micro_batch))
+        low, high, fraction = self._place(micro_batch)
+        return between(self._profile(low), self._profile(high), fraction)
 
-    def seconds(self, micro_batch: int, gpu: Gpu, recipe: Recipe) -> Seconds | None:
+    def seconds(self, micro_batch: int, gpu: Gpu, recipe: Recipe) -> PhaseSeconds | None:
         """(forward, recompute, backward) of one micro batch; None if the GPU's speed is not known."""
-        fraction = self._fraction(micro_batch)
-        low = self._end_seconds(0, gpu, recipe) if fraction < 1 else None
-        high = self._end_seconds(-1, gpu, recipe) if fraction > 0 else None
-        if low is None or high is None:
-            return low if high is None else high
-        forward, recompute, backward = (a + (b - a) * fraction for a, b in zip(low, high, strict=True))
-        return forward, recompute, backward
+        low, high, fraction = self._place(micro_batch)
+        start, end = self._seconds_of(low, gpu, recipe), self._seconds_of(high, gpu, recipe)
+        return None if start is None or end is None else start.towards(end, fraction).phases
 
-    def _end_seconds(self, end: int, gpu: Gpu, recipe: Recipe) -> Seconds | None:
-        key = (end, gpu.id, recipe.precision)
+    def _seconds_of(self, position: int, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
+        key = (position, gpu.id, recipe.precision)
         if key not in self._seconds:
-            self._seconds[key] = micro_batch_seconds(self._traces[end], gpu, recipe)
+            self._seconds[key] = micro_batch_seconds(self._trace(position), gpu, recipe)
         return self._seconds[key]
 
 
@@ -92,7 +111,8 @@ class States:
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """The most that a node's host holds."""
         num_gpus, per_node = cluster.num_gpus, cluster.node.num_gpus
-        key = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params, recipe.optimizer, num_gpus, per_node)
+        offload = (recipe.offload_optimizer, recipe.offload_params, recipe.optimizer)
+        key = (recipe.zero_stage, offload, recipe.grad_accum > 1, num_gpus, per_node)
         if key not in self._host_bytes:
             host = host_memory(self._table, recipe, num_ranks=num_gpus, ranks_per_node=per_node)
             self._host_bytes[key] = host.peak_bytes
@@ -116,6 +136,8 @@ class SetupSpace:
         self._estimators: dict[Any, tuple[Estimator, States]] = {}
         self._batches: dict[Any, MicroBatches] = {}
         self._sizes: dict[Any, ZeroSettings] = {}
+        self._recipes_allowed: dict[Any, list[Recipe]] = {}
+        self._others: dict[Method, SetupSpace] = {}
         self._facts = model_facts(workload.model)
         self._given = frozenset(fixed)
 
@@ -126,9 +148,18 @@ class SetupSpace:
 
         Those without activation checkpointing come first, and each engine's before the next.
         """
-        for recipe in self._recipes(cluster, method, is_lean):
-            if self.objection(recipe, cluster) is None:
-                yield self._sized(recipe, cluster, is_lean=is_lean)
+        for recipe in self._allowed(cluster, method, is_lean):
+            yield self._sized(recipe, cluster, is_lean=is_lean)
+
+    def _allowed(self, cluster: Cluster, method: Method, is_lean: bool) -> list[Recipe]:
+        """Recipes without sizes. Rules ask a card for its maker and what it can compute, and for nothing else."""
+        gpu = cluster.node.gpu
+        kind = (gpu.vendor, gpu.compute_capability, gpu.supports_bf16)
+        key = (kind, cluster.num_gpus, cluster.num_nodes, method, is_lean)
+        if key not in self._recipes_allowed:
+            made = self._recipes(cluster, method, is_lean)
+            self._recipes_allowed[key] = [recipe for recipe in made if self.objection(recipe, cluster) is None]
+        return self._recipes_allowed[key]
 
     def _recipes(self, cluster: Cluster, method: Method, is_lean: bool) -> Iterator[Recipe]:
         gpu = cluster.node.gpu
@@ -149,7 +180,9 @@ class SetupSpace:
 
     def objection(self, recipe: Recipe, cluster: Cluster) -> str | None:
         """Why the recipe cannot run there, whatever its size."""
-        found = problems(recipe, cluster=cluster, model=self._facts, given=self._given)
+        is_decided = {"micro_batch", "grad_accum"} <= self._given
+        total = self.workload.global_batch if is_decided else None
+        found = problems(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=total)
         return found[0].sentence if found and found[0].severity is Severity.ERROR else None
 
     @property
@@ -175,17 +208,17 @@ class SetupSpace:
     # -- fitting -------------------------------------------------------------------------------------------------
 
     def fitting(self, cluster: Cluster) -> list[Setup]:
-        """Setups that leave the reserve free; the lean ones of a method only where nothing else of it fits.
+        """Setups that leave the reserve free, every one where the search is exhaustive.
 
-        Unless exhaustive, a method is not tried with activation checkpointing where it takes the whole batch at once
-        without: recomputing costs time and saves memory that is not needed.
+        Else the lean ones of a method only where nothing else of it fits, and with activation checkpointing only
+        where it does not take the whole batch at once without: what costs time and saves memory that is not needed.
         """
         found: list[Setup] = []
         for method in self.methods:
             for is_lean in (False, True):
                 own = self._fitting(cluster, method, is_lean)
-                if own:
-                    found += own
+                found += own
+                if own and not self.is_exhaustive:
                     break
         return found
 
@@ -196,11 +229,23 @@ class SetupSpace:
         for recipe in self.recipes(cluster, method, is_lean=is_lean):
             if has_all and recipe.activation_checkpointing and not self.is_exhaustive:
                 break
-            setup = self.largest_fitting(recipe, cluster, sizes)
+            setup = (self.smallest if self.is_exhaustive else self.largest_fitting)(recipe, cluster, sizes)
             if setup is not None:
                 found.append(setup)
-                has_all = has_all or setup.recipe.micro_batch == sizes[-1][0]
+                is_fast = is_lean or not recipe.activation_checkpointing
+                has_all = has_all or (is_fast and setup.recipe.micro_batch == sizes[-1][0])
         return found
+
+    def smallest(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[tuple[int, int]]) -> Setup | None:
+        """The recipe with the micro batch that takes the least memory: the smallest, or the whole batch at once, which
+        keeps no gradients of earlier micro batches."""
+        ends = (sizes[0], sizes[-1])
+        bounds = [self.bound(recipe, cluster, size, accumulates=steps > 1) for size, steps in ends]
+        bound = min(bounds)
+        if bound > budget_bytes(cluster):
+            return None
+        micro_batch, grad_accum = ends[bounds.index(bound)]
+        return Setup(recipe=recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum), peak_bound=bound)
 
     def largest_fitting(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[tuple[int, int]]) -> Setup | None:
         """The recipe with the largest micro batch that fits, found by bisection: its peak grows with the batch."""
@@ -222,6 +267,17 @@ class SetupSpace:
         micro_batch, grad_accum, bound = best
         return Setup(recipe=recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum), peak_bound=bound)
 
+    def smaller(self, setup: Setup, cluster: Cluster) -> Setup | None:
+        """The setup with the next smaller micro batch; None where there is none."""
+        sizes = self.batch_sizes(cluster.num_gpus)
+        place = sizes.index((setup.recipe.micro_batch, setup.recipe.grad_accum))
+        if place == 0:
+            return None
+        micro_batch, grad_accum = sizes[place - 1]
+        recipe = setup.recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
+        bound = self.bound(recipe, cluster, micro_batch, accumulates=grad_accum > 1)
+        return Setup(recipe=recipe, peak_bound=bound)
+
     def batch_sizes(self, num_gpus: int) -> list[tuple[int, int]]:
         """(micro batch, accumulation), smallest micro batch first, that hold the global batch.
 
@@ -233,7 +289,9 @@ class SetupSpace:
         per_gpu = -(-self.global_batch // num_gpus)
         if "grad_accum" in self.fixed:
             return [(-(-per_gpu // self.fixed["grad_accum"]), self.fixed["grad_accum"])]
-        return [(size, per_gpu // size) for size in range(1, per_gpu + 1) if per_gpu % size == 0]
+        lower = [size for size in range(1, isqrt(per_gpu) + 1) if per_gpu % size == 0]
+        sizes = sorted({*lower, *(per_gpu // size for size in lower)})
+        return [(size, per_gpu // size) for size in sizes]
 
     def _estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
         key = (recipe.method, recipe.trained_dtype, recipe.precision)
@@ -244,10 +302,17 @@ class SetupSpace:
         return self._estimators[key]
 
     def micro_batches(self, recipe: Recipe, cluster: Cluster) -> MicroBatches:
+        """What micro batches of the recipe take at most.
+
+        Adapters on every Linear keep its input as ZeRO-3's linears do, so for a bound one trace serves all stages.
+        """
         capability = cluster.node.gpu.compute_capability
         estimator, _ = self._estimator(recipe)
         backend = estimator.backend(recipe, capability)
-        key = (id(estimator), backend, recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
+        if recipe.method is Method.LORA and recipe.lora_targets == ALL_LINEAR and recipe.uses_deepspeed:
+            recipe = recipe.with_changes(zero_stage=3)
+        checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
+        key = (id(estimator), backend, checkpoints, estimator.keeps_linear_inputs(recipe))
         if key not in self._batches:
             largest = self.batch_sizes(1)[-1][0]
             self._batches[key] = MicroBatches(estimator, recipe, capability, largest)
@@ -300,9 +365,11 @@ class SetupSpace:
     def refusal(self, cluster: Cluster) -> tuple[str, str | None]:
         """Why nothing fits on ``cluster``, and the smallest change that would help, if one is known."""
         micro_batch, grad_accum = self.batch_sizes(cluster.num_gpus)[0]
-        attempts = [recipe for method in self.methods for recipe in self.recipes(cluster, method, is_lean=True)]
+        kinds = [(method, is_lean) for is_lean in (True, False) for method in self.methods]
+        attempts = [recipe for method, is_lean in kinds for recipe in self.recipes(cluster, method, is_lean=is_lean)]
         if not attempts:
-            tried = (recipe for method in self.methods for recipe in self._recipes(cluster, method, True))
+            kinds.sort(key=lambda kind: kind[0] is Method.FULL)  # which objects to what the user said of adapters
+            tried = (recipe for method, is_lean in kinds for recipe in self._recipes(cluster, method, is_lean))
             return next(reason for recipe in tried if (reason := self.objection(recipe, cluster)) is not None), None
         bounds = [self.bound(recipe, cluster, micro_batch, accumulates=grad_accum > 1) for recipe in attempts]
         bound = min(bounds)
@@ -314,14 +381,25 @@ class SetupSpace:
             f"needs {gib_text(bound)} a GPU at the least ({recipe.method.value}, {engine}{offload}, "
             f"micro batch {micro_batch}), {gib_text(budget)} are free for it"
         )
-        return reason, self._smallest_change(recipe, bound, budget)
+        return reason, self._fitting_method(cluster) or _larger_hardware(recipe, bound - budget)
 
-    def _smallest_change(self, recipe: Recipe, bound: int, budget: int) -> str | None:
-        if "method" in self.fixed and recipe.method is not Method.QLORA:
-            return f"--method {'lora' if recipe.method is Method.FULL else 'qlora'}"
-        if recipe.zero_stage is None or recipe.zero_stage < 3:
-            return f"a GPU with {gib_text(bound - budget)} more, or a shorter --seq-len"
-        return "more GPUs, or a shorter --seq-len"
+    def _fitting_method(self, cluster: Cluster) -> str | None:
+        """The option that fits where the method of the user does not."""
+        methods = tuple(Method)
+        for method in methods[methods.index(self.fixed["method"]) + 1 :] if "method" in self.fixed else ():
+            if method not in self._others:
+                fixed = self.fixed | {"method": method}
+                self._others[method] = SetupSpace(self.workload, fixed, self.global_batch, is_exhaustive=False)
+            if self._others[method].fitting(cluster):
+                return f"--method {method.value}"
+        return None
+
+
+def _larger_hardware(recipe: Recipe, missing_bytes: int) -> str:
+    """What else helps a recipe that lacks ``missing_bytes``; part of a larger GPU's memory is kept in reserve."""
+    if recipe.zero_stage is None or recipe.zero_stage < 3:
+        return f"a GPU with {gib_text(missing_bytes / (1 - RESERVE_FRACTION))} more, or a shorter --seq-len"
+    return "more GPUs, or a shorter --seq-len"
 
 
 def budget_bytes(cluster: Cluster) -> int:

@@ -4,9 +4,7 @@ Source: transformers 5.23 ``models/glm4v/modeling_glm4v.py``. In its vision conf
 the decoder and the inner width of the blocks' MLP; ``intermediate_size`` is the inner width of the merger.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, attend, heads_together
@@ -187,10 +185,8 @@ def rotary_fraction(text: Config) -> float:
     Source: ``convert_rope_params_to_dict`` in ``modeling_rope_utils.py``.
     """
     for key in ("rope_scaling", "rope_parameters"):
-        parameters = text.get(key)
-        if parameters:
-            fraction = cast(Mapping[str, Any], parameters).get("partial_rotary_factor")
-            return text.number("partial_rotary_factor", 1.0) if fraction is None else float(fraction)
+        if text.get(key):
+            return text.mapping(key).number("partial_rotary_factor", text.number("partial_rotary_factor", 1.0))
     return text.number("partial_rotary_factor", 1.0)
 
 

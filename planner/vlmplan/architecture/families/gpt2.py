@@ -11,7 +11,7 @@ from vlmplan.architecture.attention import AttentionBackend, Scores, attend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.modules import Conv1D, Embedding, LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.modules import Conv1D, Embedding, LayerNorm, Linear, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -115,6 +115,7 @@ class GPT2Decoder(Module):
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
+        require_positions(x.shape[1], self.shape.num_positions)
         with tape.section("positions"):
             position_ids = tape.tensor((1, x.shape[1]), DType.INT64)
             positions = self.wpe(position_ids)

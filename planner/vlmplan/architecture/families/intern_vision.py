@@ -54,7 +54,10 @@ class VisionLayer(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        width, norm = config.integer("hidden_size"), NORMS[config.text("norm_type")]
+        width, norm_type = config.integer("hidden_size"), config.text("norm_type")
+        if norm_type not in NORMS:
+            raise InputError(f"config.json: norm_type is {norm_type!r}; one of {', '.join(NORMS)} is expected")
+        norm = NORMS[norm_type]
         self.dropout = config.number("hidden_dropout_prob")
         self.lambda_1 = Parameter(width)
         self.lambda_2 = Parameter(width)

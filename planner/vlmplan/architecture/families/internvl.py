@@ -46,7 +46,7 @@ class InternVLModel(Module):
             raise InputError(f"config.json: vision_feature_layer is {self.feature_layers!r}; one layer is expected")
         self.strategy = config.text("vision_feature_select_strategy")
         self.drops_first_feature = self.strategy == "default"
-        self.merge_size = int(1 / config.number("downsample_ratio"))
+        self.merge_size = int(1 / config.positive_number("downsample_ratio"))
         merged_width = vision.integer("hidden_size") * self.merge_size**2
         self.vision_tower = InternVision(vision, self.feature_layers)
         self.multi_modal_projector = Projector(config, merged_width, text.integer("hidden_size"))

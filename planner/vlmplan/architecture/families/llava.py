@@ -15,6 +15,7 @@ from vlmplan.architecture.families.vision_tower import VisionOutput, vision_towe
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 
@@ -41,7 +42,10 @@ class LlavaModel(Module):
     def __init__(self, config: Config) -> None:
         super().__init__()
         language_model = text_decoder(config.section("text_config"))
-        self.vision_tower: Any = vision_tower(config.section("vision_config"), config.integers("vision_feature_layer"))
+        feature_layers = config.integers("vision_feature_layer")
+        if not feature_layers:
+            raise InputError("config.json: vision_feature_layer names no layer; an integer or a list is expected")
+        self.vision_tower: Any = vision_tower(config.section("vision_config"), feature_layers)
         self.multi_modal_projector: Any = self.projector(config, language_model.shape.hidden_size)
         self.language_model: Any = language_model
         self.drops_first_feature = config.text("vision_feature_select_strategy") == "default"

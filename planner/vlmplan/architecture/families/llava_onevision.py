@@ -4,11 +4,13 @@ Source: transformers 5.23 ``models/llava_onevision/modeling_llava_onevision.py``
 """
 
 import math
+import re
 
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llava import Llava
 from vlmplan.architecture.families.llava_next import LlavaNextModel
 from vlmplan.architecture.images import ImageShape
+from vlmplan.errors import InputError
 
 
 class LlavaOnevisionModel(LlavaNextModel):
@@ -16,7 +18,10 @@ class LlavaOnevisionModel(LlavaNextModel):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self.max_tiles = int(config.text("vision_aspect_ratio").removeprefix("anyres_max_"))
+        limit = config.text("vision_aspect_ratio")
+        if not re.fullmatch(r"(anyres_max_)?[1-9][0-9]{0,8}", limit):
+            raise InputError(f"config.json: vision_aspect_ratio is {limit!r}; anyres_max_N is expected")
+        self.max_tiles = int(limit.removeprefix("anyres_max_"))
 
     def shrunk(self, rows: int, columns: int, image: ImageShape) -> tuple[int, int]:
         """Interpolated to the area of ``anyres_max_N`` tiles if it is more than a fifth above (1.1 on each side)."""

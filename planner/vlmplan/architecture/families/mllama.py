@@ -126,6 +126,11 @@ class MllamaModel(Module):
         self.vision_model: Any = MllamaVision(vision)
         cross_layers = text.integers("cross_attention_layers") or DEFAULT_CROSS_ATTENTION_LAYERS
         shape = decoder_shape(text)
+        if not any(0 <= index < shape.num_layers for index in cross_layers):
+            raise InputError(
+                f"config.json: text_config.cross_attention_layers is {list(cross_layers)}; "
+                f"layers from 0 to {shape.num_layers - 1} are expected"
+            )
         self.language_model = TextModel(shape, cross_layers)
         self.multi_modal_projector = Linear(vision.integer("vision_output_dim"), shape.hidden_size, bias=True)
 

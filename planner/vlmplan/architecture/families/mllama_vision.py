@@ -6,6 +6,7 @@ and layers that are no ``GradientCheckpointingLayer``.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, attend
@@ -135,6 +136,14 @@ def aspect_ratio_ids(x: Tensor) -> Tensor:
     return Tensor(empty.storage, (x.shape[0], 1), empty.dtype)
 
 
+def _num_aspect_ratios(ratios: Sequence[object] | object) -> int:
+    if ratios is None:
+        return DEFAULT_NUM_ASPECT_RATIOS
+    if not isinstance(ratios, Sequence) or isinstance(ratios, str):
+        raise InputError(f"config.json: vision_config.supported_aspect_ratios is {ratios!r}; a list is expected")
+    return len(cast(Sequence[object], ratios))
+
+
 class MllamaVision(Module):
     """``MllamaVisionModel``."""
 
@@ -143,8 +152,7 @@ class MllamaVision(Module):
         width, self.patch_size = config.integer("hidden_size"), config.integer("patch_size")
         self.num_channels, self.num_tiles = config.integer("num_channels"), config.integer("max_num_tiles")
         self.num_tokens = (config.integer("image_size") // self.patch_size) ** 2 + 1
-        ratios: Sequence[object] | None = config.get("supported_aspect_ratios")
-        num_ratios = DEFAULT_NUM_ASPECT_RATIOS if ratios is None else len(ratios)
+        num_ratios = _num_aspect_ratios(config.get("supported_aspect_ratios"))
         num_layers, num_global_layers = config.integer("num_hidden_layers"), config.integer("num_global_layers")
         self.intermediate_layers = config.integers("intermediate_layers_indices") or DEFAULT_INTERMEDIATE_LAYERS
         if not all(-num_layers <= index < num_layers for index in self.intermediate_layers):

@@ -11,7 +11,7 @@ from vlmplan.architecture.attention import AttentionBackend, Scores, attend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -126,6 +126,7 @@ class OptDecoder(Module):
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
+        require_positions(x.shape[1], self.shape.num_positions)
         with tape.section("positions"):
             # Positions are counted along the attention mask, so every sample has its own.
             position_ids = tape.tensor(x.shape[:2], DType.INT64)

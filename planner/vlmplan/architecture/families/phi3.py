@@ -3,9 +3,7 @@
 Source: transformers 5.23 ``models/phi3/modeling_phi3.py``.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import Scores, attend, heads_together
@@ -117,8 +115,8 @@ class Phi3ForCausalLM(CausalLM):
 
 def phi3_rules(config: Config, head_dim: int) -> Phi3Rules:
     """Rotary width and dropout; the share of a head stands at the top level or among the rotary parameters."""
-    rope: Mapping[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    fraction = float(rope.get("partial_rotary_factor") or config.number("partial_rotary_factor", 1.0))
+    rope = config.mapping("rope_parameters" if config.get("rope_parameters") else "rope_scaling")
+    fraction = rope.number("partial_rotary_factor") or config.number("partial_rotary_factor", 1.0)
     return Phi3Rules(
         rotary_width=int(head_dim * fraction),
         residual_dropout=config.number("resid_pdrop"),

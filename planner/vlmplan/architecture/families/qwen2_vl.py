@@ -51,7 +51,7 @@ class VisionBlock(Module):
         self.norm1 = LayerNorm(width)
         self.norm2 = LayerNorm(width)
         self.attn = PatchAttention(width, config.integer("num_heads"))
-        self.mlp = VisionMlp(width, int(width * config.number("mlp_ratio")), config.text("hidden_act"))
+        self.mlp = VisionMlp(width, int(width * config.positive_number("mlp_ratio")), config.text("hidden_act"))
 
     def forward(self, x: Tensor, context: PatchContext) -> Tensor:
         x = ops.add(x, self.attn(self.norm1(x), context, context.lengths))

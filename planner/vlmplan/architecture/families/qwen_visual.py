@@ -194,7 +194,7 @@ class VisionTransformer(Module):
         self.proj = Parameter(out_width, out_width)
         self.conv1 = PatchEmbedding(self.patch_numel, width, bias=False)
         self.ln_pre = LayerNorm(width)
-        block = VisualBlock(width, config.integer("heads"), int(width * config.number("mlp_ratio")))
+        block = VisualBlock(width, config.integer("heads"), int(width * config.positive_number("mlp_ratio")))
         self.transformer = VisualLayers(block, config.integer("layers"))
         self.attn_pool = Resampler(out_width, width)
         self.ln_post = LayerNorm(out_width)

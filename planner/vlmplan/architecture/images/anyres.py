@@ -87,6 +87,8 @@ def best_resolution(image: Image, pinpoints: list[tuple[int, int]]) -> tuple[int
 def _unpadded(image: Image, grid_side: int, tile_rows: int, tile_columns: int) -> tuple[int, int]:
     """(rows, columns) of features of the canvas without those that only cover padding."""
     rows, columns = grid_side * tile_rows, grid_side * tile_columns
+    if not rows * columns:
+        raise InputError("config.json: a patch has to fit in a tile, and a tile in each of image_grid_pinpoints")
     if image.width / image.height > columns / rows:
         kept = int(round(image.height * (columns / image.width), 7))
         return rows - (rows - kept) // 2 * 2, columns

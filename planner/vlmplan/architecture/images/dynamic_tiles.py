@@ -12,6 +12,8 @@ from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError
 
 _COVERING_THRESHOLD = 0.9
+MAX_TILES = 1000
+"""Published processors go up to 40; trying the grids of many more takes minutes."""
 
 
 def internvl_shape(image: Image) -> ImageShape:
@@ -60,8 +62,10 @@ def ovis2_shape(image: Image) -> ImageShape:
 def grids(min_tiles: int, max_tiles: int) -> list[tuple[int, int]]:
     """All pairs whose product lies within the limits, fewest tiles first, then as counted by the first.
 
-    Source: ``get_all_supported_aspect_ratios``; Python's sort is stable.
+    Source: ``get_all_supported_aspect_ratios``; Python's sort is stable. Raises InputError for more than MAX_TILES.
     """
+    if max_tiles > MAX_TILES:
+        raise InputError(f"preprocessor_config.json: an image may become {max_tiles} tiles; at most {MAX_TILES} can")
     pairs = (
         (first, second)
         for first in range(1, max_tiles + 1)

@@ -9,6 +9,7 @@ A key whose value is ``null`` counts as lacking.
 from collections.abc import Mapping
 from typing import Any, cast
 
+from vlmplan.architecture.config import MAX_INTEGER
 from vlmplan.errors import InputError
 
 Settings = Mapping[str, Any]
@@ -101,4 +102,6 @@ def edge(settings: Settings, key: str, name: str, default: int) -> int:
 def _positive(value: object, key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise InputError(f"{key} is {value!r}; a whole number, 1 or more, is needed")
+    if value > MAX_INTEGER:
+        raise InputError(f"{key} is {value}; at most {MAX_INTEGER:,} can be planned")
     return value

@@ -1,0 +1,305 @@
+"""``vlmplan recommend``: the contract of ``--json``, objectives and limits, and the files that ``--out`` writes."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_calls import DOES_NOT_FIT, DONE, Call, call, isolate, options_of, refusal
+from vlmplan.catalog import load_catalog
+from vlmplan.deepspeed_config import deepspeed_config, merged_recipe, settings_from_ds_config
+from vlmplan.plan import read_plan
+from vlmplan.recipe import Recipe, recipe_from_json
+
+MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
+CONTRACT = {"schema", "workload", "plans", "rejected"}
+"""What the first version of schema ``vlmplan.recommendation/1`` promised."""
+ADDED = {"objective", "date", "num_setups_considered", "notes"}
+PLAN = {"rank", "gpu", "num_gpus", "num_nodes", "offer", "recipe", "estimate", "hours", "usd", "usd_per_hour"}
+SEARCHES = [
+    (MODEL,),
+    (VISION_MODEL, "--freeze-vision"),
+    (VISION_MODEL, "--method", "full", "--gpu", "rtx-4090:4"),
+    ("llama-3.1-8b", "--method", "lora", "--objective", "time"),
+    ("qwen2-vl-72b", "--gpu", "h100-sxm:8", "--objective", "vram"),
+    (VISION_MODEL, "--gpu", "t4", "--num-nodes", "2"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    isolate(monkeypatch, tmp_path)
+    monkeypatch.setattr("vlmplan.cli.recommend.today", lambda: date(2026, 11, 21))
+
+
+@cache
+def recommended(model: str, *words: str) -> Call:
+    """A search that depends on nothing but its words."""
+    found = call("recommend", "--model", model, *words, "--json")
+    assert found.err == ""
+    return found
+
+
+def plans_of(model: str, *words: str) -> list[dict[str, Any]]:
+    found = recommended(model, *words)
+    assert found.code == DONE
+    return found.document["plans"]
+
+
+def device_bytes(plan: dict[str, Any]) -> int:
+    return plan["estimate"]["peak_device_bytes"]
+
+
+# -- the schema ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_json_keeps_the_contract(search: Sequence[str]):
+    values = recommended(*search).document
+    assert set(values) == CONTRACT | ADDED
+    assert values["schema"] == "vlmplan.recommendation/1"
+    assert (values["workload"]["model"], values["date"]) == (search[0], "2026-11-21")
+    assert [set(plan) for plan in values["plans"]] == [PLAN] * len(values["plans"])
+    assert [plan["rank"] for plan in values["plans"]] == list(range(1, len(values["plans"]) + 1))
+    for rejection in values["rejected"]:
+        assert set(rejection) == {"gpu", "num_gpus", "num_nodes", "reason", "smallest_change"}
+        assert rejection["reason"]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_every_plan_fits_and_its_numbers_agree(search: Sequence[str]):
+    plans = plans_of(*search)
+    assert plans
+    for plan in plans:
+        estimate = plan["estimate"]
+        assert (estimate["schema"], estimate["verdict"]) == ("vlmplan.estimate/1", "fits")
+        assert estimate["recipe"] == plan["recipe"]
+        places = (estimate["gpu"]["id"], estimate["gpu"]["count"], estimate["gpu"]["num_nodes"])
+        assert places == (plan["gpu"], plan["num_gpus"], plan["num_nodes"])
+        assert sum(estimate["components_at_peak"].values()) == estimate["peak_allocated_bytes"]
+        num_samples, per_step = plan["recipe"]["num_samples"], plan["recipe"]["global_batch"]
+        num_steps = -(-num_samples // per_step)
+        assert plan["hours"] == pytest.approx(num_steps * estimate["step_seconds"] / 3600)
+        if plan["offer"] is None:
+            assert plan["usd"] is plan["usd_per_hour"] is None
+            continue
+        assert (plan["offer"]["gpu_id"], plan["offer"]["num_gpus"]) == (plan["gpu"], plan["num_gpus"])
+        assert plan["usd_per_hour"] == pytest.approx(plan["offer"]["usd_per_hour"] * plan["num_nodes"])
+        assert plan["usd"] == pytest.approx(plan["hours"] * plan["usd_per_hour"])
+
+
+def test_two_searches_print_the_same():
+    words = ("recommend", "--model", MODEL, "--json")
+    assert call(*words).out == recommended(MODEL).out
+
+
+# -- estimate agrees -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_plan_estimated_again_has_the_same_peak(search: Sequence[str]):
+    for plan in plans_of(*search)[:3]:
+        words = list(options_of(plan))
+        recipe = recipe_from_json({name: plan["recipe"][name] for name in Recipe().as_json()})
+        config = deepspeed_config(recipe, num_gpus=plan["num_gpus"] * plan["num_nodes"])
+        if config is not None:  # what --out writes: the sizes of ZeRO's buckets have no options of their own
+            Path("ds_config.json").write_text(json.dumps(config))
+            words += ["--ds-config", "ds_config.json"]
+        again = call("estimate", *words, "--json")
+        assert again.err == ""
+        for name in ("peak_allocated_bytes", "peak_device_bytes", "host_bytes_per_node"):
+            assert again.document[name] == pytest.approx(plan["estimate"][name], rel=0.01)
+        assert again.document["step_seconds"] == pytest.approx(plan["estimate"]["step_seconds"], rel=0.01)
+
+
+# -- objectives and limits -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("search", [(MODEL,), (VISION_MODEL, "--provider", "runpod")])
+def test_each_objective_returns_the_best_of_what_it_names(search: Sequence[str]):
+    cheapest, fastest, smallest = (plans_of(*search, "--objective", name) for name in ("cost", "time", "vram"))
+    assert [plan["usd"] for plan in cheapest] == sorted(plan["usd"] for plan in cheapest)
+    assert [plan["hours"] for plan in fastest] == sorted(plan["hours"] for plan in fastest)
+    assert [device_bytes(plan) for plan in smallest] == sorted(device_bytes(plan) for plan in smallest)
+    everything = [*cheapest, *fastest, *smallest]
+    assert cheapest[0]["usd"] == min(plan["usd"] for plan in everything)
+    assert fastest[0]["hours"] == min(plan["hours"] for plan in everything)
+    assert device_bytes(smallest[0]) == min(device_bytes(plan) for plan in everything)
+
+
+def test_cost_is_what_is_looked_for_without_an_objective():
+    assert recommended(MODEL).document == recommended(MODEL, "--objective", "cost").document
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "objective"), [("--max-usd", "usd", "cost"), ("--max-hours", "hours", "time")]
+)
+def test_a_limit_on_the_run_is_kept_up_to_the_last_cent(option: str, key: str, objective: str):
+    best = plans_of(MODEL, "--objective", objective)[0]
+    limit = best[key] * 1.5
+    found = plans_of(MODEL, "--objective", objective, option, repr(limit))
+    assert found[0] == best
+    assert all(plan[key] <= limit for plan in found)
+    other = "time" if objective == "cost" else "cost"
+    assert all(plan[key] <= limit for plan in plans_of(MODEL, "--objective", other, option, repr(limit)))
+    none = recommended(MODEL, "--objective", objective, option, repr(best[key] * 0.5))
+    assert (none.code, none.document["plans"]) == (DOES_NOT_FIT, [])
+    assert all("over the limits" in rejection["reason"] for rejection in none.document["rejected"])
+
+
+@pytest.mark.parametrize("gpu", [(), ("--gpu", "a100-sxm4-80gb"), ("--gpu", "t4", "--num-nodes", "2")])
+def test_a_limit_on_the_price_is_for_all_machines_together(gpu: Sequence[str]):
+    prices = sorted(plan["usd_per_hour"] for plan in plans_of(MODEL, "--objective", "time", *gpu) if plan["offer"])
+    limit = prices[0]
+    found = plans_of(MODEL, "--objective", "time", *gpu, "--max-usd-per-hour", repr(limit))
+    assert found
+    assert all(plan["usd_per_hour"] <= limit for plan in found)
+    words = ("--model", MODEL, *gpu, "--max-usd-per-hour", "0.00001", "--json")
+    assert "price" in refusal("recommend", *words, code=DOES_NOT_FIT)
+
+
+def test_providers_are_honoured():
+    found = plans_of(MODEL, "--provider", "runpod", "--provider", "aws")
+    assert {plan["offer"]["provider"] for plan in found} <= {"runpod", "aws"}
+    one = plans_of(MODEL, "--provider", "aws")
+    assert {plan["offer"]["provider"] for plan in one} == {"aws"}
+    assert found[0]["usd"] <= one[0]["usd"]
+
+
+@pytest.mark.parametrize("pricing", [("interruptible",), ("reserved", "marketplace")])
+def test_terms_of_payment_are_honoured(pricing: tuple[str, ...]):
+    words = [word for name in pricing for word in ("--pricing", name)]
+    assert {plan["offer"]["pricing"] for plan in plans_of(MODEL, *words)} <= set(pricing)
+
+
+def test_without_terms_of_payment_a_machine_cannot_be_taken_away():
+    assert {plan["offer"]["pricing"] for plan in plans_of(MODEL)} <= {"on_demand", "own"}
+
+
+def test_named_gpus_are_the_only_ones_and_tried_in_several_counts():
+    found = plans_of(VISION_MODEL, "--gpu", "rtx-4090", "--gpu", "l4:2", "--method", "lora")
+    assert {plan["gpu"] for plan in found} == {"rtx-4090", "l4"}
+    assert {plan["num_gpus"] for plan in found if plan["gpu"] == "l4"} == {2}
+    assert {plan["num_gpus"] for plan in found if plan["gpu"] == "rtx-4090"} == {1, 2, 4, 8}
+
+
+def test_a_gpu_that_nobody_offers_is_planned_for_without_a_price():
+    catalog = load_catalog()
+    unsold = next(gpu for gpu in catalog.gpus if gpu.has_known_memory and not catalog.offers_for(gpu.id))
+    (plan, *_) = plans_of(MODEL, "--gpu", f"{unsold.id}:1")
+    assert (plan["offer"], plan["usd"], plan["usd_per_hour"]) == (None, None, None)
+
+
+def test_an_offer_of_ones_own_wins_where_it_is_cheapest():
+    offer = "{gpu: rtx-4090, num_gpus: 1, provider: the-lab, pricing: own, usd_per_hour: 0.0001}"
+    Path("mine.yaml").write_text("offers:\n  - " + offer + "\n")
+    found = call("recommend", "--model", MODEL, "--catalog", "mine.yaml", "--json").document["plans"]
+    assert (found[0]["offer"]["provider"], found[0]["usd_per_hour"]) == ("the-lab", 0.0001)
+    assert found[0]["usd"] < plans_of(MODEL)[0]["usd"]
+
+
+# -- nothing fits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("llama-3.1-70b", "--gpu", "t4:1", "--method", "full"), "GiB"),
+        ((MODEL, "--gpu", "t4:1", "--precision", "bf16"), "--precision fp16"),
+        ((MODEL, "--gpu", "t4:1", "--seq-len", "10000000"), "GiB"),
+        ((MODEL, "--gpu", "t4:2", "--micro-batch", "3", "--grad-accum", "5", "--global-batch", "16"), "are 30"),
+    ],
+)
+def test_when_nothing_fits_every_machine_has_a_reason(words: Sequence[str], reason: str):
+    found = recommended(*words)
+    assert (found.code, found.document["plans"]) == (DOES_NOT_FIT, [])
+    (rejection,) = found.document["rejected"]
+    assert reason in rejection["reason"]
+    shown = call("recommend", "--model", *words)
+    assert (shown.code, shown.err) == (DOES_NOT_FIT, "")
+    assert "nothing fits" in shown.out
+    assert reason in shown.out
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+WRITTEN = [
+    ((VISION_MODEL, "--gpu", "rtx-4090:1"), ["launch.sh", "plan.json"]),
+    ((VISION_MODEL, "--gpu", "rtx-4090:4", "--method", "full"), ["ds_config.json", "launch.sh", "plan.json"]),
+    ((MODEL, "--gpu", "t4:2", "--num-nodes", "2"), ["ds_config.json", "hostfile", "launch.sh", "plan.json"]),
+    (
+        (MODEL, "--gpu", "h100-sxm:2", "--zero-stage", "3", "--offload-params", "nvme", "--nvme-path", "/nvme"),
+        ["ds_config.json", "launch.sh", "plan.json"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "names"), WRITTEN)
+def test_out_writes_the_winner(words: Sequence[str], names: list[str]):
+    found = call("recommend", "--model", *words, "--out", "new/plans", "--json")
+    assert (found.code, found.err) == (DONE, "")
+    assert found.document == recommended(*words).document
+    assert sorted(path.name for path in Path("new/plans").iterdir()) == names
+    winner = found.document["plans"][0]
+    plan = read_plan(Path("new/plans/plan.json"))
+    assert plan.recipe.as_json() == {name: winner["recipe"][name] for name in Recipe().as_json()}
+    assert plan.expected.peak_allocated_bytes == winner["estimate"]["peak_allocated_bytes"]
+    hardware = plan.hardware
+    assert (hardware.gpu_id, hardware.gpus_per_node, hardware.num_nodes) == tuple(
+        winner[name] for name in ("gpu", "num_gpus", "num_nodes")
+    )
+    assert (plan.offer is None) == (winner["offer"] is None)
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize(("words", "names"), WRITTEN[1:])
+def test_the_written_ds_config_is_the_recipe_in_numbers(words: Sequence[str], names: list[str]):
+    winner = call("recommend", "--model", *words, "--out", "plans", "--json").document["plans"][0]
+    written = json.loads(Path("plans/ds_config.json").read_text())
+    assert "auto" not in list(leaves(written))
+    config = settings_from_ds_config(Path("plans/ds_config.json"))
+    recipe = recipe_from_json({name: winner["recipe"][name] for name in Recipe().as_json()})
+    num_gpus = winner["num_gpus"] * winner["num_nodes"]
+    assert written["train_batch_size"] == recipe.micro_batch * recipe.grad_accum * num_gpus
+    assert merged_recipe(config, recipe, num_gpus=num_gpus) == recipe
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(("words", "names"), WRITTEN)
+def test_the_written_script_is_shell_and_may_be_run(words: Sequence[str], names: list[str]):
+    call("recommend", "--model", *words, "--out", "plans; rm *", "--json")
+    script = Path("plans; rm */launch.sh")
+    checked = subprocess.run(["bash", "-n", script], capture_output=True)
+    assert (checked.returncode, checked.stderr) == (0, b"")
+    assert os.access(script, os.X_OK)
+
+
+def test_the_command_that_is_shown_is_quoted_and_names_what_was_written():
+    shown = call("recommend", "--model", MODEL, "--gpu", "t4:1", "--out", "my plans")
+    assert (shown.code, shown.err) == (DONE, "")
+    assert "my plans/plan.json" in shown.out
+    assert "bash 'my plans/launch.sh'" in shown.out
+
+
+def test_the_table_shows_the_winner_of_the_json():
+    shown, winner = call("recommend", "--model", MODEL), plans_of(MODEL)[0]
+    assert (shown.code, shown.err) == (DONE, "")
+    (headline,) = [line for line in shown.out.splitlines() if line.startswith("Cheapest: ")]
+    assert winner["offer"]["provider"] in headline
+    assert f"{winner['usd_per_hour']:.2f}" in headline
+    first = next(line for line in shown.out.splitlines() if line.startswith("best"))
+    assert f"{winner['num_gpus']} x {winner['gpu']}" in first

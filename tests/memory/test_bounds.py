@@ -1,0 +1,182 @@
+"""The closed bound that a search prunes with stays above the timeline it stands for.
+
+The timeline replays every tensor; the bound knows a few numbers of one replay. Models are shortened to a few layers:
+dense with a tied and an untied head, with images, and with experts, whose weights are far larger than other layers'.
+"""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planned import shortened
+from vlmplan.architecture.images import IMAGE_MODEL_TYPES
+from vlmplan.estimate import Estimator
+from vlmplan.memory.bounds import MicroBatchProfile, between, micro_batch_profile, peak_bound
+from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
+from vlmplan.memory.timeline import memory_timeline, model_states
+from vlmplan.recipe import LossKind, Method, Offload, Precision, Recipe, ZeroSettings
+from vlmplan.workload import Workload
+
+LAYERS = {"smollm2-135m": 3, "tinyllama-1.1b": 2, "mixtral-8x7b": 2, "qwen2-vl-2b": 2}
+CAPABILITY = (8, 0)
+
+
+@cache
+def estimator(alias: str, method: Method, zero_stage: int | None, precision: Precision) -> Estimator:
+    files = shortened(alias, num_hidden_layers=LAYERS[alias])
+    images = 1 if files.model_type in IMAGE_MODEL_TYPES else 0
+    workload = Workload(model=files, seq_len=300, images_per_sample=images)
+    return Estimator(workload, Recipe(method=method, zero_stage=zero_stage, precision=precision))
+
+
+def estimator_of(alias: str, recipe: Recipe) -> Estimator:
+    engine = None if recipe.zero_stage is None else 2  # stages hold weights alike
+    return estimator(alias, recipe.method, engine, recipe.precision)
+
+
+def bound(alias: str, recipe: Recipe, num_ranks: int) -> int:
+    found = estimator_of(alias, recipe)
+    table, rank = found.table, 0
+    if recipe.zero_stage in (1, 2):
+        rank = fullest_rank(table, num_ranks)
+    owned = owned_elements(table, partition_of(table.num_trained, num_ranks, rank))
+    return peak_bound(
+        table,
+        recipe,
+        model_states(table, recipe, num_ranks, rank),
+        micro_batch_profile(found.trace(recipe, CAPABILITY)),
+        owned_bytes=owned * table.trained_dtype.num_bytes,
+        accumulates=recipe.grad_accum > 1,
+    )
+
+
+def timeline_peak(alias: str, recipe: Recipe, num_ranks: int) -> int:
+    found = estimator_of(alias, recipe)
+    return memory_timeline(found.table, found.trace(recipe, CAPABILITY), recipe, num_ranks=num_ranks).peak.total
+
+
+ELEMENTS = st.one_of(st.just(0), st.integers(10**4, 3 * 10**9))
+SIZES = st.builds(
+    ZeroSettings,
+    reduce_bucket_size=st.integers(10**5, 5 * 10**8),
+    overlap_comm=st.booleans(),
+    contiguous_gradients=st.booleans(),
+    stage3_prefetch_bucket_size=ELEMENTS,
+    stage3_max_live_parameters=ELEMENTS,
+    stage3_max_reuse_distance=ELEMENTS,
+    stage3_param_persistence_threshold=st.sampled_from([0, 10**4, 10**6]),
+    memory_efficient_linear=st.booleans(),
+)
+
+
+@st.composite
+def sharded_recipes(draw: st.DrawFn) -> Recipe:
+    stage = draw(st.integers(0, 3))
+    offloads = draw(st.booleans()) if stage >= 2 else False
+    host = Offload.CPU if offloads else Offload.NONE
+    return Recipe(
+        method=draw(st.sampled_from([Method.FULL, Method.LORA] if stage == 3 else list(Method))),
+        zero_stage=stage,
+        offload_optimizer=host,
+        offload_params=host if stage == 3 else Offload.NONE,
+        micro_batch=draw(st.integers(1, 3)),
+        grad_accum=draw(st.integers(1, 2)),
+        activation_checkpointing=draw(st.booleans()),
+        loss=draw(st.sampled_from(LossKind)),
+        zero=draw(SIZES),
+    )
+
+
+@settings(max_examples=150)
+@given(alias=st.sampled_from(list(LAYERS)), recipe=sharded_recipes(), num_ranks=st.sampled_from([1, 2, 8]))
+def test_bound_under_zero_is_never_below_the_timeline(alias: str, recipe: Recipe, num_ranks: int):
+    assert bound(alias, recipe, num_ranks) >= timeline_peak(alias, recipe, num_ranks)
+
+
+@settings(max_examples=40)
+@given(
+    alias=st.sampled_from(list(LAYERS)),
+    method=st.sampled_from(Method),
+    precision=st.sampled_from(Precision),
+    grad_accum=st.integers(1, 2),
+    checkpoints=st.booleans(),
+    fuses=st.booleans(),
+    caches_casts=st.booleans(),
+    loss=st.sampled_from(LossKind),
+)
+def test_bound_of_plain_pytorch_is_never_below_the_timeline(
+    alias, method, precision, grad_accum, checkpoints, fuses, caches_casts, loss
+):
+    recipe = Recipe(
+        method=method,
+        precision=precision,
+        grad_accum=grad_accum,
+        activation_checkpointing=checkpoints,
+        fuses_optimizer=fuses,
+        caches_casts=caches_casts,
+        loss=loss,
+    )
+    assert bound(alias, recipe, 1) >= timeline_peak(alias, recipe, 1)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("alias", list(LAYERS))
+def test_bound_of_a_plain_step_is_at_most_one_gradient_above_the_timeline(alias: str, checkpoints: bool):
+    recipe = Recipe(activation_checkpointing=checkpoints)
+    largest = estimator_of(alias, recipe).table.largest_trained * 4
+    assert bound(alias, recipe, 1) <= timeline_peak(alias, recipe, 1) + largest
+
+
+def test_a_model_larger_than_any_gpu_of_it_is_not_held_whole_while_it_loads_under_stage_3():
+    # Otherwise no model that needs stage 3 would ever be found.
+    recipe = Recipe(
+        method=Method.LORA,
+        zero_stage=3,
+        zero=ZeroSettings(
+            reduce_bucket_size=10**7,
+            stage3_prefetch_bucket_size=0,
+            stage3_max_live_parameters=0,
+            stage3_max_reuse_distance=0,
+        ),
+    )
+    table = estimator_of("tinyllama-1.1b", recipe).table
+    assert bound("tinyllama-1.1b", recipe, 8) < table.total_bytes
+    assert bound("tinyllama-1.1b", recipe.with_changes(zero_stage=2), 8) > table.total_bytes
+
+
+def test_what_ranks_share_makes_the_bound_smaller_with_every_rank():
+    for stage in (1, 2, 3):
+        bounds = [bound("tinyllama-1.1b", Recipe(zero_stage=stage), ranks) for ranks in (2, 4, 8, 16)]
+        assert bounds == sorted(bounds, reverse=True)
+        assert bounds[0] > bounds[-1]
+
+
+def test_views_of_weights_count_where_zero_3_takes_the_weights_away():
+    torchs = Recipe(zero_stage=3, activation_checkpointing=False)
+    torchs = torchs.with_changes(zero=ZeroSettings(memory_efficient_linear=False))
+    deepspeeds = torchs.with_changes(zero=ZeroSettings(memory_efficient_linear=True))
+    found = estimator_of("tinyllama-1.1b", torchs)
+    held, none = (micro_batch_profile(found.trace(recipe, CAPABILITY)).held_bytes for recipe in (torchs, deepspeeds))
+    width, inner, layers, kv_width = 2048, 5632, 2, 4 * 64
+    assert held == 2 * layers * (2 * width * width + 2 * width * kv_width + 3 * width * inner)
+    assert none == 0
+
+
+PROFILES = st.builds(MicroBatchProfile, *[st.integers(0, 2**45)] * 5)
+
+
+@given(low=PROFILES, more=PROFILES, fraction=st.floats(0, 1))
+def test_profile_between_two_others_lies_between_them(low: MicroBatchProfile, more: MicroBatchProfile, fraction: float):
+    names = ("forward_peak", "dropped_peak", "kept_peak", "batch_bytes")
+    high = MicroBatchProfile(
+        *(getattr(low, name) + getattr(more, name) for name in names), max(low.held_bytes, more.held_bytes)
+    )
+    middle = between(low, high, fraction)
+    for name in names:
+        assert getattr(low, name) <= getattr(middle, name) <= getattr(high, name)
+    assert between(low, high, 0.0) == MicroBatchProfile(
+        low.forward_peak, low.dropped_peak, low.kept_peak, low.batch_bytes, high.held_bytes
+    )
+    assert between(low, high, 1.0) == high

@@ -1,0 +1,233 @@
+"""An estimate as text: the numbers are those of the estimate, bars add up to them, 80 columns are enough for bars."""
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from planned import cluster, shipped_gpus, workload
+from search_cases import card
+from search_cases import cluster as cluster_of
+from vlmplan.estimate import Estimate, estimate
+from vlmplan.memory.device import Verdict
+from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Recipe
+from vlmplan.render.bars import LETTERS
+from vlmplan.render.estimate import (
+    BAR_CELLS,
+    WIDTH,
+    engine_text,
+    heading,
+    print_estimate,
+    print_memory,
+    recipe_text,
+    verdict_line,
+    workload_text,
+)
+from vlmplan.units import GIB, gib_text
+
+PLAIN = Recipe()
+SHARDED = Recipe(zero_stage=2)
+OFFLOADED = Recipe(zero_stage=3, offload_optimizer=Offload.CPU, offload_params=Offload.CPU, loss=LossKind.FULL)
+CASES = {
+    "plain": ("qwen2-vl-2b", PLAIN, "a100-sxm4-80gb", 1),
+    "sharded": ("qwen2-vl-2b", SHARDED, "a100-sxm4-80gb", 4),
+    "offloaded": ("qwen2-vl-2b", OFFLOADED, "rtx-4090", 2),
+    "adapters": ("smollm2-135m", Recipe(method=Method.QLORA), "t4", 1),
+    "far too large": ("llama-3.1-70b", PLAIN, "rtx-3060-12gb", 1),
+    "tiny": ("smollm2-135m", Recipe(method=Method.LORA), "h100-sxm", 1),
+}
+
+
+@cache
+def case(name: str) -> Estimate:
+    alias, recipe, gpu_id, num_gpus = CASES[name]
+    return estimate(workload(alias), recipe, cluster(gpu_id, num_gpus))
+
+
+def printed(found: Estimate, capsys: pytest.CaptureFixture[str], *notes: str) -> str:
+    print_estimate(found, notes)
+    return capsys.readouterr().out
+
+
+def bars(found: Estimate, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The bar of each phase by its name."""
+    print_memory(found)
+    lines = capsys.readouterr().out.splitlines()
+    names = {phase.name for phase in found.timeline.phases}
+    return {line.split()[0]: line.split("  ")[-1] for line in lines if line.split()[0] in names}
+
+
+# Bars
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_segments_of_a_bar_add_up_to_the_bytes_of_the_phase(name: str, capsys):
+    found = case(name)
+    drawn = bars(found, capsys)
+    usable = found.device.usable_bytes
+    fullest = max(usable, *(phase.peak.total for phase in found.timeline.phases))
+    longest = max(len(text) - 1 for text in drawn.values())
+    assert 40 <= longest <= BAR_CELLS
+    cell = fullest / longest
+    for phase in found.timeline.phases:
+        text = drawn[phase.name]
+        assert abs(len(re.findall("[A-Z]", text)) * cell - phase.peak.total) <= cell / 2 * 1.001
+        for component, num_bytes in phase.peak.as_json().items():
+            assert abs(text.count(LETTERS[component]) * cell - num_bytes) <= cell * 1.001
+        assert abs(text.index("|") * cell - usable) <= cell / 2 * 1.001
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bars_and_legend_stay_within_80_columns(name: str, capsys):
+    print_memory(case(name))
+    assert WIDTH == 80
+    assert all(len(line) <= WIDTH for line in capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_phases_stand_in_the_order_of_the_run_with_what_they_leave_and_their_peak(name: str, capsys):
+    print_memory(case(name))
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title.split()[:3] == ["phase", "after", "peak"]
+    for phase, line in zip(case(name).timeline.phases, lines, strict=False):
+        texts = [phase.name, gib_text(phase.resident.total), gib_text(phase.peak.total)]
+        assert re.split(r"  +", line)[:3] == texts
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_legend_names_what_is_drawn_and_nothing_else(name: str, capsys):
+    print_memory(case(name))
+    lines = capsys.readouterr().out.splitlines()
+    peaks = [phase.peak.as_json() for phase in case(name).timeline.phases]
+    legend = " ".join(lines[1 + len(peaks) :])
+    for component, letter in LETTERS.items():
+        assert (f"{letter} {component.replace('_', ' ')}" in legend) == any(peak[component] for peak in peaks)
+
+
+# The whole
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_piped_text_has_no_colour_and_no_gigabytes_of_10_to_the_9(name: str, capsys):
+    text = printed(case(name), capsys)
+    assert "\x1b" not in text
+    assert text.isascii()
+    # Names of cards carry their makers' GB.
+    assert not re.search(r"\bGB\b", text.replace(case(name).cluster.node.gpu.name, ""))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_components_of_the_table_are_those_of_the_highest_phase(name: str, capsys):
+    found = case(name)
+    text = printed(found, capsys)
+    peak = found.timeline.peak_phase
+    for component, num_bytes in peak.peak.as_json().items():
+        share = f"{num_bytes / peak.peak.total:.1%}"
+        line = rf"^{component.replace('_', ' ')} +{re.escape(gib_text(num_bytes))} +{re.escape(share)}$"
+        assert bool(re.search(line, text, re.MULTILINE)) == bool(num_bytes)
+    allocated = rf"^allocated, at the peak of {peak.name} +{re.escape(gib_text(found.peak_allocated_bytes))} +100.0%$"
+    assert re.search(allocated, text, re.MULTILINE)
+    device = rf"^device, as nvidia-smi shows it +{re.escape(gib_text(found.device.device_bytes))}$"
+    assert re.search(device, text, re.MULTILINE)
+
+
+def test_what_is_printed_of_host_disk_and_time_is_in_the_estimate(capsys):
+    found = case("offloaded")
+    text = printed(found, capsys, "a note of the hardware")
+    for num_bytes in (
+        found.host.load_bytes,
+        found.host.steady_bytes,
+        found.disk.checkpoint_bytes,
+        found.disk.export_bytes,
+    ):
+        assert gib_text(num_bytes) in text
+    assert f"{found.tokens_per_second:,.0f} tokens/s" in text
+    assert f"{found.num_steps:,} steps" in text
+    assert "note: a note of the hardware" in text
+
+
+def test_unknown_speed_is_said_and_leaves_no_time(capsys):
+    slow = card("rtx-4090", memory_bandwidth_bytes_per_second=None)
+    found = estimate(workload("smollm2-135m"), PLAIN, cluster_of(slow))
+    text = printed(found, capsys)
+    assert "time: not known for this hardware" in text
+    assert "samples/s" not in text
+
+
+def test_swap_is_named_only_where_something_is_swapped(capsys):
+    swapped = OFFLOADED.with_changes(offload_optimizer=Offload.NVME, offload_params=Offload.NVME, nvme_path="/nvme")
+    assert "swapped to NVMe" in printed(estimate(workload("smollm2-135m"), swapped, cluster("rtx-4090", 2)), capsys)
+    assert "swapped" not in printed(case("offloaded"), capsys)
+
+
+# Single lines
+
+
+def verdict_of(usable_bytes: int) -> str:
+    gpu = card("rtx-4090", memory_bytes=usable_bytes)
+    recipe = PLAIN.with_changes(method=Method.LORA)
+    return re.sub(r"\x1b\[\d+m", "", verdict_line(estimate(workload("smollm2-135m"), recipe, cluster_of(gpu))))
+
+
+def test_verdict_says_what_is_free_or_short():
+    recipe = PLAIN.with_changes(method=Method.LORA)
+    device = estimate(workload("smollm2-135m"), recipe, cluster("rtx-4090")).device.device_bytes
+    ample, scarce, short = (verdict_of(device + spare) for spare in (8 * GIB, GIB // 4, -GIB // 4))
+    assert ample.startswith("fits:")
+    assert "8.00 GiB free" in ample
+    assert scarce.startswith("tight:")
+    assert "0.25 GiB free" in scarce
+    assert short.startswith("does not fit:")
+    assert "0.25 GiB short" in short
+
+
+def test_host_that_is_too_small_is_said_beside_the_verdict():
+    found = estimate(workload("smollm2-135m"), PLAIN, cluster("rtx-4090", host_ram_bytes=GIB))
+    assert found.verdict is Verdict.DOES_NOT_FIT
+    assert f"the host has 1.00 GiB of the {gib_text(found.host.peak_bytes)} that it needs" in verdict_line(found)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text"),
+    [
+        (PLAIN, "plain PyTorch"),
+        (Recipe(zero_stage=0), "ZeRO-0"),
+        (Recipe(zero_stage=2, offload_optimizer=Offload.CPU), "ZeRO-2, optimizer on cpu"),
+        (OFFLOADED, "ZeRO-3, optimizer on cpu, weights on cpu"),
+    ],
+)
+def test_engine_is_its_stage_and_what_is_offloaded(recipe: Recipe, text: str):
+    assert engine_text(recipe) == text
+
+
+def test_recipe_in_words_names_what_is_unusual():
+    words = recipe_text(
+        Recipe(
+            method=Method.LORA,
+            lora_rank=7,
+            optimizer=OptimizerKind.ADAMW_8BIT,
+            micro_batch=3,
+            grad_accum=5,
+            activation_checkpointing=False,
+        )
+    )
+    assert words == "lora r7, bf16, plain PyTorch, adamw-8bit, micro batch 3 x 5, no checkpointing"
+    assert "adamw" not in recipe_text(PLAIN)
+
+
+def test_heading_names_model_counts_and_all_machines():
+    found = estimate(workload("smollm2-135m"), SHARDED, cluster("h100-sxm", 8, num_nodes=2))
+    text = heading(found)
+    assert text.startswith("smollm2-135m: 135 M parameters, 135 M trained; full, bf16, ZeRO-2")
+    assert text.endswith(f"2 nodes of 8 x {shipped_gpus()['h100-sxm'].name}")
+
+
+def test_workload_in_words_counts_samples_tokens_images_and_epochs():
+    found = case("sharded")
+    asked = replace(found.workload, images_per_sample=2, epochs=1.5, num_samples=12_345)
+    assert workload_text(replace(found, workload=asked)) == (
+        "12,345 samples of 1,024 tokens with 2 images of 448x448, 1.5 epochs, 4 samples a step"
+    )
+    assert "image" not in workload_text(case("adapters"))
+    assert "1 epoch," in workload_text(case("adapters"))

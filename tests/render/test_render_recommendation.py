@@ -1,0 +1,143 @@
+"""A recommendation as text: the winner, every plan in the table, what is not possible, how old the prices are."""
+
+import re
+from dataclasses import replace
+from datetime import date, timedelta
+from functools import cache
+
+import pytest
+
+from search_cases import TODAY, card, cluster, offer, owned, rented, search
+from vlmplan.recipe import Method
+from vlmplan.render.recommendation import (
+    SHOWN_REJECTIONS,
+    WINS_BY,
+    money_line,
+    offer_text,
+    print_nothing_fits,
+    print_recommendation,
+)
+from vlmplan.search import Objective, Recommendation
+from vlmplan.units import GIB, duration_text, usd_text
+
+GPU, OTHER = card("a100-sxm4-80gb"), card("rtx-4090")
+SEEN = TODAY - timedelta(days=20)
+
+
+@cache
+def found(objective: Objective = Objective.COST) -> Recommendation:
+    candidates = [
+        *(rented(GPU, offer(GPU, 2.0 * count, count)) for count in (1, 2, 4)),
+        rented(OTHER, offer(OTHER, 0.4, sku="1x RTX 4090 [secure]")),
+        *owned(*(cluster(card("t4", id=f"tiny-{gib}", memory_bytes=gib * GIB // 8)) for gib in range(1, 9))),
+    ]
+    return search(candidates, objective=objective, seq_len=256)
+
+
+def printed(found: Recommendation, capsys: pytest.CaptureFixture[str], *next_steps: str) -> str:
+    print_recommendation(found, next_steps)
+    return capsys.readouterr().out
+
+
+def table(text: str) -> list[list[str]]:
+    """Rows of the table of plans, cells apart by two blanks or more."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if re.match(r" +method ", line))
+    end = lines.index("", start)
+    return [re.split(r"  +", line.strip()) for line in lines[start + 1 : end]]
+
+
+def test_piped_recommendation_has_no_colour(capsys):
+    text = printed(found(), capsys)
+    assert "\x1b" not in text
+    assert text.isascii()
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_winner_comes_first_and_says_what_it_wins_by(objective: Objective, capsys):
+    answer = found(objective)
+    assert f"\n{WINS_BY[objective]}: {money_line(answer.plans[0], TODAY)}\n" in printed(answer, capsys)
+
+
+def test_every_plan_is_a_row_and_the_best_of_each_method_is_marked(capsys):
+    rows = table(printed(found(), capsys))
+    assert len(rows) == len(found().plans)
+    marked = [row[1] for row in rows if row[0] == "best"]
+    assert sorted(marked) == sorted(method.value for method in Method)
+    assert [row[0] for row in rows[:3]] == ["best"] * 3
+
+
+def test_rows_hold_the_numbers_of_their_plans(capsys):
+    rows = {tuple(row[row[0] == "best" :][:2]): row[row[0] == "best" :] for row in table(printed(found(), capsys))}
+    for plan in found().plans:
+        gpus = f"{plan.estimate.cluster.num_gpus} x {plan.estimate.cluster.node.gpu.id}"
+        row = rows[plan.estimate.recipe.method.value, gpus]
+        assert row[2] == plan.offer.provider
+        assert float(row[3]) == pytest.approx(plan.usd_per_hour, abs=0.005)
+        assert row[5] == f"{plan.estimate.recipe.micro_batch} x {plan.estimate.recipe.grad_accum}"
+        assert float(row[7]) == pytest.approx(plan.estimate.device.device_bytes / 2**30, abs=0.05)
+        assert float(row[8]) == pytest.approx(plan.estimate.device.usable_bytes / 2**30, abs=0.05)
+        assert row[9] == duration_text(plan.hours * 3600)
+        assert float(row[10]) == pytest.approx(plan.usd, abs=0.005)
+
+
+def test_rejections_come_largest_machine_first_and_the_rest_is_counted(capsys):
+    text = printed(found(), capsys)
+    named = re.findall(r"^  1 x tiny-(\d): .*needs.*$", text, re.MULTILINE)
+    rejected = sorted((rejection.cluster.node.gpu.id[-1] for rejection in found().rejected), reverse=True)
+    assert named == rejected[:SHOWN_REJECTIONS]
+    assert f"and {len(rejected) - SHOWN_REJECTIONS} smaller machines" in text
+
+
+def test_rejection_has_its_reason_and_the_change_that_would_help(capsys):
+    text = printed(found(), capsys)
+    shown = [rejection for rejection in found().rejected if f"{rejection.label}: " in text]
+    assert len(shown) == SHOWN_REJECTIONS
+    assert all(f"{rejection.reason}; try {rejection.smallest_change}\n" in text for rejection in shown)
+
+
+def test_nothing_that_fits_is_said_with_the_reasons(capsys):
+    tiny = search(owned(cluster(card("t4", memory_bytes=GIB))))
+    print_nothing_fits(tiny)
+    text = capsys.readouterr().out
+    assert text.startswith("smollm2-135m: nothing fits on 1 machine\n")
+    assert tiny.rejected[0].reason in text
+
+
+def test_next_steps_notes_and_the_age_of_prices_stand_below(capsys):
+    answer = replace(found(), notes=("a note of the search",))
+    text = printed(answer, capsys, "do this next")
+    assert text.endswith("\ndo this next\n")
+    assert "note: a note of the search" in text
+    assert f"prices: 20 to 20 days old on {TODAY.isoformat()}" in text
+
+
+# Money
+
+
+def test_money_line_has_price_time_machine_and_offer():
+    plan = next(plan for plan in found().plans if plan.offer.gpu_id == OTHER.id)
+    line = money_line(plan, TODAY)
+    assert line.startswith(f"{usd_text(plan.usd)} for the run, {duration_text(plan.hours * 3600)} on 1 x {OTHER.name}")
+    assert "1x RTX 4090 [secure] on demand, price 20 days old, $0.40/h" in line
+
+
+def test_unknown_price_and_unknown_time_are_said():
+    unpriced = search(owned(cluster(GPU)), seq_len=256).plans[0]
+    assert money_line(unpriced, TODAY).endswith("; no price is known")
+    unknown = card("rtx-4090", memory_bandwidth_bytes_per_second=None)
+    timeless = search([rented(unknown, offer(unknown, 0.5))], seq_len=256).plans[0]
+    assert money_line(timeless, TODAY).startswith("- for the run, an unknown time on")
+
+
+def test_unknown_numbers_are_dashes_in_the_table(capsys):
+    unknown = card("rtx-4090", memory_bandwidth_bytes_per_second=None)
+    answer = search(owned(cluster(unknown)), seq_len=256)
+    for row in table(printed(answer, capsys)):
+        assert row[-1] == row[-2] == "-"
+
+
+def test_offer_says_how_old_its_price_is():
+    assert offer_text(offer(GPU, 1.0, as_of=SEEN), TODAY).endswith("price 20 days old")
+    assert offer_text(offer(GPU, 1.0, as_of=None), TODAY).endswith("price of unknown age")
+    assert offer_text(offer(GPU, 1.0, sku="big-1"), date(2026, 11, 2)) == "somebody big-1 on demand, price 1 day old"

@@ -1,0 +1,193 @@
+"""Which machines a search looks at: offers that are admitted, named cards in several counts, this machine."""
+
+from datetime import date, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search_cases import TODAY, card, cluster, offer
+from vlmplan.catalog import Catalog, shipped_catalog
+from vlmplan.errors import DoesNotFitError, InputError, UnknownNameError
+from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
+from vlmplan.hardware import PRICE_CURRENT_DAYS, Pricing, cheapest
+from vlmplan.search.clusters import COUNTS, Candidate, OfferFilter, candidates, offer_ladder
+from vlmplan.units import GIB
+
+SHIPPED = Catalog(shipped_catalog())
+GPU = card("rtx-4090")
+
+
+def found(*names: str, offers: OfferFilter | None = None, num_nodes: int = 1) -> list[Candidate]:
+    choices = [parse_gpu_choice(name) for name in names]
+    return candidates(SHIPPED, choices=choices, offers=offers, num_nodes=num_nodes, today=TODAY)[0]
+
+
+def counts(candidates_found: list[Candidate]) -> list[int]:
+    return [candidate.cluster.node.num_gpus for candidate in candidates_found]
+
+
+# The whole catalog
+
+
+def test_every_card_and_count_on_offer_is_looked_at_once():
+    offered = {(one.gpu_id, one.num_gpus) for one in SHIPPED.offers if one.pricing in (Pricing.ON_DEMAND, Pricing.OWN)}
+    places = [(one.cluster.node.gpu.id, one.cluster.node.num_gpus) for one in found()]
+    assert len(set(places)) == len(places)
+    assert set(places) == {place for place in offered if SHIPPED.gpu_by_id(place[0]).has_known_memory}
+
+
+def test_each_machine_comes_with_offers_of_it_and_the_hosts_memory_of_the_first():
+    for candidate in found():
+        node = candidate.cluster.node
+        assert all((one.gpu_id, one.num_gpus) == (node.gpu.id, node.num_gpus) for one in candidate.offers)
+        assert node.host_ram_bytes == candidate.offers[0].host_ram_bytes
+
+
+def test_interruptible_and_marketplace_offers_count_only_where_they_are_asked_for():
+    assert {one.pricing for candidate in found() for one in candidate.offers} <= {Pricing.ON_DEMAND, Pricing.OWN}
+    spot = found(offers=OfferFilter(pricing=(Pricing.INTERRUPTIBLE,)))
+    assert {one.pricing for candidate in spot for one in candidate.offers} == {Pricing.INTERRUPTIBLE}
+
+
+def test_only_named_providers_count():
+    some = found(offers=OfferFilter(providers=("runpod", "lambda")))
+    assert {one.provider for candidate in some for one in candidate.offers} <= {"runpod", "lambda"}
+
+
+def test_unknown_provider_is_named_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="unknown provider 'runpot'; did you mean 'runpod'"):
+        found(offers=OfferFilter(providers=("runpot",)))
+
+
+@given(st.floats(0.2, 40), st.integers(1, 5))
+def test_hourly_limit_is_for_all_machines_together(usd: float, num_nodes: int):
+    within = found(offers=OfferFilter(max_usd_per_hour=usd * num_nodes), num_nodes=num_nodes)
+    assert all(one.usd_per_hour <= usd * (1 + 1e-9) for candidate in within for one in candidate.offers)
+    assert all(candidate.cluster.num_nodes == num_nodes for candidate in within)
+
+
+def test_nothing_left_is_said_and_not_searched():
+    with pytest.raises(DoesNotFitError, match="no offer"):
+        found(offers=OfferFilter(max_usd_per_hour=0.0))
+
+
+@pytest.mark.parametrize("usd", [-0.01, float("nan")])
+def test_hourly_limits_below_nothing_are_refused(usd: float):
+    with pytest.raises(InputError, match="--max-usd-per-hour"):
+        OfferFilter(max_usd_per_hour=usd)
+
+
+# Named cards
+
+
+def test_card_without_a_count_is_tried_in_every_count_and_with_one_in_that():
+    assert counts(found("rtx-4090")) == list(COUNTS)
+    assert counts(found("rtx-4090:3")) == [3]
+    assert counts(found("rtx-4090:2", "t4:1")) == [2, 1]
+
+
+def test_no_more_cards_are_tried_than_go_into_a_machine():
+    assert counts(found("rtx-4090-laptop")) == [1]
+    assert counts(found("rtx-5080")) == [1, 2, 4]
+
+
+def test_card_that_nobody_offers_is_looked_at_without_a_price():
+    (candidate,) = found("rtx-4090:7")
+    assert candidate.offers == ()
+    assert candidate.cluster.node.host_ram_bytes is None
+
+
+def test_named_card_has_the_prices_of_its_count():
+    (candidate,) = found("h100-sxm:8")
+    assert candidate.offers
+    assert {(one.gpu_id, one.num_gpus) for one in candidate.offers} == {("h100-sxm", 8)}
+
+
+@pytest.mark.parametrize(
+    "offers",
+    [
+        OfferFilter(max_usd_per_hour=0.01),
+        OfferFilter(providers=("vultr",)),
+        OfferFilter(pricing=(Pricing.OWN,)),
+    ],
+)
+def test_named_card_that_no_admitted_offer_has_is_no_answer_to_who_asks_for_offers(offers: OfferFilter):
+    with pytest.raises(DoesNotFitError, match="no offer"):
+        found("h100-sxm:8", offers=offers)
+
+
+def test_several_nodes_are_equal():
+    (candidate,) = found("a100-sxm4-80gb:8", num_nodes=3)
+    assert candidate.cluster.num_gpus == 3 * 8
+
+
+def test_cpu_is_this_machine_as_often_as_asked_and_stands_for_no_offer():
+    (candidate,) = found("cpu:4", offers=OfferFilter(max_usd_per_hour=1.0))
+    assert candidate.cluster.node.gpu.id == "cpu"
+    assert candidate.cluster.num_gpus == 4
+    assert candidate.offers == ()
+    _, notes = candidates(SHIPPED, choices=[GpuChoice(name="cpu")], today=TODAY)
+    assert any("no speed is known" in note for note in notes)
+
+
+def test_unknown_card_is_an_error_and_not_left_out():
+    with pytest.raises(UnknownNameError, match="rtx-4091"):
+        found("rtx-4090", "rtx-4091")
+
+
+# Ladders of host memory
+
+RAMS = st.one_of(st.none(), st.integers(1, 64).map(lambda size: size * 16 * GIB))
+OFFERS = st.lists(
+    st.builds(
+        lambda usd, ram, age: offer(GPU, usd, host_ram_bytes=ram, as_of=TODAY - timedelta(days=age)),
+        st.floats(0.1, 50),
+        RAMS,
+        st.sampled_from([3, PRICE_CURRENT_DAYS + 1]),
+    ),
+    max_size=12,
+)
+
+
+@given(OFFERS)
+def test_each_rung_has_more_host_memory_than_the_one_before(offers: list):
+    sizes = [rung.host_ram_bytes for rung in offer_ladder(offers, TODAY)]
+    assert all(size is not None for size in sizes[:-1])
+    known = [size for size in sizes if size is not None]
+    assert known == sorted(set(known))
+
+
+@given(OFFERS, st.integers(1, 1200))
+def test_machine_taken_is_the_cheapest_offer_whose_host_is_large_enough(offers: list, needed_gib: int):
+    needed = needed_gib * GIB
+    ladder = offer_ladder(offers, TODAY)
+    machine = Candidate(cluster=cluster(GPU), offers=ladder).with_host_bytes(needed) if ladder else None
+    if ladder and ladder[0].host_ram_bytes is None:
+        enough = list(ladder)  # nobody says how much the cheapest one has
+    else:
+        enough = [one for one in offers if one.host_ram_bytes is not None and one.host_ram_bytes >= needed]
+    assert (None if machine is None else machine[1]) == cheapest(enough, TODAY)
+
+
+def test_machine_of_ones_own_needs_no_offer_but_enough_memory_where_that_is_known():
+    unknown, known = Candidate(cluster=cluster(GPU)), Candidate(cluster=cluster(GPU, host_ram_bytes=32 * GIB))
+    assert unknown.with_host_bytes(10**15) == (unknown.cluster, None)
+    assert known.with_host_bytes(32 * GIB) == (known.cluster, None)
+    assert known.with_host_bytes(32 * GIB + 1) is None
+    assert (unknown.most_host_bytes, known.most_host_bytes) == (None, 32 * GIB)
+
+
+def test_rented_machine_takes_the_host_memory_of_its_offer():
+    small, large = offer(GPU, 1.0, host_ram_bytes=32 * GIB), offer(GPU, 2.0, host_ram_bytes=64 * GIB)
+    candidate = Candidate(cluster=cluster(GPU, num_nodes=2), offers=(small, large))
+    machine, taken = candidate.with_host_bytes(48 * GIB)
+    assert taken == large
+    assert (machine.node.host_ram_bytes, machine.num_nodes) == (64 * GIB, 2)
+    assert candidate.with_host_bytes(65 * GIB) is None
+
+
+def test_old_price_does_not_lead_the_ladder():
+    old = offer(GPU, 0.1, as_of=date(2020, 1, 1), host_ram_bytes=32 * GIB)
+    current = offer(GPU, 1.0, host_ram_bytes=32 * GIB)
+    assert offer_ladder([old, current], TODAY)[0] == current

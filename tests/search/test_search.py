@@ -1,0 +1,325 @@
+"""The recommendation: the best of everything there is, within the limits, and a reason for all that is left out."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_cases import TODAY, all_estimates, card, cluster, offer, owned, rented, search, space
+from vlmplan.errors import InputError
+from vlmplan.estimate import Estimate
+from vlmplan.memory.device import Verdict
+from vlmplan.recipe import Method, Offload
+from vlmplan.search import MAX_PLANS, SECONDS_PER_HOUR, Limits, Objective, RankedPlan, Recommendation
+from vlmplan.search.clusters import Candidate
+from vlmplan.units import GIB
+
+FAST, SLOW = card("a100-sxm4-80gb"), card("rtx-3060-12gb", memory_bytes=int(1.75 * GIB))
+USD = {FAST.id: 2.0, SLOW.id: 0.25}
+SAMPLE = {"seq_len": 256, "num_samples": 5000}
+
+
+def offers(num_gpus: tuple[int, ...] = (1, 4)) -> list[Candidate]:
+    return [rented(gpu, offer(gpu, USD[gpu.id] * count, count)) for gpu in (FAST, SLOW) for count in num_gpus]
+
+
+@cache
+def answer(objective: Objective = Objective.COST, num_gpus: tuple[int, ...] = (1, 4)) -> Recommendation:
+    return search(offers(num_gpus), objective=objective, **SAMPLE)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A setup that fits, computed exactly; ``is_lean``: it gives speed for memory."""
+
+    estimate: Estimate
+    usd: float
+    is_lean: bool
+
+    @property
+    def method(self) -> Method:
+        return self.estimate.recipe.method
+
+
+def everything_that_fits(candidates: list[Candidate]) -> Iterator[list[Fitting]]:
+    """Everything of one machine and method at a time."""
+    where = space(**SAMPLE)
+    for candidate, method in itertools.product(candidates, Method):
+        usd_per_second = candidate.offers[0].usd_per_hour / SECONDS_PER_HOUR
+        yield [
+            Fitting(estimate, estimate.run_seconds * usd_per_second, is_lean)
+            for is_lean in (False, True)
+            for estimate in all_estimates(where, candidate.cluster, (method,), lean=(is_lean,))
+            if estimate.verdict is Verdict.FITS
+        ]
+
+
+def fast_or_else_lean(found: list[Fitting]) -> list[Fitting]:
+    """Lean setups count only where nothing else of a machine and method fits."""
+    return [one for one in found if not one.is_lean] or found
+
+
+@pytest.fixture(scope="module")
+def brute_force() -> list[list[Fitting]]:
+    return list(everything_that_fits(offers()))
+
+
+@pytest.fixture(scope="module")
+def sensible(brute_force: list[list[Fitting]]) -> list[Fitting]:
+    return [one for found in brute_force for one in fast_or_else_lean(found)]
+
+
+# The winner against everything
+
+
+def test_cheapest_plan_is_the_cheapest_of_everything(sensible: list[Fitting]):
+    assert answer().plans[0].usd == pytest.approx(min(one.usd for one in sensible), rel=0.01)
+
+
+def test_fastest_plan_is_the_fastest_of_everything(sensible: list[Fitting]):
+    fastest = min(one.estimate.run_seconds for one in sensible)
+    assert answer(Objective.TIME).plans[0].estimate.run_seconds == pytest.approx(fastest, rel=0.01)
+
+
+def test_plan_of_least_memory_takes_the_least_of_everything(brute_force: list[list[Fitting]]):
+    least = min(one.estimate.device.device_bytes for found in brute_force for one in found)
+    assert answer(Objective.VRAM).plans[0].estimate.device.device_bytes == pytest.approx(least, rel=0.01)
+
+
+@pytest.mark.parametrize("method", Method)
+def test_best_plan_of_each_method_is_the_cheapest_of_that_method(sensible: list[Fitting], method: Method):
+    cheapest = min(one.usd for one in sensible if one.method is method)
+    assert answer().best_of(method).usd == pytest.approx(cheapest, rel=0.01)
+
+
+@pytest.mark.parametrize("memory_gib", [1.4, 2.2])
+def test_cheapest_plan_is_the_cheapest_where_memory_is_short(memory_gib: float):
+    gpu = card("rtx-4090", memory_bytes=int(memory_gib * GIB))
+    candidates = [rented(gpu, offer(gpu, 0.5 * count, count)) for count in (1, 2)]
+    cheapest = min(one.usd for found in everything_that_fits(candidates) for one in fast_or_else_lean(found))
+    assert search(candidates, **SAMPLE).plans[0].usd == pytest.approx(cheapest, rel=0.01)
+
+
+def test_images_are_searched_as_well_as_text():
+    gpu = card("rtx-4090", memory_bytes=12 * GIB)
+    candidates = [rented(gpu, offer(gpu, 0.5 * count, count)) for count in (1, 2)]
+    where = space("qwen2-vl-2b", global_batch=4)
+    cheapest = min(
+        estimate.run_seconds / SECONDS_PER_HOUR * candidate.offers[0].usd_per_hour
+        for candidate in candidates
+        for estimate in all_estimates(where, candidate.cluster, (Method.LORA, Method.QLORA))
+        if estimate.verdict is Verdict.FITS
+    )
+    found = search(candidates, "qwen2-vl-2b", global_batch=4)
+    assert found.plans[0].usd == pytest.approx(cheapest, rel=0.01)
+
+
+# Order and shape
+
+
+def key(plan: RankedPlan, objective: Objective) -> float:
+    values = {Objective.COST: plan.usd, Objective.TIME: plan.hours, Objective.VRAM: plan.estimate.device.device_bytes}
+    return values[objective]
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_plans_come_best_first(objective: Objective):
+    plans = answer(objective, (1, 2, 4, 8)).plans
+    keys = [key(plan, objective) for plan in plans]
+    assert keys == sorted(keys)
+    assert len(plans) >= MAX_PLANS
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_each_machine_and_method_is_shown_once_and_every_method_is(objective: Objective):
+    plans = answer(objective, (1, 2, 4, 8)).plans
+    places = [(plan.offer.gpu_id, plan.offer.num_gpus, plan.estimate.recipe.method) for plan in plans]
+    assert len(set(places)) == len(places)
+    assert {method for *_, method in places} == set(Method)
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_every_plan_fits_its_machine_and_holds_the_global_batch(objective: Objective):
+    for plan in search(offers(), objective=objective, global_batch=24, **SAMPLE).plans:
+        recipe = plan.estimate.recipe
+        assert plan.estimate.verdict is Verdict.FITS
+        assert recipe.micro_batch * recipe.grad_accum * plan.estimate.cluster.num_gpus == 24
+        assert plan.estimate.cluster.node.gpu.id == plan.offer.gpu_id
+
+
+def test_price_is_hours_times_the_rate_of_all_machines():
+    two = Candidate(
+        cluster=dataclasses.replace(rented(FAST, offer(FAST, 7.0, 2)).cluster, num_nodes=3),
+        offers=(offer(FAST, 7.0, 2),),
+    )
+    plan = search([two], **SAMPLE).plans[0]
+    assert plan.usd_per_hour == 3 * 7.0
+    assert plan.usd == pytest.approx(plan.estimate.run_seconds / 3600 * 3 * 7.0)
+    assert plan.hours == pytest.approx(plan.estimate.num_steps * plan.estimate.step_seconds / 3600)
+
+
+def test_recommendation_says_what_was_looked_at():
+    found = answer()
+    assert found.num_clusters == len(offers())
+    assert found.num_considered > len(found.plans)
+    assert found.as_of == TODAY
+
+
+# Prices and speeds that are not known
+
+
+def test_without_prices_the_fewest_gpu_hours_win():
+    found = search(owned(*(cluster(FAST, count) for count in (1, 2, 8))), **SAMPLE)
+    gpu_hours = [plan.hours * plan.estimate.cluster.num_gpus for plan in found.plans]
+    assert gpu_hours == sorted(gpu_hours)
+    assert found.plans[0].usd is None
+
+
+def test_machine_without_a_price_comes_after_those_with_one():
+    found = search([*owned(cluster(FAST, 8)), rented(SLOW, offer(SLOW, 100.0))], **SAMPLE)
+    priced = [plan.usd is not None for plan in found.plans]
+    assert priced == sorted(priced, reverse=True)
+    assert not all(priced)
+
+
+def test_card_of_unknown_speed_is_found_comes_last_and_has_no_hours():
+    unknown = card("rtx-4090", id="unknown", memory_bandwidth_bytes_per_second=None)
+    found = search([rented(unknown, offer(unknown, 0.01)), rented(SLOW, offer(SLOW, 100.0))], **SAMPLE)
+    last = found.plans[-1]
+    assert last.estimate.cluster.node.gpu.id == "unknown"
+    assert (last.hours, last.usd) == (None, None)
+    assert found.plans[0].offer.gpu_id == SLOW.id
+
+
+def test_card_of_unknown_speed_is_within_no_limit_on_time():
+    unknown = card("rtx-4090", memory_bandwidth_bytes_per_second=None)
+    found = search(owned(cluster(unknown)), limits=Limits(max_hours=1e9), **SAMPLE)
+    assert not found.plans
+    assert "not known" in found.rejected[0].reason
+
+
+# Limits
+
+
+@pytest.mark.parametrize(("name", "of"), [("max_usd", "usd"), ("max_hours", "hours")])
+def test_plans_stay_within_the_limit_and_the_rest_is_rejected_for_it(name: str, of: str):
+    free = answer().plans
+    limit = sorted(getattr(plan, of) for plan in free)[len(free) // 2]
+    found = search(offers(), limits=Limits(**{name: limit}), **SAMPLE)
+    assert found.plans
+    assert all(getattr(plan, of) <= limit * (1 + 1e-6) for plan in found.plans)
+    nothing = search(offers(), limits=Limits(**{name: limit / 1e6}), **SAMPLE)
+    assert not nothing.plans
+    assert len(nothing.rejected) == len(offers())
+    assert any("over the limits" in rejection.reason for rejection in nothing.rejected)
+
+
+@pytest.mark.parametrize("name", ["max_usd", "max_hours"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_limits_that_nothing_can_meet_are_refused(name: str, value: float):
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is {value}"):
+        Limits(**{name: value})
+
+
+# Rejections
+
+
+def test_every_machine_has_a_plan_or_a_rejection_with_a_reason():
+    tiny = card("t4", id="tiny", memory_bytes=GIB)
+    candidates = [*offers((1,)), rented(tiny, offer(tiny, 0.01))]
+    found = search(candidates, **SAMPLE)
+    planned = {plan.offer.gpu_id for plan in found.plans}
+    rejected = {rejection.cluster.node.gpu.id: rejection for rejection in found.rejected}
+    assert planned | set(rejected) == {candidate.cluster.node.gpu.id for candidate in candidates}
+    assert set(rejected) == {"tiny"}
+    assert "needs" in rejected["tiny"].reason
+    assert rejected["tiny"].smallest_change
+    assert rejected["tiny"].label == "1 x tiny"
+
+
+def test_rejection_as_json_names_machine_reason_and_change():
+    tiny = card("t4", memory_bytes=GIB)
+    (rejection,) = search(owned(cluster(tiny, 2, num_nodes=3)), **SAMPLE).rejected
+    document = rejection.as_json()
+    assert (document["gpu"], document["num_gpus"], document["num_nodes"]) == ("t4", 2, 3)
+    assert document["reason"] == rejection.reason
+    assert document["smallest_change"] == rejection.smallest_change
+
+
+def test_host_that_is_too_small_is_the_reason_with_the_least_that_is_needed():
+    gpu = card("t4", memory_bytes=2 * GIB)
+    fixed = {"method": Method.FULL, "zero_stage": 3, "offload_optimizer": Offload.CPU, "offload_params": Offload.CPU}
+    small, ample = offer(gpu, 0.1, host_ram_bytes=4 * GIB), offer(gpu, 0.4, host_ram_bytes=64 * GIB)
+    short = search([rented(gpu, small)], fixed=fixed, **SAMPLE)
+    assert not short.plans
+    assert short.rejected[0].reason.startswith("the host needs")
+    assert search([rented(gpu, small, ample)], fixed=fixed, **SAMPLE).plans[0].offer == ample
+
+
+def test_smaller_micro_batch_is_taken_where_the_allocator_cannot_place_a_larger_one():
+    # Without expandable segments blocks stay as they were cut, so more memory is reserved than tensors take.
+    on = cluster(card("mi300x", memory_bytes=int(1.8 * GIB)))
+    where = space(**SAMPLE)
+    largest = {setup.recipe.method: setup for setup in where.fitting(on)}
+    estimates = {method: where.estimate(setup, on) for method, setup in largest.items()}
+    assert any(estimate.verdict is not Verdict.FITS for estimate in estimates.values())
+    plans = search(owned(on), **SAMPLE).plans
+    assert {plan.estimate.recipe.method for plan in plans} == set(largest)
+    assert all(plan.estimate.verdict is Verdict.FITS for plan in plans)
+
+
+def test_cheaper_offer_is_taken_where_its_host_is_large_enough():
+    small, ample = offer(FAST, 1.0, host_ram_bytes=64 * GIB), offer(FAST, 2.0, host_ram_bytes=512 * GIB)
+    assert {plan.offer for plan in search([rented(FAST, small, ample)], **SAMPLE).plans} == {small}
+
+
+# Laws
+
+ADAPTERS = {"method": Method.LORA}
+
+
+@pytest.mark.parametrize("objective", [Objective.COST, Objective.TIME])
+@settings(max_examples=4)
+@given(one=st.integers(1, 10**6), other=st.integers(1, 10**6))
+def test_more_samples_never_take_less_time_or_money(objective: Objective, one: int, other: int):
+    less, more = (
+        search(offers((1,)), objective=objective, fixed=ADAPTERS, seq_len=256, num_samples=count).plans[0]
+        for count in sorted((one, other))
+    )
+    assert key(less, objective) <= key(more, objective)
+
+
+@settings(max_examples=4)
+@given(st.integers(64, 1024), st.integers(64, 1024))
+def test_longer_samples_never_cost_less(one: int, other: int):
+    short, long = (search(offers((1,)), fixed=ADAPTERS, seq_len=length).plans[0].usd for length in sorted((one, other)))
+    assert short <= long * 1.0001
+
+
+@settings(max_examples=5)
+@given(st.floats(0.01, 100), st.floats(0.01, 100))
+def test_higher_price_never_makes_the_best_plan_cheaper(one: float, other: float):
+    low, high = (search([rented(FAST, offer(FAST, usd))], **SAMPLE).plans[0].usd for usd in sorted((one, other)))
+    assert low <= high
+
+
+def test_another_machine_never_makes_the_best_plan_worse():
+    few, many = search(offers((1,)), **SAMPLE), search(offers((1, 4)), **SAMPLE)
+    assert many.plans[0].usd <= few.plans[0].usd
+
+
+def test_same_search_gives_the_same_answer_twice():
+    first, second = answer(), search(offers(), **SAMPLE)
+    assert [plan.estimate.recipe for plan in first.plans] == [plan.estimate.recipe for plan in second.plans]
+    assert first.rejected == second.rejected
+
+
+def test_large_model_is_found_on_cards_that_hold_only_its_shards():
+    # Llama 70B: 141 GB of weights on eight cards of 80 GB.
+    found = search(owned(cluster(card("a100-sxm4-80gb"), 8)), "llama-3.1-70b", fixed={"method": Method.LORA})
+    assert found.plans[0].estimate.recipe.zero_stage == 3

@@ -1,0 +1,294 @@
+"""Setups that are tried: batch sizes, what fits, what is refused, each held to exact estimates of everything."""
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search_cases import all_estimates, card, cluster, space
+from vlmplan.memory.device import Verdict, device_memory
+from vlmplan.memory.overhead import workspace_bytes
+from vlmplan.recipe import AttentionImplementation, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+from vlmplan.rules import Severity, model_facts, problems
+from vlmplan.search.setups import MicroBatches, Setup, SetupSpace, budget_bytes
+from vlmplan.units import GIB, MIB
+
+SMALL = space(seq_len=256)
+WITH_IMAGES = space("qwen2-vl-2b", global_batch=8)
+CHUNK_FILLS_LATE = space("llava-1.5-7b", seq_len=700)  # 32,064 words: a chunk of logits is 2,048 tokens
+
+
+# Batch sizes
+
+
+@given(global_batch=st.integers(1, 5000), num_gpus=st.integers(1, 512))
+def test_micro_batch_times_gpus_times_accumulation_holds_the_global_batch(global_batch: int, num_gpus: int):
+    sizes = space(global_batch=global_batch).batch_sizes(num_gpus)
+    products = {micro_batch * grad_accum * num_gpus for micro_batch, grad_accum in sizes}
+    assert len(products) == 1
+    (product,) = products
+    assert global_batch <= product < global_batch + num_gpus
+    assert product == global_batch or global_batch % num_gpus
+
+
+@given(global_batch=st.integers(1, 5000), num_gpus=st.integers(1, 512))
+def test_micro_batches_go_from_one_sample_to_everything_at_once(global_batch: int, num_gpus: int):
+    sizes = space(global_batch=global_batch).batch_sizes(num_gpus)
+    assert sizes[0][0] == sizes[-1][1] == 1
+    assert sizes == sorted(sizes)
+
+
+@given(st.integers(1, 3000))
+def test_every_micro_batch_that_divides_is_tried(global_batch: int):
+    sizes = [size for size in range(1, global_batch + 1) if global_batch % size == 0]
+    assert space(global_batch=global_batch).batch_sizes(1) == [(size, global_batch // size) for size in sizes]
+
+
+def test_huge_global_batch_is_divided_at_once():
+    assert len(space(global_batch=10**9).batch_sizes(1)) == (9 + 1) * (9 + 1)  # 10^9 = 2^9 x 5^9
+
+
+@given(
+    global_batch=st.integers(1, 5000),
+    num_gpus=st.integers(1, 512),
+    fixed=st.fixed_dictionaries({}, optional={"micro_batch": st.integers(1, 64), "grad_accum": st.integers(1, 64)}),
+)
+def test_no_number_of_gpus_asks_for_a_larger_micro_batch_than_one_gpu(global_batch: int, num_gpus: int, fixed: dict):
+    one = space(global_batch=global_batch, fixed=fixed)
+    assert one.batch_sizes(num_gpus)[-1][0] <= one.batch_sizes(1)[-1][0]
+
+
+@given(global_batch=st.integers(1, 500), num_gpus=st.integers(1, 64), micro_batch=st.integers(1, 64))
+def test_fixed_micro_batch_is_held_and_accumulated_as_often_as_needed(global_batch, num_gpus, micro_batch):
+    fixed = {"micro_batch": micro_batch}
+    ((size, steps),) = space(global_batch=global_batch, fixed=fixed).batch_sizes(num_gpus)
+    assert size == micro_batch
+    assert (steps - 1) * micro_batch * num_gpus < global_batch <= steps * micro_batch * num_gpus
+
+
+@given(global_batch=st.integers(1, 500), num_gpus=st.integers(1, 64), grad_accum=st.integers(1, 64))
+def test_fixed_accumulation_is_held_with_the_least_micro_batch_that_does(global_batch, num_gpus, grad_accum):
+    ((size, steps),) = space(global_batch=global_batch, fixed={"grad_accum": grad_accum}).batch_sizes(num_gpus)
+    assert steps == grad_accum
+    assert (size - 1) * grad_accum * num_gpus < global_batch <= size * grad_accum * num_gpus
+
+
+def test_both_fixed_are_both_held():
+    fixed = {"micro_batch": 3, "grad_accum": 5}
+    assert space(fixed=fixed).batch_sizes(7) == [(3, 5)]
+
+
+# Scores against exact estimates
+
+
+def scored(where, on):
+    """(bound with workspaces, exact estimate) of every recipe and micro batch."""
+    workspaces = workspace_bytes(on.node.gpu.compute_capability)
+    for estimate in all_estimates(where, on):
+        recipe = estimate.recipe
+        bound = where.bound(recipe, on, recipe.micro_batch, accumulates=recipe.grad_accum > 1)
+        yield bound + workspaces, estimate
+
+
+@pytest.mark.parametrize(("where", "num_gpus"), [(SMALL, 1), (SMALL, 4), (WITH_IMAGES, 2), (CHUNK_FILLS_LATE, 2)])
+def test_what_prunes_is_never_below_the_exact_peak(where, num_gpus: int):
+    found = list(scored(where, cluster(card("rtx-4090"), num_gpus)))
+    assert found
+    assert all(bound >= estimate.peak_allocated_bytes for bound, estimate in found)
+
+
+@pytest.mark.parametrize(("where", "num_gpus"), [(SMALL, 1), (WITH_IMAGES, 2)])
+def test_seconds_between_two_micro_batches_are_those_of_the_exact_estimate_or_a_little_more(where, num_gpus: int):
+    on = cluster(card("rtx-4090"), num_gpus)
+    for estimate in all_estimates(where, on, (Method.LORA,)):
+        setup = Setup(recipe=estimate.recipe, peak_bound=0)
+        seconds = where.run_seconds(setup, on)
+        assert estimate.run_seconds <= seconds * (1 + 1e-9)
+        assert seconds <= 1.03 * estimate.run_seconds
+        if estimate.recipe.micro_batch in (1, where.batch_sizes(1)[-1][0]):
+            assert seconds == pytest.approx(estimate.run_seconds)
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_host_memory_that_is_asked_for_is_that_of_the_estimate(num_gpus: int):
+    on = cluster(card("rtx-4090"), num_gpus)
+    for estimate in all_estimates(SMALL, on, (Method.FULL,)):
+        assert SMALL.host_bytes(Setup(recipe=estimate.recipe, peak_bound=0), on) == estimate.host.peak_bytes
+
+
+def test_a_chunk_of_logits_is_looked_at_before_and_after_it_is_full():
+    recipe = Recipe(method=Method.LORA)
+    estimator, _ = CHUNK_FILLS_LATE._estimator(recipe)
+    # 2^26 logits of 32,064 words: 2,048 tokens, of which 700 fit twice and not three times
+    assert MicroBatches(estimator, recipe, (8, 0), 16).sizes == [1, 2, 3, 16]
+    assert MicroBatches(estimator, recipe, (8, 0), 1).sizes == [1]
+
+
+# What fits
+
+
+BUDGETS_GIB = [1.5, 2.5, 4.5, 9.0]
+
+
+@pytest.mark.parametrize("memory_gib", BUDGETS_GIB)
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_solved_micro_batch_is_the_largest_that_a_scan_finds(memory_gib: float, num_gpus: int):
+    on = cluster(card(memory_bytes=int(memory_gib * GIB)), num_gpus)
+    sizes = SMALL.batch_sizes(num_gpus)
+    for method in Method:
+        for recipe in SMALL.recipes(on, method, is_lean=False):
+            bounds = {size: SMALL.bound(recipe, on, size[0], accumulates=size[1] > 1) for size in sizes}
+            fitting = [size for size, bound in bounds.items() if bound <= budget_bytes(on)]
+            solved = SMALL.largest_fitting(recipe, on, sizes)
+            found = None if solved is None else (solved.recipe.micro_batch, solved.recipe.grad_accum)
+            assert found == max(fitting, default=None)
+
+
+@pytest.mark.parametrize("memory_gib", BUDGETS_GIB)
+@pytest.mark.parametrize("num_gpus", [1, 4])
+def test_every_setup_that_is_said_to_fit_fits_when_computed_exactly(memory_gib: float, num_gpus: int):
+    on = cluster(card(memory_bytes=int(memory_gib * GIB)), num_gpus)
+    for setup in SMALL.fitting(on):
+        assert SMALL.estimate(setup, on).verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize("num_gpus", [1, 4])
+@pytest.mark.parametrize("gpu_id", ["rtx-4090", "a100-sxm4-80gb", "t4"])
+def test_tensors_that_fill_the_budget_fit_and_one_segment_more_does_not(gpu_id: str, num_gpus: int):
+    on = cluster(card(gpu_id), num_gpus)
+    tensors = budget_bytes(on) + workspace_bytes(on.node.gpu.compute_capability)
+    whole_segments = tensors // (2 * MIB) * 2 * MIB
+    assert device_memory(whole_segments, on).verdict is Verdict.FITS
+    assert device_memory(whole_segments + 2 * MIB, on).verdict is Verdict.TIGHT
+
+
+def test_recomputing_is_not_tried_where_the_whole_batch_fits_without():
+    found = SMALL.fitting(cluster(card("h100-sxm")))
+    assert {setup.recipe.method for setup in found} == set(Method)
+    assert not any(setup.recipe.activation_checkpointing for setup in found)
+
+
+def test_every_engine_is_tried_where_the_user_wants_activation_checkpointing():
+    where = space(seq_len=256, fixed={"activation_checkpointing": True, "method": Method.FULL})
+    found = where.fitting(cluster(card("h100-sxm"), 4))
+    assert {setup.recipe.zero_stage for setup in found} == {0, 1, 2, 3}
+
+
+def test_lean_setups_are_tried_only_where_the_others_do_not_fit():
+    where = space(seq_len=256, fixed={"method": Method.FULL})
+    ample, scarce = (cluster(card(memory_bytes=int(gib * GIB))) for gib in (24, 2))
+    assert {setup.recipe.offload_optimizer for setup in where.fitting(ample)} == {Offload.NONE}
+    assert Offload.CPU in {setup.recipe.offload_optimizer for setup in where.fitting(scarce)}
+
+
+def test_exhaustive_space_tries_every_engine_with_the_micro_batch_of_the_least_memory():
+    where = space(seq_len=256, fixed={"method": Method.FULL}, is_exhaustive=True)
+    on = cluster(card("h100-sxm"), 4)
+    exact: dict[tuple, int] = {}
+    for estimate in all_estimates(where, on):
+        recipe = estimate.recipe
+        place = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params, recipe.activation_checkpointing)
+        place += (recipe.zero.overlap_comm,)
+        exact[place] = min(exact.get(place, 2**60), estimate.peak_allocated_bytes)
+    found = where.fitting(on)
+    assert len(found) == len(exact)
+    assert min(where.estimate(setup, on).peak_allocated_bytes for setup in found) == min(exact.values())
+
+
+# What may be proposed
+
+
+@cache
+def open_space(alias: str) -> SetupSpace:
+    """One space for many cards, as a search has it."""
+    return space(alias)
+
+
+@pytest.mark.parametrize("alias", ["smollm2-135m", "gemma-2-2b", "blip2-opt-2.7b"])
+@pytest.mark.parametrize("gpu_id", ["t4", "v100-sxm2-16gb", "gtx-1080-ti", "mi300x", "rtx-3060-12gb", "h100-sxm"])
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_nothing_that_breaks_a_rule_is_proposed(gpu_id: str, alias: str, num_gpus: int):
+    where, on = open_space(alias), cluster(card(gpu_id), num_gpus)
+    facts = model_facts(where.workload.model)
+    setups = where.fitting(on)
+    for setup in setups:
+        product = setup.recipe.micro_batch * setup.recipe.grad_accum * num_gpus
+        found = problems(setup.recipe, cluster=on, model=facts, global_batch=product)
+        assert not [problem for problem in found if problem.severity is Severity.ERROR]
+    assert setups or where.refusal(on)[0]
+
+
+FIXED = [
+    {"method": Method.LORA, "lora_rank": 64, "lora_targets": "attention"},
+    {"precision": Precision.BF16_PURE},
+    {"optimizer": OptimizerKind.ADAMW_8BIT},
+    {"zero_stage": 2, "offload_optimizer": Offload.CPU},
+    {"zero_stage": 3, "offload_optimizer": Offload.CPU, "offload_params": Offload.CPU},
+    {"activation_checkpointing": True, "vision_activation_checkpointing": False},
+    {"micro_batch": 2},
+    {"grad_accum": 2},
+    {"attention": AttentionImplementation.EAGER},
+    {"zero_stage": 3, "zero": ZeroSettings(reduce_bucket_size=2 * 3 * 5 * 7)},
+]
+
+
+@pytest.mark.parametrize("fixed", FIXED, ids=lambda fixed: "-".join(fixed))
+def test_what_the_user_decided_stays_so_in_every_setup(fixed: dict):
+    found = space(seq_len=256, fixed=fixed).fitting(cluster(card("h100-sxm"), 2))
+    assert found
+    assert all(getattr(setup.recipe, name) == value for setup in found for name, value in fixed.items())
+
+
+# Refusals
+
+
+REFUSED = [
+    ("smollm2-135m", 0.9, 1, {}),
+    ("smollm2-135m", 1.2, 1, {"method": Method.FULL}),
+    ("smollm2-135m", 1.1, 4, {"activation_checkpointing": False, "method": Method.FULL}),
+    ("qwen2-vl-2b", 2.0, 1, {"method": Method.QLORA}),
+    ("qwen2-vl-2b", 2.5, 8, {"method": Method.FULL, "zero_stage": 2}),
+]
+
+
+@pytest.mark.parametrize(("alias", "memory_gib", "num_gpus", "fixed"), REFUSED)
+def test_what_is_refused_really_does_not_fit(alias: str, memory_gib: float, num_gpus: int, fixed: dict):
+    where, on = space(alias, fixed=fixed), cluster(card(memory_bytes=int(memory_gib * GIB)), num_gpus)
+    assert not where.fitting(on)
+    assert all(estimate.verdict is not Verdict.FITS for estimate in all_estimates(where, on, only_smallest=True))
+
+
+@pytest.mark.parametrize("memory_gib", [1.3, 1.6, 2.2])
+def test_method_that_a_refusal_proposes_fits(memory_gib: float):
+    fixed = {"method": Method.FULL, "zero_stage": None}
+    on = cluster(card(memory_bytes=int(memory_gib * GIB)))
+    _, change = space(fixed=fixed).refusal(on)
+    fitting = [method for method in (Method.LORA, Method.QLORA) if space(fixed=fixed | {"method": method}).fitting(on)]
+    if fitting:
+        assert change == f"--method {fitting[0].value}"
+    else:
+        assert "--method" not in change
+
+
+def test_old_card_is_refused_for_its_memory_and_not_for_engines_that_one_card_does_without():
+    where = space("qwen2-vl-2b", fixed={"method": Method.FULL})
+    reason, _ = where.refusal(cluster(card("gtx-1080-ti")))
+    assert "needs" in reason
+    assert "plain PyTorch" in reason
+    reason, _ = where.refusal(cluster(card("gtx-1080-ti"), 2))
+    assert "compute capability 7.0" in reason
+
+
+def test_refusal_of_adapter_options_speaks_of_adapters():
+    reason, _ = space(fixed={"lora_targets": "lm_head"}).refusal(cluster(card("t4")))
+    assert "lm_head" in reason
+    assert "--method is full" not in reason
+
+
+@settings(max_examples=12)
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_more_memory_never_takes_a_setup_away(one: int, other: int):
+    less, more = (cluster(card(memory_bytes=size * GIB // 4)) for size in sorted((one, other)))
+    methods = [{setup.recipe.method for setup in SMALL.fitting(on)} for on in (less, more)]
+    assert methods[0] <= methods[1]

@@ -1,0 +1,85 @@
+"""Searches of small models on cards of any memory, for tests: what a search finds against what is there to find."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from planned import shipped_gpus, workload
+from vlmplan.estimate import Estimate
+from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing
+from vlmplan.recipe import Method
+from vlmplan.search import Objective, Recommendation, recommend
+from vlmplan.search.clusters import Candidate
+from vlmplan.search.setups import SetupSpace
+
+TODAY = date(2026, 11, 21)
+
+
+def card(gpu_id: str = "rtx-4090", **changes: Any) -> Gpu:
+    """A card of the shipped catalog with other facts; ``memory_bytes`` is what torch can use of it."""
+    if "memory_bytes" in changes:
+        changes["cuda_visible_bytes"] = changes["memory_bytes"]
+    return replace(shipped_gpus()[gpu_id], **changes)
+
+
+def cluster(gpu: Gpu, num_gpus: int = 1, num_nodes: int = 1, **node: Any) -> Cluster:
+    return Cluster(node=Node(gpu=gpu, num_gpus=num_gpus, **node), num_nodes=num_nodes)
+
+
+def offer(gpu: Gpu, usd_per_hour: float, num_gpus: int = 1, **changes: Any) -> Offer:
+    known: dict[str, Any] = {"provider": "somebody", "pricing": Pricing.ON_DEMAND, "as_of": date(2026, 11, 1)}
+    return Offer(gpu_id=gpu.id, num_gpus=num_gpus, usd_per_hour=usd_per_hour, **(known | changes))
+
+
+def rented(gpu: Gpu, *offers: Offer) -> Candidate:
+    return Candidate(cluster=Cluster(node=offers[0].node(gpu)), offers=offers)
+
+
+def owned(*clusters: Cluster) -> list[Candidate]:
+    return [Candidate(cluster=one) for one in clusters]
+
+
+def space(
+    alias: str = "smollm2-135m",
+    *,
+    global_batch: int = 16,
+    is_exhaustive: bool = False,
+    fixed: dict[str, Any] | None = None,
+    **sample: Any,
+) -> SetupSpace:
+    asked = workload(alias, global_batch=global_batch, **sample)
+    return SetupSpace(asked, fixed or {}, global_batch, is_exhaustive=is_exhaustive)
+
+
+def search(
+    candidates: list[Candidate],
+    alias: str = "smollm2-135m",
+    *,
+    objective: Objective = Objective.COST,
+    fixed: dict[str, Any] | None = None,
+    limits: Any = None,
+    **sample: Any,
+) -> Recommendation:
+    return recommend(
+        workload(alias, **sample), candidates, fixed=fixed, objective=objective, limits=limits, today=TODAY
+    )
+
+
+def all_estimates(
+    where: SetupSpace,
+    on: Cluster,
+    methods: tuple[Method, ...] | None = None,
+    *,
+    lean: tuple[bool, ...] = (False, True),
+    only_smallest: bool = False,
+) -> Iterator[Estimate]:
+    """Every recipe of the space with every micro batch, computed exactly."""
+    sizes = where.batch_sizes(on.num_gpus)
+    for method in methods or where.methods:
+        for is_lean in lean:
+            for recipe in where.recipes(on, method, is_lean=is_lean):
+                for micro_batch, grad_accum in sizes[:1] if only_smallest else sizes:
+                    sized = recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
+                    estimator, _ = where._estimator(sized)
+                    yield estimator.estimate(sized, on)

@@ -1,0 +1,366 @@
+"""What options mean: nothing that was given is lost, what was not given is completed, contradictions are refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from planned import cluster, model_files
+from vlmplan.catalog import Catalog, shipped_catalog
+from vlmplan.deepspeed_config import settings_from_ds_config
+from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.estimate import image_tokens
+from vlmplan.recipe import (
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    Recipe,
+)
+from vlmplan.request import (
+    ENUM_OPTIONS,
+    NETWORK_NOTE,
+    VALUE_OPTIONS,
+    batch_sizes,
+    fixed_fields,
+    image_size,
+    length_notes,
+    num_nodes_of,
+    recipe_fields,
+    requested_cluster,
+    resolved_recipe,
+    samples_per_step,
+    workload_of,
+)
+from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, DEFAULT_SEQ_LEN
+
+QWEN, LLAMA = model_files("qwen2-vl-2b"), model_files("tinyllama-1.1b")
+SHIPPED = Catalog(shipped_catalog())
+
+
+# Workloads
+
+
+def test_workload_of_no_options_is_the_default_one():
+    workload = workload_of(LLAMA, {})
+    assert (workload.seq_len, workload.num_samples, workload.epochs) == (DEFAULT_SEQ_LEN, DEFAULT_NUM_SAMPLES, 1.0)
+    assert workload.global_batch is None
+
+
+def test_model_that_sees_gets_one_image_a_sample_and_a_text_model_none():
+    assert workload_of(QWEN, {}).images_per_sample == 1
+    assert workload_of(LLAMA, {}).images_per_sample == 0
+    assert workload_of(QWEN, {"images_per_sample": 0}).images_per_sample == 0
+
+
+def test_options_of_a_workload_are_taken_as_they_are():
+    options = {"seq_len": 2 * 3, "num_samples": 5 * 7, "epochs": 1.5, "global_batch": 11, "images_per_sample": 13}
+    workload = workload_of(QWEN, options)
+    assert {name: getattr(workload, name) for name in options} == options
+
+
+@given(st.integers(1, 999_999), st.integers(1, 999_999), st.sampled_from(["x", "X", "×", " x "]))
+def test_image_size_is_width_by_height(width: int, height: int, by: str):
+    assert image_size(f"{width}{by}{height}") == (width, height)
+
+
+def test_image_size_that_is_not_given_is_the_default():
+    assert image_size(None) == DEFAULT_IMAGE_SIZE
+
+
+@pytest.mark.parametrize("text", ["448", "448x", "x448", "0x448", "448x0", "-1x448", "1.5x2", "1000000x1", "axb", ""])
+def test_image_sizes_that_are_none_are_refused_with_the_form(text: str):
+    with pytest.raises(InputError, match=f"--image-size is '{text}'; WIDTHxHEIGHT"):
+        image_size(text)
+
+
+def test_a_default_image_that_overflows_the_default_length_gets_room_for_text():
+    smolvlm = model_files("smolvlm-2.2b")
+    workload = workload_of(smolvlm, {})
+    assert image_tokens(workload) > DEFAULT_SEQ_LEN
+    assert workload.seq_len == -(-(image_tokens(workload) + 256) // 256) * 256
+    assert f"{image_tokens(workload):,} tokens" in length_notes(workload, {})[0]
+
+
+def test_what_the_user_says_of_length_or_images_is_left_alone():
+    smolvlm = model_files("smolvlm-2.2b")
+    for said in ({"seq_len": 900}, {"images_per_sample": 1}, {"image_size": "448x448"}):
+        assert workload_of(smolvlm, said).seq_len == said.get("seq_len", DEFAULT_SEQ_LEN)
+
+
+def test_longer_samples_than_the_model_is_configured_for_are_noted():
+    longest = LLAMA.config["max_position_embeddings"]
+    assert not length_notes(workload_of(LLAMA, {"seq_len": longest}), {"seq_len": longest})
+    (note,) = length_notes(workload_of(LLAMA, {"seq_len": longest + 1}), {"seq_len": longest + 1})
+    assert f"{longest:,}" in note
+
+
+# Recipes
+
+GIVEN = {
+    "method": "lora",
+    "lora_rank": 2 * 3,
+    "lora_targets": "attention",
+    "precision": "fp16",
+    "optimizer": "sgd",
+    "offload_optimizer": "cpu",
+    "offload_params": "nvme",
+    "nvme_path": "/nvme",
+    "attention": "eager",
+    "loss": "full",
+    "zero_stage": "3",
+    "micro_batch": 5,
+    "grad_accum": 7,
+    "train_vision": False,
+    "activation_checkpointing": False,
+}
+
+
+def test_every_option_becomes_the_field_of_its_name():
+    fields = recipe_fields(GIVEN)
+    assert fields.keys() == GIVEN.keys()
+    assert fields["method"] is Method.LORA
+    assert fields["precision"] is Precision.FP16
+    assert fields["optimizer"] is OptimizerKind.SGD
+    assert (fields["offload_optimizer"], fields["offload_params"]) == (Offload.CPU, Offload.NVME)
+    assert fields["attention"] is AttentionImplementation.EAGER
+    assert fields["loss"] is LossKind.FULL
+    assert fields["zero_stage"] == 3
+    assert {name: fields[name] for name in VALUE_OPTIONS if name in GIVEN} == {
+        name: GIVEN[name] for name in VALUE_OPTIONS if name in GIVEN
+    }
+
+
+def test_every_option_of_a_recipe_is_one_of_its_fields():
+    fields = {*Recipe().as_json()}
+    assert {*VALUE_OPTIONS, *ENUM_OPTIONS} <= fields
+
+
+def test_what_was_not_given_is_left_open():
+    assert recipe_fields(dict.fromkeys(GIVEN)) == {}
+    assert recipe_fields({}) == {}
+
+
+def test_switch_that_was_given_as_off_is_not_taken_as_not_given():
+    assert recipe_fields({"train_language": False}) == {"train_language": False}
+
+
+def test_stage_none_is_plain_pytorch():
+    assert recipe_fields({"zero_stage": "none"}) == {"zero_stage": None}
+
+
+@pytest.mark.parametrize("name", ENUM_OPTIONS)
+def test_value_that_is_none_of_the_choices_is_refused_with_all_of_them(name: str):
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is 'nonsense'; one of") as raised:
+        recipe_fields({name: "nonsense"})
+    assert all(str(kind.value) in str(raised.value) for kind in ENUM_OPTIONS[name])
+
+
+def resolved(fields: dict | None = None, gpu: str = "a100-sxm4-80gb", num_gpus: int = 1, **more: object) -> Recipe:
+    return resolved_recipe(fields or {}, cluster(gpu, num_gpus), more.pop("model", LLAMA), **more)[0]
+
+
+def test_one_gpu_trains_in_plain_pytorch_and_several_under_stage_2():
+    assert resolved().zero_stage is None
+    assert resolved(num_gpus=2).zero_stage == 2
+
+
+def test_offloading_brings_the_stage_that_can():
+    assert resolved({"offload_optimizer": Offload.CPU}).zero_stage == 2
+    assert resolved({"offload_optimizer": Offload.CPU, "offload_params": Offload.CPU}).zero_stage == 3
+
+
+def test_cards_without_bf16_train_in_fp16():
+    assert resolved().precision is Precision.BF16
+    assert resolved(gpu="t4").precision is Precision.FP16
+
+
+def test_model_that_refuses_sdpa_gets_eager_attention():
+    assert resolved().attention is AttentionImplementation.SDPA
+    assert resolved(model=model_files("gemma-2-2b")).attention is AttentionImplementation.EAGER
+
+
+def test_vision_tower_is_checkpointed_as_the_language_model_unless_said_otherwise():
+    off = {"activation_checkpointing": False}
+    assert not resolved(off).vision_activation_checkpointing
+    assert resolved(off | {"vision_activation_checkpointing": True}).vision_activation_checkpointing
+    assert resolved().vision_activation_checkpointing
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "t4"])
+def test_plain_pytorch_does_what_torch_and_peft_do_by_default(gpu: str):
+    recipe = resolved({"method": Method.QLORA}, gpu)
+    assert not recipe.fuses_optimizer
+    assert not recipe.expandable_segments
+    assert recipe.caches_casts
+    assert recipe.upcasts_frozen  # prepare_model_for_kbit_training: what is float16 as well as what is bfloat16
+    assert not resolved({"method": Method.LORA}, gpu).upcasts_frozen
+
+
+def test_weights_are_not_upcast_where_nothing_casts_them_back():
+    assert not resolved({"method": Method.QLORA, "precision": Precision.BF16_PURE}).upcasts_frozen
+    assert not resolved({"method": Method.QLORA}, num_gpus=2).upcasts_frozen
+
+
+def test_given_fields_are_never_changed():
+    fields = {
+        "method": Method.LORA,
+        "lora_rank": 3,
+        "zero_stage": 1,
+        "precision": Precision.FP32,
+        "micro_batch": 5,
+        "grad_accum": 7,
+        "expandable_segments": True,
+        "activation_checkpointing": False,
+    }
+    recipe = resolved(fields, num_gpus=2)
+    assert {name: getattr(recipe, name) for name in fields} == fields
+
+
+def test_what_cannot_run_is_refused_and_what_is_rarely_wanted_is_told():
+    with pytest.raises(InputError, match="--zero-stage none is for one GPU"):
+        resolved({"zero_stage": None}, num_gpus=2)
+    _, warnings = resolved_recipe({"zero_stage": 2}, cluster(), LLAMA)
+    assert any("shards nothing" in warning for warning in warnings)
+
+
+# Batches
+
+COUNTS = st.integers(1, 64)
+MAYBE = st.one_of(st.none(), COUNTS)
+
+
+@given(global_batch=st.integers(1, 4096), num_gpus=COUNTS, micro_batch=MAYBE, grad_accum=MAYBE)
+def test_micro_batch_times_accumulation_times_gpus_is_the_global_batch_or_an_error(
+    global_batch, num_gpus, micro_batch, grad_accum
+):
+    known = num_gpus * (micro_batch or 1) * (grad_accum or 1)
+    is_possible = global_batch % known == 0 and not (micro_batch and grad_accum and known != global_batch)
+    if not is_possible:
+        with pytest.raises(InputError, match=f"--global-batch is {global_batch}"):
+            batch_sizes(global_batch, num_gpus, micro_batch, grad_accum)
+        return
+    found = batch_sizes(global_batch, num_gpus, micro_batch, grad_accum)
+    assert found["micro_batch"] * found["grad_accum"] * num_gpus == global_batch
+    assert micro_batch in (None, found["micro_batch"])
+    assert grad_accum in (None, found["grad_accum"])
+
+
+@given(global_batch=st.integers(1, 4096), num_gpus=COUNTS, micro_batch=COUNTS)
+def test_error_names_a_global_batch_that_works(global_batch: int, num_gpus: int, micro_batch: int):
+    assume(global_batch % (num_gpus * micro_batch))
+    with pytest.raises(InputError, match="the nearest is") as raised:
+        batch_sizes(global_batch, num_gpus, micro_batch, None)
+    nearest = int(str(raised.value).rpartition(" ")[2])
+    assert batch_sizes(nearest, num_gpus, micro_batch, None)
+    assert abs(nearest - global_batch) <= num_gpus * micro_batch
+
+
+def test_both_sizes_given_name_the_only_global_batch_that_works():
+    with pytest.raises(InputError, match=r"4 GPUs x micro batch 3 x accumulation 5 make 60$"):
+        batch_sizes(100, 4, 3, 5)
+
+
+def test_resolved_recipe_holds_the_global_batch():
+    recipe = resolved({"micro_batch": 2}, num_gpus=4, global_batch=2 * 4 * 7)
+    assert (recipe.micro_batch, recipe.grad_accum) == (2, 7)
+    with pytest.raises(InputError, match="--global-batch is 9"):
+        resolved(num_gpus=4, global_batch=9)
+
+
+# A ds_config.json
+
+CONFIG = {
+    "train_batch_size": 2 * 3 * 4,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 3,
+    "bf16": {"enabled": True},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": 7_000_000, "offload_optimizer": {"device": "cpu"}},
+}
+
+
+@pytest.fixture
+def ds_config(tmp_path: Path) -> Path:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(CONFIG), encoding="utf-8")
+    return path
+
+
+def test_search_holds_what_the_config_file_decides(ds_config: Path):
+    fields = fixed_fields({"ds_config": ds_config, "method": "full"})
+    assert fields["zero_stage"] == 3
+    assert fields["offload_optimizer"] is Offload.CPU
+    assert fields["precision"] is Precision.BF16
+    assert (fields["micro_batch"], fields["grad_accum"]) == (2, 3)
+    assert fields["zero"].reduce_bucket_size == 7_000_000
+    assert fields["method"] is Method.FULL
+
+
+def test_option_that_says_the_same_as_the_file_is_no_contradiction(ds_config: Path):
+    assert fixed_fields({"ds_config": ds_config, "zero_stage": "3", "micro_batch": 2})["zero_stage"] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("zero_stage", "2"), ("micro_batch", 5), ("precision", "fp16"), ("offload_optimizer", "none")]
+)
+def test_option_that_contradicts_the_file_is_refused_with_both_values(ds_config: Path, name: str, value: object):
+    with pytest.raises(InputError, match="one of the two has to change") as raised:
+        fixed_fields({"ds_config": ds_config, name: value})
+    assert f"--{name.replace('_', '-')} {value} was given" in str(raised.value)
+    assert str(ds_config) in str(raised.value)
+
+
+def test_recipe_of_an_estimate_is_that_of_the_file(ds_config: Path):
+    recipe = resolved(num_gpus=4, ds_config=settings_from_ds_config(ds_config))
+    assert (recipe.zero_stage, recipe.offload_optimizer) == (3, Offload.CPU)
+    assert (recipe.micro_batch, recipe.grad_accum) == (2, 3)
+    assert recipe.zero.reduce_bucket_size == 7_000_000
+
+
+def test_samples_of_a_step_are_the_options_or_the_files(ds_config: Path):
+    assert samples_per_step({}) is None
+    assert samples_per_step({"global_batch": 5}) == 5
+    assert samples_per_step({"ds_config": ds_config}) == samples_per_step({"ds_config": ds_config, "global_batch": 24})
+    with pytest.raises(InputError, match="train_batch_size is 24, but --global-batch 25"):
+        samples_per_step({"ds_config": ds_config, "global_batch": 25})
+
+
+# Clusters
+
+
+def test_cluster_is_the_named_card_on_as_many_nodes():
+    found, notes = requested_cluster({"gpu": "a100-sxm4-80gb:2", "num_nodes": 3}, SHIPPED)
+    assert (found.node.gpu.id, found.node.num_gpus, found.num_gpus) == ("a100-sxm4-80gb", 2, 2 * 3)
+    assert NETWORK_NOTE in notes
+
+
+def test_one_node_needs_no_network():
+    assert num_nodes_of({}) == (1, [])
+    assert NETWORK_NOTE not in requested_cluster({"gpu": "t4"}, SHIPPED)[1]
+
+
+@pytest.mark.parametrize("num_nodes", [0, -1])
+def test_less_than_one_node_is_refused(num_nodes: int):
+    with pytest.raises(InputError, match=f"--num-nodes is {num_nodes}; 1 or more"):
+        num_nodes_of({"num_nodes": num_nodes})
+
+
+def test_unknown_card_is_named_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="a100-sxm4-80gb"):
+        requested_cluster({"gpu": "a100-sxm-80gb"}, SHIPPED)
+
+
+def test_without_a_card_here_or_named_the_user_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch):
+    def no_driver() -> None:
+        raise UnavailableError("no NVIDIA driver")
+
+    monkeypatch.setattr("vlmplan.machine.nvml.read_machine", no_driver)
+    with pytest.raises(InputError, match=r"give --gpu NAME\[:COUNT\].*no NVIDIA driver"):
+        requested_cluster({}, SHIPPED)
+    with pytest.raises(UnavailableError, match=r"^no NVIDIA driver$"):
+        requested_cluster({"gpu": "local"}, SHIPPED)

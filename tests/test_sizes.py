@@ -1,0 +1,164 @@
+"""Bucket, prefetch, live and reuse sizes: such as DeepSpeed takes, large for the links, small where memory is short."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planned import cluster, shortened, workload
+from recipe_cases import card
+from small_models import table_of
+from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_second
+from vlmplan.estimate import Estimator, estimate_with_sizes
+from vlmplan.hardware import Cluster, Node
+from vlmplan.memory.device import Verdict
+from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings
+from vlmplan.sizes import LATENCY_FRACTION, MAX_BUCKET_ELEMENTS, MIN_BUCKET_ELEMENTS, ModelSizes, even, zero_settings
+from vlmplan.workload import Workload
+
+LAYER, WIDTH = 2 * 3 * 5 * 7 * 11 * 13, 2 * 3 * 5 * 7
+MODEL = ModelSizes(largest_layer=LAYER, hidden_size=WIDTH)
+LARGE = table_of([10**9, 10**6, 3])
+
+
+def sizes(stage: int = 3, *, is_lean: bool = False, on: Cluster | None = None, numels=None) -> ZeroSettings:
+    table = LARGE if numels is None else table_of(numels)
+    return zero_settings(MODEL, table, Recipe(zero_stage=stage), on or cluster(num_gpus=4), is_lean=is_lean)
+
+
+CLUSTERS = st.builds(
+    lambda rate, num_gpus, num_nodes: Cluster(
+        node=Node(
+            gpu=card(has_nvlink=rate is not None, nvlink_bytes_per_second=rate, form_factor="SXM4"), num_gpus=num_gpus
+        ),
+        num_nodes=num_nodes,
+    ),
+    st.one_of(st.none(), st.floats(1e8, 2e12)),
+    st.integers(1, 16),
+    st.integers(1, 4),
+)
+
+
+@given(
+    on=CLUSTERS,
+    stage=st.integers(0, 3),
+    is_lean=st.booleans(),
+    numels=st.lists(st.integers(1, 10**9), min_size=1, max_size=4),
+)
+def test_sizes_are_even_positive_and_never_larger_than_what_there_is_to_reduce(on, stage, is_lean, numels):
+    found = sizes(stage, is_lean=is_lean, on=on, numels=numels)
+    assert found.reduce_bucket_size == found.allgather_bucket_size
+    assert found.reduce_bucket_size % 2 == 0
+    assert 2 <= found.reduce_bucket_size <= max(2, sum(numels) + 1, MIN_BUCKET_ELEMENTS)
+    assert found.reduce_bucket_size <= MAX_BUCKET_ELEMENTS
+
+
+@pytest.mark.parametrize("is_lean", [False, True])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_takes_the_sizes(stage: int, is_lean: bool):
+    config = pytest.importorskip("deepspeed.runtime.zero.config")
+    found = sizes(stage, is_lean=is_lean)
+    read = config.DeepSpeedZeroConfig(
+        stage=stage,
+        reduce_bucket_size=found.reduce_bucket_size,
+        allgather_bucket_size=found.allgather_bucket_size,
+        overlap_comm=found.overlap_comm,
+        stage3_prefetch_bucket_size=found.stage3_prefetch_bucket_size,
+        stage3_param_persistence_threshold=found.stage3_param_persistence_threshold,
+        stage3_max_live_parameters=found.stage3_max_live_parameters,
+        stage3_max_reuse_distance=found.stage3_max_reuse_distance,
+        sub_group_size=found.sub_group_size,
+    )
+    assert read.reduce_bucket_size == found.reduce_bucket_size
+    assert read.prefetch_bucket_size == found.stage3_prefetch_bucket_size
+    assert read.max_live_parameters == found.stage3_max_live_parameters
+    assert read.max_reuse_distance == found.stage3_max_reuse_distance
+
+
+def test_bucket_takes_as_long_to_send_that_latency_is_a_small_part():
+    on = cluster("h100-sxm", 8)
+    bucket_bytes = 2 * sizes(2, on=on).reduce_bucket_size
+    seconds = bucket_bytes / link_bytes_per_second(on)
+    assert seconds * LATENCY_FRACTION == pytest.approx(COLLECTIVE_LATENCY_SECONDS, rel=1e-3)
+
+
+@given(st.floats(1e8, 2e12), st.floats(1e8, 2e12))
+def test_faster_links_never_get_smaller_buckets(one: float, other: float):
+    buckets = [
+        sizes(2, on=Cluster(node=Node(gpu=card(**nvlink(rate)), num_gpus=8))).reduce_bucket_size
+        for rate in sorted((one, other))
+    ]
+    assert buckets == sorted(buckets)
+
+
+def nvlink(rate: float) -> dict[str, object]:
+    return {"has_nvlink": True, "nvlink_bytes_per_second": rate, "form_factor": "SXM5"}
+
+
+def test_stage_3_keeps_two_layers_and_fetches_the_next():
+    found = sizes(3)
+    assert found.stage3_prefetch_bucket_size == LAYER
+    assert found.stage3_max_reuse_distance == 2 * LAYER
+    assert found.stage3_max_live_parameters == 3 * LAYER
+    assert found.stage3_param_persistence_threshold == 10 * WIDTH
+
+
+def test_lean_stage_3_keeps_nothing():
+    found = sizes(3, is_lean=True)
+    assert found.stage3_prefetch_bucket_size == found.stage3_max_reuse_distance == found.stage3_max_live_parameters == 0
+    assert found.reduce_bucket_size == MIN_BUCKET_ELEMENTS
+
+
+@pytest.mark.parametrize(
+    ("stage", "num_gpus", "is_lean", "overlaps"),
+    [
+        (1, 2, False, True),
+        (2, 2, False, True),
+        (3, 2, False, True),
+        (0, 2, False, False),
+        (2, 1, False, False),
+        (2, 2, True, False),
+        (1, 2, True, True),
+    ],
+)
+def test_collectives_overlap_where_there_are_any_and_memory_for_a_second_bucket(stage, num_gpus, is_lean, overlaps):
+    assert sizes(stage, is_lean=is_lean, on=cluster(num_gpus=num_gpus)).overlap_comm is overlaps
+
+
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+@pytest.mark.parametrize("num_gpus", [1, 2, 8])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("offload", [Offload.NONE, Offload.CPU])
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_lean_sizes_never_need_more_memory_than_fast_ones(method, num_gpus, stage, offload, grad_accum):
+    files = shortened("tinyllama-1.1b", num_hidden_layers=4)
+    on = cluster(num_gpus=num_gpus)
+    recipe = Recipe(method=method, zero_stage=stage, offload_optimizer=offload, grad_accum=grad_accum)
+    estimator = Estimator(Workload(model=files, seq_len=128), recipe)
+    fast, lean = (
+        estimator.timeline(
+            recipe.with_changes(zero=zero_settings(estimator.sizes, estimator.table, recipe, on, is_lean=is_lean)),
+            on,
+        ).peak.total
+        for is_lean in (False, True)
+    )
+    assert lean <= fast
+
+
+@given(st.integers(1, 10**12))
+def test_even_rounds_up_to_the_next_even_number(count: int):
+    assert even(count) % 2 == 0
+    assert count <= even(count) <= count + 1
+
+
+def test_estimate_takes_fast_sizes_where_they_fit_and_lean_ones_where_they_must():
+    recipe = Recipe(zero_stage=3)
+    ample = estimate_with_sizes(workload("qwen2-vl-2b"), recipe, cluster("a100-sxm4-80gb", 8))
+    assert ample.verdict is Verdict.FITS
+    assert ample.recipe.zero.stage3_prefetch_bucket_size > 0
+    scarce = estimate_with_sizes(workload("qwen2-vl-2b"), recipe, cluster("t4", 2))
+    assert scarce.recipe.zero.stage3_prefetch_bucket_size == 0
+
+
+def test_plain_pytorch_needs_no_sizes():
+    recipe = Recipe()
+    assert estimate_with_sizes(workload("smollm2-135m"), recipe, cluster()).recipe == recipe
