@@ -10,8 +10,8 @@ from search_cases import TODAY, card, cluster, offer
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.errors import DoesNotFitError, InputError, UnknownNameError
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
-from vlmplan.hardware import PRICE_CURRENT_DAYS, Pricing, cheapest
-from vlmplan.search.clusters import COUNTS, Candidate, OfferFilter, candidates, offer_ladder
+from vlmplan.hardware import PRICE_CURRENT_DAYS, Offer, Pricing, cheapest
+from vlmplan.search.clusters import COUNTS, Candidate, OfferFilter, candidates, offer_ladder, taken_host_bytes
 from vlmplan.units import GIB
 
 SHIPPED = Catalog(shipped_catalog())
@@ -138,6 +138,13 @@ def test_unknown_card_is_an_error_and_not_left_out():
 
 # Ladders of host memory
 
+CARD = GPU
+
+
+def taken(one: Offer) -> int:
+    return taken_host_bytes(one.node(CARD))
+
+
 RAMS = st.one_of(st.none(), st.integers(1, 64).map(lambda size: size * 16 * GIB))
 OFFERS = st.lists(
     st.builds(
@@ -152,21 +159,16 @@ OFFERS = st.lists(
 
 @given(OFFERS)
 def test_each_rung_has_more_host_memory_than_the_one_before(offers: list):
-    sizes = [rung.host_ram_bytes for rung in offer_ladder(offers, TODAY)]
-    assert all(size is not None for size in sizes[:-1])
-    known = [size for size in sizes if size is not None]
-    assert known == sorted(set(known))
+    sizes = [taken(rung) for rung in offer_ladder(offers, CARD, TODAY)]
+    assert sizes == sorted(set(sizes))
 
 
 @given(OFFERS, st.integers(1, 1200))
 def test_machine_taken_is_the_cheapest_offer_whose_host_is_large_enough(offers: list, needed_gib: int):
     needed = needed_gib * GIB
-    ladder = offer_ladder(offers, TODAY)
+    ladder = offer_ladder(offers, CARD, TODAY)
     machine = Candidate(cluster=cluster(GPU), offers=ladder).with_host_bytes(needed) if ladder else None
-    if ladder and ladder[0].host_ram_bytes is None:
-        enough = list(ladder)  # nobody says how much the cheapest one has
-    else:
-        enough = [one for one in offers if one.host_ram_bytes is not None and one.host_ram_bytes >= needed]
+    enough = [one for one in offers if taken(one) >= needed]
     assert (None if machine is None else machine[1]) == cheapest(enough, TODAY)
 
 
@@ -175,7 +177,20 @@ def test_machine_of_ones_own_needs_no_offer_but_enough_memory_where_that_is_know
     assert unknown.with_host_bytes(10**15) == (unknown.cluster, None)
     assert known.with_host_bytes(32 * GIB) == (known.cluster, None)
     assert known.with_host_bytes(32 * GIB + 1) is None
-    assert (unknown.most_host_bytes, known.most_host_bytes) == (None, 32 * GIB)
+    assert known.largest.host_ram_bytes == 32 * GIB
+
+
+def test_offer_that_says_no_host_memory_is_taken_to_have_as_much_as_its_gpus():
+    silent = Candidate(cluster=cluster(GPU), offers=(offer(GPU, 1.0),))
+    assert silent.with_host_bytes(CARD.memory_bytes) is not None
+    assert silent.with_host_bytes(max(CARD.memory_bytes, 16 * GIB) + 1) is None
+
+
+def test_most_offers_of_the_catalog_have_as_much_host_memory_as_that():
+    catalog = Catalog(shipped_catalog(), [])
+    known = [one for one in catalog.offers if one.host_ram_bytes is not None]
+    enough = [one for one in known if one.host_ram_bytes >= one.num_gpus * catalog.gpu_by_id(one.gpu_id).memory_bytes]
+    assert len(enough) / len(known) == pytest.approx(0.97, abs=0.005)
 
 
 def test_rented_machine_takes_the_host_memory_of_its_offer():
@@ -190,4 +205,4 @@ def test_rented_machine_takes_the_host_memory_of_its_offer():
 def test_old_price_does_not_lead_the_ladder():
     old = offer(GPU, 0.1, as_of=date(2020, 1, 1), host_ram_bytes=32 * GIB)
     current = offer(GPU, 1.0, host_ram_bytes=32 * GIB)
-    assert offer_ladder([old, current], TODAY)[0] == current
+    assert offer_ladder([old, current], CARD, TODAY)[0] == current

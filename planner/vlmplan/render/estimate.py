@@ -136,10 +136,20 @@ def _beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
 
 
 def _host_and_disk(estimate: Estimate) -> Iterator[str]:
-    host, disk = estimate.host, estimate.disk
-    yield f"host RAM per node: {gib_text(host.load_bytes)} while loading, {gib_text(host.steady_bytes)} while training"
+    disk = estimate.disk
+    yield host_line(estimate)
     swap = f", {gib_text(disk.nvme_swap_bytes)} swapped to NVMe" if disk.nvme_swap_bytes else ""
     yield f"disk: {gib_text(disk.checkpoint_bytes)} a checkpoint, {gib_text(disk.export_bytes)} the result{swap}"
+
+
+def host_line(estimate: Estimate) -> str:
+    """What each node's host needs and has."""
+    host, ram = estimate.host, estimate.cluster.node.host_ram_bytes
+    has = "what it has is not known" if ram is None else f"it has {gib_text(ram)}"
+    return (
+        f"host RAM per node: {gib_text(host.load_bytes)} while loading, {gib_text(host.steady_bytes)} while training; "
+        f"{has}"
+    )
 
 
 def _time(estimate: Estimate) -> Iterator[str]:

