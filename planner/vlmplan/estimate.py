@@ -16,12 +16,12 @@ from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.errors import InputError
-from vlmplan.hardware import Cluster
+from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.components import Components, Phase
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
-from vlmplan.memory.host import HostMemory, host_memory
+from vlmplan.memory.host import HostMemory, host_memory, with_devices
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.reservation import peak_reserved_bytes
@@ -257,7 +257,7 @@ class Estimator:
                 operations,
                 recipe,
                 num_ranks=cluster.num_gpus,
-                workspaces=workspace_sizes(capability),
+                workspaces=workspace_sizes(cluster.node.gpu),
                 capacity_bytes=capacity_bytes,
             )
 
@@ -282,7 +282,7 @@ class Estimator:
         """The memory timeline of the fullest GPU, library workspaces included."""
         capability = cluster.node.gpu.compute_capability
         timeline = memory_timeline(self.table, self.trace(recipe, capability), recipe, num_ranks=cluster.num_gpus)
-        return _with_workspaces(timeline, workspace_bytes(capability))
+        return _with_workspaces(timeline, workspace_bytes(cluster.node.gpu))
 
     def estimate(self, recipe: Recipe, cluster: Cluster, timeline: Timeline | None = None) -> Estimate:
         """The whole estimate; ``timeline`` if it is there already."""
@@ -290,6 +290,11 @@ class Estimator:
         trace = self.trace(recipe, node.gpu.compute_capability)
         if timeline is None:
             timeline = self.timeline(recipe, cluster)
+        device = device_memory(timeline.peak.total, cluster, self._replay(recipe, cluster))
+        host = host_memory(self.table, recipe, num_ranks=cluster.num_gpus, ranks_per_node=node.num_gpus)
+        if node.gpu.vendor is Vendor.CPU:
+            load_bytes = timeline.phases[0].peak.total + device.context_bytes
+            host = with_devices(host, node.num_gpus, load_bytes=load_bytes, peak_bytes=device.device_bytes)
         return Estimate(
             workload=self.workload,
             cluster=cluster,
@@ -297,8 +302,8 @@ class Estimator:
             num_params=self.table.num_params,
             num_trainable_params=self.table.num_trained,
             timeline=timeline,
-            device=device_memory(timeline.peak.total, cluster, self._replay(recipe, cluster)),
-            host=host_memory(self.table, recipe, num_ranks=cluster.num_gpus, ranks_per_node=node.num_gpus),
+            device=device,
+            host=host,
             disk=disk_space(self.table, recipe),
             flops_per_step=step_flops(trace) * recipe.grad_accum,
             step_time=step_time(self.table, trace, recipe, cluster),

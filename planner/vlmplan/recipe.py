@@ -64,6 +64,15 @@ class LossKind(Enum):
     FULL = "full"
 
 
+CHUNK_ELEMENTS = 2**26
+"""Logits per chunk: 256 MiB in float32. A choice: small beside a 2 B model, large enough to keep the product busy."""
+
+
+def chunk_tokens(vocab_size: int) -> int:
+    """Tokens per chunk: the largest power of two whose logits stay within ``CHUNK_ELEMENTS``, at least 16."""
+    return max(16, 2 ** (CHUNK_ELEMENTS // vocab_size).bit_length() // 2)
+
+
 MAX_ELEMENTS = 10**18
 """What no bucket comes near."""
 PLAIN = "none"

@@ -16,7 +16,7 @@ from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.estimate import image_tokens
 from vlmplan.gpu_choice import LOCAL, chosen_node, parse_gpu_choice
-from vlmplan.hardware import Cluster
+from vlmplan.hardware import Cluster, Vendor
 from vlmplan.models import context_length
 from vlmplan.recipe import (
     PLAIN,
@@ -156,7 +156,8 @@ def resolved_recipe(
     fields.setdefault("zero_stage", _default_stage(fields, cluster))
     fields.setdefault("precision", Precision.BF16 if cluster.node.gpu.supports_bf16 else Precision.FP16)
     fields.setdefault("attention", default_attention(facts))
-    fields.setdefault("expandable_segments", False)
+    # On a CPU there is no caching allocator: large blocks go back to the system when they are freed.
+    fields.setdefault("expandable_segments", cluster.node.gpu.vendor is Vendor.CPU)
     if "activation_checkpointing" in fields:
         fields.setdefault("vision_activation_checkpointing", fields["activation_checkpointing"])
     if fields["zero_stage"] is None:

@@ -71,6 +71,16 @@ def test_stage_0_is_fullest_at_init_and_step():
     assert timeline.peak.total == max(phase.peak.total for phase in timeline.phases)
 
 
+def test_stage_1_keeps_its_two_buckets_between_the_micro_batches_of_a_step():
+    zero = ZeroSettings(overlap_comm=True, reduce_bucket_size=50_000_000)
+    one, two = (
+        rehearsed_timeline(QWEN2_VL_2B, Recipe(zero_stage=1, zero=zero, grad_accum=steps), num_ranks=4).phases[2]
+        for steps in (1, 2)
+    )
+    assert two.resident.communication_buffers - one.resident.communication_buffers == 2 * 50_000_000 * 2
+    assert two.resident.gradients - one.resident.gradients == 2 * 2_208_985_600
+
+
 def test_autograd_adds_gradients_in_place_on_a_real_gpu():
     out_of_place, in_place = rehearsed(2), rehearsed(2, accumulates_in_place=True)
     tied_head = 151_936 * 1536 * 2  # the gradient of the embedding that is the head as well is summed

@@ -84,7 +84,7 @@ def test_both_fixed_are_both_held():
 
 def scored(where, on):
     """(bound with workspaces, exact estimate) of every recipe and micro batch."""
-    workspaces = workspace_bytes(on.node.gpu.compute_capability)
+    workspaces = workspace_bytes(on.node.gpu)
     for estimate in all_estimates(where, on):
         recipe = estimate.recipe
         bound = where.bound(recipe, on, recipe.micro_batch, accumulates=recipe.grad_accum > 1)
@@ -157,7 +157,7 @@ def test_every_setup_that_is_said_to_fit_fits_when_computed_exactly(memory_gib: 
 @pytest.mark.parametrize("gpu_id", ["rtx-4090", "a100-sxm4-80gb", "t4"])
 def test_tensors_that_fill_the_budget_fit_and_one_segment_more_does_not(gpu_id: str, num_gpus: int):
     on = cluster(card(gpu_id), num_gpus)
-    tensors = budget_bytes(on) + workspace_bytes(on.node.gpu.compute_capability)
+    tensors = budget_bytes(on) + workspace_bytes(on.node.gpu)
     whole_segments = tensors // (2 * MIB) * 2 * MIB
     assert device_memory(whole_segments, on).verdict is Verdict.FITS
     assert device_memory(whole_segments + 2 * MIB, on).verdict is Verdict.TIGHT

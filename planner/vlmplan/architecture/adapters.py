@@ -87,6 +87,10 @@ class Lora(Module):
         self.lora_A = Linear(in_features, rank)
         self.lora_B = Linear(rank, out_features)
 
+    @property
+    def weight(self) -> Parameter:
+        return self.base_layer.weight  # type: ignore[attr-defined]
+
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
         dtype = result.dtype

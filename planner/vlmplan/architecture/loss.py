@@ -6,16 +6,15 @@ forward, so that no more than one chunk of logits exists (the trainer's ``chunke
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Kind, Node, Tensor
+from vlmplan.architecture.tensor import Kind, Node, Parameter, Tensor
+from vlmplan.recipe import chunk_tokens
 from vlmplan.units import DType
-
-CHUNK_ELEMENTS = 2**26
-"""Logits per chunk: 256 MiB in float32. A choice: small beside a 2 B model, large enough to keep the product busy."""
 
 
 def full_loss(hidden: Tensor, head: Module, *, caps: bool = False) -> tuple[Tensor, Tensor]:
@@ -52,44 +51,57 @@ def _cross_entropy_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]
     return (grad_logits,)
 
 
-def chunk_tokens(vocab_size: int) -> int:
-    """Tokens per chunk: the largest power of two whose logits stay within ``CHUNK_ELEMENTS``, at least 16."""
-    return max(16, 2 ** (CHUNK_ELEMENTS // vocab_size).bit_length() // 2)
-
-
-def chunked_loss(hidden: Tensor, head: Linear) -> Tensor:
+def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
     """Loss and gradients in one pass over chunks of tokens; only the gradients are kept until backward.
 
     Per chunk: logits in the model's type, their float32 copy turned into probabilities and gradient in place, the
     gradient cast back for the two products. Kept: the gradient of ``hidden`` and, where the head is trained, of its
-    weight, both in the model's type.
+    weight, both in the model's type. Of a head with a LoRA adapter the thin product is computed whole, as usual, and
+    the wide one is a second summand of each chunk.
     """
     tape = hidden.tape
-    tape.fetch(head)
-    vocab_size, width = head.weight.shape
-    dtype = tape.autocast or hidden.dtype
-    num_tokens = hidden.numel // width
+    summands: list[tuple[Tensor, Linear]] = [(hidden, head)]
+    if hasattr(head, "lora_A"):
+        thin: Linear = head.lora_A
+        summands = [(hidden, head.base_layer), (ops.scale(thin(ops.to(hidden, thin.weight.dtype))), head.lora_B)]
+    for _, layer in summands:
+        tape.fetch(layer)
+    first = summands[0][1]
+    vocab_size, dtype = first.weight.shape[0], tape.autocast or hidden.dtype
+    num_tokens = hidden.numel // hidden.shape[-1]
     chunk = min(num_tokens, chunk_tokens(vocab_size))
-    num_chunks = -(-num_tokens // chunk)
     with tape.charged_to(Kind.LOGITS):
-        node = tape.node((hidden, head.weight, head.bias), _chunked_backward, meta=hidden.dtype)
-        needs_hidden, needs_weight = hidden.requires_grad, head.weight.requires_grad
-        weight = ops.cast_weight(head.weight, dtype, tape)
-        grad_hidden = tape.tensor(hidden.shape, hidden.dtype) if needs_hidden else None
-        grad_weight = tape.gradient(head.weight.shape, head.weight.dtype) if needs_weight else None
+        operands = [operand for x, layer in summands for operand in (x, layer.weight)]
+        node = tape.node((*operands, first.bias), _chunked_backward)
+        weights = [ops.cast_weight(layer.weight, dtype, tape) for _, layer in summands]
+        kept: list[Tensor] = []
+        for x, layer in summands:
+            kept += [tape.tensor(x.shape, x.dtype)] if x.requires_grad else []
+            weight = layer.weight
+            kept += [tape.gradient(weight.shape, weight.dtype)] if weight.requires_grad else []
         _run_chunk(tape, (chunk, vocab_size), dtype)
-        del weight
-        flops = 2 * num_tokens * vocab_size * width
-        hbm_bytes = (num_chunks * vocab_size * width + num_tokens * (vocab_size + width)) * dtype.num_bytes
-        for _ in range(1 + needs_hidden + needs_weight):
-            tape.matmul(flops, hbm_bytes)
+        del weights
+        for x, layer in summands:
+            _count_products(
+                tape, layer.weight, num_tokens, chunk, dtype, 1 + x.requires_grad + layer.weight.requires_grad
+            )
         tape.move(num_tokens * vocab_size * (2 * dtype.num_bytes + 6 * DType.FLOAT32.num_bytes))
         if node is not None:
-            saved = [grad for grad in (grad_hidden, grad_weight) if grad is not None]
-            tape.save(node, *saved)
+            tape.save(node, *kept)
+        del kept
         loss = tape.tensor((), DType.FLOAT32, node)
-    tape.release(head)
+    for _, layer in summands:
+        tape.release(layer)
     return loss
+
+
+def _count_products(tape: Tape, weight: Parameter, num_tokens: int, chunk: int, dtype: DType, count: int) -> None:
+    """The products of one summand: forward, and the gradients that are needed."""
+    vocab_size, width = weight.shape
+    num_chunks = -(-num_tokens // chunk)
+    hbm_bytes = (num_chunks * vocab_size * width + num_tokens * (vocab_size + width)) * dtype.num_bytes
+    for _ in range(count):
+        tape.matmul(2 * num_tokens * vocab_size * width, hbm_bytes)
 
 
 def _run_chunk(tape: Tape, shape: tuple[int, int], dtype: DType) -> None:
@@ -106,8 +118,9 @@ def _run_chunk(tape: Tape, shape: tuple[int, int], dtype: DType) -> None:
 def _chunked_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     kept = [grad for grad in node.saved if isinstance(grad, Tensor)]
     node.saved = ()
+    *needs, needs_bias = node.needs
     results: list[Tensor | None] = []
-    for needed in node.needs[:2]:
+    for needed in needs:
         results.append(kept.pop(0) if needed else None)
-    results.append(results[1].tape.tensor((1,), DType.FLOAT32) if node.needs[2] and results[1] is not None else None)
+    results.append(results[1].tape.tensor((1,), DType.FLOAT32) if needs_bias and results[1] is not None else None)
     return results

@@ -46,6 +46,15 @@ def host_memory(table: ParameterTable, recipe: Recipe, *, num_ranks: int, ranks_
     return HostMemory(load_bytes=base + ranks_per_node * passing, steady_bytes=base + offloaded + paged)
 
 
+def with_devices(host: HostMemory, ranks_per_node: int, *, load_bytes: int, peak_bytes: int) -> HostMemory:
+    """``host`` where the ranks' devices are the host itself: each rank's ``load_bytes`` while loading and
+    ``peak_bytes`` in all, which hold its process too, take the place of ``PROCESS_BYTES``."""
+    return HostMemory(
+        load_bytes=host.load_bytes + ranks_per_node * (load_bytes - PROCESS_BYTES),
+        steady_bytes=host.steady_bytes + ranks_per_node * (peak_bytes - PROCESS_BYTES),
+    )
+
+
 def _updated_shapes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[tuple[int, ...]]:
     if recipe.zero_stage in (None, 0):
         return [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]

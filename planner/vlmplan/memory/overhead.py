@@ -4,6 +4,7 @@ Three numbers are different things: *allocated* (live tensors and workspaces, ``
 *reserved* (what the caching allocator holds), *device* (what nvidia-smi shows for the process).
 """
 
+from vlmplan.hardware import Gpu, Vendor
 from vlmplan.units import GIB, MIB
 
 CUBLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
@@ -15,7 +16,9 @@ HOPPER_CUBLAS_WORKSPACE_BYTES = 4096 * 8 * 1024
 NUM_CUBLAS_HANDLES = 2
 
 CUDA_CONTEXT_BYTES = 500 * MIB
-"""CUDA context, loaded kernels and library handles of one process. Assumed: 0.3 to 0.6 GiB are seen."""
+"""CUDA context, loaded kernels and library handles of one process. Assumed: 0.3 to 0.6 GiB are seen. A rank on
+a CPU has no context, but its interpreter and libraries take as much (measured: 411 MiB after importing torch 2.13,
+transformers, deepspeed and peft)."""
 
 NCCL_CONNECTION_BYTES = 10 * MIB
 """Buffers of one NCCL channel to one peer. Cited: allocations of 10,485,760 bytes per connection in
@@ -34,15 +37,17 @@ MIN_RESERVE_BYTES = GIB // 2
 """Least bytes that ``fits`` keeps free. A choice: one large logits chunk."""
 
 
-def workspace_sizes(compute_capability: tuple[int, int] | None) -> list[int]:
-    """Bytes of each cuBLAS workspace, which count as allocated."""
-    is_hopper = compute_capability is not None and compute_capability >= (9, 0)
+def workspace_sizes(gpu: Gpu) -> list[int]:
+    """Bytes of each cuBLAS workspace, which count as allocated; a CPU has none."""
+    if gpu.vendor is Vendor.CPU:
+        return []
+    is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= (9, 0)
     return [HOPPER_CUBLAS_WORKSPACE_BYTES if is_hopper else CUBLAS_WORKSPACE_BYTES] * NUM_CUBLAS_HANDLES
 
 
-def workspace_bytes(compute_capability: tuple[int, int] | None) -> int:
+def workspace_bytes(gpu: Gpu) -> int:
     """Bytes of all cuBLAS workspaces."""
-    return sum(workspace_sizes(compute_capability))
+    return sum(workspace_sizes(gpu))
 
 
 def nccl_bytes(num_gpus: int, *, uses_nvlink: bool) -> int:

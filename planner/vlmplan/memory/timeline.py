@@ -156,6 +156,8 @@ def gradient_store(
             accumulates=bool(kept),
         )
         store.gradients = kept
+        if kept:
+            store.begin()  # stage 1 keeps its buckets from the first micro batch to the reduction after the last
         return store
     bucket = recipe.zero.reduce_bucket_size * p if recipe.zero_stage == 1 and recipe.zero.contiguous_gradients else 0
     store = KeptGradients(table.numels, p, accumulates, bucket)

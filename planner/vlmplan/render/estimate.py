@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import click
 
 from vlmplan.estimate import Estimate
+from vlmplan.hardware import Vendor
 from vlmplan.memory.components import Components
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Offload, Recipe
@@ -122,7 +123,8 @@ def _print_components(estimate: Estimate) -> None:
     ]
     rows.append((f"allocated, at the peak of {peak.name}", gib_text(peak.peak.total), "100.0%"))
     rows += [(name, gib_text(num_bytes), "") for name, num_bytes in _beyond_tensors(estimate) if num_bytes]
-    rows.append(("device, as nvidia-smi shows it", gib_text(estimate.device.device_bytes), ""))
+    in_all = "process, in all" if _is_on_cpu(estimate) else "device, as nvidia-smi shows it"
+    rows.append((in_all, gib_text(estimate.device.device_bytes), ""))
     print_table(
         Table(titles=("on each GPU", "bytes", "share"), rows=rows, number_columns=frozenset(("bytes", "share")))
     )
@@ -131,8 +133,13 @@ def _print_components(estimate: Estimate) -> None:
 def _beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
     device = estimate.device
     yield "allocator's unused blocks", device.reserved_bytes - device.allocated_bytes
-    yield "CUDA context", device.context_bytes
+    is_on_cpu = _is_on_cpu(estimate)
+    yield "Python and libraries" if is_on_cpu else "CUDA context", device.context_bytes
     yield "NCCL", device.nccl_bytes
+
+
+def _is_on_cpu(estimate: Estimate) -> bool:
+    return estimate.cluster.node.gpu.vendor is Vendor.CPU
 
 
 def _host_and_disk(estimate: Estimate) -> Iterator[str]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
-from vlmplan.architecture.loss import chunk_tokens
 from vlmplan.architecture.trace import Trace
 from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster, Gpu, Vendor
@@ -20,7 +19,7 @@ from vlmplan.memory.host import host_memory
 from vlmplan.memory.overhead import CUDA_CONTEXT_BYTES, RESERVE_FRACTION, nccl_bytes, reserve_bytes, workspace_bytes
 from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import model_states
-from vlmplan.recipe import ALL_LINEAR, Method, Offload, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import ALL_LINEAR, Method, Offload, Precision, Recipe, ZeroSettings, chunk_tokens
 from vlmplan.rules import Severity, default_attention, model_facts, problems
 from vlmplan.sizes import zero_settings
 from vlmplan.throughput import MicroBatchSeconds, PhaseSeconds, micro_batch_seconds, step_of
@@ -411,5 +410,5 @@ def budget_bytes(cluster: Cluster) -> int:
         - reserve_bytes(usable)
         - CUDA_CONTEXT_BYTES
         - nccl_bytes(cluster.num_gpus, uses_nvlink=node.uses_nvlink)
-        - workspace_bytes(node.gpu.compute_capability)
+        - workspace_bytes(node.gpu)
     )

@@ -1,0 +1,273 @@
+"""``vlmplan launch``: train what a plan says, on this machine or from it."""
+
+import dataclasses
+import json
+import tempfile
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+from vlmplan.errors import InputError, VlmplanError
+
+if TYPE_CHECKING:
+    from vlmplan.launch.facts import Facts
+    from vlmplan.launch.options import TrainerOptions
+    from vlmplan.launch.preflight import Findings
+    from vlmplan.plan import Plan
+
+SCHEMA = "vlmplan.launch/1"
+
+
+def _count(flag: str, text: str) -> Any:
+    return click.option(flag, type=int, metavar="N", help=text)
+
+
+PLAN = (
+    click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="A plan.json; or give options of estimate."),
+    click.option("--demo", is_flag=True, help="A tiny model and made-up images on 2 CPU ranks; no download."),
+)
+DATA = (
+    click.option("--train-data", type=FILE, metavar="FILE", help="JSONL chats to train on."),
+    click.option("--eval-data", type=FILE, metavar="FILE", help="JSONL chats to look at after every epoch."),
+    _count("--dummy-data", "N made-up samples instead of data."),
+    click.option("--skip-bad-samples", is_flag=True, help="Leave out lines that cannot be used."),
+)
+RUN = (
+    click.option("--output-dir", type=FILE, metavar="DIR", help="Checkpoints, log and result of one run."),
+    click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of --output-dir."),
+    click.option("--dry-run", is_flag=True, help="Look whether it can run, print what would, write nothing."),
+    click.option("--hostfile", type=FILE, metavar="FILE", help="The nodes, HOST slots=GPUS in each line."),
+    click.option("--random-weights", is_flag=True, help="Do not load weights, draw them."),
+    click.option("--learning-rate", type=float, metavar="X", help="[default: 1e-5 for full, 1e-4 for adapters]"),
+    click.option("--weight-decay", type=float, metavar="X", help="[default: 0]"),
+    click.option("--warmup-fraction", type=float, metavar="X", help="Part of all steps.  [default: 0.03]"),
+    click.option("--schedule", type=click.Choice(("cosine", "linear", "constant")), help="[default: cosine]"),
+    _count("--save-every", "Steps between checkpoints.  [default: one at the end]"),
+    _count("--keep-last", "Checkpoints that are kept.  [default: 2]"),
+    _count("--max-steps", "Stop after so many steps."),
+    _count("--seed", "Of order and random weights.  [default: 0]"),
+    click.option("--merge-adapters", is_flag=True, help="Also write the model with its adapters merged in."),
+    _count("--measured-steps", "First steps whose memory is followed.  [default: 3]"),
+)
+MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A run that was looked at and not started."""
+
+    plan: "Plan"
+    options: "TrainerOptions"
+    facts: "Facts"
+    findings: "Findings"
+    command: list[str]
+    environment: dict[str, str]
+    texts: dict[str, str]
+    notes: list[str]
+
+
+@click.command()
+@options(PLAN, DATA, RUN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, CATALOG, JSON)
+@click.pass_context
+def launch(
+    ctx: click.Context,
+    *,
+    plan_file: Path | None,
+    demo: bool,
+    dry_run: bool,
+    hostfile: Path | None,
+    as_json: bool,
+    catalog_files: tuple[Path, ...],
+    **given: Any,
+) -> int:
+    """Train what --plan says, or what the options of estimate plan for this machine.
+
+    Looks first whether it can run here and names everything that is in the way (exit code 1). Then its exit code is
+    that of the run, 128 + N if it was ended by signal N.
+    """
+    from vlmplan.launch.options import TrainerOptions
+
+    if as_json and not dry_run:
+        raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
+    names = {item.name for item in dataclasses.fields(TrainerOptions)}
+    asked = {name: given.pop(name) for name in names}
+    if demo:
+        _fill_in_demo(ctx, given, asked, plan_file)
+    if asked["output_dir"] is None:
+        raise click.UsageError("--output-dir is needed", ctx)
+    trainer = TrainerOptions(**asked)
+    # A dry run's model goes away again.
+    scratch = tempfile.TemporaryDirectory(prefix="vlmplan-") if demo and dry_run else nullcontext()
+    with scratch as folder:
+        if demo:
+            given["model"] = _demo_model(trainer, trainer.output_dir if folder is None else Path(folder))
+        plan, notes = _plan(ctx, given, catalog_files, plan_file, trainer)
+        prepared = prepare(plan, trainer, catalog_files, hostfile, notes)
+    return _show(prepared, as_json=as_json) if dry_run else start(prepared)
+
+
+def _fill_in_demo(ctx: click.Context, given: dict[str, Any], asked: dict[str, Any], plan_file: Path | None) -> None:
+    """Fill in the options of the demo where the user says nothing."""
+    from vlmplan.launch import demo
+
+    if plan_file is not None or given["model"] is not None:
+        raise click.UsageError("--demo brings its own model; --plan and --model cannot be given with it", ctx)
+    for values, defaults in ((given, demo.PLAN_OPTIONS), (asked, demo.TRAINER_OPTIONS)):
+        values |= {name: value for name, value in defaults.items() if values[name] is None}
+    if asked["train_data"] is not None:
+        asked["dummy_data"] = None
+    if asked["output_dir"] is None:
+        asked["output_dir"] = Path(demo.FOLDER) if asked["resume"] else demo.demo_folder()
+
+
+def _demo_model(trainer: "TrainerOptions", folder: Path) -> str:
+    """The demo's model, newly written under ``folder``; that of the run where one is resumed."""
+    from vlmplan.launch.demo import MODEL_FOLDER, write_demo_model
+    from vlmplan.launch.run_folder import held_run_problem
+
+    problem = None if trainer.resume else held_run_problem(trainer.output_dir)
+    if problem is not None:
+        raise InputError(problem)
+    model = trainer.output_dir / MODEL_FOLDER
+    if not (trainer.resume and (model / "config.json").is_file()):
+        model = write_demo_model(folder / MODEL_FOLDER)
+    return str(model.absolute())
+
+
+def _plan(
+    ctx: click.Context,
+    given: dict[str, Any],
+    catalog_files: tuple[Path, ...],
+    plan_file: Path | None,
+    trainer: "TrainerOptions",
+) -> "tuple[Plan, list[str]]":
+    """The plan of the file, of the run that is resumed, or of the options; and what to say about the latter."""
+    from vlmplan.emit import PLAN_FILE
+    from vlmplan.plan import read_plan
+
+    before = trainer.output_dir / PLAN_FILE
+    if plan_file is None and given["model"] is None and trainer.resume and before.is_file():
+        plan_file = before
+    if plan_file is None:
+        if given["model"] is None:
+            raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
+        return planned(given, catalog_files, trainer)
+    extra = sorted("--" + name.replace("_", "-") for name, value in given.items() if value is not None)
+    if extra:
+        raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
+    return read_plan(plan_file), []
+
+
+def planned(
+    given: dict[str, Any], catalog_files: tuple[Path, ...], trainer: "TrainerOptions"
+) -> "tuple[Plan, list[str]]":
+    """The plan that the options of estimate ask for; the data says how many samples there are, if the user does not."""
+    from vlmplan.cli.estimate import requested_estimate
+    from vlmplan.launch.preflight import num_samples_in
+    from vlmplan.plan import plan_from_estimate
+    from vlmplan.request import ds_config_of
+
+    if given["num_samples"] is None:
+        counted = trainer.dummy_data
+        if trainer.train_data is not None and trainer.train_data.is_file():
+            counted = num_samples_in(trainer.train_data)
+        given = given | {"num_samples": counted or None}
+    result, notes = requested_estimate(given, catalog_files)
+    return plan_from_estimate(result, base=ds_config_of(given)), [*result.workload.model.notes, *result.hints, *notes]
+
+
+def prepare(
+    plan: "Plan",
+    trainer: "TrainerOptions",
+    catalog_files: tuple[Path, ...],
+    hostfile: Path | None,
+    notes: list[str],
+) -> Prepared:
+    """Look at this machine; the command, environment and files of the run."""
+    import os
+
+    from vlmplan.catalog import load_catalog
+    from vlmplan.emit import PLAN_FILE
+    from vlmplan.launch.facts import facts_of_this_machine, machine_json
+    from vlmplan.launch.preflight import preflight
+    from vlmplan.launch.run_folder import has_checkpoint, run_texts
+    from vlmplan.launch.start import run_command, run_environment
+
+    resumes = trainer.resume and has_checkpoint(trainer.output_dir)
+    if trainer.resume and not resumes:
+        notes = [*notes, f"{trainer.output_dir} has no checkpoint to go on from, so training starts anew"]
+    facts = facts_of_this_machine(plan, trainer.output_dir)
+    findings = preflight(plan, trainer, facts, load_catalog(catalog_files), hostfile=hostfile)
+    command = run_command(
+        plan,
+        plan_path=os.path.abspath(trainer.output_dir / PLAN_FILE),
+        hostfile=hostfile,
+        facts=dataclasses.replace(facts, visible_devices=None) if findings.problems else facts,
+        arguments=dataclasses.replace(trainer, resume=resumes).arguments(),
+    )
+    environment = run_environment(plan, facts, trainer.output_dir, os.environ)
+    versions = {"vlmplan": plan.vlmplan_version} | machine_json(facts)
+    return Prepared(
+        plan=plan,
+        options=trainer,
+        facts=facts,
+        findings=findings,
+        command=command,
+        environment=environment,
+        texts=run_texts(plan, command, environment, versions),
+        notes=notes,
+    )
+
+
+def _show(prepared: Prepared, *, as_json: bool) -> int:
+    """Print what would be run; 1 if it cannot."""
+    from vlmplan.launch.run_folder import LOG_FILE
+    from vlmplan.launch.start import shell_text
+
+    findings, folder = prepared.findings, prepared.options.output_dir
+    files = [str(folder / name) for name in (*prepared.texts, LOG_FILE)]
+    if as_json:
+        document = {
+            "schema": SCHEMA,
+            "command": prepared.command,
+            "environment": prepared.environment,
+            "files": files,
+            "problems": list(findings.problems),
+            "notes": [*prepared.notes, *findings.warnings],
+            "plan": prepared.plan.as_json(),
+        }
+        click.echo(json.dumps(document, indent=2))
+    else:
+        click.echo(f"would write: {', '.join(files)}")
+        click.echo(f"would run: {shell_text(prepared.command, prepared.environment)}")
+        _say(prepared)
+    return VlmplanError.exit_code if findings.problems else 0
+
+
+def _say(prepared: Prepared) -> None:
+    for sentence in (*prepared.notes, *prepared.findings.warnings):
+        click.echo(f"note: {sentence}", err=True)
+    for sentence in prepared.findings.problems:
+        click.echo(f"vlmplan: {sentence}", err=True)
+
+
+def start(prepared: Prepared) -> int:
+    """Write the run's files, run it and return its exit code; 1 where something is in the way."""
+    from vlmplan.launch.run_folder import COMMAND_FILE, LOG_FILE, locked_log, write_run_files
+    from vlmplan.launch.start import ending, follow
+
+    _say(prepared)
+    if prepared.findings.problems:
+        return VlmplanError.exit_code
+    folder = prepared.options.output_dir
+    with locked_log(folder, resumes=prepared.options.resume) as log:
+        write_run_files(folder, prepared.texts)
+        log.write(f"$ {prepared.texts[COMMAND_FILE]}".encode())
+        code = follow(prepared.command, prepared.environment, log)
+    if code:
+        click.echo(f"vlmplan: {ending(code)}; {folder / LOG_FILE} has what it printed, --resume goes on", err=True)
+    return code

@@ -1,0 +1,67 @@
+"""A tiny Qwen2-VL with random weights and made-up images: everything that a run does, without a download.
+
+The trainer writes the model, in a process of its own: the planner does not import torch.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vlmplan.errors import MissingPackageError, UnavailableError
+from vlmplan.launch.facts import installed_version
+from vlmplan.launch.preflight import INSTALL
+
+FOLDER = "vlmplan-demo"
+MODEL_FOLDER = "tiny-model"
+"""Not ``model``: there the trainer writes its result."""
+NEEDED = ("torch", "transformers", "deepspeed", "safetensors", "pillow")
+PLAN_OPTIONS: Mapping[str, Any] = {
+    "gpu": "cpu:2",
+    "zero_stage": "2",
+    "precision": "fp32",
+    "seq_len": 64,
+    "images_per_sample": 1,
+    "image_size": "112x112",
+    "micro_batch": 2,
+}
+"""Where the user says nothing else. Two ranks on any processor; 64 tokens are what a made-up chat takes,
+16 of an image included, so that what is measured can be held to what was planned."""
+TRAINER_OPTIONS: Mapping[str, Any] = {"dummy_data": 64, "learning_rate": 1e-3}
+"""Random weights learn at a higher rate than trained ones."""
+WRITE_MODEL = (
+    "import sys; from pathlib import Path; from vlmplan_trainer.models.tiny import write_tiny_model; "
+    "write_tiny_model(Path(sys.argv[1]), 'qwen2_vl')"
+)
+
+
+def demo_folder() -> Path:
+    """``vlmplan-demo`` here, numbered where that is taken by something else than the model of a demo that never ran."""
+    names = [FOLDER, *(f"{FOLDER}-{number}" for number in range(2, 1000))]
+    return next((Path(name) for name in names if not _is_taken(Path(name))), Path(FOLDER))
+
+
+def _is_taken(folder: Path) -> bool:
+    if not folder.is_dir():
+        return os.path.lexists(folder)
+    return any(entry.name != MODEL_FOLDER for entry in folder.iterdir())
+
+
+def write_demo_model(folder: Path) -> Path:
+    """Write the tiny model into ``folder``, which is made; the folder, absolute.
+
+    Raises MissingPackageError where the training packages are not installed, UnavailableError where it fails.
+    """
+    missing = [name for name in NEEDED if installed_version(name) is None]
+    if missing:
+        raise MissingPackageError(f"training needs {', '.join(missing)}, not installed here: {INSTALL}")
+    folder = folder.absolute()
+    done = subprocess.run(  # noqa: S603 - this interpreter, a list of words
+        [sys.executable, "-c", WRITE_MODEL, str(folder)], capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UnavailableError(f"the demo's model cannot be written to {folder}: {last}")
+    return folder

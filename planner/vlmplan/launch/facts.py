@@ -1,0 +1,155 @@
+"""What this machine has that a plan needs: asked of the operating system, the driver and the interpreter.
+
+Nothing here judges; ``preflight`` does. torch is asked in a process of its own, because vlmplan does not import it.
+"""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from vlmplan.errors import UnavailableError, VlmplanError
+from vlmplan.machine.host import host_ram_bytes, num_host_cpus
+from vlmplan.machine.nvml import NvmlMachine, read_machine
+from vlmplan.plan import Plan
+
+PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "safetensors", "pillow")
+FLASH_ATTENTION = "flash-attn"
+TORCH_SECONDS = 120
+"""Longest wait for torch to say what it sees; on a cold network drive its import alone takes a minute."""
+TORCH_QUESTION = """
+import json, torch
+print(json.dumps({
+    "is_available": torch.cuda.is_available(), "num_gpus": torch.cuda.device_count(),
+    "cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None),
+}))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchSight:
+    """What torch says of the GPUs; ``cuda`` and ``hip`` are the versions that it was built for."""
+
+    is_available: bool
+    num_gpus: int
+    cuda: str | None = None
+    hip: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """This machine. None is what could not be found out, for packages what is not installed."""
+
+    packages: Mapping[str, str | None] = field(hash=False)
+    host_ram_bytes: int | None = None
+    available_ram_bytes: int | None = None
+    free_disk_bytes: int | None = None
+    free_nvme_bytes: int | None = None
+    driver: NvmlMachine | None = None
+    driver_problem: str | None = None
+    torch_sight: TorchSight | None = None
+    torch_problem: str | None = None
+    visible_devices: str | None = None
+    host_name: str = ""
+    num_cpus: int | None = None
+    has_pdsh: bool = False
+
+
+def facts_of_this_machine(plan: Plan, output_dir: Path) -> Facts:
+    """What ``preflight`` wants to know for this plan; GPUs are not asked for where a plan needs none."""
+    packages = {name: installed_version(name) for name in (*PACKAGES, FLASH_ATTENTION)}
+    found: dict[str, Any] = {}
+    if plan.hardware.vendor == "nvidia":
+        try:
+            found["driver"] = read_machine()
+        except VlmplanError as error:
+            found["driver_problem"] = str(error)
+    has_driver = plan.hardware.vendor == "amd" or "driver" in found
+    if has_driver and packages["torch"] is not None:
+        found |= torch_sees()
+    nvme_path = plan.recipe.nvme_path if plan.expected.nvme_swap_bytes else None
+    try:
+        ram = host_ram_bytes()
+    except UnavailableError:
+        ram = None
+    return Facts(
+        packages=packages,
+        host_ram_bytes=ram,
+        available_ram_bytes=available_ram_bytes(),
+        free_disk_bytes=free_bytes_at(output_dir),
+        free_nvme_bytes=None if nvme_path is None else free_bytes_at(Path(nvme_path)),
+        visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        host_name=socket.gethostname(),
+        num_cpus=num_host_cpus(),
+        has_pdsh=shutil.which("pdsh") is not None,
+        **found,
+    )
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def torch_sees() -> dict[str, Any]:
+    """``torch_sight``, or ``torch_problem``: what another process that imports torch says."""
+    try:
+        done = subprocess.run(  # noqa: S603 - this interpreter, a constant
+            [sys.executable, "-c", TORCH_QUESTION],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TORCH_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return {"torch_problem": f"torch has not answered within {TORCH_SECONDS} seconds which GPUs it sees"}
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return {"torch_problem": f"torch is installed but cannot be imported: {last}"}
+    return {"torch_sight": TorchSight(**json.loads(done.stdout.splitlines()[-1]))}
+
+
+def available_ram_bytes() -> int | None:
+    """RAM that new processes can have without swapping, from Linux's ``MemAvailable``; None elsewhere."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kib = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(kib[0]) * 1024 if kib else None
+
+
+def free_bytes_at(folder: Path) -> int | None:
+    """Free bytes of the drive that ``folder`` is or would be on; None where it cannot be asked."""
+    folder = Path(os.path.abspath(folder))
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def machine_json(facts: Facts) -> dict[str, Any]:
+    """What a run was started with: versions.json."""
+    driver = facts.driver
+    cuda = None if driver is None or driver.cuda_driver_version is None else driver.cuda_driver_version
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "driver": None if driver is None else driver.driver_version,
+        "cuda_driver": None if cuda is None else f"{cuda[0]}.{cuda[1]}",
+        "packages": dict(facts.packages),
+    }

@@ -1,0 +1,45 @@
+"""A hostfile as DeepSpeed's launcher reads it (``deepspeed/launcher/runner.py`` 0.19.8, ``_parse_hostfile``)."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from vlmplan.errors import InputError, UnavailableError
+
+LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+
+
+def read_hostfile(path: Path) -> dict[str, int]:
+    """GPUs by host, in the order of the file. Raises UnavailableError or InputError with the line that is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UnavailableError(f"--hostfile {path} does not exist") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--hostfile {path} is not text in UTF-8") from None
+    except OSError as error:
+        raise UnavailableError(f"--hostfile {path} cannot be read: {error.strerror}") from None
+    slots: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = line.strip()
+        if not line or line.startswith("#"):
+            continue
+        match = LINE.match(line)
+        if match is None:
+            raise InputError(f"{path}:{number} is {line!r}; HOST slots=GPUS is needed")
+        host, count = match[1], int(match[2])
+        if host in slots:
+            raise InputError(f"{path}:{number} names {host} a second time; one line for each host is needed")
+        slots[host] = count
+    return slots
+
+
+def hostfile_problems(slots: Mapping[str, int], *, num_nodes: int, gpus_per_node: int) -> list[str]:
+    """Why the first ``num_nodes`` hosts, which are the ones used, are not what the plan is for."""
+    problems: list[str] = []
+    if len(slots) < num_nodes:
+        problems.append(f"the hostfile names {len(slots)} of the {num_nodes} nodes that the plan is for")
+    for host, count in list(slots.items())[:num_nodes]:
+        if count < gpus_per_node:
+            problems.append(f"the hostfile gives {host} {count} slots; the plan is for {gpus_per_node} GPUs per node")
+    return problems

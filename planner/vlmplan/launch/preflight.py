@@ -1,0 +1,235 @@
+"""Whether a plan can run here, before anything is written or started: every reason why not, one sentence each.
+
+Judges ``Facts`` and reads data files and the output folder; asks nothing else.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmplan.catalog import Catalog
+from vlmplan.errors import VlmplanError
+from vlmplan.launch.devices import gpu_problems
+from vlmplan.launch.facts import FLASH_ATTENTION, Facts
+from vlmplan.launch.hosts import hostfile_problems, read_hostfile
+from vlmplan.launch.options import TrainerOptions
+from vlmplan.launch.run_folder import folder_problems
+from vlmplan.plan import Plan
+from vlmplan.recipe import AttentionImplementation, Method
+from vlmplan.units import counted, gib_text
+
+INSTALL = 'pip install "vlmplan[train]"'
+NUM_SAMPLES_TOLERANCE = 0.01
+"""Part by which the number of samples may differ from the plan's before the plan's time and price are said to."""
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """``problems`` keep a run from starting, ``warnings`` do not; sentences."""
+
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def preflight(
+    plan: Plan, options: TrainerOptions, facts: Facts, catalog: Catalog, *, hostfile: Path | None = None
+) -> Findings:
+    """Everything that keeps ``plan`` from running here, and what the user should know if it does."""
+    is_here = runs_here(plan, facts, hostfile)
+    problems = [
+        *_verdict_problems(plan),
+        *_package_problems(plan, facts),
+        *_host_problems(plan, facts, hostfile),
+        *(gpu_problems(plan, facts, catalog) if is_here else ()),
+        *(_ram_problems(plan, facts) if is_here else ()),
+        *_disk_problems(plan, options, facts),
+        *_model_problems(plan),
+        *_data_problems(plan, options),
+        *folder_problems(options.output_dir, plan, resumes=options.resume),
+    ]
+    warnings = [*_version_warnings(plan, facts), *_sample_warnings(plan, options)]
+    if plan.expected.verdict == "tight":
+        warnings.append("the plan is tight: less than its reserve of GPU memory stays free")
+    if plan.hardware.num_nodes > 1:
+        looked = "the other nodes were" if is_here else "the nodes were"
+        warnings.append(f"{looked} not looked at; each needs the same GPUs, Python environment and files")
+    return Findings(problems=tuple(problems), warnings=tuple(warnings))
+
+
+def runs_here(plan: Plan, facts: Facts, hostfile: Path | None) -> bool:
+    """Whether this machine is one of those that train: the only one, or one of the hostfile's."""
+    if plan.hardware.num_nodes == 1:
+        return True
+    try:
+        hosts = () if hostfile is None else tuple(read_hostfile(hostfile))
+    except VlmplanError:
+        return False
+    mine = facts.host_name.partition(".")[0]
+    return any(host == "localhost" or host.partition(".")[0] == mine for host in hosts)
+
+
+def _verdict_problems(plan: Plan) -> Iterator[str]:
+    expected, hardware = plan.expected, plan.hardware
+    if expected.verdict != "does_not_fit":
+        return
+    if expected.peak_device_bytes > hardware.usable_bytes:
+        needed, usable = gib_text(expected.peak_device_bytes), gib_text(hardware.usable_bytes)
+        yield f"the plan does not fit: it needs {needed} of the {usable} that can be used of each GPU"
+    else:
+        yield "the plan does not fit its hardware, as `vlmplan estimate` shows; `vlmplan recommend` finds one that does"
+
+
+# -- software --------------------------------------------------------------------------------------------------------
+
+
+def needed_packages(plan: Plan) -> list[str]:
+    """The packages without which the trainer cannot run this plan."""
+    recipe = plan.recipe
+    names = ["torch", "transformers", "safetensors"]
+    names += ["deepspeed"] if recipe.uses_deepspeed else []
+    names += ["peft"] if recipe.method is not Method.FULL else []
+    is_quantized = recipe.method is Method.QLORA
+    names += ["accelerate"] if is_quantized else []
+    names += ["bitsandbytes"] if is_quantized or recipe.optimizer.value.endswith("8bit") else []
+    names += ["pillow"] if plan.workload.images_per_sample else []
+    return names
+
+
+def _package_problems(plan: Plan, facts: Facts) -> Iterator[str]:
+    missing = [name for name in needed_packages(plan) if facts.packages.get(name) is None]
+    if missing:
+        yield f"training needs {', '.join(missing)}, not installed here: {INSTALL}"
+    flash = AttentionImplementation.FLASH_ATTENTION_2
+    if plan.recipe.attention is flash and facts.packages.get(FLASH_ATTENTION) is None:
+        yield f"--attention {flash.value} needs {FLASH_ATTENTION}, not installed here: pip install {FLASH_ATTENTION}"
+
+
+def _version_warnings(plan: Plan, facts: Facts) -> Iterator[str]:
+    differing = [
+        f"{name} {facts.packages[name]} (plan: {planned})"
+        for name in needed_packages(plan)
+        if (planned := plan.versions.get(name)) is not None
+        and (installed := facts.packages.get(name)) is not None
+        and _public(installed) != _public(planned)
+    ]
+    if differing:
+        yield f"other versions than the plan's numbers were checked with: {', '.join(differing)}"
+
+
+def _public(version: str) -> str:
+    """``2.13.0+cu130`` is 2.13.0."""
+    return re.split(r"[+]", version)[0]
+
+
+def _host_problems(plan: Plan, facts: Facts, hostfile: Path | None) -> Iterator[str]:
+    num_nodes = plan.hardware.num_nodes
+    if num_nodes == 1:
+        if hostfile is not None:
+            yield "--hostfile was given, but the plan is for one node; plan for several with --num-nodes"
+        return
+    if hostfile is None:
+        yield f"the plan is for {num_nodes} nodes; --hostfile FILE has to name them, as HOST slots=GPUS in each line"
+        return
+    if not facts.has_pdsh:
+        yield "several nodes are started through pdsh, which is not installed here: apt-get install pdsh"
+    try:
+        slots = read_hostfile(hostfile)
+    except VlmplanError as error:
+        yield str(error)
+        return
+    yield from hostfile_problems(slots, num_nodes=num_nodes, gpus_per_node=plan.hardware.gpus_per_node)
+
+
+# -- memory and disk -------------------------------------------------------------------------------------------------
+
+
+def _ram_problems(plan: Plan, facts: Facts) -> Iterator[str]:
+    needed, ram, available = plan.expected.host_bytes_per_node, facts.host_ram_bytes, facts.available_ram_bytes
+    if ram is not None and needed > ram:
+        yield f"the plan needs {gib_text(needed)} of host RAM, but this machine has {gib_text(ram)}"
+    elif available is not None and needed > available:
+        yield (
+            f"the plan needs {gib_text(needed)} of host RAM, but {gib_text(available)} are free; "
+            f"end what else runs on this machine"
+        )
+
+
+def disk_bytes(plan: Plan, options: TrainerOptions) -> int:
+    """What a run writes: the checkpoints that are kept and the one being written, and the result.
+
+    One checkpoint only where none is saved on the way, or where earlier ones are there already.
+    """
+    keeps = options.save_every is not None and not options.resume
+    merged = 2 * plan.num_params if options.merge_adapters else 0  # 16-bit weights
+    return plan.expected.checkpoint_bytes * (options.num_kept + 1 if keeps else 1) + plan.expected.export_bytes + merged
+
+
+def _disk_problems(plan: Plan, options: TrainerOptions, facts: Facts) -> Iterator[str]:
+    needed, free = disk_bytes(plan, options), facts.free_disk_bytes
+    if free is not None and needed > free:
+        yield (
+            f"--output-dir {options.output_dir}: the run writes up to {gib_text(needed)}, but {gib_text(free)} are "
+            f"free there; take another folder, or keep fewer checkpoints with --keep-last"
+        )
+    swap, nvme = plan.expected.nvme_swap_bytes // plan.hardware.num_nodes, facts.free_nvme_bytes
+    if swap and nvme is not None and swap > nvme:
+        yield f"--nvme-path {plan.recipe.nvme_path}: offload takes {gib_text(swap)}, but {gib_text(nvme)} are free"
+
+
+# -- model and data --------------------------------------------------------------------------------------------------
+
+
+def _model_problems(plan: Plan) -> Iterator[str]:
+    model = plan.workload.model
+    source = Path(plan.model_source)
+    if model.hub_id is None:
+        yield f"no checkpoint of {model.id} is known to load; plan for a Hugging Face id or a folder with one"
+    elif source.is_absolute() and not source.is_dir():
+        yield f"the model's folder {source} is not on this machine"
+
+
+def _data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
+    needed = plan.samples_per_step
+    if options.dummy_data is not None and options.dummy_data < needed:
+        yield f"--dummy-data is {options.dummy_data}, but one step of the plan takes {counted(needed, 'sample')}"
+    files = {"--train-data": options.train_data, "--eval-data": options.eval_data}
+    for flag, path in files.items():
+        if path is None:
+            continue
+        problem = _file_problem(path)
+        if problem is not None:
+            yield f"{flag} {path} {problem}"
+        elif flag == "--train-data" and (found := num_samples_in(path)) < needed:
+            yield f"{flag} {path} has {counted(found, 'line')}, but one step of the plan takes {needed} samples"
+
+
+def _file_problem(path: Path) -> str | None:
+    try:
+        if path.is_dir():
+            return "is a folder; a file is needed"
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                if chunk.strip():
+                    return None
+        return "is empty"
+    except FileNotFoundError:
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def num_samples_in(path: Path) -> int:
+    """Lines that are not blank: one sample each."""
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def _sample_warnings(plan: Plan, options: TrainerOptions) -> Iterator[str]:
+    found = options.dummy_data
+    if options.train_data is not None and _file_problem(options.train_data) is None:
+        found = num_samples_in(options.train_data)
+    planned = plan.workload.num_samples
+    if found is not None and abs(found - planned) > NUM_SAMPLES_TOLERANCE * planned:
+        yield f"the data has {counted(found, 'sample')}, the plan's time and price are for {planned:,}"

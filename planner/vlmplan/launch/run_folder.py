@@ -1,0 +1,134 @@
+"""The folder of a run: what was started, with which versions and environment, and what it printed.
+
+plan.json         what is trained
+ds_config.json    the same numbers for DeepSpeed, to look at; not for plain PyTorch
+command.txt       the command, as a shell would run it
+environment.txt   the variables that were set for it, NAME=VALUE
+versions.json     of Python, the driver and the packages
+run.log           everything that the run printed; whoever trains holds its lock
+
+A folder belongs to one training: another plan, or a second start without ``--resume``, is refused.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vlmplan.emit import DS_CONFIG_FILE, PLAN_FILE, file_texts
+from vlmplan.errors import InputError, UnavailableError, VlmplanError
+from vlmplan.files import write_atomically
+from vlmplan.plan import Plan, read_plan
+
+COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, LOG_FILE = "command.txt", "environment.txt", "versions.json", "run.log"
+CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
+"""Names that the trainer gives: its checkpoints' folder, and what each has once it is whole."""
+TRAINED = (
+    *("method", "lora_rank", "lora_targets", "train_embeddings", "train_vision", "train_projector", "train_language"),
+    "optimizer",
+)
+"""Settings of the recipe that a resumed run must share; how it is spread over GPUs may change."""
+
+
+def folder_problems(folder: Path, plan: Plan, *, resumes: bool) -> list[str]:
+    """Why ``folder`` cannot take this run."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        return [f"--output-dir {folder} is not a folder"]
+    if not _is_writable(folder):
+        return [f"--output-dir {folder} cannot be written by this user"]
+    try:
+        before = read_plan(folder / PLAN_FILE) if os.path.lexists(folder / PLAN_FILE) else None
+    except VlmplanError as error:
+        return [f"--output-dir {folder} holds a plan that cannot be read: {error}"]
+    if not resumes:
+        if before is not None and before != plan:
+            return [f"--output-dir {folder} holds another plan; give another folder"]
+        held = held_run_problem(folder)
+        return [] if held is None else [held]
+    difference = None if before is None else what_differs(before, plan)
+    if difference is not None:
+        return [f"--output-dir {folder} holds a run of another plan ({difference}), which cannot be resumed with this"]
+    return []
+
+
+def held_run_problem(folder: Path) -> str | None:
+    """Why no new run can start in ``folder``: one has."""
+    if not os.path.lexists(folder / LOG_FILE):
+        return None
+    return f"--output-dir {folder} holds a run already; --resume goes on with it, or give another folder"
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made in ``folder``, or the folder itself where there is none."""
+    folder = Path(os.path.abspath(folder))
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether the trainer has published a checkpoint in ``folder``; whether it is sound is for the trainer to say."""
+    return any(folder.glob(f"{CHECKPOINTS}/step-*/{MANIFEST}"))
+
+
+def what_differs(before: Plan, plan: Plan) -> str | None:
+    """The first thing that makes the weights or states of two plans different; None where one can go on with the
+    other's checkpoints."""
+    if before.model_source != plan.model_source:
+        return f"model {before.model_source}"
+    if dict(before.workload.model.config) != dict(plan.workload.model.config):
+        return "another config.json of the model"
+    mine, theirs = plan.recipe.as_json(), before.recipe.as_json()
+    return next((f"{name} {theirs[name]}" for name in TRAINED if mine[name] != theirs[name]), None)
+
+
+def run_texts(
+    plan: Plan, command: Sequence[str], environment: Mapping[str, str], versions: Mapping[str, Any]
+) -> dict[str, str]:
+    """The files of a run by name, but for its log."""
+    texts = {name: text for name, text in file_texts(plan).items() if name in (PLAN_FILE, DS_CONFIG_FILE)}
+    texts[COMMAND_FILE] = shlex.join(command) + "\n"
+    texts[ENVIRONMENT_FILE] = "".join(f"{name}={value}\n" for name, value in environment.items())
+    texts[VERSIONS_FILE] = json.dumps(dict(versions), indent=2) + "\n"
+    return texts
+
+
+def write_run_files(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write the files; a plan.json that says something else is kept under the next free number."""
+    path = folder / PLAN_FILE
+    if path.is_file() and path.read_text(encoding="utf-8") != texts[PLAN_FILE]:
+        number = next(number for number in range(1, 10**6) if not (folder / f"plan-{number}.json").exists())
+        write_atomically(folder / f"plan-{number}.json", path.read_text(encoding="utf-8"))
+    for name, text in texts.items():
+        write_atomically(folder / name, text, force=True)
+
+
+@contextlib.contextmanager
+def locked_log(folder: Path, *, resumes: bool) -> Generator[BinaryIO]:
+    """run.log to append to, which nobody else can have at the same time.
+
+    Raises InputError where another run is going on in the folder, or was started there meanwhile.
+    """
+    if os.name != "posix":
+        raise UnavailableError("launch needs Linux or macOS; on Windows, run it inside WSL")
+    import fcntl
+
+    path = folder / LOG_FILE
+    held = None if resumes else held_run_problem(folder)
+    if held is not None:
+        raise InputError(held)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        log = path.open("ab" if resumes else "xb")
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
+    with log:
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another run is going on in {folder}; wait for it, or give another folder") from None
+        except OSError:  # a file system without locks
+            pass
+        yield log

@@ -1,0 +1,207 @@
+"""Starting a run and following it to its end.
+
+The run is a process group of its own: signals that vlmplan gets go to all of it, once as they came, and as SIGKILL
+where it has not ended ``GRACE_SECONDS`` later or the user asks a second time. DeepSpeed's launcher
+(``launcher/runner.py``, ``launch.py`` 0.19.8) dies of a signal before its ranks have ended, so the end of a run is
+that nobody holds its output any more, and its exit code is 128 + the signal, whatever the launcher says.
+"""
+
+import codecs
+import os
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, BinaryIO
+
+from vlmplan.emit.command import launch_command
+from vlmplan.errors import UnavailableError
+from vlmplan.launch.facts import Facts
+from vlmplan.launch.run_folder import ENVIRONMENT_FILE
+from vlmplan.plan import Plan
+
+GRACE_SECONDS = 60.0
+"""How long a run may take to end after a signal. A choice: DeepSpeed gives each rank 30 seconds."""
+LEFTOVER_SECONDS = 30.0
+"""How long processes may hold the output after the run's own has ended."""
+POLL_SECONDS = 0.2
+REPEAT_SECONDS = 1.0
+"""A second signal sooner than this is the first one's echo: terminal and wrapper (``uv run``) both send Ctrl-C."""
+CHUNK_BYTES = 1 << 16
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+DS_ENV_FILE = "DS_ENV_FILE"
+"""Names the file whose variables DeepSpeed's launcher sets on the other nodes (``runner.py``)."""
+
+
+def run_command(
+    plan: Plan, *, plan_path: str, hostfile: Path | None, facts: Facts, arguments: Sequence[str]
+) -> list[str]:
+    """What is run, with this interpreter. On one machine the ranks meet at a free port, so that two runs can live."""
+    command = launch_command(
+        plan,
+        plan_path=plan_path,
+        hostfile=str(hostfile or ""),
+        python=sys.executable,
+        visible_devices=facts.visible_devices,
+        arguments=arguments,
+    )
+    if plan.ds_config is not None and plan.hardware.num_nodes == 1:
+        place = command.index("--no_local_rank")
+        command[place:place] = ["--master_port", os.environ.get("MASTER_PORT") or str(free_port())]
+    return command
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def run_environment(plan: Plan, facts: Facts, output_dir: Path, existing: Mapping[str, str]) -> dict[str, str]:
+    """The variables that the run needs, with the user's own value of those that ``existing`` has.
+
+    CPU ranks share the processor: without OMP_NUM_THREADS each would start a thread on every core.
+    """
+    wanted = dict(plan.environment)
+    if plan.hardware.vendor == "cpu" and facts.num_cpus:
+        wanted["OMP_NUM_THREADS"] = str(max(1, facts.num_cpus // plan.hardware.gpus_per_node))
+    wanted["PYTHONUNBUFFERED"] = "1"
+    if plan.hardware.num_nodes > 1 and not _has_own_ds_env():
+        wanted[DS_ENV_FILE] = os.path.abspath(output_dir / ENVIRONMENT_FILE)
+    return {name: existing.get(name, value) for name, value in wanted.items()}
+
+
+def _has_own_ds_env() -> bool:
+    """Whether the user has a file for DeepSpeed's launcher, which another one would hide."""
+    return any((folder / ".deepspeed_env").is_file() for folder in (Path.home(), Path.cwd()))
+
+
+def shell_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """One line of shell that runs the command in its environment."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    return " ".join([*words, shlex.join(command)])
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Stop:
+    """The signal that was asked for, and when (monotonic seconds)."""
+
+    signum: int | None = None
+    since: float = 0.0
+
+
+def follow(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> int:
+    """Run ``command`` in this environment, show and log what it prints; its exit code, 128 + N for signal N.
+
+    Raises UnavailableError if it cannot be started.
+    """
+    stop = Stop()
+    with _forwarded(stop) as forward_to:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - a list of words, no shell
+                list(command),
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from None
+        forward_to.append(process.pid)
+        if stop.signum is not None:  # it came while the process was being started
+            _signal_group(process.pid, stop.signum)
+        _copy_output(process, log, stop)
+        code = process.wait()
+        forward_to.clear()
+    if stop.signum is not None:
+        return 128 + stop.signum
+    return 128 - code if code < 0 else code
+
+
+def ending(code: int) -> str:
+    """How a run ended, in words. DeepSpeed's launcher makes 256 - N of a rank that signal N ended."""
+    killed = 128 + signal.SIGKILL
+    if code in (killed, 256 - signal.SIGKILL):
+        return f"the run was killed (exit code {code}), as the system does when the host's memory runs out"
+    try:
+        return f"the run was stopped by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"the run ended with exit code {code}"
+
+
+@contextmanager
+def _forwarded(stop: Stop) -> Generator[list[int]]:
+    """Within, signals go to the process groups in the list that it gives; a second one kills them."""
+    groups: list[int] = []
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        again = stop.signum is not None
+        if again and time.monotonic() - stop.since < REPEAT_SECONDS:
+            return
+        if not again:
+            stop.signum, stop.since = signum, time.monotonic()
+        for group in groups:
+            _signal_group(group, signal.SIGKILL if again else signum)
+
+    old: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
+        for signum in SIGNALS:
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it
+                old[signum] = signal.signal(signum, forward)
+    try:
+        yield groups
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
+
+
+def _signal_group(group: int, signum: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signum)
+
+
+def _copy_output(process: "subprocess.Popen[bytes]", log: BinaryIO, stop: Stop) -> None:
+    """Show and log until nobody holds the other end; kill who still does too long after the end was due."""
+    assert process.stdout is not None
+    pipe, decoder = process.stdout.fileno(), codecs.getincrementaldecoder("utf-8")("replace")
+    ended: float | None = None
+    with process.stdout:
+        while True:
+            if select.select([pipe], [], [], POLL_SECONDS)[0]:
+                chunk = os.read(pipe, CHUNK_BYTES)
+                if not chunk:
+                    return
+                log.write(chunk)
+                log.flush()
+                _show(decoder.decode(chunk))
+                continue
+            now = time.monotonic()
+            if ended is None and process.poll() is not None:
+                ended = now
+            is_late = stop.signum is not None and now - stop.since > GRACE_SECONDS
+            if is_late or (stop.signum is None and ended is not None and now - ended > LEFTOVER_SECONDS):
+                _signal_group(process.pid, signal.SIGKILL)
+                return
+
+
+def _show(text: str) -> None:
+    """Print; a terminal that went away does not end the run, whose log goes on."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives

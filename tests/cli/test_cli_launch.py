@@ -1,0 +1,239 @@
+"""``vlmplan launch`` with a stand-in for the trainer: what it is started with, what is left behind, what is refused."""
+
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, isolate, refusal
+from launch_cases import recorded, stand_in_trainer
+from test_nvml import FakeCard, fake_driver
+from test_package import HEAVY, modules_after
+from vlmplan.cli.launch import SCHEMA
+from vlmplan.emit import write_files
+from vlmplan.launch.demo import MODEL_FOLDER, demo_folder
+from vlmplan.launch.facts import installed_version
+from vlmplan.launch.options import TrainerOptions
+from vlmplan.launch.run_folder import CHECKPOINTS, MANIFEST
+from vlmplan.plan import read_plan
+
+NEEDED = ("torch", "transformers", "deepspeed", "safetensors", "pillow")
+pytestmark = pytest.mark.skipif(
+    os.name != "posix" or any(installed_version(name) is None for name in NEEDED),
+    reason="launch needs POSIX and the training packages",
+)
+RECIPE = ("--model", "./tiny", "--gpu", "cpu:1", "--seq-len", "64")
+TRAIN = ("--train-data", "data.jsonl", "--output-dir", "out")
+
+
+@pytest.fixture(autouse=True)
+def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    isolate(monkeypatch, tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(stand_in_trainer(tmp_path)))
+    for name in ("STAND_IN", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "DS_ACCELERATOR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    folder_of("tiny", TINY)
+    Path("data.jsonl").write_text('{"messages": []}\n' * (2 * 3 * 5))
+
+
+def problems_of(*words: str) -> list[str]:
+    """The sentences with which a run is refused before it starts."""
+    found = call("launch", *words)
+    assert (found.code, found.out) == (MENDABLE, ""), found
+    lines = found.err.splitlines()
+    return [line.removeprefix("vlmplan: ") for line in lines if line.startswith("vlmplan: ")]
+
+
+# -- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_options_become_a_plan_that_the_trainer_gets():
+    found = call("launch", *RECIPE, *TRAIN, "--micro-batch", "3", "--max-steps", "7", "--skip-bad-samples")
+    assert found.code == DONE, found.err
+    assert found.out == "trained\n"
+    out = Path("out").absolute()
+    data = str(Path("data.jsonl").absolute())
+    words = ["--plan", f"{out}/plan.json", "--output-dir", str(out), "--train-data", data]
+    assert recorded(out)["argv"] == [*words, "--skip-bad-samples", "--max-steps", "7"]
+    plan = read_plan(out / "plan.json")
+    assert plan.recipe.micro_batch == 3
+    assert plan.workload.num_samples == 2 * 3 * 5
+    assert plan.model_source == str(Path("tiny").absolute())
+
+
+def test_what_is_run_is_kept_beside_its_results():
+    assert call("launch", *RECIPE, *TRAIN).code == DONE
+    out = Path("out")
+    names = {path.name for path in out.iterdir()} - {"rank-0.json"}
+    assert names == {"plan.json", "command.txt", "environment.txt", "versions.json", "run.log"}
+    command = (out / "command.txt").read_text()
+    assert shlex.split(command)[3:] == recorded(out)["argv"]
+    assert (out / "run.log").read_text() == f"$ {command}trained\n"
+    environ = recorded(out)["environ"]
+    for line in (out / "environment.txt").read_text().splitlines():
+        name, _, value = line.partition("=")
+        assert environ[name] == value
+    assert environ["DS_ACCELERATOR"] == "cpu"
+    versions = json.loads((out / "versions.json").read_text())
+    assert versions["packages"]["torch"] == installed_version("torch")
+
+
+@pytest.mark.parametrize("code", [1, 3, 42])
+def test_the_exit_code_of_the_run_is_handed_on(monkeypatch: pytest.MonkeyPatch, code: int):
+    monkeypatch.setenv("STAND_IN", f"exit {code}")
+    found = call("launch", *RECIPE, *TRAIN)
+    assert found.code == code
+    assert "out/run.log" in found.err
+
+
+def test_a_plan_file_is_run_as_it_is():
+    assert call("launch", *RECIPE, *TRAIN, "--micro-batch", "5").code == DONE
+    found = call("launch", "--plan", "out/plan.json", "--train-data", "data.jsonl", "--output-dir", "again")
+    assert found.code == DONE, found.err
+    assert Path("again/plan.json").read_text() == Path("out/plan.json").read_text()
+
+
+def test_a_run_can_start_in_the_folder_that_its_plan_was_written_to():
+    assert call("launch", *RECIPE, *TRAIN).code == DONE
+    write_files(read_plan(Path("out/plan.json")), Path("planned"))
+    words = ("--plan", "planned/plan.json", "--dummy-data", "8", "--output-dir", "planned")
+    assert call("launch", *words).code == DONE
+
+
+def test_a_second_start_is_refused_and_resuming_needs_no_plan():
+    assert call("launch", *RECIPE, *TRAIN).code == DONE
+    (problem,) = problems_of(*RECIPE, *TRAIN)
+    assert "--resume" in problem
+    checkpoint = Path("out", CHECKPOINTS, "step-00000001")
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MANIFEST).touch()
+    found = call("launch", *TRAIN, "--resume")
+    assert found.code == DONE, found.err
+    assert "--resume" in recorded(Path("out"))["argv"]
+    assert Path("out/run.log").read_text().count("trained\n") == 2
+
+
+def test_resuming_before_the_first_checkpoint_starts_anew_so_that_one_command_serves_machines_that_are_taken_away():
+    for _ in range(2):
+        found = call("launch", *RECIPE, *TRAIN, "--resume")
+        assert found.code == DONE, found.err
+        assert "starts anew" in found.err
+        assert "--resume" not in recorded(Path("out"))["argv"]
+
+
+# -- dry run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_says_what_would_be_run_and_writes_nothing():
+    before = sorted(Path().rglob("*"))
+    found = call("launch", *RECIPE, *TRAIN, "--dry-run")
+    assert found.code == DONE, found.err
+    would_run = next(line for line in found.out.splitlines() if line.startswith("would run: "))
+    words = shlex.split(would_run)
+    assert "DS_ACCELERATOR=cpu" in words
+    assert str(Path("data.jsonl").absolute()) in words
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_the_document_of_a_dry_run_is_what_the_run_writes():
+    document = call("launch", *RECIPE, *TRAIN, "--dry-run", "--json").document
+    assert document["schema"] == SCHEMA
+    assert document["problems"] == []
+    assert call("launch", *RECIPE, *TRAIN).code == DONE
+    assert shlex.split(Path("out/command.txt").read_text()) == document["command"]
+    assert json.loads(Path("out/plan.json").read_text()) == document["plan"]
+    assert all(Path(name).is_file() for name in document["files"])
+
+
+def test_a_dry_run_shows_the_command_even_where_it_cannot_run():
+    found = call("launch", "--model", "./tiny", "--gpu", "a100-sxm4-80gb:4", *TRAIN, "--dry-run")
+    assert found.code == MENDABLE
+    assert "--num_gpus 4" in found.out
+    assert "A100" in found.err
+
+
+def test_looking_at_this_machine_imports_no_training_library():
+    words = ["launch", *RECIPE, *TRAIN, "--dry-run"]
+    assert not modules_after(f"from vlmplan.cli import run; assert run({words!r}) == 0") & HEAVY
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_everything_in_the_way_is_named_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch):
+    fake_driver(monkeypatch, [FakeCard(name="Tesla T4", total_mib=15360, device_id="1EB8", capability=(7, 5))])
+    words = ("--train-data", "none.jsonl", "--output-dir", "out")
+    problems = problems_of("--model", "./tiny", "--gpu", "a100-sxm4-80gb:2", *words)
+    assert any("for 2 GPUs, but this machine has 1" in problem for problem in problems)
+    assert any("T4, but the plan is for" in problem for problem in problems)
+    assert any("none.jsonl does not exist" in problem for problem in problems)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([*RECIPE, "--train-data", "data.jsonl"], "--output-dir"),
+        (TRAIN, "--plan FILE or --model NAME"),
+        ([*TRAIN, "--resume"], "--plan FILE or --model NAME"),
+        ([*RECIPE, *TRAIN, "--json"], "--dry-run"),
+        (["--demo", "--model", "qwen2-vl-2b"], "--demo"),
+        (["--demo", "--plan", "p.json"], "--demo"),
+        ([*RECIPE, *TRAIN, "--schedule", "cosin"], "'cosine'"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_a_usage_error(words, part: str):
+    assert part in refusal("launch", *words, code=USAGE)
+
+
+def test_a_plan_file_cannot_be_changed_by_options():
+    sentence = refusal("launch", "--plan", "p.json", "--micro-batch", "2", "--freeze-vision", *TRAIN)
+    assert "--micro-batch, --train-vision" in sentence
+    assert "p.json does not exist" in refusal("launch", "--plan", "p.json", *TRAIN)
+
+
+def test_data_has_to_come_from_somewhere():
+    assert "--train-data, --dummy-data" in refusal("launch", *RECIPE, "--output-dir", "out")
+
+
+def test_every_option_of_the_trainer_is_explained():
+    shown = call("launch", "--help")
+    assert shown.code == DONE
+    for name in TrainerOptions.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')} " in shown.out
+
+
+# -- the demo --------------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_trains_a_tiny_model_on_two_ranks_under_deepspeed():
+    found = call("launch", "--demo", "--max-steps", "4")
+    assert found.code == DONE, found.out + found.err
+    out = Path("vlmplan-demo")
+    plan = read_plan(out / "plan.json")
+    assert (plan.recipe.zero_stage, plan.hardware.vendor, plan.hardware.num_gpus) == (2, "cpu", 2)
+    assert plan.expected.verdict == "fits"
+    assert plan.model_source == str((out / MODEL_FOLDER).absolute())
+    assert (out / MODEL_FOLDER / "model.safetensors").stat().st_size < 2**20
+    for rank in range(2):
+        environ = recorded(out, rank)["environ"]
+        assert (environ["RANK"], environ["WORLD_SIZE"], environ["DS_ACCELERATOR"]) == (str(rank), "2", "cpu")
+        assert recorded(out, rank)["argv"][-2:] == ["--max-steps", "4"]
+    assert demo_folder() == Path("vlmplan-demo-2")
+
+
+def test_a_demo_takes_the_first_folder_that_nothing_was_trained_in():
+    assert demo_folder() == Path("vlmplan-demo")
+    Path("vlmplan-demo", MODEL_FOLDER).mkdir(parents=True)
+    assert demo_folder() == Path("vlmplan-demo")
+    Path("vlmplan-demo/run.log").touch()
+    Path("vlmplan-demo-2").touch()
+    assert demo_folder() == Path("vlmplan-demo-3")
+
+
+def test_a_demo_does_not_write_into_another_run():
+    assert call("launch", *RECIPE, *TRAIN).code == DONE
+    assert "--resume" in refusal("launch", "--demo", "--output-dir", "out")
+    assert not Path("out", MODEL_FOLDER).exists()

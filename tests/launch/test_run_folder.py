@@ -1,0 +1,182 @@
+"""A run's folder holds what was started, whole, and belongs to one training."""
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from launch_cases import cpu_plan, gpu_plan
+from vlmplan.emit import write_files
+from vlmplan.errors import InputError, UnavailableError
+from vlmplan.launch import demo
+from vlmplan.launch.run_folder import (
+    CHECKPOINTS,
+    LOG_FILE,
+    MANIFEST,
+    TRAINED,
+    folder_problems,
+    has_checkpoint,
+    locked_log,
+    run_texts,
+    what_differs,
+    write_run_files,
+)
+from vlmplan.plan import Plan, read_plan
+from vlmplan.recipe import Method, OptimizerKind, Recipe
+
+COMMAND = ["/env/python", "-m", "vlmplan_trainer", "--train-data", "my data.jsonl"]
+LORA = Recipe(zero_stage=2, micro_batch=3, method=Method.LORA)
+OTHER = {
+    "method": Method.QLORA,
+    "lora_rank": 2 * LORA.lora_rank,
+    "lora_targets": "attention",
+    "train_embeddings": True,
+    "train_vision": False,
+    "train_projector": False,
+    "train_language": False,
+    "optimizer": OptimizerKind.ADAMW_8BIT,
+}
+
+
+def written(folder, plan: Plan) -> None:
+    write_run_files(folder, run_texts(plan, COMMAND, {"DS_ACCELERATOR": "cpu", "X": "a b"}, {"python": "3"}))
+
+
+def test_the_files_say_what_was_run(tmp_path):
+    plan = gpu_plan()
+    written(tmp_path / "a" / "run", plan)
+    texts = {path.name: path.read_text() for path in (tmp_path / "a" / "run").iterdir()}
+    assert set(texts) == {"plan.json", "ds_config.json", "command.txt", "environment.txt", "versions.json"}
+    assert read_plan(tmp_path / "a" / "run" / "plan.json") == plan
+    assert json.loads(texts["ds_config.json"]) == plan.ds_config
+    assert shlex.split(texts["command.txt"]) == COMMAND
+    assert texts["environment.txt"].splitlines() == ["DS_ACCELERATOR=cpu", "X=a b"]
+    assert json.loads(texts["versions.json"]) == {"python": "3"}
+
+
+def test_plain_pytorch_has_no_ds_config(tmp_path):
+    written(tmp_path, cpu_plan(1))
+    assert not (tmp_path / "ds_config.json").exists()
+
+
+# -- whose folder it is ----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_the_same_plan_and_no_run_can_be_used(tmp_path):
+    write_files(gpu_plan(), tmp_path)
+    assert folder_problems(tmp_path, gpu_plan(), resumes=False) == []
+    assert folder_problems(tmp_path / "new", gpu_plan(), resumes=False) == []
+    (tmp_path / "notes.txt").write_text("mine")
+    assert folder_problems(tmp_path, gpu_plan(), resumes=False) == []
+
+
+def test_another_plans_folder_is_refused(tmp_path):
+    write_files(gpu_plan(), tmp_path)
+    (problem,) = folder_problems(tmp_path, gpu_plan(num_gpus=4), resumes=False)
+    assert "holds another plan" in problem
+
+
+def test_a_second_start_in_a_folder_is_refused_unless_it_resumes(tmp_path):
+    written(tmp_path, gpu_plan())
+    (tmp_path / LOG_FILE).touch()
+    (problem,) = folder_problems(tmp_path, gpu_plan(), resumes=False)
+    assert "--resume" in problem
+    assert folder_problems(tmp_path, gpu_plan(), resumes=True) == []
+
+
+def test_resuming_where_nothing_was_started_starts_so_that_one_command_serves_interruptible_machines(tmp_path):
+    assert folder_problems(tmp_path / "new", gpu_plan(), resumes=True) == []
+
+
+def test_what_is_no_folder_or_no_plan_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    (problem,) = folder_problems(tmp_path / "file", gpu_plan(), resumes=False)
+    assert "is not a folder" in problem
+    (problem,) = folder_problems(tmp_path / "file" / "below", gpu_plan(), resumes=False)
+    assert "cannot be written" in problem
+    (tmp_path / "plan.json").write_text("{}")
+    for resumes in (False, True):
+        (problem,) = folder_problems(tmp_path, gpu_plan(), resumes=resumes)
+        assert "cannot be read" in problem
+
+
+# -- resuming --------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_that_shapes_what_is_trained_has_a_case():
+    assert set(OTHER) == set(TRAINED)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_run_cannot_be_resumed_as_another_training(name: str, tmp_path):
+    written(tmp_path, gpu_plan(LORA))
+    (problem,) = folder_problems(tmp_path, gpu_plan(LORA.with_changes(**{name: OTHER[name]})), resumes=True)
+    assert name in problem
+    assert "cannot be resumed" in problem
+
+
+def test_a_run_cannot_be_resumed_with_another_model():
+    plan = gpu_plan()
+    model = plan.workload.model
+    for changes in ({"hub_id": "org/other"}, {"config": {"model_type": "llama"}}):
+        other = replace(plan, workload=replace(plan.workload, model=replace(model, **changes)))
+        assert "model" in str(what_differs(plan, other))
+
+
+def test_a_checkpoint_is_one_when_the_trainer_has_finished_it(tmp_path):
+    assert not has_checkpoint(tmp_path / "none")
+    place = tmp_path / CHECKPOINTS / "step-00000007"
+    place.mkdir(parents=True)
+    assert not has_checkpoint(tmp_path)
+    (place / MANIFEST).touch()
+    assert has_checkpoint(tmp_path)
+
+
+def test_the_trainer_calls_its_checkpoints_and_results_as_launch_thinks():
+    pytest.importorskip("torch")
+    from vlmplan_trainer import checkpoint, export
+
+    assert (checkpoint.FOLDER, checkpoint.MANIFEST) == (CHECKPOINTS, MANIFEST)
+    results = {export.MODEL_FOLDER, export.ADAPTER_FOLDER, export.MERGED_FOLDER, checkpoint.FOLDER}
+    assert demo.MODEL_FOLDER not in results
+
+
+def test_a_run_can_be_resumed_on_other_hardware_and_the_old_plan_is_kept(tmp_path):
+    old, new = gpu_plan(num_gpus=2), gpu_plan(num_gpus=4)
+    written(tmp_path, old)
+    assert folder_problems(tmp_path, new, resumes=True) == []
+    written(tmp_path, new)
+    written(tmp_path, new)
+    written(tmp_path, old)
+    assert read_plan(tmp_path / "plan.json") == old
+    assert read_plan(tmp_path / "plan-1.json") == old
+    assert read_plan(tmp_path / "plan-2.json") == new
+    assert not (tmp_path / "plan-3.json").exists()
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_adds_to_the_log(tmp_path):
+    with locked_log(tmp_path / "run", resumes=False) as log:
+        log.write(b"first\n")
+    with locked_log(tmp_path / "run", resumes=True) as log:
+        log.write(b"second\n")
+    assert (tmp_path / "run" / LOG_FILE).read_bytes() == b"first\nsecond\n"
+
+
+def test_two_runs_cannot_share_a_folder(tmp_path):
+    with locked_log(tmp_path, resumes=False):
+        with pytest.raises(InputError, match="another run is going on"), locked_log(tmp_path, resumes=True):
+            pass
+        with pytest.raises(InputError, match="holds a run already"), locked_log(tmp_path, resumes=False):
+            pass
+    with locked_log(tmp_path, resumes=True):
+        pass
+
+
+def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="cannot be written"), locked_log(tmp_path / "file", resumes=False):
+        pass

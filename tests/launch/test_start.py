@@ -1,0 +1,251 @@
+"""A run is one process group: it gets the signals, is followed to its end, and its exit code is handed on."""
+
+import io
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launch_cases import cpu_plan, gpu_plan, is_alive, script, sound_facts, wait_for
+from vlmplan.errors import UnavailableError
+from vlmplan.launch import start
+from vlmplan.launch.start import ending, follow, run_command, run_environment, shell_text
+from vlmplan.recipe import Recipe
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="launch needs POSIX")
+
+SAVING = """
+def save(signum, frame):
+    time.sleep(0.3)
+    Path(sys.argv[1], f"saved-{signum}").write_text("")
+    os._exit(0)
+"""
+NAPS = "for _ in range(1200):\n    time.sleep(0.05)\n"
+"""A minute of waiting. Python handles a signal that comes just before a sleep only after it, so each is short."""
+LAUNCHER_OF_A_RANK = (
+    SAVING
+    + """
+signal.signal(signal.SIGTERM, save), signal.signal(signal.SIGINT, save)
+if os.fork():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL), signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Path(sys.argv[1], "ready").write_text(str(os.getpid()))
+"""
+    + NAPS
+)
+"""As DeepSpeed's: it dies of the signal at once, its rank saves first."""
+
+
+def followed(command: list[str], **environment: str) -> tuple[int, bytes]:
+    log = io.BytesIO()
+    return follow(command, environment, log), log.getvalue()
+
+
+def with_signals(command: list[str], folder: Path, *signums: int) -> int:
+    """The exit code of a run that gets these signals, half a second apart, once it is ready."""
+
+    def send() -> None:
+        wait_for(folder / "ready")
+        for signum in signums:
+            os.kill(os.getpid(), signum)
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        return followed([*command, str(folder)])[0]
+    finally:
+        thread.join()
+
+
+# -- exit codes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 1, 3, 77])
+def test_the_exit_code_is_the_runs(code: int, tmp_path):
+    assert followed(script(tmp_path / "s.py", f"sys.exit({code})"))[0] == code
+
+
+def test_a_run_that_the_system_kills_ends_with_128_and_the_signal(tmp_path):
+    killed = script(tmp_path / "s.py", "os.kill(os.getpid(), signal.SIGKILL)")
+    assert followed(killed)[0] == 128 + 9
+
+
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [
+        (3, "exit code 3"),
+        (130, "SIGINT"),
+        (143, "SIGTERM"),
+        (128 + 9, "memory"),
+        (256 - 9, "memory"),
+        (255, "code 255"),
+    ],
+)
+def test_the_end_of_a_run_is_put_in_words(code: int, part: str):
+    assert part in ending(code)
+
+
+def test_what_cannot_be_started_is_one_sentence(tmp_path):
+    with pytest.raises(UnavailableError, match="cannot be started"):
+        followed([str(tmp_path / "none")])
+
+
+# -- signals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_reaches_every_process_and_all_are_waited_for(signum: int, code: int, tmp_path):
+    command = script(tmp_path / "s.py", LAUNCHER_OF_A_RANK)
+    assert with_signals(command, tmp_path, signum) == code
+    assert (tmp_path / f"saved-{int(signum)}").exists()
+
+
+def test_a_run_that_does_not_end_is_killed_when_its_time_is_up(monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "GRACE_SECONDS", 0.5)
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nPath(sys.argv[1], 'ready').write_text('')\n" + NAPS
+    began = time.monotonic()
+    assert with_signals(script(tmp_path / "s.py", deaf), tmp_path, signal.SIGTERM) == 143
+    assert time.monotonic() - began < 30
+
+
+def test_asking_a_second_time_kills(monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "REPEAT_SECONDS", 0.2)
+    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nPath(sys.argv[1], 'ready').write_text('')\n" + NAPS
+    began = time.monotonic()
+    assert with_signals(script(tmp_path / "s.py", deaf), tmp_path, signal.SIGINT, signal.SIGINT) == 130
+    assert time.monotonic() - began < 30
+
+
+def test_an_echo_of_the_first_signal_does_not_kill(monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "REPEAT_SECONDS", 30.0)
+    slow = SAVING.replace("0.3", "1.2") + (
+        "signal.signal(signal.SIGINT, save)\nPath(sys.argv[1], 'ready').write_text('')\n" + NAPS
+    )
+    assert with_signals(script(tmp_path / "s.py", slow), tmp_path, signal.SIGINT, signal.SIGINT) == 130
+    assert (tmp_path / "saved-2").exists()
+
+
+def test_processes_that_outlive_the_run_are_ended(monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "LEFTOVER_SECONDS", 0.3)
+    command = script(
+        tmp_path / "s.py",
+        "child = os.fork()\nif child == 0:\n    time.sleep(60)\nPath(sys.argv[1]).write_text(str(child))\nsys.exit(5)",
+    )
+    assert followed([*command, str(tmp_path / "pid")])[0] == 5
+    child, end = int((tmp_path / "pid").read_text()), time.monotonic() + 10
+    while is_alive(child) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not is_alive(child)
+
+
+def test_the_callers_own_handlers_come_back(tmp_path):
+    before = [signal.getsignal(signum) for signum in start.SIGNALS]
+    followed(script(tmp_path / "s.py", ""))
+    assert [signal.getsignal(signum) for signum in start.SIGNALS] == before
+
+
+def test_what_nohup_ignores_stays_ignored(tmp_path):
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        ready = "Path(sys.argv[1], 'ready').write_text('')\ntime.sleep(1)"
+        assert with_signals(script(tmp_path / "s.py", ready), tmp_path, signal.SIGHUP) == 0
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+# -- output ----------------------------------------------------------------------------------------------------------
+
+
+def test_both_streams_are_shown_and_kept_byte_for_byte(capsys, tmp_path):
+    code = r"os.write(1, 'größe\n'.encode()); os.write(2, b'\xff 50%\r100%\n')"
+    _, log = followed(script(tmp_path / "s.py", code))
+    assert log == "größe\n".encode() + b"\xff 50%\r100%\n"
+    assert capsys.readouterr().out == "größe\n\ufffd 50%\r100%\n"
+
+
+def test_a_terminal_that_goes_away_does_not_end_the_run(monkeypatch, tmp_path):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    code, log = followed(script(tmp_path / "s.py", "print(1, flush=True)\ntime.sleep(0.3)\nprint(2)"))
+    assert (code, log) == (0, b"1\n2\n")
+
+
+# -- command and environment -----------------------------------------------------------------------------------------
+
+
+def test_plain_pytorch_needs_no_port_and_this_interpreter_runs_everything():
+    plan = gpu_plan(Recipe(zero_stage=None), 1)
+    command = run_command(plan, plan_path="p", hostfile=None, facts=sound_facts(), arguments=["--resume"])
+    assert command == [sys.executable, "-m", "vlmplan_trainer", "--plan", "p", "--resume"]
+
+
+def test_two_runs_on_one_machine_meet_at_different_ports(monkeypatch):
+    monkeypatch.delenv("MASTER_PORT", raising=False)
+
+    def port_of(command: list[str]) -> str:
+        return command[command.index("--master_port") + 1]
+
+    def command(plan) -> list[str]:
+        return run_command(plan, plan_path="p", hostfile=Path("h"), facts=sound_facts(), arguments=[])
+
+    assert 1024 <= int(port_of(command(gpu_plan()))) <= 65535
+    monkeypatch.setenv("MASTER_PORT", "12345")
+    assert port_of(command(gpu_plan())) == "12345"
+    several = command(gpu_plan(num_nodes=2))
+    assert "--master_port" not in several
+    assert several[several.index("--hostfile") + 1] == "h"
+
+
+@given(num_cpus=st.integers(1, 256), num_ranks=st.integers(1, 64))
+def test_cpu_ranks_share_the_processor(num_cpus: int, num_ranks: int):
+    facts = sound_facts(num_cpus=num_cpus)
+    environment = run_environment(cpu_plan(num_ranks), facts, Path("o"), {})
+    num_threads = int(environment["OMP_NUM_THREADS"])
+    assert num_threads == 1 or num_threads * num_ranks <= num_cpus
+    assert environment["DS_ACCELERATOR"] == "cpu"
+    assert "OMP_NUM_THREADS" not in run_environment(gpu_plan(), facts, Path("o"), {})
+
+
+def test_what_the_user_has_set_stays():
+    plan = gpu_plan()
+    assert run_environment(plan, sound_facts(), Path("o"), {})["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    mine = {"PYTORCH_ALLOC_CONF": "mine", "UNKNOWN": "1"}
+    environment = run_environment(plan, sound_facts(), Path("o"), mine)
+    assert environment["PYTORCH_ALLOC_CONF"] == "mine"
+    assert "UNKNOWN" not in environment
+
+
+def test_other_nodes_get_the_variables_through_deepspeeds_own_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    plan = gpu_plan(num_nodes=2)
+    assert run_environment(plan, sound_facts(), Path("o"), {})["DS_ENV_FILE"] == str(tmp_path / "o" / "environment.txt")
+    assert "DS_ENV_FILE" not in run_environment(gpu_plan(), sound_facts(), Path("o"), {})
+    (tmp_path / ".deepspeed_env").touch()
+    assert "DS_ENV_FILE" not in run_environment(plan, sound_facts(), Path("o"), {})
+
+
+@given(st.dictionaries(st.sampled_from(["A", "B"]), st.text("a '\"$\\", max_size=9)), st.text("a '\"$;\\", max_size=9))
+def test_a_shell_reads_back_what_would_be_run(environment, word: str):
+    words = shlex.split(shell_text(["run", word], environment))
+    assert words == [*(f"{name}={value}" for name, value in environment.items()), "run", word]
+
+
+def test_the_run_sees_the_environment_on_top_of_the_callers(monkeypatch, tmp_path):
+    monkeypatch.setenv("FROM_CALLER", "1")
+    code = "print(os.environ['FROM_CALLER'], os.environ['FROM_PLAN'])"
+    assert followed(script(tmp_path / "s.py", code), FROM_PLAN="2")[1] == b"1 2\n"
+
+
+def test_a_run_asks_nothing_of_the_terminal(tmp_path):
+    assert followed(script(tmp_path / "s.py", "print(repr(sys.stdin.read()))"))[1] == b"''\n"

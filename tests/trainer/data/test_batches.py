@@ -1,0 +1,264 @@
+"""Micro batches: as many on every rank, no sample lost or doubled, and the losses are those of the samples alone."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chat_cases import chat, png, question
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from other_processors import FAMILIES
+
+from vlmplan.errors import InputError
+from vlmplan_trainer.data.batches import Batches, collated, with_blank_image
+from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
+from vlmplan_trainer.data.dummy import dummy_samples
+from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder
+
+Step = tuple[int, ...]
+
+
+def encoder(processor: Any, **changes: Any) -> Encoder:
+    return Encoder(processor, **{"model_type": "qwen2_vl", "seq_len": 128, "image_size": (56, 56), **changes})
+
+
+@pytest.fixture(scope="module")
+def texts(llama: Any) -> Encoder:
+    return encoder(llama, model_type="llama", image_size=None)
+
+
+def numbered(count: int) -> list[Sample]:
+    """Samples that can be told apart by how often they say one word, and so by their length."""
+    return [question(answer="." + " ." * index, source=f"some.jsonl:{index + 1}") for index in range(count)]
+
+
+def batches(samples: list[Sample], made: Encoder, **changes: Any) -> Batches:
+    return Batches(samples, made, **{"micro_batch": 2, "num_ranks": 1, "rank": 0, "seed": 0, **changes})
+
+
+def shared(samples: list[Sample], made: Encoder, *, num_ranks: int, **changes: Any) -> list[Batches]:
+    return [batches(samples, made, num_ranks=num_ranks, rank=rank, **changes) for rank in range(num_ranks)]
+
+
+def rows(batch: dict[str, torch.Tensor]) -> list[int]:
+    """The lengths of the samples in a batch, which name them."""
+    return batch["attention_mask"].sum(dim=1).tolist()
+
+
+# Whose turn it is
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 2), st.integers(1, 3), st.integers(0, 9), st.booleans())
+def test_no_sample_is_lost_or_doubled_when_a_run_goes_on_with_other_ranks(
+    texts: Encoder, micro_batch: int, first_ranks: int, grad_accum: int, later_ranks: int, stop: int, groups: bool
+):
+    samples = numbered(20)
+    common = {"micro_batch": micro_batch, "grad_accum": grad_accum, "groups_by_length": groups}
+    before = shared(samples, texts, num_ranks=first_ranks, **common)
+    had: Counter[int] = Counter()
+    running = [iter(rank) for rank in before]
+    for _ in range(min(stop, len(before[0]))):
+        had.update(length for rank in running for length in rows(next(rank)))
+    [state] = {tuple(rank.state().items()) for rank in before}
+    after = shared(samples, texts, num_ranks=later_ranks, **common)
+    for rank in after:
+        rank.restore(dict(state))
+        had.update(length for batch in rank for length in rows(batch))
+    assert set(had.values()) <= {1}
+    assert 20 - len(had) < micro_batch * grad_accum * later_ranks
+    assert [rank.state()["position"] for rank in after] == [len(had)] * later_ranks
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
+def test_all_ranks_have_as_many_micro_batches_and_the_rest_is_counted(
+    texts: Encoder, micro_batch: int, num_ranks: int, grad_accum: int
+):
+    made = shared(numbered(27), texts, num_ranks=num_ranks, micro_batch=micro_batch, grad_accum=grad_accum)
+    global_batch = micro_batch * num_ranks * grad_accum
+    assert {len(rank) for rank in made} == {27 // global_batch * grad_accum}
+    assert {rank.num_left_over for rank in made} == {27 % global_batch}
+
+
+def test_every_epoch_has_its_own_order_and_the_same_epoch_the_same(texts: Encoder):
+    made = batches(numbered(12), texts)
+    orders = []
+    for epoch in (0, 1, 0):
+        made.set_epoch(epoch)
+        orders.append([length for batch in made for length in rows(batch)])
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+
+
+def test_a_position_is_for_the_next_iteration_alone_whatever_is_said_of_the_epoch(texts: Encoder):
+    made = batches(numbered(12), texts)
+    made.resume(8)
+    made.set_epoch(3)
+    assert len(list(made)) == (12 - 8) // 2
+    assert len(list(made)) == len(made) == 12 // 2
+
+
+def test_grouped_batches_have_less_padding(texts: Encoder):
+    samples = numbered(60)
+    waste = {}
+    for groups in (False, True):
+        found = list(batches(samples, texts, micro_batch=4, groups_by_length=groups))
+        waste[groups] = sum(int((batch["attention_mask"] == 0).sum()) for batch in found)
+    assert waste[True] < waste[False] / 2
+
+
+def test_a_run_with_other_data_or_seed_does_not_go_on(texts: Encoder):
+    state = batches(numbered(12), texts).state()
+    with pytest.raises(InputError, match="num_samples 12, and now it is 13"):
+        batches(numbered(13), texts).restore(state)
+    with pytest.raises(InputError, match="seed 0, and now it is 1"):
+        batches(numbered(12), texts, seed=1).restore(state)
+    with pytest.raises(InputError, match="stopped after 99 samples of an epoch, but the data has 12"):
+        batches(numbered(12), texts).resume(99)
+
+
+def test_less_data_than_a_step_takes_is_refused_with_what_was_left_out(texts: Encoder):
+    with pytest.raises(InputError, match="the data has 7 samples, but one step of the plan takes 8"):
+        batches(numbered(7), texts, micro_batch=4, grad_accum=2)
+    samples = [*numbered(7), question("why " * 200, source="some.jsonl:8")]
+    with pytest.raises(InputError, match=r"7 samples after 1 were left out \(the first: some.jsonl:8: .*takes 8"):
+        batches(samples, texts, micro_batch=8)
+
+
+# Padding
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 32))
+def test_rows_are_padded_on_the_right_to_a_multiple_and_never_over_the_plan(lengths: list[int], pads_to: int):
+    made = [
+        {name: torch.full((1, length), 7) for name in ("input_ids", "attention_mask", "labels")} for length in lengths
+    ]
+    batch = collated(made, pad_id=5, pads_to=pads_to, seq_len=40)
+    width = batch["input_ids"].shape[1]
+    assert max(lengths) <= width <= 40
+    assert width == 40 or (width % pads_to == 0 and width - max(lengths) < pads_to)
+    for name, fill in (("input_ids", 5), ("attention_mask", 0), ("labels", IGNORED_LABEL)):
+        expected = [[7] * length + [fill] * (width - length) for length in lengths]
+        assert batch[name].tolist() == expected
+
+
+def test_the_plans_length_as_multiple_gives_every_batch_that_length(texts: Encoder):
+    assert {batch["input_ids"].shape for batch in batches(numbered(12), texts, pads_to=128)} == {(2, 128)}
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_threads_give_the_same_batches_in_the_same_order(num_workers: int, qwen: Any):
+    samples = dummy_samples(24, num_images=1, image_size=(56, 56), seed=0)
+    plain, threaded = (list(batches(samples, encoder(qwen), num_workers=workers)) for workers in (0, num_workers))
+    assert len(plain) == len(threaded) == 24 // 2
+    for one, other in zip(plain, threaded, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_that_stops_early_leaves_no_thread_behind(qwen: Any):
+    import threading
+
+    running = iter(batches(dummy_samples(40, num_images=1, image_size=(56, 56), seed=0), encoder(qwen), num_workers=2))
+    next(running)
+    running.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("batches")]
+
+
+def broken(folder: Path) -> Sample:
+    file = folder / "a.png"
+    file.write_bytes(png(56, 56)[:-30])
+    shown = Turn(role="user", content=(ImagePart(source=file, width=56, height=56),))
+    return Sample(source="some.jsonl:9", turns=(shown, Turn(role="assistant", content=(TextPart(text="A cat."),))))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_image_that_breaks_later_stops_with_file_and_line_or_leaves_ranks_in_step(
+    num_workers: int, qwen: Any, tmp_path
+):
+    samples = [*dummy_samples(3, num_images=1, image_size=(56, 56), seed=0), broken(tmp_path)]
+    with pytest.raises(InputError, match=r"^some.jsonl:9: image 1 cannot be read"):
+        list(batches(samples, encoder(qwen), num_workers=num_workers))
+    made = encoder(qwen, skips_bad=True)
+    found = list(batches(samples, made, num_workers=num_workers))
+    assert (len(found), made.num_skipped) == (2, 1)
+    assert sum(int((batch["labels"] != IGNORED_LABEL).any(dim=1).sum()) for batch in found) == 3
+
+
+# What the model makes of them
+
+
+@pytest.fixture(scope="module")
+def model(qwen_folder: Path) -> Any:
+    from transformers import AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText.from_pretrained(qwen_folder, dtype=torch.float32).eval()
+
+
+def loss_sum(model: Any, batch: dict[str, torch.Tensor]) -> float:
+    with torch.no_grad():
+        logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    losses = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+    )
+    return float(losses)
+
+
+MIXED = [
+    question("Short?", "Yes.", sizes=((56, 56),)),
+    question("Two?", "No, three.", sizes=((28, 56), (56, 28))),
+    chat(("user", "No image"), ("assistant", "None."), ("user", "Still?"), ("assistant", "Still none at all.")),
+    question("One more?", "One.", sizes=((30, 90),)),
+]
+
+
+def test_a_batch_of_images_and_texts_gives_the_losses_of_its_samples(model: Any, qwen: Any):
+    made = encoder(qwen)
+    together = [made.encode(sample) for sample in MIXED]
+    batch = collated(together, pad_id=made.pad_id, pads_to=64, seq_len=128)
+    assert batch["image_grid_thw"].shape == (1 + 2 + 1, 3)
+    alone = [loss_sum(model, row) for row in together]
+    assert loss_sum(model, batch) == pytest.approx(sum(alone), rel=1e-5)
+
+
+def test_a_blank_image_behind_a_text_changes_nothing_but_that_the_vision_tower_runs(model: Any, qwen: Any):
+    made = encoder(qwen)
+    text = made.encode(MIXED[2])
+    shown = with_blank_image(text, made)
+    assert loss_sum(model, shown) == pytest.approx(loss_sum(model, text), rel=1e-5)
+    seen = []
+    handle = model.model.visual.register_forward_hook(lambda *_: seen.append(1))
+    loss_sum(model, shown)
+    handle.remove()
+    assert seen == [1]
+
+
+def test_every_micro_batch_of_mixed_data_has_an_image_and_of_pure_data_none_is_added(qwen: Any):
+    text = [question(source=f"text:{index}") for index in range(6)]
+    images = [question(source=f"image:{index}", sizes=((56, 56),)) for index in range(2)]
+    mixed = list(batches([*text, *images], encoder(qwen), micro_batch=1))
+    assert all("pixel_values" in batch for batch in mixed)
+    assert not any("pixel_values" in batch for batch in batches(text, encoder(qwen)))
+
+
+def test_a_text_as_long_as_the_plan_gives_way_to_the_blank_image(qwen: Any):
+    made = encoder(qwen, seq_len=40)
+    row = with_blank_image(made.encode(question(answer="long " * 40)), made)
+    assert row["input_ids"].shape == row["labels"].shape == row["mm_token_type_ids"].shape == (1, 40)
+    assert int((row["input_ids"] == qwen.image_token_id).sum()) == 1
+    with pytest.raises(InputError, match="--seq-len 1 has no room for an image"):
+        with_blank_image(row, encoder(qwen, seq_len=1))
+
+
+@pytest.mark.parametrize("family", ["llava_next", "idefics3"])
+def test_images_of_other_families_are_padded_to_one_number_of_tiles(family: str):
+    made = encoder(FAMILIES[family](), model_type=family, image_size=None)
+    found = [made.encode(question(sizes=sizes)) for sizes in [((56, 56),), (), ((28, 90),), ((90, 28), (20, 20))]]
+    batch = collated(found, pad_id=0, pads_to=8, seq_len=128)
+    rows_of_images = sum(row["pixel_values"].shape[0] for row in found if "pixel_values" in row)
+    assert batch["pixel_values"].shape[0] == rows_of_images
+    assert float(batch["pixel_values"].sum()) == pytest.approx(
+        sum(float(row["pixel_values"].sum()) for row in found if "pixel_values" in row), rel=1e-4
+    )

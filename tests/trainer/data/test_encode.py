@@ -1,0 +1,277 @@
+"""Samples as tensors: labels on what the assistant says and its end, image tokens never cut, nothing over the plan."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from chat_cases import chat, learned, png, question
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from other_processors import FAMILIES
+
+from vlmplan.errors import InputError
+from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
+from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoder, overlapping
+from vlmplan_trainer.data.survey import TooLongError
+
+SAID = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
+IMAGE_SIZES = st.lists(st.tuples(st.integers(20, 90), st.integers(20, 90)), max_size=2).map(tuple)
+
+
+def encoder(processor: Any, **changes: Any) -> Encoder:
+    values = {"model_type": "qwen2_vl", "seq_len": 4096, "image_size": (56, 56)}
+    return Encoder(processor, **{**values, **changes})
+
+
+def text_encoder(tokenizer: Any, **changes: Any) -> Encoder:
+    return encoder(tokenizer, **{"model_type": "llama", "image_size": None, **changes})
+
+
+# Labels
+
+
+@given(SAID, SAID, SAID)
+def test_labels_are_on_the_answers_and_their_ends_alone(qwen: Any, asked: str, first: str, second: str):
+    made = encoder(qwen)
+    sample = chat(("user", asked), ("assistant", first), ("user", asked), ("assistant", second), sizes=((56, 56),))
+    assert learned(made, made.encode(sample)) == f"{first}<|im_end|>{second}<|im_end|>"
+
+
+@given(SAID, SAID)
+def test_a_tokenizer_alone_labels_the_same_way(llama: Any, asked: str, answer: str):
+    made = text_encoder(llama)
+    encoded = made.encode(question(asked, answer))
+    assert learned(made, encoded) == f"{answer.strip()}<|eot_id|>"
+    assert set(encoded) == {"input_ids", "attention_mask", "labels"}
+
+
+def test_what_is_encoded_is_what_the_library_makes_of_the_chat(llama: Any):
+    sample = chat(("system", "Hm."), ("user", "What?"), ("assistant", "That."))
+    messages = [{"role": turn.role, "content": turn.text} for turn in sample.turns]
+    expected = llama.apply_chat_template(messages, return_tensors="pt", return_dict=True)["input_ids"]
+    assert torch.equal(text_encoder(llama).encode(sample)["input_ids"], expected)
+
+
+def test_labels_are_the_tokens_themselves(qwen: Any):
+    encoded = encoder(qwen).encode(question(sizes=((56, 56),)))
+    kept = encoded["labels"] != IGNORED_LABEL
+    assert torch.equal(encoded["labels"][kept], encoded["input_ids"][kept])
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=9), st.integers(0, 20), st.integers(0, 9))
+def test_a_token_belongs_to_a_span_if_they_share_a_character(steps: list, first: int, length: int):
+    offsets, place = [], 0
+    for gap, width in steps:
+        offsets.append((place + gap, place + gap + width))
+        place += gap + width
+    found = overlapping(torch.tensor(offsets).reshape(-1, 2), [(first, first + length)])
+    wanted = [bool(set(range(*offset)) & set(range(first, first + length))) for offset in offsets]
+    assert found.tolist() == wanted
+
+
+# Images
+
+
+def test_images_come_in_their_order_with_their_tokens(qwen: Any):
+    encoded = encoder(qwen).encode(question(sizes=((56, 56), (28, 56))))
+    assert encoded["image_grid_thw"].tolist() == [[1, 4, 4], [1, 4, 2]]
+    assert encoded["pixel_values"].shape == (4 * 4 + 4 * 2, 3 * 2 * 14 * 14)
+    assert int(encoded["mm_token_type_ids"].sum()) == (4 * 4 + 4 * 2) // (2 * 2)
+    assert int((encoded["input_ids"] == qwen.image_token_id).sum()) == (4 * 4 + 4 * 2) // (2 * 2)
+
+
+def test_an_image_larger_than_the_plans_becomes_no_more_than_the_plans(qwen: Any):
+    encoded = encoder(qwen).encode(question(sizes=((400, 400),)))
+    assert encoded["image_grid_thw"].tolist() == [[1, 4, 4]]
+
+
+def test_a_sample_without_images_has_no_pixels(qwen: Any):
+    assert not {"pixel_values", "image_grid_thw"} & set(encoder(qwen).encode(question()))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_processors_of_other_families_label_the_answers_too(family: str):
+    made = encoder(FAMILIES[family](), model_type=family, image_size=(56, 56))
+    for sizes in [(), ((56, 56),), ((28, 90), (56, 56))]:
+        encoded = made.encode(question(sizes=sizes))
+        assert learned(made, encoded) == "A cat.<|im_end|>"
+        assert ("pixel_values" in encoded) is bool(sizes)
+
+
+def test_gemmas_token_types_are_kept_because_its_forward_wants_them():
+    encoded = encoder(FAMILIES["gemma3"](), model_type="gemma3").encode(question(sizes=((56, 56),)))
+    assert int(encoded["token_type_ids"].sum()) == 4
+
+
+# The plan's length
+
+
+@given(SAID, st.integers(1, 80))
+def test_a_cut_keeps_the_beginning_and_is_counted(llama: Any, answer: str, seq_len: int):
+    whole = text_encoder(llama).encode(question("Q", answer))
+    made = text_encoder(llama, seq_len=seq_len)
+    encoded = made.encode(question("Q", answer))
+    assert all(torch.equal(encoded[name], whole[name][:, :seq_len]) for name in whole)
+    assert made.num_truncated == (whole["input_ids"].shape[1] > seq_len)
+
+
+@settings(max_examples=40)
+@given(IMAGE_SIZES, st.integers(10, 60))
+def test_image_tokens_are_whole_or_the_sample_is_left_out(qwen: Any, sizes: tuple, seq_len: int):
+    made = encoder(qwen, seq_len=seq_len)
+    sample = question(answer="A cat. " * 20, sizes=sizes)
+    survey = made.survey([sample])
+    try:
+        encoded = made.encode(sample)
+    except TooLongError:
+        assert survey.num_skipped == made.num_skipped == 1
+    else:
+        assert encoded["input_ids"].shape[1] <= seq_len
+        num_images = int((encoded["input_ids"] == qwen.image_token_id).sum())
+        assert num_images == sum(made.meter.num_tokens(made.fit(size).canvas) for size in sizes)
+        nothing_left = learned(made, encoded) == ""
+        assert (survey.num_skipped == 1) is nothing_left
+
+
+@pytest.mark.parametrize("sizes", [(), ((56, 56),), ((28, 56), (56, 28))])
+def test_exactly_the_samples_that_leave_something_to_learn_are_kept(qwen: Any, sizes: tuple):
+    sample = question(sizes=sizes)
+    whole = encoder(qwen).encode(sample)
+    last_image = max((whole["input_ids"][0] == qwen.image_token_id).nonzero().flatten().tolist(), default=0)
+    first_label = int((whole["labels"][0] != IGNORED_LABEL).nonzero()[0])
+    for seq_len in range(2, whole["input_ids"].shape[1] + 2):
+        survey = encoder(qwen, seq_len=seq_len).survey([sample])
+        assert len(survey.samples) == (first_label < seq_len)
+        for sentence in survey.sentences:
+            assert ("images do not fit" in sentence) is (last_image >= seq_len and bool(sizes))
+
+
+@settings(max_examples=30)
+@given(st.sampled_from([*FAMILIES, "qwen2_vl"]), SAID, IMAGE_SIZES, st.integers(20, 200))
+def test_the_survey_knows_the_length_of_every_sample_without_opening_an_image(
+    qwen: Any, family: str, said: str, sizes: tuple, seq_len: int
+):
+    processor = qwen if family == "qwen2_vl" else FAMILIES[family]()
+    made = encoder(processor, model_type=family, seq_len=seq_len)
+    sample = question(said, sizes=sizes)
+    survey = made.survey([sample])
+    for length in survey.lengths:
+        assert length == made.encode(sample)["input_ids"].shape[1]
+    assert survey.num_truncated == made.num_truncated
+
+
+# What is left out and what is bad
+
+
+def survey_of(made: Encoder, *bad: Sample) -> list[str]:
+    """The sentences of ``bad`` samples among good ones."""
+    good = question(source="good:1")
+    survey = made.survey([good, *bad, good])
+    assert (survey.samples, survey.num_skipped) == ([good, good], len({sample.source for sample in bad}))
+    return list(survey.sentences)
+
+
+def test_more_images_than_planned_are_left_out_and_counted(qwen: Any):
+    made = encoder(qwen, images_per_sample=1)
+    [sentence] = survey_of(made, question(sizes=((28, 28), (28, 28))))
+    assert sentence == "some.jsonl:1: the sample shows 2 images, but the plan has --images-per-sample 1"
+    assert made.num_skipped == 1
+
+
+def test_a_sample_whose_answer_would_be_cut_away_is_left_out(llama: Any):
+    [sentence] = survey_of(text_encoder(llama, seq_len=60), question("why " * 60))
+    assert "the assistant's first word comes after --seq-len 60 tokens" in sentence
+
+
+BAD = {
+    "an image for a text model": (
+        question(sizes=((28, 28),)),
+        "the sample shows an image, but the model takes text only",
+    ),
+    "the image token in a text": (question("Look: <|image_pad|>"), "1 times <|image_pad|>"),
+    "a strip": (question(sizes=((9000, 9),)), "refused by the model's image processor"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_sample_stops_before_training_or_is_left_out(name: str, qwen: Any, llama: Any):
+    sample, sentence = BAD[name]
+    for skips_bad in (False, True):
+        if "text model" in name:
+            made = text_encoder(llama, skips_bad=skips_bad)
+        else:
+            made = encoder(qwen, image_size=None, skips_bad=skips_bad)
+        if skips_bad:
+            [found] = survey_of(made, sample)
+            assert found.startswith("some.jsonl:1: ")
+            assert sentence in found
+        else:
+            with pytest.raises(InputError, match=r"^some.jsonl:1: "):
+                made.survey([question(), sample])
+
+
+def test_an_image_that_turns_out_broken_stops_training_or_teaches_nothing(qwen: Any, tmp_path: Path):
+    file = tmp_path / "a.png"
+    file.write_bytes(png(56, 56)[:-30])
+    turns = (
+        Turn(role="user", content=(ImagePart(source=file, width=56, height=56),)),
+        Turn(role="assistant", content=(TextPart(text="A cat."),)),
+    )
+    sample = Sample(source="some.jsonl:4", turns=turns)
+    with pytest.raises(InputError, match=r"^some.jsonl:4: image 1 cannot be read"):
+        encoder(qwen).encode_or_nothing(sample)
+    made = encoder(qwen, skips_bad=True)
+    assert made.encode_or_nothing(sample)["labels"].tolist() == [[IGNORED_LABEL]]
+    assert made.num_skipped == 1
+
+
+def test_the_user_sees_what_is_cut_left_out_and_made_smaller(qwen: Any):
+    made = encoder(qwen, seq_len=40, images_per_sample=1)
+    samples = [
+        question(source="a:1"),
+        question(source="a:2", answer="long " * 40),
+        question(source="a:3", sizes=((90, 90),)),
+        question(source="a:4", sizes=((28, 28), (28, 28))),
+    ]
+    survey = made.survey(samples)
+    lines = survey.summary(seq_len=40)
+    assert lines[0] == "1 of 4 samples are longer than --seq-len 40 and are cut"
+    assert lines[1:3] == ["1 images are larger than the plan's and are made smaller", "1 of 4 samples are left out"]
+    assert lines[3].startswith("left out: a:4: ")
+    assert [survey.truncated, survey.skipped] == [{"a:2"}, {"a:4"}]
+
+
+# Models that cannot be used
+
+
+@pytest.mark.parametrize("model_type", ["mllama", "idefics2", "llama", "no_such"])
+def test_a_vision_model_that_cannot_be_trained_is_refused_by_name(model_type: str, qwen: Any):
+    with pytest.raises(InputError, match=model_type):
+        encoder(qwen, model_type=model_type)
+
+
+def test_a_tokenizer_that_knows_no_places_is_refused():
+    from transformers import CanineTokenizer
+
+    with pytest.raises(InputError, match=r"a fast tokenizer .* is needed"):
+        text_encoder(CanineTokenizer())
+
+
+def test_a_processor_that_does_not_say_where_it_put_image_tokens_is_refused_at_the_first_image(qwen: Any):
+    class Silent(type(qwen)):
+        def __call__(self, *inputs: Any, return_text_replacement_offsets: bool = False, **options: Any) -> Any:
+            return super().__call__(*inputs, **options)
+
+    made = encoder(Silent(qwen.image_processor, qwen.tokenizer, chat_template=qwen.chat_template))
+    assert learned(made, made.encode(question())) == "A cat.<|im_end|>"
+    with pytest.raises(InputError, match="Silent does not say where it put image tokens"):
+        made.encode(question(sizes=((28, 28),)))
+
+
+def test_the_blank_image_has_tokens_and_pixels_and_no_label(qwen: Any):
+    blank = encoder(qwen).blank_image
+    assert int((blank["input_ids"] == qwen.image_token_id).sum()) == 1
+    assert set(blank["labels"].flatten().tolist()) == {IGNORED_LABEL}
+    assert {"pixel_values", "image_grid_thw", "mm_token_type_ids"} <= set(blank)
+    assert all(blank[name].shape[0] == 1 for name in SEQUENCE_KEYS if name in blank)

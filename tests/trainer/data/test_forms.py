@@ -1,0 +1,127 @@
+"""The two forms of a chat: what is in them is read as it is, and what is not in order is one sentence."""
+
+import pytest
+from chat_cases import ANSWER, asked, text
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vlmplan.errors import InputError
+from vlmplan_trainer.data.forms import RawTurn, Reference, raw_turns
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
+
+
+def read(values: dict) -> tuple[RawTurn, ...]:
+    return raw_turns(values, source="some.jsonl:7")
+
+
+def user(*content: str | Reference) -> RawTurn:
+    return RawTurn(role="user", content=content)
+
+
+def assistant(said: str = "A cat.") -> RawTurn:
+    return RawTurn(role="assistant", content=(said,))
+
+
+def human(said: str, **more: object) -> dict:
+    return {"conversations": [{"from": "human", "value": said}, {"from": "gpt", "value": "A cat."}], **more}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "image": "a.png"},
+        {"type": "image", "path": "a.png"},
+        {"type": "image", "url": "a.png"},
+        {"type": "image_url", "image_url": {"url": "a.png"}},
+        {"type": "image_url", "image_url": "a.png"},
+        {"type": "image", "image": None, "path": "a.png"},
+    ],
+)
+def test_every_way_to_name_an_image_in_a_part_is_read(part: dict):
+    assert read(asked(part, text("Hm?"))) == (user(Reference(text="a.png"), "Hm?"), assistant())
+
+
+def test_the_key_base64_says_what_it_holds():
+    [first, _] = read(asked({"type": "image", "base64": "AAAA"}))
+    assert first.content == (Reference(text="AAAA", is_base64=True),)
+
+
+@pytest.mark.parametrize("images", [["a.png", "b.png"], ("a.png", "b.png")])
+@pytest.mark.parametrize("key", ["images", "image"])
+def test_parts_and_tags_without_an_image_take_the_samples_own_in_order(key: str, images: object):
+    parts = asked({"type": "image"}, text("and"), {"type": "image"}, **{key: list(images)})
+    expected = (user(Reference(text="a.png"), "and", Reference(text="b.png")), assistant())
+    assert read(parts) == expected
+    assert read(asked("<image>\nand\n<image>", **{key: list(images)})) == expected
+    assert read(human("<image>\nand\n<image>", **{key: list(images)})) == expected
+
+
+def test_a_single_image_of_a_llava_sample_needs_no_list():
+    assert read(human("<image>\nWhat?", image="a.png")) == (user(Reference(text="a.png"), "What?"), assistant())
+
+
+def test_the_names_of_the_sides_in_llavas_form_are_roles():
+    values = {
+        "conversations": [{"from": name, "value": name} for name in ("system", "human", "gpt", "user", "assistant")]
+    }
+    assert [turn.role for turn in read(values)] == ["system", "user", "assistant", "user", "assistant"]
+
+
+@given(WORDS, WORDS)
+def test_text_without_images_is_kept_to_the_letter(said: str, answer: str):
+    values = {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]}
+    if "<image>" not in said:
+        assert read(values) == (user(said), assistant(answer))
+
+
+def test_a_tag_in_what_the_assistant_says_is_text():
+    values = {"messages": [{"role": "user", "content": "SVG?"}, {"role": "assistant", "content": "Use <image>."}]}
+    assert read(values) == (user("SVG?"), assistant("Use <image>."))
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"text": "x"}, "neither messages nor conversations"),
+        ({**asked("x"), **human("x")}, "messages and conversations; one of"),
+        ({"messages": "x"}, 'messages is "x"; a list is needed'),
+        ({"messages": []}, "no turn is the assistant's"),
+        ({"messages": ["x"]}, r"messages\[0\] is \"x\"; an object"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "no turn is the assistant's"),
+        ({"messages": [ANSWER]}, "the assistant speaks before the user"),
+        (
+            {"messages": [{"role": "tool", "content": "x"}, ANSWER]},
+            'messages\\[0\\].role is "tool"; one of system, user',
+        ),
+        ({"messages": [{"content": "x"}, ANSWER]}, r"messages\[0\].role is missing"),
+        ({"messages": [{"role": "user"}, ANSWER]}, r"messages\[0\].content is missing"),
+        ({"messages": [{"role": "user", "content": 5}, ANSWER]}, "content is 5; text, or a list of parts is needed"),
+        (
+            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": " "}]},
+            "turn 2.* is empty",
+        ),
+        ({"conversations": [{"from": "bot", "value": "x"}]}, r'conversations\[0\].from is "bot"; one of human'),
+        ({"conversations": [{"from": "human", "value": ["x"]}]}, r"value is \[\"x\"\]; text is needed"),
+        (asked({"type": "video", "video": "a.mp4"}), r'content\[0\].type is "video"; one of text'),
+        (asked({"type": "text", "text": None}), r"content\[0\].text is null; text is needed"),
+        (asked({"type": "image", "path": "a", "url": "b"}), "names its image twice, by path and url"),
+        (asked({"type": "image", "image": 7}), r"content\[0\].image is 7; text is needed"),
+        (asked("<image>"), "an image tag has no image: 1 tag, 0 images"),
+        (asked({"type": "image"}, {"type": "image"}, image="a"), "an image tag has no image: 2 tags, 1 image"),
+        (human("What?", image="a.png"), "more images than tags: 0 tags, 1 image .*a.png"),
+        (human("<image>", image=["a", "b"]), "more images than tags: 1 tag, 2 images"),
+        (human("<image>", image=[1]), r"image is \[1\]; a list of texts is needed"),
+        (human("<image>", image="a", images=["a"]), "both image and images"),
+    ],
+)
+def test_what_is_not_in_order_is_one_sentence_with_file_and_line(values: dict, sentence: str):
+    with pytest.raises(InputError, match=f"^some.jsonl:7.*{sentence}"):
+        read(values)
+
+
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_only_the_user_shows_images(role: str):
+    shown = {"role": role, "content": [{"type": "image", "path": "a.png"}, text("x")]}
+    with pytest.raises(InputError, match=f"a turn of the {role} shows an image"):
+        read({"messages": [{"role": "user", "content": "x"}, shown, ANSWER]})

@@ -1,0 +1,66 @@
+"""Parts and attention layers of transformers' models are those that the planner takes them for, in every family."""
+
+import json
+
+import pytest
+import torch
+
+from planned import MODELS
+from vlmplan.architecture.families import FAMILIES, build_model
+from vlmplan.architecture.generic import build_generic
+from vlmplan.architecture.layout import layout_from_json
+from vlmplan_trainer.models.adapters import attention_linears
+from vlmplan_trainer.models.parts import Parts
+from vlmplan_trainer.probe import configuration, layout, model_class
+
+
+def one_per_family():
+    """The packaged models by model_type, the first of each that transformers knows without remote code."""
+    found = {}
+    for folder in sorted(MODELS.iterdir()):
+        if not (folder / "config.json").exists():
+            continue
+        config = json.loads((folder / "config.json").read_text())
+        kind = config["model_type"]
+        text = config.get("text_config", {}).get("model_type", "")
+        if kind in FAMILIES and kind != "qwen":
+            found.setdefault((kind, text), config)
+    return found
+
+
+PACKAGED = one_per_family()
+UNDESCRIBED = {
+    "gpt_neox": {"num_attention_heads": 4},
+    "falcon": {"num_attention_heads": 4, "new_decoder_architecture": False},
+    "cohere": {"num_attention_heads": 4, "num_key_value_heads": 4},
+}
+"""Text models that the planner describes from transformers' own modules."""
+
+
+def real_model(config):
+    parsed = configuration(config)
+    with torch.device("meta"):
+        return model_class(parsed)._from_config(parsed, dtype=torch.bfloat16)
+
+
+def assert_same_parts(model, tree):
+    parts = Parts(model)
+    found = {name: parts[name].value for name, _ in model.named_parameters()}
+    planned = {entry.name: entry.part.value for entry in tree.parameters()}
+    # Where a file leaves open whether weights are tied, transformers ties them until it sees that they differ.
+    assert planned.items() - found.items() <= {(f"{tree.HEAD}.weight", "language")}
+    assert found.items() <= planned.items()
+    assert set(attention_linears(model)) == set(tree.ATTENTION_LINEARS)
+
+
+@pytest.mark.parametrize("key", PACKAGED, ids=lambda key: "-".join(filter(None, key)))
+def test_parts_and_attention_are_the_planners(key):
+    config = PACKAGED[key]
+    assert_same_parts(real_model(config), build_model(config))
+
+
+@pytest.mark.parametrize("kind", UNDESCRIBED)
+def test_parts_and_attention_of_models_without_a_family_are_the_planners_too(kind):
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "intermediate_size": 96}
+    config = {"model_type": kind, **small, **UNDESCRIBED[kind]}
+    assert_same_parts(real_model(config), build_generic(layout_from_json(layout(config))))

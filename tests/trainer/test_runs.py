@@ -1,0 +1,194 @@
+"""Whole runs of the trainer on CPU ranks under the real DeepSpeed: they learn, agree, go on, and are as planned."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from trainer_runs import Outcome, planned, start, train, train_all
+
+from vlmplan.plan import Plan, write_plan
+from vlmplan_trainer.models.tiny import write_tiny_model
+
+NUM_STEPS = 6
+WORDS = ("--dummy-data", "48", "--learning-rate", "1e-2", "--max-steps", str(NUM_STEPS))
+RUNS = [
+    *(("llama", "full", stage) for stage in "0123"),
+    *(("qwen2_vl", "lora", stage) for stage in "23"),
+    *(("qwen2_vl", "qlora", stage) for stage in "12"),
+]
+"""What every change is tried with; ``every_run.py`` beside this file tries all that a plan may combine."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {family: write_tiny_model(folder / family, family) for family in ("llama", "qwen2_vl")}
+
+
+def plan_of(models: dict[str, Path], family: str, method: str, stage: str, num_ranks: int = 2, **options) -> Plan:
+    fields = {"method": method, "zero_stage": stage, "num_samples": 48, "global_batch": 8, "micro_batch": 2}
+    return planned(models[family], num_ranks=num_ranks, **{**fields, **options})
+
+
+@pytest.fixture(scope="module")
+def outcomes(models, tmp_path_factory):
+    jobs = {"-".join(run): (plan_of(models, *run), WORDS) for run in RUNS}
+    return train_all(jobs, tmp_path_factory.mktemp("runs"), num_ranks=2)
+
+
+@pytest.fixture(scope="module")
+def plain(models, tmp_path_factory):
+    jobs = {method: (plan_of(models, "qwen2_vl", method, "none", 1), WORDS) for method in ("full", "lora", "qlora")}
+    return train_all(jobs, tmp_path_factory.mktemp("plain"), num_ranks=1)
+
+
+def assert_learns(outcome: Outcome) -> None:
+    assert outcome.code == 0, outcome.code
+    assert len(outcome.losses) == NUM_STEPS
+    assert outcome.losses[-1] < outcome.losses[0] - 0.3
+
+
+@pytest.mark.parametrize("run", RUNS, ids="-".join)
+def test_the_loss_falls_under_every_stage(outcomes, run):
+    assert_learns(outcomes["-".join(run)])
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_the_loss_falls_without_deepspeed(plain, method):
+    assert_learns(plain[method])
+
+
+@pytest.mark.parametrize(("family", "method"), sorted({run[:2] for run in RUNS}))
+def test_all_stages_take_the_same_steps(outcomes, family, method):
+    stages = [stage for each_family, each_method, stage in RUNS if (each_family, each_method) == (family, method)]
+    first, *others = (outcomes[f"{family}-{method}-{stage}"].losses for stage in stages)
+    for losses in others:
+        assert losses == pytest.approx(first, rel=0.004)  # bf16 has 8 bits: 1/256
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
+    outcome = outcomes[f"llama-full-{stage}"]
+    assert outcome.error_of("init, peak") == pytest.approx(0, abs=0.01)
+    assert outcome.error_of("step, peak") == pytest.approx(0, abs=0.01)
+    assert outcome.error_of("peak allocated") == pytest.approx(0, abs=0.08)
+
+
+def test_a_run_leaves_a_model_that_transformers_loads(outcomes):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = outcomes["llama-full-3"].folder / "model"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert AutoTokenizer.from_pretrained(folder) is not None
+    assert sum(parameter.numel() for parameter in model.parameters()) > 100_000
+
+
+def test_adapters_load_onto_the_model_they_were_trained_on(outcomes, models):
+    from peft import PeftModel
+    from transformers import AutoModelForImageTextToText
+
+    base = AutoModelForImageTextToText.from_pretrained(models["qwen2_vl"])
+    adapted = PeftModel.from_pretrained(base, str(outcomes["qwen2_vl-lora-3"].folder / "adapter"))
+    trained = [tensor for name, tensor in adapted.named_parameters() if "lora_B" in name]
+    assert trained
+    assert any(bool(tensor.abs().sum() > 0) for tensor in trained)
+
+
+# -- going on --------------------------------------------------------------------------------------------------------
+
+LONG = ("--dummy-data", "96", "--learning-rate", "1e-2", "--max-steps", "10", "--save-every", "2", "--keep-last", "2")
+
+
+@pytest.fixture(scope="module")
+def unbroken(models, tmp_path_factory):
+    return train(plan_of(models, "llama", "full", "2"), tmp_path_factory.mktemp("unbroken"), *LONG)
+
+
+def workers(process) -> list[psutil.Process]:
+    """The ranks that a launcher has started."""
+    found = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in found if "vlmplan_trainer" in " ".join(child.cmdline())]
+
+
+def killed(plan: Plan, folder: Path, is_time) -> None:
+    """Start a run, kill a rank without warning when ``is_time(run folder)``, and wait until all of it is gone."""
+    write_plan(plan, folder / "plan.json", force=True)
+    run = folder / "run"
+    process = start(["-m", "vlmplan_trainer", "--plan", str(folder / "plan.json"), "--output-dir", str(run), *LONG], 2)
+    deadline = time.monotonic() + 120
+    while not is_time(run) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert process.poll() is None, process.communicate()
+    workers(process)[-1].send_signal(signal.SIGKILL)
+    process.communicate(timeout=120)
+    assert process.returncode != 0
+
+
+def in_the_middle_of_a_step(run: Path) -> bool:
+    metrics = run / "metrics.jsonl"
+    return metrics.exists() and len(metrics.read_text().splitlines()) >= 5
+
+
+def in_the_middle_of_a_checkpoint(run: Path) -> bool:
+    return (run / "checkpoints" / "step-00000004.unfinished").exists()
+
+
+@pytest.mark.parametrize("is_time", [in_the_middle_of_a_step, in_the_middle_of_a_checkpoint])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(models, unbroken, tmp_path, is_time):
+    plan = plan_of(models, "llama", "full", "2")
+    killed(plan, tmp_path, is_time)
+    done = train(plan, tmp_path, *LONG, "--resume")
+    last = {line["step"]: line["loss"] for line in done.metrics}
+    assert [last[step] for step in sorted(last)] == unbroken.losses
+    assert len(list((done.folder / "checkpoints").glob("step-*"))) == 2
+
+
+@pytest.mark.parametrize(("num_ranks", "micro_batch"), [(1, 4), (4, 1)])
+def test_a_run_goes_on_with_another_number_of_ranks(models, unbroken, tmp_path, num_ranks, micro_batch):
+    shutil.copytree(unbroken.folder, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "step-00000010" / "complete.json").unlink()  # as if killed before the end
+    other = plan_of(models, "llama", "full", "2", num_ranks, micro_batch=micro_batch)
+    done = train(other, tmp_path, *LONG, "--resume")
+    assert [line["step"] for line in done.metrics[10:]] == [9, 10]
+    assert done.losses[-2:] == pytest.approx(unbroken.losses[8:], rel=0.004)
+
+
+def test_a_checkpoint_with_a_file_missing_is_not_trusted(models, tmp_path):
+    plan = plan_of(models, "llama", "full", "none", 1)
+    done = train(plan, tmp_path, *WORDS, "--save-every", "3")
+    newest = max((done.folder / "checkpoints").iterdir())
+    (newest / "state.pt").write_bytes(b"half")
+    again = train(plan, tmp_path, *WORDS, "--resume")
+    assert [line["step"] for line in again.metrics][NUM_STEPS:] == [4, 5, 6]
+
+
+def test_resume_without_a_checkpoint_says_so(models, tmp_path):
+    refused = train(plan_of(models, "llama", "full", "none", 1), tmp_path, *WORDS, "--resume", check=False)
+    assert refused.code == 1
+    assert refused.err.strip().splitlines()[-1].startswith("vlmplan_trainer: --resume:")
+    assert "Traceback" not in refused.err
+
+
+def test_a_plan_for_two_ranks_refuses_to_run_on_one(models, tmp_path):
+    plan = plan_of(models, "llama", "full", "2")
+    write_plan(plan, tmp_path / "plan.json")
+    words = ["-m", "vlmplan_trainer", "--plan", str(tmp_path / "plan.json"), "--output-dir", str(tmp_path / "run")]
+    process = start([*words, *WORDS], 1)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "the plan is for 2 GPUs, but 1 ranks were started" in err
+
+
+def test_the_report_is_json_with_planned_and_measured_figures(outcomes):
+    report = json.loads((outcomes["llama-full-2"].folder / "report.json").read_text())
+    assert report["schema"] == "vlmplan.report/1"
+    assert report["steps"] == NUM_STEPS
+    assert {"init, peak", "forward, peak", "backward, peak", "step, peak", "peak allocated"} <= {
+        line["name"] for line in report["planned_and_measured"]
+    }
+    assert os.path.getsize(outcomes["llama-full-2"].folder / "metrics.jsonl") > 0

@@ -1,0 +1,99 @@
+"""Plans of tiny models on CPU ranks, and running them as the launcher would."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vlmplan.cli.estimate import requested_estimate
+from vlmplan.plan import Plan, plan_from_estimate, write_plan
+
+MANY_RUNS = Path(__file__).parent / "many_runs.py"
+WORKLOADS = {
+    "llama": {"seq_len": 64},
+    "qwen2_vl": {"seq_len": 64, "image_size": "56x56", "images_per_sample": 1},
+}
+
+
+def planned(model: Path, *, num_ranks: int = 2, **options: Any) -> Plan:
+    """A plan for the tiny model in a folder; ``options`` are those of ``vlmplan estimate``."""
+    family = json.loads((model / "config.json").read_text())["model_type"]
+    given = {"model": str(model), "gpu": f"cpu:{num_ranks}", **WORKLOADS[family], **options}
+    if given.get("micro_batch") is None:
+        given["micro_batch"] = 1
+    estimate, _ = requested_estimate(given, ())
+    return plan_from_estimate(estimate)
+
+
+def train_all(jobs: Mapping[str, tuple[Plan, Sequence[str]]], folder: Path, *, num_ranks: int) -> dict[str, "Outcome"]:
+    """Run several plans of ``num_ranks`` in the same processes; the outcome of each by name."""
+    listed: list[list[str]] = []
+    for name, (plan, words) in jobs.items():
+        write_plan(plan, folder / name / "plan.json", force=True)
+        listed.append([str(folder / name / "plan.json"), str(folder / name / "run"), *words])
+    (folder / "jobs.json").write_text(json.dumps(listed))
+    results = folder / "results.json"
+    done = _started([str(MANY_RUNS), str(folder / "jobs.json"), str(results)], num_ranks)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    codes = json.loads(results.read_text())
+    return {name: Outcome(done, folder / name / "run", codes[str(folder / name / "run")]) for name in jobs}
+
+
+def train(plan: Plan, folder: Path, *words: str, check: bool = True) -> "Outcome":
+    """One run of the trainer on every rank of its plan."""
+    write_plan(plan, folder / "plan.json", force=True)
+    arguments = ["-m", "vlmplan_trainer", "--plan", str(folder / "plan.json"), "--output-dir", str(folder / "run")]
+    done = _started([*arguments, *words], plan.hardware.num_gpus)
+    outcome = Outcome(done, folder / "run", done.returncode)
+    assert not check or outcome.code == 0, outcome.out[-3000:] + outcome.err[-5000:]
+    return outcome
+
+
+def start(arguments: Sequence[str], num_ranks: int) -> subprocess.Popen[str]:
+    """Python with these arguments on every rank, in a process group of its own."""
+    command = [sys.executable, *arguments]
+    if num_ranks > 1:
+        launcher = ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={num_ranks}"]
+        command = [sys.executable, *launcher, f"--master_port={_free_port()}", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
+
+
+def _started(arguments: Sequence[str], num_ranks: int) -> subprocess.CompletedProcess[str]:
+    process = start(arguments, num_ranks)
+    out, err = process.communicate(timeout=600)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+class Outcome:
+    """What a run printed and left behind."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str], folder: Path, code: int | str) -> None:
+        self.code, self.out, self.err, self.folder = code, done.stdout, done.stderr, folder
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.metrics]
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return json.loads((self.folder / "report.json").read_text())
+
+    def error_of(self, name: str) -> float:
+        """(planned - measured) / measured of a line of the report."""
+        return next(line["error"] for line in self.report["planned_and_measured"] if line["name"] == name)

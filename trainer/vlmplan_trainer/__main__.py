@@ -1,0 +1,35 @@
+"""Train what a plan says: ``python -m vlmplan_trainer --plan FILE --train-data FILE --output-dir DIR``."""
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+from vlmplan.errors import VlmplanError
+from vlmplan.plan import read_plan
+from vlmplan_trainer.options import parse_options
+
+EXIT_MENDABLE, EXIT_INTERRUPTED = 1, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run to the end, and return the exit code. What the user can mend is one sentence on standard error."""
+    try:
+        options = parse_options(sys.argv[1:] if arguments is None else arguments)
+        plan = read_plan(options.plan)
+        for name, value in plan.environment.items():
+            os.environ.setdefault(name, value)  # before torch is imported, which reads them once
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        from vlmplan_trainer.run import run
+
+        return run(plan, options)
+    except VlmplanError as error:
+        if os.environ.get("RANK", "0") == "0":
+            sys.stderr.write(f"vlmplan_trainer: {error}\n")
+        return EXIT_MENDABLE
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Micro batches of one rank: encoded when they are needed, padded on the right, prefetched by threads if asked for.
+
+Texts are padded to the longest of the micro batch, rounded up. What the processor makes of images has images (patches,
+for Qwen-VL) in dimension 0 and is put one after the other there, each other dimension padded with zeros to the largest:
+tiles of LLaVA-NeXT and LLaVA-OneVision, pixels of Pixtral, whose models are told the true sizes beside, and images of
+Idefics3 and SmolVLM, whose models drop images of zeros. Samples without images add nothing.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from vlmplan.errors import InputError
+from vlmplan_trainer.data.chats import Sample
+from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
+from vlmplan_trainer.data.sampler import Shares, epoch_order
+
+PADS_TO = 8
+"""Tensor cores want multiples of 8 tokens."""
+BATCHES_AHEAD = 2
+"""Micro batches that each thread prepares ahead."""
+
+
+class Batches:
+    """The micro batches of one rank in one epoch, again and again.
+
+    Samples that cannot be trained on are left out first; ``survey`` says which. The samples at the end of an epoch that
+    fill no whole step are left out of it, other ones in each epoch; ``num_left_over`` counts them. ``pads_to`` is the
+    multiple that texts are padded to; the plan's length gives every micro batch that length.
+
+    In data where only some samples have images, a micro batch without any gets a blank one at the end of its shortest
+    text, without effect on the loss: the vision tower has to run on all ranks or on none.
+
+    Raises InputError if what is left fills no step.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        encoder: Encoder,
+        *,
+        micro_batch: int,
+        num_ranks: int,
+        rank: int,
+        seed: int,
+        grad_accum: int = 1,
+        groups_by_length: bool = False,
+        pads_to: int = PADS_TO,
+        num_workers: int = 0,
+    ) -> None:
+        self._shares = Shares(micro_batch=micro_batch, num_ranks=num_ranks, rank=rank, grad_accum=grad_accum)
+        self.survey = encoder.survey(samples)
+        self._samples, self._encoder, self._seed = self.survey.samples, encoder, seed
+        if len(self._samples) < self._shares.samples_per_step:
+            left_out = f" after {self.survey.num_skipped} were left out" if self.survey.num_skipped else ""
+            first = f" (the first: {self.survey.sentences[0]})" if self.survey.sentences else ""
+            raise InputError(
+                f"the data has {len(self._samples)} samples{left_out}{first}, but one step of the plan takes "
+                f"{self._shares.samples_per_step}; more samples or a smaller --global-batch are needed"
+            )
+        self._lengths = self.survey.lengths if groups_by_length else None
+        self._pads_to, self._num_workers = pads_to, num_workers
+        with_images = sum(bool(sample.images) for sample in self._samples)
+        self._shows_images = 0 < with_images < len(self._samples)
+        self._epoch = self._position = self._start = 0
+
+    def __len__(self) -> int:
+        """Micro batches in a whole epoch, the same on every rank."""
+        return self._shares.num_micro_batches(len(self._samples))
+
+    @property
+    def num_left_over(self) -> int:
+        """Samples of an epoch that fill no whole step."""
+        return len(self._samples) % self._shares.samples_per_step
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration. A position that ``resume`` was told stays."""
+        self._epoch = epoch
+
+    def resume(self, position: int) -> None:
+        """Let the next iteration begin after the first ``position`` samples of the epoch, counted over all ranks."""
+        if not 0 <= position <= len(self._samples):
+            raise InputError(f"the run stopped after {position} samples of an epoch, but the data has "
+                             f"{len(self._samples)}; a run goes on with the data that it began with")  # fmt: skip
+        self._start = self._position = position
+
+    def state(self) -> dict[str, int]:
+        """Where the iteration is. ``position`` counts samples of the epoch that all ranks together have had."""
+        return {
+            "epoch": self._epoch,
+            "position": self._position,
+            "seed": self._seed,
+            "num_samples": len(self._samples),
+        }
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Go on where ``state`` was, on any number of ranks. Raises InputError if seed or data are others."""
+        now = self.state()
+        for name in ("seed", "num_samples"):
+            if state[name] != now[name]:
+                raise InputError(f"the run began with {name} {state[name]}, and now it is {now[name]}; "
+                                 "it has to stay the same, so that every sample comes once an epoch")  # fmt: skip
+        self.set_epoch(state["epoch"])
+        self.resume(state["position"])
+
+    def __iter__(self) -> Iterator[Encoded]:
+        start, self._start = self._start, 0
+        self._position = start
+        order = epoch_order(len(self._samples), seed=self._seed, epoch=self._epoch, lengths=self._lengths)
+        for batch in self._prepared(self._shares.micro_batches(order, position=start)):
+            self._position += self._shares.samples_per_micro_step
+            yield batch
+
+    def _prepared(self, batches: Iterator[list[int]]) -> Iterator[Encoded]:
+        """The micro batches in their order, made ahead of time by threads where there are any."""
+        if not self._num_workers:
+            yield from map(self._batch, batches)
+            return
+        waiting: deque[Future[Encoded]] = deque()
+        pool = ThreadPoolExecutor(self._num_workers, thread_name_prefix="batches")
+        try:
+            for indices in batches:
+                waiting.append(pool.submit(self._batch, indices))
+                if len(waiting) > BATCHES_AHEAD * self._num_workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _batch(self, indices: Sequence[int]) -> Encoded:
+        rows = [self._encoder.encode_or_nothing(self._samples[index]) for index in indices]
+        if self._shows_images and not any("pixel_values" in row for row in rows):
+            shortest = min(range(len(rows)), key=lambda index: rows[index]["input_ids"].shape[1])
+            rows[shortest] = with_blank_image(rows[shortest], self._encoder)
+        return collated(rows, pad_id=self._encoder.pad_id, pads_to=self._pads_to, seq_len=self._encoder.seq_len)
+
+
+def with_blank_image(row: Encoded, encoder: Encoder) -> Encoded:
+    """``row`` with a blank image behind its text; the text gives way where the length does not suffice."""
+    blank = encoder.blank_image
+    room = encoder.seq_len - blank["input_ids"].shape[1]
+    if room < 1:
+        raise InputError(f"--seq-len {encoder.seq_len} has no room for an image; a longer one is needed")
+    result = {}
+    for name in SEQUENCE_KEYS:
+        if name in row or name in blank:
+            text = row.get(name, torch.zeros_like(row["input_ids"]))
+            result[name] = torch.cat([text[:, :room], blank[name]], dim=1)
+    return {**result, **{name: value for name, value in blank.items() if name not in SEQUENCE_KEYS}}
+
+
+def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int) -> Encoded:
+    """One micro batch of ``rows``. Raises no error: what does not fit ``seq_len`` was cut before."""
+    longest = max(row["input_ids"].shape[1] for row in rows)
+    num_tokens = min(math.ceil(longest / pads_to) * pads_to, max(seq_len, longest))
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    fills = {"input_ids": pad_id, "labels": IGNORED_LABEL}
+    result: Encoded = {}
+    for name in names:
+        if name in SEQUENCE_KEYS:
+            values = [row.get(name, torch.zeros_like(row["input_ids"])) for row in rows]
+            result[name] = torch.cat([padded(value, (num_tokens,), fills.get(name, 0)) for value in values])
+        else:
+            result[name] = _joined([row[name] for row in rows if name in row])
+    return result
+
+
+def _joined(values: Sequence[Tensor]) -> Tensor:
+    """Tensors one after the other in dimension 0, other dimensions padded with zeros to the largest."""
+    largest = tuple(max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True))
+    return torch.cat([padded(value, largest, 0) for value in values])
+
+
+def padded(value: Tensor, sizes: Sequence[int], fill: int) -> Tensor:
+    """``value`` with ``fill`` behind it, so that the dimensions after the first have ``sizes``."""
+    missing = [size - have for size, have in zip(sizes, value.shape[1:], strict=True)]
+    if not any(missing):
+        return value
+    pads = [amount for size in reversed(missing) for amount in (0, size)]
+    return torch.nn.functional.pad(value, pads, value=fill)

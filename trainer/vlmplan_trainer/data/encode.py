@@ -1,0 +1,234 @@
+"""A sample as the tensors that the model's forward takes, with labels on what the assistant says.
+
+Works with every fast tokenizer, and every processor of transformers 5.23 that says where it put image tokens: all that
+leave that to ``ProcessorMixin``. Tested are those of Qwen2-VL, LLaVA, LLaVA-NeXT, Gemma 3, Idefics3 and InternVL; the
+later Qwen-VL, GLM-4V, LLaVA-OneVision, SmolVLM, Pixtral and Ovis2 are of the same kind. Others are refused by name.
+
+A sample is a dict of tensors of shape (1, tokens), and of what the processor makes of its images, images first.
+"""
+
+import inspect
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import BatchFeature
+
+from vlmplan.errors import InputError
+from vlmplan_trainer.data.chats import Sample
+from vlmplan_trainer.data.fitting import Fit, ImageFitter, ImageMeter, Size, fitted_image
+from vlmplan_trainer.data.images import opened
+from vlmplan_trainer.data.survey import LeftOutError, Survey, TooLongError, surveyed
+from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
+
+IGNORED_LABEL = -100
+SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
+"""Tensors with one value per token; the others are about images."""
+UNSUPPORTED_MODELS = ("mllama", "blip-2", "instructblip", "idefics2")
+"""Their processors do not say which tokens stand for an image, or mask images for each token."""
+BLANK_SIDE = 28
+
+Encoded = dict[str, Tensor]
+
+
+class Encoder:
+    """Encodes samples for one model.
+
+    ``seq_len``, ``image_size`` (width, height) and ``images_per_sample`` are the plan's: longer samples are cut, larger
+    images made smaller, and samples with more images left out. None leaves images as they are.
+
+    ``num_truncated`` and ``num_skipped`` count the samples of all surveys and all encoded ones, each sample once.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        model_type: str,
+        seq_len: int,
+        image_size: Size | None = None,
+        images_per_sample: int | None = None,
+        skips_bad: bool = False,
+    ) -> None:
+        self.processor = processor
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.is_vision = getattr(processor, "image_processor", None) is not None
+        self.seq_len, self.images_per_sample, self.skips_bad = seq_len, images_per_sample, skips_bad
+        if self.is_vision and model_type in UNSUPPORTED_MODELS:
+            raise InputError(
+                f"training of {model_type} is not supported: its processor does not say where images stand"
+            )
+        if not getattr(self.tokenizer, "is_fast", False):
+            raise InputError(f"the model's {type(self.tokenizer).__name__} does not say where tokens stand in a text; "
+                             "a fast tokenizer (tokenizer.json) is needed")  # fmt: skip
+        self._template = ChatTemplate(processor)
+        self._accepted = accepted_names(model_type) if self.is_vision else {"input_ids", "attention_mask"}
+        self.meter = ImageMeter(processor) if self.is_vision else None
+        self._fitter = ImageFitter(self.meter, image_size) if self.meter is not None else None
+        self._truncated: set[str] = set()
+        self._skipped: set[str] = set()
+
+    @property
+    def num_truncated(self) -> int:
+        return len(self._truncated)
+
+    @property
+    def num_skipped(self) -> int:
+        return len(self._skipped)
+
+    @property
+    def pad_id(self) -> int:
+        """What padding is filled with; masked, so any token will do where the tokenizer has none for it."""
+        ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return next(token for token in ids if token is not None)
+
+    def survey(self, samples: Iterable[Sample]) -> Survey:
+        """The samples that can be trained on and how long they are, without opening an image.
+
+        Raises InputError for the first bad one unless ``skips_bad``. Samples that do not fit the plan are left out.
+        """
+        result = surveyed(self, samples)
+        self._truncated |= result.truncated
+        self._skipped |= result.skipped
+        return result
+
+    def encode(self, sample: Sample) -> Encoded:
+        """The tensors of a sample. Raises InputError naming it, TooLongError if a cut would hit one of its images."""
+        rendered = self.rendered(sample)
+        made = self._processed(sample, rendered)
+        [offsets] = made.pop("offset_mapping")
+        places = (made.pop("text_replacement_offsets", None) or [[]])[0]
+        if sample.images and not places:
+            raise InputError(
+                f"the model's {type(self.processor).__name__} does not say where it put image tokens, "
+                "so the assistant's turns cannot be told from them; it is not supported"
+            )
+        tensors = dict(BatchFeature(made).convert_to_tensors("pt"))
+        characters = torch.tensor(offsets).reshape(-1, 2)
+        spans = [(_moved(start, places), _moved(end, places)) for start, end in rendered.spans]
+        tensors["labels"] = torch.where(overlapping(characters, spans), tensors["input_ids"][0], IGNORED_LABEL)[None]
+        image_tokens = overlapping(characters, [place["new_span"] for place in places])
+        return self._cut(sample, self._known(tensors), _last(image_tokens))
+
+    def encode_or_nothing(self, sample: Sample) -> Encoded:
+        """As ``encode``, but ``nothing`` for a sample that does not fit after all and, if ``skips_bad``, a bad one."""
+        try:
+            return self.encode(sample)
+        except InputError as error:
+            if not self.skips_bad and not isinstance(error, LeftOutError):
+                raise
+            self._skipped.add(sample.source)
+            return self.nothing
+
+    @cached_property
+    def nothing(self) -> Encoded:
+        """One token that nothing is learned from, in place of a sample that turned out bad during training."""
+        ids = torch.tensor([[self.pad_id]])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.full_like(ids, IGNORED_LABEL)}
+
+    @cached_property
+    def blank_image(self) -> Encoded:
+        """A small white image and its tokens, without labels.
+
+        Behind the text of a sample it changes nothing, because what comes later is not seen by what comes before; but
+        the vision tower runs, as it has to on every rank where ranks gather its weights together.
+        """
+        from PIL import Image
+
+        assert self.is_vision
+        blank = Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), "white")
+        made = dict(self.processor(
+            text=[self.processor.image_token], images=[[blank]], add_special_tokens=False, return_tensors="pt"
+        ))  # fmt: skip
+        made["labels"] = torch.full_like(made["input_ids"], IGNORED_LABEL)
+        return self._known(made)
+
+    def rendered(self, sample: Sample) -> Rendered:
+        """The text of a sample, one placeholder per image. Raises InputError for what the model cannot take."""
+        num_images = len(sample.images)
+        if num_images and not self.is_vision:
+            raise InputError(f"{sample.source}: the sample shows an image, but the model takes text only")
+        rendered = self._template.rendered(sample)
+        token = getattr(self.processor, "image_token", None)
+        if token is not None and rendered.text.count(token) != num_images:
+            raise InputError(
+                f"{sample.source}: the text has {rendered.text.count(token)} times {token}, the model's token for an "
+                f"image, and the sample shows {num_images}; a text must not hold that token, and the model's chat "
+                "template has to place every image"
+            )
+        return rendered
+
+    def adds_special_tokens(self, text: str) -> bool:
+        """Whether the processor puts special tokens around ``text``; as its ``apply_chat_template`` decides it."""
+        bos = self.tokenizer.bos_token
+        return self.is_vision and not (bos is not None and text.startswith(bos))
+
+    def fit(self, size: Size) -> Fit:
+        assert self._fitter is not None
+        return self._fitter.fit(size)
+
+    def _processed(self, sample: Sample, rendered: Rendered) -> dict[str, Any]:
+        options = {
+            "add_special_tokens": self.adds_special_tokens(rendered.text),
+            "return_offsets_mapping": True,
+        }
+        if not self.is_vision:
+            return dict(self.tokenizer([rendered.text], **options))
+        images = []
+        for number, part in enumerate(sample.images, start=1):
+            image = opened(part.source, name=f"{sample.source}: image {number}")
+            images.append(fitted_image(image, self.fit(image.size)))
+        options |= {"images": [images] if images else None, "return_text_replacement_offsets": True}
+        try:
+            return dict(self.processor(text=[rendered.text], **options))
+        except ValueError as error:  # such as an image 200 times as long as wide
+            reason = " ".join(str(error).split())
+            raise InputError(f"{sample.source}: the model's processor refuses the sample: {reason}") from None
+
+    def _known(self, made: dict[str, Any]) -> Encoded:
+        """What the model's forward names."""
+        made.setdefault("attention_mask", torch.ones_like(made["input_ids"]))
+        names = self._accepted | {"input_ids", "attention_mask", "labels"}
+        return {name: value for name, value in made.items() if name in names and isinstance(value, Tensor)}
+
+    def _cut(self, sample: Sample, made: Encoded, last_image_token: int) -> Encoded:
+        if made["input_ids"].shape[1] <= self.seq_len:
+            return made
+        if last_image_token >= self.seq_len:
+            raise TooLongError(sample.source, self.seq_len)
+        self._truncated.add(sample.source)
+        return {name: value[:, : self.seq_len] if name in SEQUENCE_KEYS else value for name, value in made.items()}
+
+
+def accepted_names(model_type: str) -> set[str]:
+    """The inputs that the forward of transformers' vision-language class of ``model_type`` names."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise InputError(f"model_type is {model_type!r}; transformers trains no model of that type on images and text")
+    model_class = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[CONFIG_MAPPING[model_type]]
+    return set(inspect.signature(model_class.forward).parameters) - {"self", "kwargs"}
+
+
+def overlapping(offsets: Tensor, spans: Sequence[Span]) -> Tensor:
+    """Which tokens share a character with one of ``spans``. ``offsets`` is (tokens, 2); shape (tokens,)."""
+    start, end = offsets[:, 0], offsets[:, 1]
+    found = torch.zeros_like(start, dtype=torch.bool)
+    for first, last in spans:
+        found |= start.clamp(min=first) < end.clamp(max=last)
+    return found
+
+
+def _moved(character: int, places: Sequence[dict[str, Any]]) -> int:
+    """Where a character of the text stands after placeholders before it were written out."""
+    gained = [place["new_span"][1] - place["span"][1] for place in places if place["span"][1] <= character]
+    return character + (gained[-1] if gained else 0)
+
+
+def _last(found: Tensor) -> int:
+    """The last true place; -1 if there is none."""
+    places = found.nonzero()
+    return int(places.max()) if len(places) else -1

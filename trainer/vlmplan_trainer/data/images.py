@@ -1,0 +1,162 @@
+"""Images from files and from base64. The header comes before the pixels, so that no small file can fill the memory.
+
+Only the formats in ``FORMATS`` are tried: others that Pillow knows start programs (EPS) or are no photographs.
+"""
+
+import base64
+import binascii
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlmplan.errors import InputError
+from vlmplan.json_reader import parse_json_object, shown
+from vlmplan_trainer.data.forms import Reference, raw_turns
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+MAX_PIXELS = 89_478_485
+"""The size at which Pillow warns of a decompression bomb: 256 MiB of RGB."""
+MIN_BASE64_LENGTH = 64
+"""A shorter text that names no file is a mistaken path: the smallest PNG has 67 bytes."""
+ORIENTATION_TAG = 0x0112
+TURNED = (5, 6, 7, 8)
+"""EXIF orientations that swap width and height."""
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+DATA_URI = re.compile(r"data:[^,]*,", re.IGNORECASE)
+BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedImage:
+    """An image in base64 inside a JSONL file: the file, the line's place in it, and which image of the line.
+
+    The bytes stay in the file until a batch needs them.
+    """
+
+    file: Path
+    offset: int
+    num_bytes: int
+    index: int
+
+
+ImageSource = Path | bytes | EmbeddedImage
+
+
+def base64_bytes(reference: Reference) -> bytes | None:
+    """The bytes of a reference that is base64; None if it is a path. Raises InputError for base64 that is broken."""
+    uri = DATA_URI.match(reference.text)
+    if uri is None and not reference.is_base64:
+        return None
+    if uri is not None and not uri.group().lower().endswith(";base64,"):
+        raise InputError(f"the image {shown(reference.text)} is a data: URI that is not base64")
+    return _decoded(reference.text[uri.end() if uri else 0 :])
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"the image {shown(text)} is not base64: {error}") from None
+
+
+def located(reference: Reference, folders: tuple[Path, ...]) -> Path | bytes:
+    """The file that a reference names, looked for in ``folders`` in turn, or the bytes that it holds."""
+    data = base64_bytes(reference)
+    if data is not None:
+        return data
+    text = reference.text
+    if URL.match(text):
+        raise InputError(f"the image {shown(text)} is a URL; images are read from files or base64, never from the net")
+    for folder in folders:
+        path = folder / text
+        try:
+            if path.is_file():
+                return path
+        except (OSError, ValueError):  # a name that is too long, or with a zero byte
+            continue
+    if len(text) >= MIN_BASE64_LENGTH and BASE64.fullmatch(text):
+        return _decoded(text)
+    places = " or ".join(str(folder) for folder in folders)
+    raise InputError(f"the image {shown(text)} is no file in {places}")
+
+
+def checked_size(source: Path | bytes, *, name: str) -> tuple[int, int]:
+    """Width and height of an image as it is looked at, from its header alone.
+
+    Raises InputError, naming ``name``, if it cannot be read or has more than ``MAX_PIXELS``.
+    """
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a size that is refused anyway
+        with _open(source, name) as image:
+            # PNG's own getexif decodes all pixels; what stands before them is enough.
+            is_turned = Image.Image.getexif(image).get(ORIENTATION_TAG) in TURNED
+    width, height = image.size
+    return (height, width) if is_turned else (width, height)
+
+
+def opened(source: ImageSource, *, name: str) -> "Image":
+    """The image upright and in RGB; what is transparent becomes white. Raises InputError as ``checked_size`` does."""
+    from PIL import ImageOps
+
+    with _open(_embedded(source) if isinstance(source, EmbeddedImage) else source, name) as image:
+        image.load()
+        return _rgb(ImageOps.exif_transpose(image))
+
+
+@contextmanager
+def _open(source: Path | bytes, name: str) -> Iterator["Image"]:
+    """The image, not decoded yet. Whatever goes wrong with it inside is an InputError that names it."""
+    from PIL import Image
+
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            if math.prod(image.size) > MAX_PIXELS:
+                raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels")
+            yield image
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{name} is larger than the {MAX_PIXELS:,} pixels that are read ({_reason(error)})") from None
+    except Exception as error:  # Pillow raises anything at all for a broken file
+        raise InputError(f"{name} cannot be read as an image ({_reason(error)})") from None
+
+
+def _rgb(image: "Image") -> "Image":
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits a pixel; conversion alone would clip them to 255
+        return image.convert("F").point(lambda value: value * (1 / 256) + 0).convert("L").convert("RGB")
+    if image.has_transparency_data:
+        upper = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), upper).convert("RGB")
+    return image.convert("RGB")
+
+
+def _embedded(source: EmbeddedImage) -> bytes:
+    with source.file.open("rb") as file:
+        file.seek(source.offset)
+        line = file.read(source.num_bytes)
+    where = str(source.file)
+    turns = raw_turns(parse_json_object(line.decode("utf-8-sig"), source=where), source=where)
+    references = [part for turn in turns for part in turn.content if isinstance(part, Reference)]
+    reference = references[source.index]
+    data = base64_bytes(reference)
+    return _decoded(reference.text) if data is None else data
+
+
+def _reason(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return f"it is none of {', '.join(FORMATS)}"
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,160 @@
+"""Which samples can be trained on, and how long they are: known before training starts, without opening an image.
+
+An image's number of tokens comes from its size. So every rank leaves out the same samples, and the ranks' numbers of
+micro batches stay equal.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vlmplan.errors import InputError
+from vlmplan_trainer.data.chats import MAX_SENTENCES, Sample
+from vlmplan_trainer.data.templates import TemplateError
+
+if TYPE_CHECKING:
+    from vlmplan_trainer.data.encode import Encoder
+
+
+class LeftOutError(InputError):
+    """A sound sample that the plan has no room for."""
+
+
+class TooLongError(LeftOutError):
+    """A cut at the plan's length would hit an image."""
+
+    def __init__(self, source: str, seq_len: int) -> None:
+        super().__init__(f"{source}: the images do not fit into --seq-len {seq_len}, and image tokens cannot be cut")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """The samples to train on, with their ``lengths`` in tokens after the cut.
+
+    ``truncated`` and ``skipped`` are sources, ``num_images_reduced`` images made smaller; ``sentences`` are of the
+    first ``MAX_SENTENCES`` samples that were left out.
+    """
+
+    samples: list[Sample] = field(default_factory=list[Sample])
+    lengths: list[int] = field(default_factory=list[int])
+    truncated: set[str] = field(default_factory=set[str])
+    skipped: set[str] = field(default_factory=set[str])
+    num_images_reduced: int = 0
+    sentences: tuple[str, ...] = ()
+
+    @property
+    def num_truncated(self) -> int:
+        return len(self.truncated)
+
+    @property
+    def num_skipped(self) -> int:
+        return len(self.skipped)
+
+    def summary(self, seq_len: int) -> list[str]:
+        """What the user should see: how many samples are cut and left out, images made smaller."""
+        total = len(self.samples) + self.num_skipped
+        lines = []
+        if self.truncated:
+            lines.append(f"{self.num_truncated} of {total} samples are longer than --seq-len {seq_len} and are cut")
+        if self.num_images_reduced:
+            lines.append(f"{self.num_images_reduced} images are larger than the plan's and are made smaller")
+        if self.skipped:
+            lines.append(f"{self.num_skipped} of {total} samples are left out")
+        return [*lines, *(f"left out: {sentence}" for sentence in self.sentences)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Images:
+    """The images of a sample in its text: where each placeholder stands, and the tokens gained up to and with it."""
+
+    places: tuple[tuple[int, int], ...]
+    num_reduced: int
+
+    def tokens_gained(self, character: int) -> int:
+        """Tokens that the text has more before ``character``, once placeholders are written out."""
+        return max((gained for place, gained in self.places if place < character), default=0)
+
+
+def surveyed(encoder: "Encoder", samples: Iterable[Sample]) -> Survey:
+    """See ``Encoder.survey``."""
+    kept: list[Sample] = []
+    lengths: list[int] = []
+    truncated: set[str] = set()
+    skipped: set[str] = set()
+    sentences: list[str] = []
+    num_reduced = 0
+    for sample in samples:
+        try:
+            num_tokens, reduced = _measured(encoder, sample)
+        except TemplateError:
+            raise
+        except InputError as error:
+            if not encoder.skips_bad and not isinstance(error, LeftOutError):
+                raise
+            skipped.add(sample.source)
+            sentences.append(str(error))
+            continue
+        kept.append(sample)
+        lengths.append(min(num_tokens, encoder.seq_len))
+        num_reduced += reduced
+        if num_tokens > encoder.seq_len:
+            truncated.add(sample.source)
+    return Survey(
+        samples=kept,
+        lengths=lengths,
+        truncated=truncated,
+        skipped=skipped,
+        num_images_reduced=num_reduced,
+        sentences=tuple(sentences[:MAX_SENTENCES]),
+    )
+
+
+def _measured(encoder: "Encoder", sample: Sample) -> tuple[int, int]:
+    """Tokens of a sample before the cut, and its images that are made smaller.
+
+    Raises LeftOutError for a sample that the plan has no room for, other InputErrors for a bad one.
+    """
+    if encoder.images_per_sample is not None and len(sample.images) > encoder.images_per_sample:
+        raise LeftOutError(
+            f"{sample.source}: the sample shows {len(sample.images)} images, but the plan has --images-per-sample "
+            f"{encoder.images_per_sample}"
+        )
+    rendered = encoder.rendered(sample)
+    adds = encoder.adds_special_tokens(rendered.text)
+    made = encoder.tokenizer(rendered.text, add_special_tokens=adds, return_offsets_mapping=True, verbose=False)
+    ends = [end for _, end in made["offset_mapping"]]
+    images = _images(encoder, sample, rendered.text)
+    end_of_text = len(rendered.text) + 1
+    if images.places:
+        place, gained = images.places[-1]
+        if _tokens_before(place, ends) + gained >= encoder.seq_len:
+            raise TooLongError(sample.source, encoder.seq_len)
+    first = min(start for start, _ in rendered.spans)
+    if max(1, _tokens_before(first, ends) + images.tokens_gained(first)) >= encoder.seq_len:
+        raise LeftOutError(
+            f"{sample.source}: the assistant's first word comes after --seq-len {encoder.seq_len} tokens, "
+            "so nothing would be learned"
+        )
+    return len(ends) + images.tokens_gained(end_of_text), images.num_reduced
+
+
+def _images(encoder: "Encoder", sample: Sample, text: str) -> _Images:
+    places: list[tuple[int, int]] = []
+    place, gained, num_reduced = -1, 0, 0
+    for image in sample.images:
+        assert encoder.meter is not None
+        size = (image.width, image.height)
+        fit = encoder.fit(size)
+        num_reduced += fit.scaled != size
+        place = text.index(encoder.processor.image_token, place + 1)
+        try:
+            gained += encoder.meter.num_tokens(fit.canvas) - 1
+        except InputError as error:
+            raise InputError(f"{sample.source}: {error}") from None
+        places.append((place, gained))
+    return _Images(places=tuple(places), num_reduced=num_reduced)
+
+
+def _tokens_before(character: int, ends: list[int]) -> int:
+    """The number of tokens that end at or before ``character``."""
+    return next((index for index, end in enumerate(ends) if end > character), len(ends))

@@ -1,0 +1,146 @@
+"""A sample as the text of the model's chat template, and the places in it that the assistant says.
+
+Two ways to find them, both exact. A template with ``{% generation %}`` tags says it itself. For any other, the
+beginning of the chat up to the assistant's turn, rendered with the generation prompt, has to be the beginning of the
+whole text: there the turn starts, and it ends where the beginning of the chat with the turn ends. What the assistant
+says includes the token that ends its turn and not the blanks after it.
+"""
+
+import re
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmplan.errors import InputError
+from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
+
+GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+STAND_IN = "vlmplan\u2063stands\u2063in"
+"""A text that no chat holds and no template takes apart."""
+
+_LOCK = threading.Lock()
+"""transformers notes the places of generation tags on the compiled template, which all threads share."""
+
+Span = tuple[int, int]
+
+
+class TemplateError(InputError):
+    """The template cannot be used at all, whatever the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """``spans`` are the characters of ``text`` that the assistant says, in order."""
+
+    text: str
+    spans: tuple[Span, ...]
+
+
+class ChatTemplate:
+    """The chat template of a processor or a tokenizer.
+
+    Raises TemplateError if there is none. A processor is given the parts of a turn one by one, a tokenizer their text.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        tokenizer = getattr(processor, "tokenizer", processor)
+        self._takes_parts = tokenizer is not processor
+        self.owner = type(processor).__name__
+        self._template = _template_of(processor) or _template_of(tokenizer)
+        if self._template is None:
+            raise TemplateError(f"the model's {self.owner} has no chat template; a model tuned for chat is needed")
+        self._values: Mapping[str, Any] = tokenizer.special_tokens_map
+        self._has_tags = GENERATION_TAG.search(self._template) is not None
+
+    def rendered(self, sample: Sample) -> Rendered:
+        """The text of a sample. Raises InputError naming the sample, or TemplateError where no turn can be found."""
+        if not self._has_tags:
+            text = self._text(sample, sample.turns)
+            return Rendered(text=text, spans=self._found_spans(sample, text))
+        text, spans = self._render(sample, sample.turns, notes_places=True)
+        num_answers = sum(turn.role == "assistant" for turn in sample.turns)
+        if len(spans) < num_answers:
+            raise TemplateError(
+                f"{sample.source}: the chat template of the model's {self.owner} tags {len(spans)} of the "
+                f"{num_answers} turns of the assistant as generated; every one is needed"
+            )
+        return Rendered(text=text, spans=tuple((start, end) for start, end in spans))
+
+    def _found_spans(self, sample: Sample, text: str) -> tuple[Span, ...]:
+        answers = [index for index, turn in enumerate(sample.turns) if turn.role == "assistant"]
+        spans = []
+        for index in answers:
+            prompt = self._text(sample, sample.turns[:index], is_prompt=True)
+            end = self._end(sample, text, index)
+            last_word = sample.turns[index].text.split()[-1]  # templates may take thoughts away from what stands before
+            if not text.startswith(prompt) or end is None or last_word not in text[len(prompt) : end]:
+                raise TemplateError(
+                    f"{sample.source}: turn {index + 1}, the assistant's, cannot be found in what the chat template of "
+                    f"the model's {self.owner} makes of the chat, because it writes the beginning of a chat in another "
+                    "way than the whole; a template with {% generation %} tags is needed"
+                )
+            spans.append((len(prompt), end))
+        return tuple(spans)
+
+    def _end(self, sample: Sample, text: str, index: int) -> int | None:
+        """Where turn ``index`` ends in ``text``, blanks left out."""
+        through = self._text(sample, sample.turns[: index + 1])
+        if text.startswith(through):
+            return len(through.rstrip())
+        return self._end_by_stand_in(sample, text, index)
+
+    def _end_by_stand_in(self, sample: Sample, text: str, index: int) -> int | None:
+        """The end for templates that write the last turn in another way (Qwen3: with its thoughts).
+
+        Another content in its place leaves what follows it as it is; of that, the turn has what follows the content
+        where the turn is the last.
+        """
+        turns = list(sample.turns)
+        turns[index] = _stand_in(turns[index])
+        _, _, after = self._text(sample, tuple(turns)).partition(STAND_IN)
+        _, _, tail = self._text(sample, tuple(turns[: index + 1])).partition(STAND_IN)
+        tail = tail.rstrip()
+        if not after or not text.endswith(after) or not after.startswith(tail):
+            return None
+        return len(text) - len(after) + len(tail)
+
+    def _text(self, sample: Sample, turns: tuple[Turn, ...], *, is_prompt: bool = False) -> str:
+        return self._render(sample, turns, is_prompt=is_prompt)[0]
+
+    def _render(
+        self, sample: Sample, turns: tuple[Turn, ...], *, is_prompt: bool = False, notes_places: bool = False
+    ) -> tuple[str, list[Span]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        messages = [{"role": turn.role, "content": self._content(turn)} for turn in turns]
+        try:
+            with _LOCK:
+                texts, places = render_jinja_template(
+                    [messages],
+                    chat_template=self._template,
+                    return_assistant_tokens_mask=notes_places,
+                    add_generation_prompt=is_prompt,
+                    **self._values,
+                )
+        except Exception as error:  # a template raises what it likes, and jinja the rest
+            reason = " ".join(str(error).split())
+            raise InputError(f"{sample.source}: the model's chat template refuses the chat: {reason}") from None
+        return texts[0], places[0] if places else []
+
+    def _content(self, turn: Turn) -> str | list[dict[str, str]]:
+        if not self._takes_parts:
+            return turn.text
+        return [
+            {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+            for part in turn.content
+        ]
+
+
+def _template_of(owner: Any) -> str | None:
+    template = getattr(owner, "chat_template", None)
+    return template.get("default") if isinstance(template, dict) else template
+
+
+def _stand_in(turn: Turn) -> Turn:
+    return Turn(role=turn.role, content=(TextPart(text=STAND_IN),))

@@ -1,0 +1,78 @@
+"""The engine as the loop sees it, and the module that it runs: a micro batch in, its loss out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vlmplan_trainer.loss import language_loss
+
+EngineState = dict[str, Any]
+"""What a checkpoint keeps beside weights and optimizer: position, learning rate schedule, random numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """``grad_norm`` before clipping, where the engine knows it; ``is_skipped``: fp16 gradients overflowed."""
+
+    grad_norm: float | None
+    is_skipped: bool
+
+
+class LossModule(nn.Module):
+    """The model with its loss inside, so that an engine's forward hooks see all of it."""
+
+    def __init__(self, model: nn.Module, *, is_chunked: bool) -> None:
+        super().__init__()
+        self.model, self.is_chunked = model, is_chunked
+
+    def forward(self, batch: Mapping[str, Tensor], num_items: Tensor | int | None = None) -> Tensor:
+        """The sum of the label tokens' losses over ``num_items``."""
+        return language_loss(self.model, dict(batch), is_chunked=self.is_chunked, num_items=num_items)
+
+
+class Engine(Protocol):
+    """One rank. ``forward`` gives the loss of a micro batch as a share of the whole step's."""
+
+    device: torch.device
+    rank: int
+    num_ranks: int
+
+    @property
+    def model(self) -> nn.Module:
+        """transformers' model, with adapters where there are any."""
+        ...
+
+    @property
+    def loss_scale(self) -> int:
+        """What ``forward`` multiplies the loss by, because the engine will divide by it."""
+        ...
+
+    def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor: ...
+
+    def backward(self, loss: Tensor) -> None: ...
+
+    def step(self, learning_rate: float) -> StepResult:
+        """Clip, update and forget the gradients."""
+        ...
+
+    def total(self, value: float) -> float:
+        """The sum of ``value`` over all ranks."""
+        ...
+
+    def barrier(self) -> None: ...
+
+    def save(self, folder: Path, state: EngineState) -> None:
+        """Write weights, optimizer and ``state`` into ``folder``; every rank calls it."""
+        ...
+
+    def load(self, folder: Path) -> EngineState:
+        """Read them back; every rank calls it."""
+        ...
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """All weights whole under transformers' names, on rank 0 (None elsewhere)."""
+        ...

@@ -1,0 +1,57 @@
+"""The engine of a plan, on the device that this process has."""
+
+import os
+import socket
+
+import torch
+
+from vlmplan.errors import InputError
+from vlmplan.plan import Plan
+from vlmplan_trainer.engines.base import Engine, LossModule
+from vlmplan_trainer.engines.plain import PlainEngine
+from vlmplan_trainer.engines.zero import ZeroEngine
+
+
+def start_process_group(plan: Plan) -> None:
+    """Join the other ranks, where the plan has any engine but plain PyTorch. Raises InputError on a wrong count."""
+    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if num_ranks != plan.hardware.num_gpus:
+        raise InputError(
+            f"the plan is for {plan.hardware.num_gpus} GPUs, but {num_ranks} ranks were started (WORLD_SIZE); "
+            f"start it with launch.sh or vlmplan launch"
+        )
+    if plan.ds_config is None:
+        return
+    import deepspeed
+
+    if num_ranks == 1 and "MASTER_PORT" not in os.environ:  # started by hand: nobody to meet
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        os.environ.update(alone, MASTER_PORT=str(_free_port()))
+    deepspeed.init_distributed(dist_backend="gloo" if plan.hardware.vendor == "cpu" else None, verbose=False)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def device_of(plan: Plan) -> torch.device:
+    """The card of this rank, or the CPU for a plan of CPU ranks."""
+    if plan.hardware.vendor == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InputError(f"the plan is for {plan.hardware.gpu_name}, but torch finds no GPU here")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def make_engine(
+    model: torch.nn.Module, plan: Plan, *, device: torch.device, weight_decay: float, is_universal: bool = False
+) -> Engine:
+    """Plain PyTorch or DeepSpeed, as the plan says."""
+    module = LossModule(model, is_chunked=plan.recipe.loss.value == "chunked")
+    if plan.ds_config is None:
+        return PlainEngine(module.to(device), plan.recipe, device=device, weight_decay=weight_decay)
+    return ZeroEngine(module, plan, weight_decay=weight_decay, is_universal=is_universal)

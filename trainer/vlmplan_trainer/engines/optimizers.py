@@ -1,0 +1,35 @@
+"""The optimizer that a recipe names, over the trained weights of a model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+"""torch's defaults, written out because bitsandbytes and DeepSpeed have others for some optimizers."""
+
+
+def make_optimizer(parameters: Sequence[nn.Parameter], recipe: Recipe, *, weight_decay: float) -> Optimizer:
+    """The optimizer of the plan. Learning rates are set at every step."""
+    kind = recipe.optimizer
+    if kind is OptimizerKind.SGD:
+        return SGD(parameters, lr=0.0, momentum=0.9, weight_decay=weight_decay)
+    if kind is OptimizerKind.ADAFACTOR:
+        from transformers import Adafactor
+
+        return Adafactor(parameters, lr=0.0, relative_step=False, scale_parameter=False, weight_decay=weight_decay)
+    common: dict[str, Any] = {"lr": 0.0, "betas": BETAS, "eps": EPSILON, "weight_decay": weight_decay}
+    if kind in (OptimizerKind.ADAMW_8BIT, OptimizerKind.PAGED_ADAMW_8BIT):
+        import bitsandbytes
+
+        is_paged = kind is OptimizerKind.PAGED_ADAMW_8BIT
+        return (bitsandbytes.optim.PagedAdamW8bit if is_paged else bitsandbytes.optim.AdamW8bit)(parameters, **common)
+    if recipe.offload_optimizer is not Offload.NONE:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        keeps_float32 = recipe.precision is not Precision.BF16_PURE
+        return DeepSpeedCPUAdam(parameters, adamw_mode=True, fp32_optimizer_states=keeps_float32, **common)
+    return AdamW(parameters, fused=recipe.fuses_optimizer, foreach=not recipe.fuses_optimizer, **common)

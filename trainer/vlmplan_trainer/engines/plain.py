@@ -1,0 +1,89 @@
+"""One GPU, or one CPU process, without DeepSpeed: torch's autocast, optimizer and gradient scaler."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmplan.recipe import Precision, Recipe
+from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
+from vlmplan_trainer.engines.optimizers import make_optimizer
+
+STATE_FILE = "state.pt"
+
+
+class PlainEngine:
+    rank, num_ranks, loss_scale = 0, 1, 1
+
+    def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
+        self._module, self._recipe, self.device = module, recipe, device
+        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._optimizer = make_optimizer(self._trained, recipe, weight_decay=weight_decay)
+        self._scaler = torch.amp.GradScaler(device.type) if recipe.precision is Precision.FP16 else None
+
+    @property
+    def model(self) -> nn.Module:
+        return self._module.model
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = self._recipe.autocast
+        if dtype is None:
+            return nullcontext()
+        kind = getattr(torch, dtype.torch_name)
+        return torch.autocast(self.device.type, kind, cache_enabled=self._recipe.caches_casts)
+
+    def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
+        with self._autocast():
+            return self._module(batch, num_items)
+
+    def backward(self, loss: Tensor) -> None:
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+
+    def step(self, learning_rate: float) -> StepResult:
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        norm = None
+        if self._recipe.gradient_clipping:
+            norm = float(nn.utils.clip_grad_norm_(self._trained, self._recipe.gradient_clipping))
+        is_skipped = False
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            before = self._scaler.get_scale()
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+            is_skipped = self._scaler.get_scale() < before
+        self._optimizer.zero_grad(set_to_none=True)
+        return StepResult(grad_norm=norm, is_skipped=is_skipped)
+
+    def total(self, value: float) -> float:
+        return value
+
+    def barrier(self) -> None:
+        pass
+
+    def save(self, folder: Path, state: EngineState) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        trained = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        scaler = None if self._scaler is None else self._scaler.state_dict()
+        content = {"weights": trained, "optimizer": self._optimizer.state_dict(), "scaler": scaler, "state": state}
+        torch.save(content, folder / STATE_FILE)
+
+    def load(self, folder: Path) -> EngineState:
+        content = torch.load(folder / STATE_FILE, map_location=self.device, weights_only=True)
+        named = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in content["weights"].items():
+                named[name].copy_(tensor)
+        self._optimizer.load_state_dict(content["optimizer"])
+        if self._scaler is not None:
+            self._scaler.load_state_dict(content["scaler"])
+        return content["state"]
+
+    def weights(self) -> dict[str, Tensor] | None:
+        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}

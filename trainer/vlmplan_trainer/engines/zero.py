@@ -1,0 +1,104 @@
+"""DeepSpeed's engine at the stage and with the sizes of the plan."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlmplan.plan import Plan
+from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
+from vlmplan_trainer.engines.optimizers import make_optimizer
+
+TAG = "engine"
+"""The folder of DeepSpeed's files inside a checkpoint."""
+
+
+class ZeroEngine:
+    def __init__(self, module: LossModule, plan: Plan, *, weight_decay: float, is_universal: bool = False) -> None:
+        """``is_universal``: a checkpoint in DeepSpeed's universal form, of any number of ranks, will be loaded."""
+        import deepspeed
+
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        optimizer = make_optimizer(trained, plan.recipe, weight_decay=weight_decay)
+        config: dict[str, Any] = dict(plan.ds_config or {})
+        if is_universal:
+            config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
+        self._engine, *_ = deepspeed.initialize(
+            model=module, model_parameters=trained, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        _forget_empty_step(optimizer)
+        self._steps_per_update = plan.recipe.grad_accum
+        self.device = torch.device(self._engine.device)
+        self.rank, self.num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    @property
+    def model(self) -> nn.Module:
+        return self._engine.module.model
+
+    @property
+    def loss_scale(self) -> int:
+        """The engine takes means over micro batches and ranks; the loss is a sum over both."""
+        return self.num_ranks * self._steps_per_update
+
+    def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
+        return self._engine(batch, num_items) * self.loss_scale
+
+    def backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss)
+        if not self._engine.is_gradient_accumulation_boundary():
+            self._engine.step()  # counts the micro batch; the update itself is ``step``
+
+    def step(self, learning_rate: float) -> StepResult:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        skipped = self._engine.skipped_steps
+        self._engine.step()
+        norm = self._engine.get_global_grad_norm()
+        return StepResult(
+            grad_norm=None if norm is None else float(norm), is_skipped=self._engine.skipped_steps > skipped
+        )
+
+    def total(self, value: float) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(tensor)
+        return float(tensor)
+
+    def barrier(self) -> None:
+        torch.distributed.barrier()
+
+    def save(self, folder: Path, state: EngineState) -> None:
+        self._engine.save_checkpoint(
+            str(folder), tag=TAG, client_state={"trainer": state}, save_latest=False, exclude_frozen_parameters=True
+        )
+
+    def load(self, folder: Path) -> EngineState:
+        path, state = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
+        if path is None:
+            raise RuntimeError(f"DeepSpeed found nothing to load in {folder}")
+        return state["trainer"]
+
+    def weights(self) -> dict[str, Tensor] | None:
+        if self._engine.zero_optimization_stage() == 3:
+            whole = self._engine._zero3_consolidated_16bit_state_dict()
+        else:
+            whole = self._engine.module.state_dict()
+        if self.rank != 0 or whole is None:
+            return None
+        return {name.removeprefix("model."): tensor.detach() for name, tensor in whole.items()}
+
+
+def _forget_empty_step(optimizer: torch.optim.Optimizer) -> None:
+    """Adam counts its steps from here on.
+
+    Stage 0 makes the optimizer's states by a step with zero gradients (``initialize_optimizer_states`` in
+    ``fp16/unfused_optimizer.py`` 0.19.8), which Adam's bias correction would take for one that had gradients: its first
+    real update would be 0.74 of what it is without DeepSpeed.
+    """
+    for state in optimizer.state.values():
+        step = state.get("step")
+        if isinstance(step, torch.Tensor):
+            step.zero_()
+        elif step is not None:
+            state["step"] = 0

@@ -1,0 +1,159 @@
+"""The training loop: micro batches into optimizer steps, with what each step took."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vlmplan_trainer.engines import Engine
+from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.schedule import learning_rate_at
+
+IGNORED_LABEL = -100
+
+Batch = dict[str, Tensor]
+
+
+class MicroBatches(Protocol):
+    """Micro batches of one rank (``data.batches.Batches``)."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int: ...
+
+    def set_epoch(self, epoch: int) -> None: ...
+
+
+@dataclass(slots=True)
+class Position:
+    """Where training is: optimizer steps done, the epoch, and the samples of it that all ranks together have had."""
+
+    step: int = 0
+    epoch: int = 0
+    num_samples: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The learning rate over a run."""
+
+    peak: float
+    num_steps: int
+    warmup_fraction: float
+    schedule: str
+
+    def at(self, step: int) -> float:
+        return learning_rate_at(
+            step,
+            peak=self.peak,
+            num_steps=self.num_steps,
+            warmup_fraction=self.warmup_fraction,
+            schedule=self.schedule,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """One optimizer step, over all ranks. ``loss`` is the mean over label tokens."""
+
+    step: int
+    epoch: int
+    loss: float
+    learning_rate: float
+    grad_norm: float | None
+    is_skipped: bool
+    seconds: float
+    num_samples: int
+    num_tokens: int
+    num_label_tokens: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+class Trainer:
+    """Runs optimizer steps on one engine."""
+
+    def __init__(self, engine: Engine, meter: Meter, rates: Rates, *, grad_accum: int, samples_per_step: int) -> None:
+        self.engine, self.meter, self.rates = engine, meter, rates
+        self._grad_accum, self._samples_per_step = grad_accum, samples_per_step
+        self.position = Position()
+
+    def epoch(self, batches: MicroBatches) -> Iterator[StepReport]:
+        """The rest of the current epoch, a step at a time."""
+        batches.set_epoch(self.position.epoch)
+        window: list[Batch] = []
+        for batch in batches:
+            window.append(batch)
+            if len(window) == self._grad_accum:
+                yield self._step(window)
+                window = []
+        self.position.epoch += 1
+        self.position.num_samples = 0
+
+    def _step(self, window: list[Batch]) -> StepReport:
+        engine, meter, position = self.engine, self.meter, self.position
+        start = time.perf_counter()
+        num_labels = sum(label_tokens(batch) for batch in window)
+        num_tokens = sum(int(batch["attention_mask"].sum()) for batch in window)
+        all_labels = int(engine.total(num_labels))
+        all_tokens = int(engine.total(num_tokens))
+        meter.start_step()
+        engine.model.train()
+        loss_sum = 0.0
+        while window:  # a micro batch is gone once it has been used, on a CPU too
+            loss_sum += self._micro_batch(window.pop(0), max(1, all_labels))
+        rate = self.rates.at(position.step)
+        with meter.phase("step"):
+            result = engine.step(rate)
+        meter.end_step()
+        loss = engine.total(loss_sum)
+        seconds = time.perf_counter() - start
+        position.step += 1
+        position.num_samples += self._samples_per_step
+        position.seconds += seconds
+        return StepReport(
+            step=position.step,
+            epoch=position.epoch,
+            loss=loss,
+            learning_rate=rate,
+            grad_norm=result.grad_norm,
+            is_skipped=result.is_skipped,
+            seconds=seconds,
+            num_samples=self._samples_per_step,
+            num_tokens=all_tokens,
+            num_label_tokens=all_labels,
+        )
+
+    def _micro_batch(self, batch: Batch, num_items: int) -> float:
+        """Forward and backward; the micro batch's share of the loss on this rank."""
+        engine, meter = self.engine, self.meter
+        batch = {name: tensor.to(engine.device, non_blocking=True) for name, tensor in batch.items()}
+        with meter.part("forward"):
+            loss = engine.forward(batch, num_items)
+        share = float(loss.detach()) / engine.loss_scale
+        with meter.part("backward"):
+            engine.backward(loss)
+            del loss
+        return share
+
+    @torch.no_grad()
+    def evaluate(self, batches: MicroBatches) -> float:
+        """The mean loss over the label tokens of all batches."""
+        self.engine.model.eval()
+        loss = num_labels = 0.0
+        for batch in batches:
+            count = label_tokens(batch)
+            moved = {name: tensor.to(self.engine.device) for name, tensor in batch.items()}
+            loss += float(self.engine.forward(moved, 1)) / self.engine.loss_scale
+            num_labels += count
+        return self.engine.total(loss) / max(1.0, self.engine.total(num_labels))
+
+
+def label_tokens(batch: Batch) -> int:
+    """Tokens that the loss is over: labels are predicted from the token before them, so the first never counts."""
+    return int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())

@@ -1,0 +1,192 @@
+"""The loss of a micro batch: the plain Hugging Face path, or the output head and cross-entropy chunk by chunk.
+
+The chunked path runs transformers' own forward, but the output head returns the loss instead of logits. The head is
+called as a module all the same, so that ZeRO-3 brings its weight before and releases it after, forward and backward.
+What a model does to its logits behind the head (Gemma caps them, Cohere and Granite scale them) is read from its
+configuration and checked in the first forward, with probe values in place of the logits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+
+from vlmplan.errors import InputError
+from vlmplan.recipe import chunk_tokens as chunk_tokens_of
+from vlmplan_trainer.cross_entropy import IGNORED, LogitRule, Product, chunked_cross_entropy
+
+CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap")
+SCALE_KEYS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
+"""Configuration keys of factors; Granite divides by ``logits_scaling``, HyperCLOVA X multiplies."""
+PROBE = (-24.0, -1.0, 0.5, 8.0)
+PROBE_TOLERANCE_FRACTION = 0.02
+"""bfloat16 rounds three times at most: 3 / 256 of the value."""
+
+_rules: "WeakKeyDictionary[nn.Module, LogitRule]" = WeakKeyDictionary()
+"""What is known to be right of models that have run."""
+
+
+def language_loss(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    *,
+    is_chunked: bool,
+    num_items: Tensor | int | None = None,
+    chunk_tokens: int | None = None,
+) -> Tensor:
+    """The sum of the label tokens' losses over ``num_items``, a float32 scalar.
+
+    ``batch`` is what the model's forward takes and ``labels`` (batch, tokens), those of the tokens themselves.
+    ``num_items`` None: over the label tokens of this micro batch, so that the loss is their mean, and 0 without any.
+    ``chunk_tokens`` None: as the planner counts. Under DeepSpeed this has to run inside the forward of the engine's
+    module, whose result the loss must be: the engine prepares backward from there.
+    Raises InputError for a model whose logits no rule here describes.
+    """
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    labels = pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:].reshape(-1)
+    if num_items is None:
+        num_items = (labels != IGNORED).sum().clamp(min=1)
+    total = _chunked_sum(model, inputs, labels, chunk_tokens) if is_chunked else _plain_sum(model, inputs, labels)
+    return total / num_items
+
+
+def _plain_sum(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor) -> Tensor:
+    """transformers' ``ForCausalLMLoss``, also of models that would take a mean of their own."""
+    logits = model(**inputs).logits.float()
+    return cross_entropy(logits.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
+
+
+def _chunked_sum(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor, chunk_tokens: int | None) -> Tensor:
+    if model in _rules:
+        return _run_chunked(model, inputs, labels, _rules[model], chunk_tokens)[0]
+    candidates = logit_rules(model)
+    total, probed = _run_chunked(model, inputs, labels, candidates[0], chunk_tokens)
+    _rules[model] = _fitting_rule(model, candidates, probed)
+    if _rules[model] != candidates[0]:
+        return _chunked_sum(model, inputs, labels, chunk_tokens)
+    return total
+
+
+def _run_chunked(
+    model: nn.Module, inputs: Mapping[str, Any], labels: Tensor, rule: LogitRule, chunk_tokens: int | None
+) -> tuple[Tensor, Tensor]:
+    """(sum of the losses, what the model made of the probe values)."""
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    heard: list[Tensor] = []
+
+    def sum_of_losses(products: list[Product], bias: Tensor | None) -> Tensor:
+        num_tokens, vocab_size = products[0].x.shape[0], products[0].weight.shape[0]
+        if num_tokens != labels.shape[0]:
+            raise InputError(f"the model has {num_tokens} outputs for {labels.shape[0]} labels; use --loss full")
+        chunk = chunk_tokens or chunk_tokens_of(vocab_size)
+        return chunked_cross_entropy(products, bias, labels, rule=rule, chunk=chunk)
+
+    def keep_and_probe(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        heard.append(output)
+        hidden = args[0].detach()
+        return hidden.new_tensor(PROBE).repeat(*hidden.shape[:-1], 1)
+
+    with _computing(head, sum_of_losses):
+        hook = head.register_forward_hook(keep_and_probe)  # behind DeepSpeed's, which watch over the loss
+        try:
+            logits = model(**inputs).logits
+        finally:
+            hook.remove()
+    assert len(heard) == 1, f"the output head ran {len(heard)} times"
+    return heard[0], logits.detach().flatten(0, -2)[0]
+
+
+Sum = Callable[[list[Product], Tensor | None], Tensor]
+
+
+@contextmanager
+def _computing(head: nn.Module, sum_of_losses: Sum) -> Iterator[None]:
+    """While this lasts, ``head`` returns ``sum_of_losses`` of the products that its result is the sum of."""
+    leaf = _active_copy(head)
+    if not hasattr(leaf, "lora_A"):
+
+        def forward(hidden: Tensor) -> Tensor:
+            return sum_of_losses([Product(x=_rows(hidden), weight=leaf.weight)], leaf.bias)
+
+        with _replaced_forward(leaf, forward):
+            yield
+        return
+    thin, wide, base, scaling, dropout = _lora_parts(leaf)
+
+    def lora_forward(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        def wide_forward(update: Tensor) -> Tensor:
+            with _whole(base):
+                products = [Product(x=_rows(hidden), weight=base.weight), Product(x=_rows(update), weight=wide.weight)]
+                return sum_of_losses(products, base.bias)
+
+        update = thin(dropout(hidden.to(next(thin.parameters()).dtype))) * scaling
+        with _replaced_forward(wide, wide_forward):
+            return wide(update)
+
+    with _replaced_forward(leaf, lora_forward):
+        yield
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _active_copy(head: nn.Module) -> nn.Module:
+    """The Linear that a head computes with: itself, or peft's trained copy of it."""
+    copies = getattr(head, "modules_to_save", None)
+    return head if copies is None else copies[head.active_adapters[0]]  # type: ignore[index]
+
+
+def _lora_parts(layer: nn.Module) -> tuple[Any, Any, Any, float, nn.Module]:
+    """(A, B, base layer, scaling, dropout) of peft's ``lora.Linear``; ``result = base(x) + B(A(dropout(x))) * s``."""
+    adapters: Any = layer
+    name = adapters.active_adapters[0]
+    scaling, dropout = adapters.scaling[name], adapters.lora_dropout[name]
+    return adapters.lora_A[name], adapters.lora_B[name], adapters.base_layer, scaling, dropout
+
+
+def _whole(frozen: nn.Module) -> AbstractContextManager[Any]:
+    """The weights of a module that is not called, brought together from ZeRO-3's shards: frozen, so forward only."""
+    sharded = [parameter for parameter in frozen.parameters() if hasattr(parameter, "ds_id")]
+    if not sharded:
+        return nullcontext()
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(sharded)
+
+
+@contextmanager
+def _replaced_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+    """``module`` with another forward; hooks stay."""
+    with ExitStack() as stack:
+        if "forward" in vars(module):
+            stack.callback(setattr, module, "forward", vars(module)["forward"])
+        else:
+            stack.callback(delattr, module, "forward")
+        module.forward = forward  # type: ignore[method-assign]
+        yield
+
+
+def logit_rules(model: nn.Module) -> list[LogitRule]:
+    """What the model may do with its logits, by its configuration; the likeliest first."""
+    text = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    caps = [float(value) for key in CAP_KEYS if (value := getattr(text, key, None))]
+    scales = [1.0]
+    for key in SCALE_KEYS:
+        value = getattr(text, key, None)
+        if isinstance(value, int | float) and value:
+            scales = [1 / value, float(value), *scales] if key == "logits_scaling" else [float(value), *scales]
+    return list(dict.fromkeys(LogitRule(scale=scale, cap=cap) for cap in (*caps, None) for scale in scales))
+
+
+def _fitting_rule(model: nn.Module, candidates: list[LogitRule], probed: Tensor) -> LogitRule:
+    probe = torch.tensor(PROBE, dtype=torch.float64)
+    seen = probed.double().cpu()
+    for rule in candidates:
+        if seen.shape == probe.shape and torch.allclose(seen, rule(probe), rtol=PROBE_TOLERANCE_FRACTION, atol=1e-3):
+            return rule
+    raise InputError(f"--loss chunked does not know what {type(model).__name__} does with its logits; use --loss full")

@@ -1,0 +1,144 @@
+"""Peaks of memory by phase, as the plan names them: CUDA's own counters, or the storages alive on CPU ranks.
+
+On a GPU ``torch.cuda.max_memory_allocated`` counts what torch's tensors take. A CPU has no such counter, so a dispatch
+mode notes every storage that an operation returns and when it goes; the phases of a plan for CPU ranks can so be
+compared too. What an optimizer or an all-gather holds is in the storages like everything else.
+"""
+
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PHASES = ("load", "init", "forward", "backward", "step", "save")
+
+
+class LiveStorages(TorchDispatchMode):
+    """Bytes of all storages that operations under this mode have made and that still exist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: set[int] = set()
+        self.num_bytes = self.peak_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+                self._note(leaf.untyped_storage())
+        return out
+
+    def count(self, model: torch.nn.Module) -> None:
+        """Note the weights of a model that was made outside the mode."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            self._note(tensor.untyped_storage())
+
+    def _note(self, storage: Any) -> None:
+        key = storage._cdata
+        if key in self._alive:
+            return
+        num_bytes = storage.nbytes()
+        self._alive.add(key)
+        self.num_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+        weakref.finalize(storage, self._forget, key, num_bytes)
+
+    def _forget(self, key: int, num_bytes: int) -> None:
+        self._alive.discard(key)
+        self.num_bytes -= num_bytes
+
+
+@dataclass(slots=True)
+class PhaseMemory:
+    """Bytes of one rank: when the phase ends, and at its highest point."""
+
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+
+
+class Meter:
+    """Memory and seconds of the phases of a run on this rank.
+
+    ``num_steps``: optimizer steps that are followed; later ones run without the cost of following every storage. The
+    last of them is reported, when the optimizer's states exist.
+    """
+
+    def __init__(self, device: torch.device, *, num_steps: int = 3) -> None:
+        self._cuda = device if device.type == "cuda" else None
+        self._storages = None if self._cuda is not None else LiveStorages()
+        self._steps_left = num_steps
+        self.memory: dict[str, PhaseMemory] = {}
+        self.seconds: dict[str, float] = {}
+        self.peak_reserved_bytes = self.peak_device_bytes = 0
+
+    @property
+    def is_following(self) -> bool:
+        return self._steps_left > 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Measure what runs inside as the phase ``name``; a phase that comes again replaces its figures."""
+        start = time.perf_counter()
+        with self._mode() if self.is_following else nullcontext():
+            self._reset_peak()
+            yield
+            if self.is_following:
+                now, peak = self._bytes()
+                self.memory[name] = PhaseMemory(now, peak)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """A phase that a step has several times (micro batches): its highest point and its last end count."""
+        before = self.memory.get(name)
+        with self.phase(name):
+            yield
+        if before is not None and self.is_following:
+            self.memory[name].peak_bytes = max(before.peak_bytes, self.memory[name].peak_bytes)
+
+    def start_step(self) -> None:
+        """A new optimizer step: its forward and backward are looked at afresh."""
+        if self.is_following:
+            for name in ("forward", "backward"):
+                self.memory.pop(name, None)
+
+    def end_step(self) -> None:
+        self._steps_left = max(0, self._steps_left - 1)
+        if self._cuda is not None:
+            self.peak_reserved_bytes = torch.cuda.max_memory_reserved(self._cuda)
+            free, total = torch.cuda.mem_get_info(self._cuda)
+            self.peak_device_bytes = max(self.peak_device_bytes, total - free)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return max((memory.peak_bytes for memory in self.memory.values()), default=0)
+
+    def now_bytes(self) -> int:
+        """Bytes that tensors take now; on CPU as long as storages are followed."""
+        return self._bytes()[0]
+
+    def count(self, model: torch.nn.Module) -> None:
+        """Add the weights of a model that came into being unseen (read from files by libraries of their own)."""
+        if self._storages is not None:
+            self._storages.count(model)
+
+    def _mode(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._storages is None else self._storages
+
+    def _reset_peak(self) -> None:
+        if self._cuda is not None:
+            torch.cuda.reset_peak_memory_stats(self._cuda)
+        elif self._storages is not None:
+            self._storages.peak_bytes = self._storages.num_bytes
+
+    def _bytes(self) -> tuple[int, int]:
+        if self._cuda is not None:
+            return torch.cuda.memory_allocated(self._cuda), torch.cuda.max_memory_allocated(self._cuda)
+        assert self._storages is not None
+        return self._storages.num_bytes, self._storages.peak_bytes

@@ -1,0 +1,1 @@
+"""The model of a plan: loaded, frozen, adapted, every weight with its element type."""

@@ -1,0 +1,146 @@
+"""LoRA adapters as the recipe says, through peft; which layers ``attention`` stands for; 4-bit weights."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlmplan.errors import InputError
+from vlmplan.recipe import ALL_LINEAR, Recipe
+from vlmplan_trainer.models.parts import Part, Parts, frozen_parts
+from vlmplan_trainer.probe import kind_of, name_of
+
+ALPHA_PER_RANK = 2
+"""``lora_alpha`` = 2 × rank."""
+ATTENTION = "attention"
+USUAL_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+ATTENTION_LINEARS: Mapping[str, tuple[str, ...]] = {
+    "gpt2": ("attn.c_attn", "attn.c_proj"),
+    "opt": ("q_proj", "k_proj", "v_proj", "out_proj"),
+    "phi3": ("qkv_proj", "o_proj"),
+}
+"""What the attention of a language model is made of where it is not the usual four, by its model_type."""
+
+
+def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
+    """``model`` with the recipe's adapters, float32 as peft makes them. Raises InputError where none can be added."""
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    embeddings = _embedding_names(model) if recipe.train_embeddings else None
+    ties = bool(model.all_tied_weights_keys)
+    config = LoraConfig(
+        task_type=TaskType.CAUSAL_LM,
+        r=recipe.lora_rank,
+        lora_alpha=ALPHA_PER_RANK * recipe.lora_rank,
+        lora_dropout=0.0,
+        target_modules=lora_targets(model, recipe.lora_targets),
+        exclude_modules=_frozen_pattern(parts, recipe),
+        modules_to_save=embeddings,
+        ensure_weight_tying=embeddings is not None and ties,
+    )
+    try:
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
+    except ValueError as error:
+        raise InputError(f"--lora-targets {recipe.lora_targets}: {error}") from None
+
+
+def lora_targets(model: Any, targets: str) -> str | list[str]:
+    """What peft takes for ``--lora-targets``: its own name for all linear layers, or suffixes of names."""
+    if targets == ALL_LINEAR:
+        return ALL_LINEAR
+    if targets == ATTENTION:
+        return list(attention_linears(model))
+    return [name.strip() for name in targets.split(",") if name.strip()]
+
+
+def attention_linears(model: Any) -> tuple[str, ...]:
+    """The suffixes that ``attention`` stands for."""
+    model_type = model.config.get_text_config().model_type
+    if model_type in ATTENTION_LINEARS:
+        return ATTENTION_LINEARS[model_type]
+    linears = {name for name, module in model.named_modules() if kind_of(module) in ("linear", "conv1d")}
+    lasts = {name.rpartition(".")[2] for name in linears}
+    return USUAL_ATTENTION if lasts.issuperset(USUAL_ATTENTION) else _attention_suffixes(model, linears)
+
+
+def _attention_suffixes(model: Any, linears: set[str]) -> tuple[str, ...]:
+    """Suffixes that match the Linears inside the language model's attention and no others."""
+    parts = Parts(model)
+    inside: dict[str, str] = {}
+    outside: set[str] = set()
+    attentions = {name for name, module in model.named_modules() if _is_attention(name, module)}
+    for name, _ in model.named_modules():
+        if name not in linears:
+            continue
+        path = name.split(".")
+        depth = next((i for i in range(1, len(path)) if ".".join(path[:i]) in attentions), None)
+        if depth is None:
+            outside.add(path[-1])
+        elif parts[name] is Part.LANGUAGE:
+            inside.setdefault(".".join(path[depth - 1 :]), path[-1])
+    return tuple(dict.fromkeys(path if last in outside else last for path, last in inside.items()))
+
+
+def _is_attention(name: str, module: nn.Module) -> bool:
+    class_name, last = type(module).__name__, name.rpartition(".")[2]
+    if kind_of(module) or class_name.endswith("Layer"):
+        return False
+    return "Attention" in class_name or "attn" in last or "attention" in last
+
+
+def _embedding_names(model: Any) -> list[str]:
+    """The input embedding and the output head, for peft's ``modules_to_save``."""
+    modules = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [name for module in modules if (name := name_of(model, module)) is not None]
+
+
+def _frozen_pattern(parts: Parts, recipe: Recipe) -> str | None:
+    """A regular expression of the names of all modules in frozen parts; None where none is frozen."""
+    frozen = frozen_parts(recipe)
+    patterns = [_pattern(prefix, parts) for prefix, part in parts.prefixes.items() if part in frozen]
+    if Part.LANGUAGE in frozen:  # the part of names without a prefix
+        others = "|".join(re.escape(prefix) for prefix in parts.prefixes)
+        patterns.append(rf"(?!(?:{others})(?:\.|$)).*" if others else ".*")
+    return "|".join(f"(?:{pattern})" for pattern in patterns) or None
+
+
+def _pattern(prefix: str, parts: Parts) -> str:
+    """The names below ``prefix`` but those below a longer one, which has a part of its own."""
+    inner = [other[len(prefix) + 1 :] for other in parts.prefixes if other.startswith(f"{prefix}.")]
+    but = rf"(?!\.(?:{'|'.join(map(re.escape, inner))})(?:\.|$))" if inner else ""
+    return rf"{re.escape(prefix)}{but}(?:\..*)?"
+
+
+def quantize(model: Any, compute_dtype: torch.dtype) -> None:
+    """Turn every Linear but the output head into bitsandbytes' ``Linear4bit`` in NF4 with double quantisation.
+
+    What ``from_pretrained`` does with weights from a file, for weights that are there already.
+    """
+    for parent, child_name, linear in list(_linears(model)):
+        setattr(parent, child_name, _in_four_bits(linear, compute_dtype))
+    model.is_loaded_in_4bit = model.is_quantized = True  # what peft looks at
+
+
+def _linears(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if kind_of(module) in ("linear", "conv1d") and module is not head:
+            parent, _, child_name = name.rpartition(".")
+            yield model.get_submodule(parent), child_name, module
+
+
+def _in_four_bits(linear: Any, compute_dtype: torch.dtype) -> nn.Module:
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    weight = linear.weight.data
+    if kind_of(linear) == "conv1d":  # GPT-2 keeps it the other way round
+        weight = weight.T.contiguous()
+    rows, columns = weight.shape
+    options = {"compress_statistics": True, "quant_type": "nf4"}
+    has_bias = linear.bias is not None
+    packed = Linear4bit(columns, rows, bias=has_bias, compute_dtype=compute_dtype, device="meta", **options)
+    packed.weight = Params4bit(weight, requires_grad=False, module=packed, **options)
+    packed.bias = linear.bias
+    return packed.to(linear.weight.device)

@@ -1,0 +1,258 @@
+"""From a plan to the model that is trained: loaded, frozen, adapted, every weight with its element type.
+
+The steps and their order are the planner's (``architecture/prepare.py``): load (quantised or not), freeze, add
+adapters, set types; then activation checkpointing.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vlmplan.errors import InputError, MissingPackageError, UnavailableError
+from vlmplan.plan import Plan
+from vlmplan.recipe import Method, Recipe
+from vlmplan.units import DType
+from vlmplan_trainer.models.adapters import add_adapters, quantize
+from vlmplan_trainer.models.checkpointing import set_checkpointing
+from vlmplan_trainer.models.parts import Parts, freeze
+from vlmplan_trainer.models.processors import load_processor
+from vlmplan_trainer.probe import Refused, configuration, model_class, name_of
+
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """``processor`` is a tokenizer for a text model. ``model`` is peft's where it has adapters."""
+
+    model: nn.Module
+    processor: Any
+    is_vision: bool
+    model_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a model is loaded from: a folder, or a Hugging Face id and its revision."""
+
+    name: str
+    revision: str | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        path = Path(self.name)
+        return path if path.is_dir() else None
+
+
+def load_model(plan: Plan, *, random_weights: bool = False, seed: int = 0) -> Loaded:
+    """The model of a plan, ready for an engine, and what makes its inputs.
+
+    ``random_weights``: the plan's config.json, and no weights. ``seed`` is that of random weights and adapters; torch's
+    generator is set to it. Under ZeRO-3 the process group must stand already; no rank ever has the whole model then.
+    Raises InputError, UnavailableError or MissingPackageError with what to do.
+    """
+    recipe, source = plan.recipe, model_source(plan)
+    if recipe.method is Method.QLORA and recipe.zero_stage == 3:
+        raise InputError("--method qlora does not go with --zero-stage 3; plan with stage 2, or with --method lora")
+    torch.manual_seed(seed)
+    with _sharding(plan), _sentences(source):
+        config = _configuration(plan, source, random_weights=random_weights)
+        kind = model_class(config)
+        processor = load_processor(source.name, is_vision=_is_vision(config), revision=source.revision)
+        model = _random(kind, config, recipe) if random_weights else _pretrained(kind, config, plan, source)
+        _without_cache(model.config)
+        prepared = prepare(model, recipe)
+    _check_size(prepared, plan)
+    return Loaded(
+        model=prepared, processor=processor, is_vision=_is_vision(config), model_type=str(model.config.model_type)
+    )
+
+
+def prepare(model: Any, recipe: Recipe) -> Any:
+    """``model``, as loaded, frozen, adapted and typed as the recipe says; peft's model where it has adapters."""
+    parts = Parts(model)
+    freeze(model, parts, recipe)
+    prepared = add_adapters(model, parts, recipe) if recipe.trains_adapters else model
+    set_types(prepared, recipe)
+    if not any(parameter.requires_grad for parameter in prepared.parameters()):
+        raise InputError("every part of the model is frozen, so nothing would be trained")
+    # After peft, which would make the embeddings' results need gradients where checkpoints are on.
+    set_checkpointing(model, parts, recipe)
+    return prepared.train()
+
+
+def set_types(model: nn.Module, recipe: Recipe) -> None:
+    """Give every weight the element type of the recipe's table; 4-bit weights stay as they are."""
+    trained, frozen = torch_dtype(recipe.trained_dtype), torch_dtype(recipe.frozen_dtype)
+    for name, parameter in model.named_parameters():
+        dtype = trained if parameter.requires_grad else frozen
+        if not parameter.is_floating_point() or parameter.dtype == dtype:
+            continue
+        shard = getattr(parameter, "ds_tensor", None)
+        if shard is not None:
+            raise InputError(
+                f"{name} was sharded as {shard.dtype}, but the recipe needs {dtype}; plan with --zero-stage 2"
+            )
+        parameter.data = parameter.data.to(dtype)
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    return getattr(torch, dtype.torch_name)
+
+
+# -- loading ---------------------------------------------------------------------------------------------------------
+
+
+def model_source(plan: Plan) -> Source:
+    """Where the plan's model is. Raises InputError if it is in no place that transformers can load from."""
+    name = os.path.expanduser(plan.model_source)
+    path = Path(name)
+    if path.name.endswith(".json") and path.is_file():
+        path = path.parent
+    if path.is_dir():
+        return Source(name=str(path))
+    repository, _, revision = name.partition("@")
+    if repository.count("/") != 1 or repository.startswith(("/", ".")):
+        raise InputError(
+            f"the plan's model {plan.model_source} is neither a folder here nor a Hugging Face id, org/name"
+        )
+    return Source(name=repository, revision=revision or None)
+
+
+def _configuration(plan: Plan, source: Source, *, random_weights: bool) -> Any:
+    """transformers' configuration: the checkpoint's own, or for random weights the plan's."""
+    from transformers import AutoConfig
+
+    if random_weights:
+        return configuration(dict(plan.workload.model.config))
+    folder = source.folder
+    if folder is not None and not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
+        raise InputError(
+            f"{folder} has no weights ({' or '.join(WEIGHT_FILES)}); give --random-weights to try it without"
+        )
+    return AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+
+
+def _is_vision(config: Any) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+
+def _load_dtype(recipe: Recipe) -> torch.dtype:
+    """The type to load in: that of trained weights where there are any, so that none is rounded on the way."""
+    return torch_dtype(recipe.precision.dtype if recipe.trains_adapters else recipe.trained_dtype)
+
+
+def _random(kind: Any, config: Any, recipe: Recipe) -> Any:
+    model = kind._from_config(config, dtype=_load_dtype(recipe), attn_implementation=recipe.attention.value)
+    if recipe.method is Method.QLORA:
+        quantize(model, torch_dtype(recipe.precision.dtype))
+    return model
+
+
+def _pretrained(kind: Any, config: Any, plan: Plan, source: Source) -> Any:
+    recipe = plan.recipe
+    more: dict[str, Any] = {}
+    if recipe.method is Method.QLORA:
+        from transformers import BitsAndBytesConfig
+
+        more["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch_dtype(recipe.precision.dtype),
+            llm_int8_skip_modules=[_head_name(kind, config)],
+        )
+        more["device_map"] = {"": _device(plan)}
+    return kind.from_pretrained(
+        source.name,
+        config=config,
+        revision=source.revision,
+        dtype=_load_dtype(recipe),
+        attn_implementation=recipe.attention.value,
+        **more,
+    )
+
+
+def _head_name(kind: Any, config: Any) -> str:
+    with torch.device("meta"):
+        model = kind._from_config(config)
+    return str(name_of(model, model.get_output_embeddings()))
+
+
+def _device(plan: Plan) -> str:
+    """Where weights are quantised: on this rank's card, where there is one."""
+    has_card = plan.hardware.vendor != "cpu" and torch.cuda.is_available()
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if has_card else "cpu"
+
+
+def _without_cache(config: Any) -> None:
+    """No key-value cache in training; the decoder of a composite model asks its own configuration."""
+    config.use_cache = config.get_text_config().use_cache = False
+
+
+def _check_size(model: nn.Module, plan: Plan) -> None:
+    """Raise InputError unless the model is as large as the plan's, in all and in what is trained."""
+    sizes = [(num_elements(parameter), parameter.requires_grad) for parameter in model.parameters()]
+    found = (sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained))
+    planned = (plan.num_params, plan.num_trainable_params)
+    if found != planned:
+        raise InputError(
+            f"the model has {found[0]:,} parameters, {found[1]:,} of them trained, but the plan is for {planned[0]:,} "
+            f"and {planned[1]:,}: {plan.model_source} is not what was planned; plan again with the files that are there"
+        )
+
+
+def num_elements(parameter: Any) -> int:
+    """Weights in a parameter, whole: also of a packed one, and of one that ZeRO-3 has sharded."""
+    state = getattr(parameter, "quant_state", None)
+    if state is not None:
+        return int(state.shape.numel())
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+@contextmanager
+def _sharding(plan: Plan) -> Iterator[None]:
+    """Under ZeRO-3: while this lasts, transformers builds models inside ``deepspeed.zero.Init``."""
+    if plan.ds_config is None or plan.recipe.zero_stage != 3:
+        yield
+        return
+    from transformers.integrations import HfDeepSpeedConfig
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    held = HfDeepSpeedConfig(dict(plan.ds_config))
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()
+        del held
+
+
+@contextmanager
+def _sentences(source: Source) -> Iterator[None]:
+    """What transformers raises for files that it cannot load, as one sentence."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except Refused as error:
+        raise InputError(f"{source.name} cannot be trained: {error}") from None
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{source.name} needs a package that is not installed: {_first_line(error)}"
+        ) from None
+    except (OSError, SafetensorError) as error:
+        raise UnavailableError(f"{source.name} cannot be loaded: {_first_line(error)}") from None
+    except ValueError as error:
+        raise InputError(f"{source.name} cannot be loaded: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

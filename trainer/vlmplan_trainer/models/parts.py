@@ -1,0 +1,94 @@
+"""What a model consists of: vision encoder, projector and language model, told apart by names.
+
+The same cut as the planner's (``PARTS`` of its families), made on transformers' own modules.
+"""
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from torch import nn
+
+from vlmplan.recipe import Recipe
+from vlmplan_trainer.probe import PROJECTOR_WORDS, name_of, text_names, vision_names
+
+
+class Part(Enum):
+    """What can be frozen separately."""
+
+    VISION = "vision"
+    PROJECTOR = "projector"
+    LANGUAGE = "language"
+
+
+INNER_PROJECTORS: Mapping[str, tuple[str, ...]] = {
+    "glm4v": ("merger", "downsample"),
+    "qwen2_5_vl": ("merger",),
+    "qwen2_vl": ("merger",),
+    "qwen3_vl": ("merger", "deepstack_merger_list"),
+    "qwen3_vl_moe": ("merger", "deepstack_merger_list"),
+}
+"""Projectors that lie inside the encoder under names that do not say so, by model_type."""
+
+
+class Parts:
+    """The parts of a transformers model that has no adapters yet, by prefixes of names."""
+
+    def __init__(self, model: Any) -> None:
+        self.prefixes = _prefixes(model)
+
+    def __getitem__(self, name: str) -> Part:
+        """The part of a module or parameter: that of the longest prefix, the language model where there is none."""
+        parts = name.split(".")
+        for length in range(len(parts), 0, -1):
+            part = self.prefixes.get(".".join(parts[:length]))
+            if part is not None:
+                return part
+        return Part.LANGUAGE
+
+
+def _prefixes(model: Any) -> dict[str, Part]:
+    towers, texts = vision_names(model, model.config), text_names(model, model.config)
+    prefixes = dict.fromkeys(towers, Part.VISION)
+    inner = INNER_PROJECTORS.get(model.config.model_type, ())
+    for tower in towers:
+        for child, _ in model.get_submodule(tower).named_children():
+            if child in inner or any(word in child for word in PROJECTOR_WORDS):
+                prefixes[f"{tower}.{child}"] = Part.PROJECTOR
+    if texts:
+        ends = [name_of(model, model.get_input_embeddings()), name_of(model, model.get_output_embeddings())]
+        prefixes |= dict.fromkeys((*texts, *filter(None, ends)), Part.LANGUAGE)
+        _add_what_stands_between(model, "", prefixes, tuple(prefixes))
+    return prefixes
+
+
+def _add_what_stands_between(module: nn.Module, name: str, prefixes: dict[str, Part], known: tuple[str, ...]) -> None:
+    """What is neither a tower nor the language model, nor holds one of them, is a projector."""
+    if name in prefixes:
+        return
+    prefix = f"{name}." if name else ""
+    if not any(other.startswith(prefix) for other in known):
+        prefixes[name] = Part.PROJECTOR
+        return
+    prefixes |= {prefix + own: Part.PROJECTOR for own, _ in module.named_parameters(recurse=False)}
+    for child_name, child in module.named_children():
+        _add_what_stands_between(child, prefix + child_name, prefixes, known)
+
+
+def frozen_parts(recipe: Recipe) -> frozenset[Part]:
+    """The parts that the recipe leaves alone."""
+    trains = {
+        Part.VISION: recipe.train_vision,
+        Part.PROJECTOR: recipe.train_projector,
+        Part.LANGUAGE: recipe.train_language,
+    }
+    return frozenset(part for part, is_trained in trains.items() if not is_trained)
+
+
+def freeze(model: nn.Module, parts: Parts, recipe: Recipe) -> None:
+    """Let what the recipe trains need gradients: nothing where adapters will be, else all parts but the frozen ones."""
+    frozen = frozen_parts(recipe)
+    for name, parameter in model.named_parameters():
+        is_trained = not recipe.trains_adapters and parts[name] not in frozen
+        if parameter.is_floating_point():
+            parameter.requires_grad_(is_trained)

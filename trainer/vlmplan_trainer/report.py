@@ -1,0 +1,89 @@
+"""Whether the prediction held: planned beside measured memory, time and money, as report.json and as a table."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from vlmplan.plan import Plan
+from vlmplan.units import GIB
+from vlmplan_trainer.measure import Meter
+
+SCHEMA = "vlmplan.report/1"
+SECONDS_PER_HOUR = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One figure, planned and measured. ``unit`` is bytes, seconds, tokens/s or usd."""
+
+    name: str
+    unit: str
+    planned: float | None
+    measured: float | None
+
+    @property
+    def error(self) -> float | None:
+        """(planned - measured) / measured: above zero where the plan was too high."""
+        if not self.planned or not self.measured:
+            return None
+        return self.planned / self.measured - 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "planned": self.planned,
+            "measured": self.measured,
+            "error": self.error,
+        }
+
+
+def lines(plan: Plan, meter: Meter, *, step_seconds: float | None, tokens_per_second: float | None) -> list[Line]:
+    """Every figure that both sides have. Bytes are of this rank."""
+    expected = plan.expected
+    planned = {phase.name: phase for phase in expected.phases}
+    found = [
+        Line(f"{name}, peak", "bytes", planned[name].peak_bytes, memory.peak_bytes)
+        for name, memory in meter.memory.items()
+        if name in planned
+    ]
+    found.append(Line("peak allocated", "bytes", expected.peak_allocated_bytes, meter.peak_allocated_bytes))
+    if meter.peak_reserved_bytes:
+        found.append(Line("peak reserved", "bytes", expected.peak_reserved_bytes, meter.peak_reserved_bytes))
+        found.append(Line("device", "bytes", expected.peak_device_bytes, meter.peak_device_bytes))
+    found.append(Line("step", "seconds", expected.step_seconds, step_seconds))
+    planned_rate = None
+    if expected.step_seconds:
+        planned_rate = plan.samples_per_step * plan.workload.seq_len / expected.step_seconds
+    found.append(Line("speed", "tokens/s", planned_rate, tokens_per_second))
+    return found
+
+
+def usd_so_far(plan: Plan, seconds: float) -> float | None:
+    if plan.offer is None:
+        return None
+    return plan.offer.usd_per_hour * plan.hardware.num_nodes * seconds / SECONDS_PER_HOUR
+
+
+def print_report(console: Console, found: list[Line]) -> None:
+    """The table of planned and measured figures."""
+    table = Table(title="planned and measured", title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("planned", "measured", "error"):
+        table.add_column(name, justify="right")
+    for line in found:
+        error = "-" if line.error is None else f"{line.error:+.1%}"
+        table.add_row(line.name, _text(line.planned, line.unit), _text(line.measured, line.unit), error)
+    console.print(table)
+
+
+def _text(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return f"{value / GIB:.2f} GiB" if value >= 0.01 * GIB else f"{value / 2**20:.2f} MiB"
+    if unit == "seconds":
+        return f"{value:.3f} s"
+    return f"{value:,.2f} {unit}" if unit != "usd" else f"${value:,.4f}"

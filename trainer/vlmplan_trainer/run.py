@@ -1,0 +1,232 @@
+"""A whole run: load, train, evaluate, save, export, report."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlmplan.files import write_atomically
+from vlmplan.plan import Plan
+from vlmplan_trainer.checkpoint import load_checkpoint, manifest_of, newest_checkpoint, save_checkpoint, universal_form
+from vlmplan_trainer.data.batches import PADS_TO, Batches
+from vlmplan_trainer.data.chats import Sample, read_chats
+from vlmplan_trainer.data.dummy import dummy_samples
+from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.engines import Engine, make_engine
+from vlmplan_trainer.engines.make import device_of, start_process_group
+from vlmplan_trainer.engines.zero import TAG
+from vlmplan_trainer.export import export
+from vlmplan_trainer.loop import Rates, StepReport, Trainer
+from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.models.load import Loaded, load_model
+from vlmplan_trainer.options import LEARNING_RATES, Options
+from vlmplan_trainer.progress import Watcher
+from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
+
+REPORT_FILE = "report.json"
+SPEED_STEPS = 20
+"""Steps at the end of a run whose speed is reported, the followed ones left out."""
+
+
+@dataclass
+class Run:
+    """What a run works with, on this rank."""
+
+    plan: Plan
+    options: Options
+    loaded: Loaded
+    engine: Engine
+    meter: Meter
+    encoder: Encoder
+    samples: list[Sample]
+    batches: Batches
+    trainer: Trainer
+
+    @property
+    def signature(self) -> dict[str, Any]:
+        """What has to be the same for a run to go on."""
+        return {
+            "samples": len(self.samples),
+            "seed": self.options.seed,
+            "samples a step": self.plan.samples_per_step,
+            "method": self.plan.recipe.method.value,
+        }
+
+
+def run(plan: Plan, options: Options) -> int:
+    """Train what ``plan`` says on what ``options`` say. Raises InputError for what the user can mend."""
+    torch.manual_seed(options.seed)
+    samples = read_samples(plan, options)  # bad data stops a run before anything is loaded
+    device = device_of(plan)
+    start_process_group(plan)
+    meter = Meter(device, num_steps=options.measured_steps)
+    with meter.phase("load"):
+        loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed)
+        meter.count(loaded.model)
+    place = newest_checkpoint(options.output_dir) if options.resume else None
+    universal = None if place is None else _universal(place, plan)
+    with meter.phase("init"):
+        engine = make_engine(
+            loaded.model, plan, device=device, weight_decay=options.weight_decay, is_universal=universal is not None
+        )
+    made = _assembled(plan, options, loaded, engine, meter, samples)
+    if place is not None:
+        made.trainer.position = load_checkpoint(engine, place, made.signature, universal=universal)
+        made.batches.resume(made.trainer.position.num_samples)
+    options.output_dir.mkdir(parents=True, exist_ok=True)
+    reports = _train(made)
+    _finish(made, reports)
+    return 0
+
+
+def _universal(place: Path, plan: Plan) -> Path | None:
+    """The form of a checkpoint that another number of ranks can read, where it was made by another number."""
+    if not plan.recipe.zero_stage or manifest_of(place)["num_ranks"] == plan.hardware.num_gpus:
+        return None
+    made = universal_form(place, TAG, is_first=torch.distributed.get_rank() == 0)
+    torch.distributed.barrier()
+    return made
+
+
+def read_samples(plan: Plan, options: Options) -> list[Sample]:
+    if options.dummy_data is not None:
+        workload = plan.workload
+        size = (workload.image_width, workload.image_height)
+        return dummy_samples(
+            options.dummy_data, num_images=workload.images_per_sample, image_size=size, seed=options.seed
+        )
+    assert options.train_data is not None
+    samples, report = read_chats(options.train_data, skips_bad=options.skip_bad_samples)
+    if os.environ.get("RANK", "0") == "0":
+        sys.stdout.writelines(f"left out: {sentence}\n" for sentence in report.sentences)
+    return samples
+
+
+def _assembled(
+    plan: Plan, options: Options, loaded: Loaded, engine: Engine, meter: Meter, samples: list[Sample]
+) -> Run:
+    workload, recipe = plan.workload, plan.recipe
+    size = (workload.image_width, workload.image_height) if workload.images_per_sample else None
+    encoder = Encoder(
+        loaded.processor,
+        model_type=loaded.model_type,
+        seq_len=workload.seq_len,
+        image_size=size,
+        images_per_sample=workload.images_per_sample,
+        skips_bad=options.skip_bad_samples,
+    )
+    # Synthetic samples have the shape of the plan, so that memory and speed can be held against it.
+    pads_to = PADS_TO if options.dummy_data is None else workload.seq_len
+    batches = _batches(plan, samples, encoder, engine, seed=options.seed, pads_to=pads_to)
+    num_steps = max(1, round(workload.epochs * len(batches) / recipe.grad_accum))
+    if options.max_steps is not None:
+        num_steps = min(num_steps, options.max_steps)
+    peak = options.learning_rate
+    if peak is None:
+        peak = LEARNING_RATES[recipe.method.value]
+    rates = Rates(peak=peak, num_steps=num_steps, warmup_fraction=options.warmup_fraction, schedule=options.schedule)
+    trainer = Trainer(engine, meter, rates, grad_accum=recipe.grad_accum, samples_per_step=plan.samples_per_step)
+    return Run(plan, options, loaded, engine, meter, encoder, samples, batches, trainer)
+
+
+def _batches(
+    plan: Plan, samples: list[Sample], encoder: Encoder, engine: Engine, *, seed: int, pads_to: int = PADS_TO
+) -> Batches:
+    return Batches(
+        samples,
+        encoder,
+        micro_batch=plan.recipe.micro_batch,
+        grad_accum=plan.recipe.grad_accum,
+        num_ranks=engine.num_ranks,
+        rank=engine.rank,
+        seed=seed,
+        pads_to=pads_to,
+    )
+
+
+def _train(made: Run) -> list[StepReport]:
+    """Steps until the run's last; a checkpoint every ``save_every`` and at the end."""
+    trainer, options = made.trainer, made.options
+    num_steps = trainer.rates.num_steps
+    reports: list[StepReport] = []
+    watcher = Watcher(
+        made.plan, options.output_dir, rank=made.engine.rank, num_steps=num_steps, first_step=trainer.position.step
+    )
+    with watcher:
+        for sentence in _about_data(made):
+            watcher.say(sentence)
+        while trainer.position.step < num_steps:
+            for report in trainer.epoch(made.batches):
+                reports.append(report)
+                watcher.step(report, made.meter)
+                is_last = report.step == num_steps
+                if is_last or (options.save_every is not None and report.step % options.save_every == 0):
+                    _save(made)
+                if is_last:
+                    return reports
+            if options.eval_data is not None:
+                watcher.say(f"epoch {trainer.position.epoch}: loss {_evaluated(made):.4f} on {options.eval_data}")
+    return reports
+
+
+def _about_data(made: Run) -> Iterator[str]:
+    """What becomes of the samples: cut, left out, left over."""
+    survey = made.batches.survey
+    yield f"{len(survey.samples):,} samples"
+    yield from survey.summary(made.plan.workload.seq_len)
+    if made.batches.num_left_over:
+        yield f"{made.batches.num_left_over} samples of every epoch fill no whole step and wait for another epoch"
+
+
+def _save(made: Run) -> None:
+    with made.meter.phase("save"):
+        save_checkpoint(
+            made.engine,
+            made.options.output_dir,
+            made.trainer.position,
+            keep_last=made.options.keep_last,
+            run=made.signature,
+        )
+
+
+def _evaluated(made: Run) -> float:
+    assert made.options.eval_data is not None
+    samples, _ = read_chats(made.options.eval_data, skips_bad=made.options.skip_bad_samples)
+    return made.trainer.evaluate(_batches(made.plan, samples, made.encoder, made.engine, seed=0))
+
+
+def _finish(made: Run, reports: Sequence[StepReport]) -> None:
+    recipe, options = made.plan.recipe, made.options
+    export(
+        made.engine,
+        made.loaded.processor,
+        options.output_dir,
+        is_adapter=recipe.trains_adapters,
+        merges=options.merge_adapters,
+    )
+    if made.engine.rank != 0:
+        return
+    late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
+    seconds = sum(report.seconds for report in late) / len(late) if late else None
+    rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
+    found = lines(made.plan, made.meter, step_seconds=seconds, tokens_per_second=rate)
+    position = made.trainer.position
+    content = {
+        "schema": SCHEMA,
+        "steps": position.step,
+        "seconds": position.seconds,
+        "usd": usd_so_far(made.plan, position.seconds),
+        "last_loss": reports[-1].loss if reports else None,
+        "num_truncated": made.batches.survey.num_truncated,
+        "num_skipped": made.batches.survey.num_skipped,
+        "num_left_over_per_epoch": made.batches.num_left_over,
+        "planned_and_measured": [line.as_json() for line in found],
+    }
+    write_atomically(options.output_dir / REPORT_FILE, json.dumps(content, indent=1) + "\n", force=True)
+    watcher = Watcher(made.plan, options.output_dir, rank=0, num_steps=position.step, first_step=position.step)
+    print_report(watcher.console, found)
