@@ -9,15 +9,19 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tools.compile_catalog import CATALOG, content
 from vlmplan.catalog import (
     Catalog,
+    ShippedCatalog,
     cpu_gpu,
     load_catalog,
     shipped_catalog,
     shipped_catalog_path,
     user_catalog_path,
+    yaml_text,
 )
 from vlmplan.catalog import file as catalog_file
+from vlmplan.catalog.compiled import COMPILED_CATALOG, compiled_documents
 from vlmplan.catalog.file import CatalogFile, Sections, read_catalog_file
 from vlmplan.catalog.layers import layered_gpus, layered_offers
 from vlmplan.catalog.objects import offer_from_fields
@@ -132,13 +136,13 @@ def test_catalog_reads_the_same_without_libyaml(tmp_path: Path, monkeypatch: pyt
     path.write_text("gpus: {t4: {tdp_w: 71, launch_year: 2018}}\n", encoding="utf-8")
     fast = read_catalog_file(path, may_be_empty=False)
     monkeypatch.delattr(yaml, "CSafeLoader", raising=False)
-    catalog_file._loader.cache_clear()
+    yaml_text._loader.cache_clear()
     try:
         assert read_catalog_file(path, may_be_empty=False) == fast
         with pytest.raises(InputError, match="twice"):
-            list(catalog_file._documents("x", "{a: 1, a: 2}"))
+            list(yaml_text.yaml_documents("x", "{a: 1, a: 2}"))
     finally:
-        catalog_file._loader.cache_clear()
+        yaml_text._loader.cache_clear()
 
 
 # Names
@@ -576,3 +580,28 @@ def test_own_price_for_the_same_instance_replaces_the_shipped_one(offers: list[d
     identity = ("gpu", "num_gpus", "provider", "pricing")
     same = [offer for offer in layered if all(offer[key] == mine[key] for key in identity)]
     assert [offer["usd_per_hour"] for offer in same] == [1234.5]
+
+
+# -- the compiled form -----------------------------------------------------------------------------------------------
+
+
+def test_the_compiled_catalog_is_that_of_the_yaml_file():
+    assert COMPILED_CATALOG.read_text() == content(), "run tests/tools/compile_catalog.py"
+
+
+def test_compiled_and_yaml_give_the_same_cards_and_offers(tmp_path):
+    text = CATALOG.read_text(encoding="utf-8")
+    assert compiled_documents(text) is not None
+    edited = tmp_path / "gpu_catalog.yaml"
+    edited.write_text(text + "# edited\n", encoding="utf-8")
+    assert compiled_documents(edited.read_text(encoding="utf-8")) is None
+    quick, slow = Catalog(shipped_catalog(), []), Catalog(ShippedCatalog(edited), [])
+    assert (quick.gpus, quick.offers, quick.sources) == (slow.gpus, slow.offers, slow.sources)
+
+
+@pytest.mark.parametrize("broken", ["", "not json", "{}\n{}\n"])
+def test_a_compiled_file_that_is_not_of_the_text_is_left_alone(tmp_path, broken):
+    file = tmp_path / "gpu_catalog.jsonl"
+    file.write_text(broken)
+    assert compiled_documents("gpus: {}", file) is None
+    assert compiled_documents("gpus: {}", tmp_path / "nowhere") is None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 
+from vlmplan.catalog.compiled import compiled_documents
 from vlmplan.catalog.file import (
     CatalogFile,
     Sections,
@@ -36,7 +37,8 @@ class ShippedCatalog:
     """The catalog that comes with vlmplan, not checked again here: its offers are parsed only on request."""
 
     def __init__(self, path: Path) -> None:
-        self._sections = Sections(path.name, catalog_text(path))
+        text = catalog_text(path)
+        self._sections = Sections(path.name, text, compiled_documents(text))
 
     @cached_property
     def gpus(self) -> Mapping[str, Fields]:

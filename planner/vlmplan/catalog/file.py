@@ -5,17 +5,12 @@ Every complaint is one sentence that names the file, the key, the value and what
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, cast
-
-import yaml
+from typing import cast
 
 from vlmplan.catalog import rules as catalog_rules
 from vlmplan.catalog.rules import SECTIONS, Fields, checked, checked_mapping, checked_selector, shown
 from vlmplan.errors import InputError, nearest
-
-MAX_DEPTH = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +28,14 @@ class CatalogFile:
 class Sections:
     """The top-level sections of a file's YAML documents; each document is parsed only when it is needed."""
 
-    def __init__(self, name: str, text: str) -> None:
+    def __init__(self, name: str, text: str, documents: Iterator[object] | None = None) -> None:
+        """``documents`` are those of ``text``, where they have been parsed already."""
         self.name = name
-        self._documents = _documents(name, text)
+        if documents is None:
+            from vlmplan.catalog.yaml_text import yaml_documents
+
+            documents = yaml_documents(name, text)
+        self._documents = documents
         self._sections: dict[str, object] = {}
 
     def __getitem__(self, key: str) -> object:
@@ -96,8 +96,10 @@ def catalog_text(path: Path) -> str:
 
 def read_catalog_file(path: Path, *, may_be_empty: bool) -> CatalogFile:
     """``path``, read and checked. Raises InputError, also for an empty file unless it may be empty."""
+    from vlmplan.catalog.yaml_text import require_shallow
+
     text = catalog_text(path)
-    _require_shallow(str(path), text)
+    require_shallow(str(path), text)
     sections = Sections(str(path), text)
     if not sections.any_after_reading_all() and not may_be_empty:
         raise InputError(f"catalog {path} is empty; it may have the sections {', '.join(SECTIONS)}")
@@ -153,45 +155,3 @@ def offers_with_price_lists(name: str, offers: Sequence[Fields], price_lists: Ma
         fields = offer if key is None else {**price_lists[key], **offer}
         complete.append({field: value for field, value in fields.items() if field != "price_list"})
     return complete
-
-
-@cache
-def _loader() -> Any:
-    """PyYAML's safe loader, in C where it was built with libyaml, that also refuses a key given twice."""
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    construct_mapping: Any = base.construct_mapping
-
-    def construct_unique_keys(self: Any, node: Any, deep: bool = False) -> Any:
-        num_keys = len(node.value)
-        mapping = construct_mapping(self, node, deep)
-        if len(mapping) < num_keys:
-            raise yaml.MarkedYAMLError(None, None, "a key is given twice in one mapping", node.start_mark)
-        return mapping
-
-    return type("UniqueKeyLoader", (base,), {"construct_mapping": construct_unique_keys})
-
-
-def _require_shallow(name: str, text: str) -> None:
-    """Raise InputError for deep nesting, before libyaml recurses into it without a limit and crashes."""
-    events: Any = cast(Any, yaml).parse(text, Loader=_loader())
-    depth = 0
-    for event in _said_clearly(name, events):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise InputError(f"{name} nests deeper than {MAX_DEPTH} levels; a catalog needs 4")
-
-
-def _documents(name: str, text: str) -> Iterator[object]:
-    return _said_clearly(name, yaml.load_all(text, Loader=_loader()))
-
-
-def _said_clearly(name: str, parts: Iterator[object]) -> Iterator[object]:
-    """``parts`` of a YAML text, what is wrong with it as InputError."""
-    try:
-        yield from parts
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        raise InputError(f"{name} is not valid YAML:{place} {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"{name} is not valid YAML: {' '.join(str(error).split())}") from None
