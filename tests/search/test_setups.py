@@ -7,11 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search_cases import all_estimates, card, cluster, space
-from vlmplan.memory.device import Verdict, device_memory
+from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import AttentionImplementation, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.rules import Severity, model_facts, problems
-from vlmplan.search.setups import MicroBatches, Setup, SetupSpace, budget_bytes
+from vlmplan.search.micro_batches import MicroBatches
+from vlmplan.search.setups import Setup, SetupSpace
 from vlmplan.units import GIB, MIB
 
 SMALL = space(seq_len=256)

@@ -11,15 +11,8 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend
-from vlmplan.architecture.generic_layers import (
-    GenericContext,
-    GenericShape,
-    Group,
-    LayerRun,
-    Role,
-    output_step,
-    use_own,
-)
+from vlmplan.architecture.generic_groups import Group, Role, use_own
+from vlmplan.architecture.generic_layers import GenericContext, GenericShape, LayerRun, output_step
 from vlmplan.architecture.generic_tree import NORMS, TreeBuilder
 from vlmplan.architecture.layout import ModelLayout, recurrent_classes, unmultiplied_classes
 from vlmplan.architecture.model import Batch, Model, Part

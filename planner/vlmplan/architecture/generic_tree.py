@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vlmplan.architecture.generic_layers import BareNorm, EmbeddingGroup, ExpertsGroup, GenericShape, Group, Role, Step
+from vlmplan.architecture.generic_groups import BareNorm, EmbeddingGroup, ExpertsGroup, Group, Role, Step
+from vlmplan.architecture.generic_layers import GenericShape
 from vlmplan.architecture.layout import LaidOutModule, ModelLayout, ModuleKind, is_attention, is_experts
 from vlmplan.architecture.model import Part
 from vlmplan.architecture.modules import Conv1D, Embedding, GemmaRMSNorm, LayerNorm, Linear, Module, RMSNorm, Stack

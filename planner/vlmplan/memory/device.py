@@ -10,7 +10,7 @@ from enum import Enum
 
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SEGMENT_ROUNDING_BYTES, OutOfDeviceMemory
-from vlmplan.memory.overhead import CUDA_CONTEXT_BYTES, nccl_bytes, reserve_bytes
+from vlmplan.memory.overhead import CUDA_CONTEXT_BYTES, nccl_bytes, reserve_bytes, workspace_bytes
 
 
 class Verdict(Enum):
@@ -63,9 +63,7 @@ def device_memory(
 
     ``replay(capacity)`` gives the peak of reserved bytes, or raises OutOfDeviceMemory; None: expandable segments.
     """
-    node = cluster.node
-    usable = node.gpu.usable_bytes
-    nccl = nccl_bytes(cluster.num_gpus, uses_nvlink=node.uses_nvlink)
+    usable, nccl = cluster.node.gpu.usable_bytes, _nccl_bytes(cluster)
     capacity = usable - CUDA_CONTEXT_BYTES - nccl
     runs = allocated_bytes <= capacity
     if replay is None:
@@ -84,3 +82,14 @@ def device_memory(
         reserve_bytes=reserve_bytes(usable),
         runs=runs,
     )
+
+
+def budget_bytes(cluster: Cluster) -> int:
+    """What the model's tensors may take on each GPU of a setup that fits: no reserve, context, NCCL or workspaces."""
+    gpu = cluster.node.gpu
+    capacity = gpu.usable_bytes - CUDA_CONTEXT_BYTES - _nccl_bytes(cluster)
+    return capacity - reserve_bytes(gpu.usable_bytes) - workspace_bytes(gpu)
+
+
+def _nccl_bytes(cluster: Cluster) -> int:
+    return nccl_bytes(cluster.num_gpus, uses_nvlink=cluster.node.uses_nvlink)

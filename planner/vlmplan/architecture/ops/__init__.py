@@ -1,0 +1,83 @@
+"""Operations on symbolic tensors: what each allocates, saves for backward, and computes.
+
+Each function mirrors one torch operation (or one fused kernel) as eager PyTorch runs it on CUDA. The rules for saved
+tensors are those of ``tools/autograd/derivatives.yaml`` in torch 2.13; the docstrings give them in one line, because
+they are the memory model. ``g`` is the incoming gradient.
+"""
+
+from vlmplan.architecture.ops.base import Grads, cast_weight, copy, promoted, reduced, to
+from vlmplan.architecture.ops.elementwise import (
+    ACTIVATIONS,
+    ActivationTable,
+    add,
+    dropout,
+    gelu,
+    gelu_new,
+    mul,
+    power,
+    quick_gelu,
+    relu,
+    scale,
+    shift,
+    sigmoid,
+    silu,
+    tanh,
+    unary,
+)
+from vlmplan.architecture.ops.layout import (
+    concatenate,
+    embedding,
+    expand_weight,
+    masked_scatter,
+    part,
+    resample,
+    rotate,
+    shift_weight,
+    slice_last,
+    slices,
+    split,
+)
+from vlmplan.architecture.ops.norms import layer_norm, mean_last, softmax, total
+from vlmplan.architecture.ops.products import linear, matmul
+
+__all__ = [
+    "ACTIVATIONS",
+    "ActivationTable",
+    "Grads",
+    "add",
+    "cast_weight",
+    "concatenate",
+    "copy",
+    "dropout",
+    "embedding",
+    "expand_weight",
+    "gelu",
+    "gelu_new",
+    "layer_norm",
+    "linear",
+    "masked_scatter",
+    "matmul",
+    "mean_last",
+    "mul",
+    "part",
+    "power",
+    "promoted",
+    "quick_gelu",
+    "reduced",
+    "relu",
+    "resample",
+    "rotate",
+    "scale",
+    "shift",
+    "shift_weight",
+    "sigmoid",
+    "silu",
+    "slice_last",
+    "slices",
+    "softmax",
+    "split",
+    "tanh",
+    "to",
+    "total",
+    "unary",
+]

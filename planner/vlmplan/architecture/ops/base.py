@@ -1,0 +1,77 @@
+"""What operations have in common: types of gradients, promotion, casts, copies, sums over broadcast dimensions."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.units import DType
+
+if TYPE_CHECKING:
+    from vlmplan.architecture.tape import Tape
+
+Grads = list[Tensor | None]
+
+
+def promoted(left: DType, right: DType) -> DType:
+    """The result type of a binary operation on two tensors (torch's type promotion for the types used here)."""
+    if left is right:
+        return left
+    if not right.is_floating:
+        return left
+    if not left.is_floating:
+        return right
+    return DType.FLOAT32  # float32 with a 16-bit type, or bfloat16 with float16
+
+
+def detached(operand: Operand) -> Operand:
+    return operand if isinstance(operand, Parameter) else operand.detached()
+
+
+def to(x: Tensor, dtype: DType) -> Tensor:
+    """``x.to(dtype)``: saves nothing; x itself where the type is the same already."""
+    if x.dtype is dtype:
+        return x
+    tape = x.tape
+    node = tape.node((x,), _cast_backward, meta=x.dtype)
+    out = tape.tensor(x.shape, dtype, node)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _cast_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    return (to(g, node.meta),)
+
+
+def cast_weight(weight: Operand, dtype: DType, tape: "Tape") -> Operand:
+    """A weight in the element type ``dtype``: itself, or a cast on ``tape`` (autocast, norms in float32)."""
+    if weight.dtype is dtype:
+        return weight
+    if isinstance(weight, Tensor):
+        return to(weight, dtype)
+    node = tape.node((weight,), _cast_backward, meta=weight.dtype)
+    out = tape.tensor(weight.shape, dtype, node)
+    tape.move(weight.num_bytes + out.num_bytes)
+    return out
+
+
+def copy(x: Tensor, *shape: int) -> Tensor:
+    """``contiguous()`` or ``reshape()`` of a tensor whose layout forces a copy; saves nothing."""
+    tape = x.tape
+    node = tape.node((x,), pass_through)
+    out = tape.tensor(shape or x.shape, x.dtype, node)
+    tape.move(2 * out.num_bytes)
+    return out
+
+
+def pass_through(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    return (g,)
+
+
+def reduced(g: Tensor, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """A gradient summed over broadcast dimensions."""
+    out = g.tape.tensor(shape, dtype)
+    g.tape.move(g.num_bytes + out.num_bytes)
+    return out

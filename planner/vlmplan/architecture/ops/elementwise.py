@@ -1,0 +1,191 @@
+"""Sums and products of equal or broadcast shapes, and functions of one tensor: activations and dropout."""
+
+from collections.abc import Callable, Sequence
+
+from vlmplan.architecture.ops.base import Grads, detached, pass_through, promoted, reduced, to
+from vlmplan.architecture.tensor import Node, Operand, Tensor
+from vlmplan.errors import UnknownNameError
+from vlmplan.units import DType
+
+
+def add(x: Tensor, y: Operand) -> Tensor:
+    """``x + y``: saves nothing; both gradients are g itself where the types agree."""
+    tape = x.tape
+    dtype = promoted(x.dtype, y.dtype)
+    node = tape.node((x, y), _add_backward, meta=(x.dtype, y.dtype, y.shape if y.numel != x.numel else None))
+    out = tape.tensor(x.shape, dtype, node)
+    tape.move(x.num_bytes + y.numel * y.dtype.num_bytes + out.num_bytes)
+    return out
+
+
+def _add_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    x_dtype, y_dtype, y_shape = node.meta
+    grad_y = None
+    if node.needs[1]:
+        grad_y = g if y_shape is None else reduced(g, y_shape, g.dtype)
+        grad_y = to(grad_y, y_dtype)
+    return (to(g, x_dtype) if node.needs[0] else None, grad_y)
+
+
+def mul(x: Tensor, y: Operand) -> Tensor:
+    """``x * y``: saves y if x needs a gradient, x if y does."""
+    tape = x.tape
+    saved = (x.detached() if y.requires_grad else None, detached(y) if x.requires_grad else None)
+    broadcasts = y.numel != x.numel
+    node = tape.node((x, y), _mul_backward, saved, (x.dtype, y.dtype, x.shape, y.shape, broadcasts))
+    out = tape.tensor(x.shape, promoted(x.dtype, y.dtype), node)
+    tape.move(x.num_bytes + y.numel * y.dtype.num_bytes + out.num_bytes)
+    return out
+
+
+def _mul_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    x_dtype, y_dtype, x_shape, y_shape, broadcasts = node.meta
+    tape = g.tape
+    grad_x = grad_y = None
+    if node.needs[0]:
+        product_x = tape.tensor(x_shape, g.dtype)
+        tape.move(3 * g.num_bytes)
+        grad_x = to(product_x, x_dtype)
+        del product_x
+    if node.needs[1]:
+        product_y = tape.tensor(x_shape, g.dtype)
+        tape.move(3 * g.num_bytes)
+        if broadcasts:
+            product_y = reduced(product_y, y_shape, g.dtype)
+        grad_y = to(product_y, y_dtype)
+    return (grad_x, grad_y)
+
+
+def scale(x: Tensor) -> Tensor:
+    """``x * number``, ``-x``, ``x + number``: saves nothing; its gradient is a new tensor for a product."""
+    tape = x.tape
+    node = tape.node((x,), _unary_backward)
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def shift(x: Tensor) -> Tensor:
+    """``x + number``: saves nothing; its gradient is g."""
+    tape = x.tape
+    node = tape.node((x,), pass_through)
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def unary(x: Tensor, *, saves_input: bool = False, saves_output: bool = False) -> Tensor:
+    """An elementwise function of one tensor that saves its input (silu), its output (tanh, sigmoid) or neither."""
+    tape = x.tape
+    node = tape.node((x,), _unary_backward, (x.detached(),) if saves_input and x.requires_grad else ())
+    out = tape.tensor(x.shape, x.dtype, node)
+    if saves_output:
+        tape.save(node, out)
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def _unary_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(g.shape, g.dtype)
+    g.tape.move(g.num_bytes * (2 + (1 if node.saved else 0)))
+    return (out,)
+
+
+def power(x: Tensor) -> Tensor:
+    """``x.pow(number)``: saves x; backward writes ``x.pow(number - 1)``, a multiple of it, and the product with g."""
+    tape = x.tape
+    node = tape.node((x,), _power_backward, (x.detached(),) if x.requires_grad else ())
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def _power_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    tape = g.tape
+    derivative = tape.tensor(g.shape, g.dtype)
+    multiple = tape.tensor(g.shape, g.dtype)
+    out = tape.tensor(g.shape, g.dtype)
+    tape.move(7 * g.num_bytes)
+    del derivative, multiple
+    return (out,)
+
+
+def silu(x: Tensor) -> Tensor:
+    """``F.silu``: saves x."""
+    return unary(x, saves_input=True)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """``F.gelu``, exact or tanh approximation: saves x."""
+    return unary(x, saves_input=True)
+
+
+def relu(x: Tensor) -> Tensor:
+    """``F.relu``: saves its result."""
+    return unary(x, saves_output=True)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """``torch.tanh``: saves its result."""
+    return unary(x, saves_output=True)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """``torch.sigmoid``: saves its result."""
+    return unary(x, saves_output=True)
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """``F.dropout`` in training: saves its mask, one byte an element on CUDA; x itself where nothing is dropped.
+
+    The CPU kernel instead multiplies by noise of x's type (``aten/src/ATen/native/Dropout.cpp``).
+    """
+    if probability == 0:
+        return x
+    tape = x.tape
+    node = tape.node((x,), _unary_backward)
+    mask = tape.tensor(x.shape, DType.BOOL if tape.fuses_dropout else x.dtype)
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.save(node, mask)
+    tape.move(2 * x.num_bytes + mask.num_bytes)
+    return out
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """``x * sigmoid(1.702 * x)`` written out, as transformers' QuickGELUActivation."""
+    return mul(x, sigmoid(scale(x)))
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """transformers' NewGELUActivation: ``0.5 * x * (1 + tanh(sqrt(2/pi) * (x + 0.044715 * x**3)))`` written out."""
+    return mul(scale(x), shift(tanh(scale(add(x, scale(power(x)))))))
+
+
+class ActivationTable(dict[str, Callable[[Tensor], Tensor]]):
+    """Activation functions by name. Raises UnknownNameError for one that is not described."""
+
+    def __missing__(self, name: str) -> Callable[[Tensor], Tensor]:
+        raise UnknownNameError("activation function", name, self, "of config.json")
+
+
+ACTIVATIONS = ActivationTable(
+    {
+        "silu": silu,
+        "swish": silu,
+        "gelu": gelu,
+        "gelu_pytorch_tanh": gelu,
+        "gelu_fast": gelu,
+        "gelu_new": gelu_new,
+        "quick_gelu": quick_gelu,
+        "relu": relu,
+    }
+)
+"""Hugging Face names of activation functions (``transformers.activations.ACT2FN``)."""

@@ -1,0 +1,158 @@
+"""Embedding lookups, and what only moves elements: slices, concatenations, rotary positions, resampling."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vlmplan.architecture.ops.base import Grads, cast_weight, pass_through, reduced, to
+from vlmplan.architecture.ops.elementwise import add, mul, scale
+from vlmplan.architecture.tensor import Node, Parameter, Tensor
+from vlmplan.units import DType
+
+if TYPE_CHECKING:
+    from vlmplan.architecture.tape import Tape
+
+
+def embedding(ids: Tensor, weight: Parameter) -> Tensor:
+    """``F.embedding``: saves the ids; the weight's gradient is dense, vocabulary x width."""
+    tape = ids.tape
+    node = tape.node((weight,), _embedding_backward, (ids.detached(),), (weight.shape, weight.dtype))
+    out = tape.tensor((*ids.shape, weight.shape[1]), weight.dtype, node)
+    tape.move(2 * out.num_bytes)
+    return out
+
+
+def _embedding_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    shape, dtype = node.meta
+    out = g.tape.gradient(shape, dtype)
+    g.tape.move(out.num_bytes + g.num_bytes)
+    return (out,)
+
+
+def split(x: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """``split``, ``chunk``, ``unbind`` into views of ``shapes``: saves nothing; backward writes one whole gradient."""
+    tape = x.tape
+    node = tape.node((x,), _split_backward, meta=(x.shape, x.dtype))
+    parts: list[Tensor] = []
+    for index, shape in enumerate(shapes):
+        part = Tensor(x.storage, shape, x.dtype, node)
+        part.output_index = index
+        parts.append(part)
+    return parts
+
+
+def _split_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    shape, dtype = node.meta
+    tape = next(g for g in grads if g is not None).tape
+    out = tape.tensor(shape, dtype)
+    tape.move(2 * out.num_bytes)
+    return (out,)
+
+
+def concatenate(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """``torch.cat`` or ``stack``: saves nothing; the gradients are views of g."""
+    tape = parts[0].tape
+    node = tape.node(tuple(parts), _concatenate_backward, meta=[part.shape for part in parts])
+    out = tape.tensor(shape, parts[0].dtype, node)
+    tape.move(2 * out.num_bytes)
+    return out
+
+
+def _concatenate_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    return [
+        Tensor(g.storage, shape, g.dtype) if needed else None
+        for shape, needed in zip(node.meta, node.needs, strict=True)
+    ]
+
+
+def masked_scatter(target: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """``target.masked_scatter(mask, source)``: saves the mask; how image features enter the token embeddings."""
+    tape = target.tape
+    node = tape.node((target, source), _masked_scatter_backward, (mask.detached(),), (target.shape, source.shape))
+    out = tape.tensor(target.shape, target.dtype, node)
+    tape.move(2 * target.num_bytes + source.num_bytes)
+    return out
+
+
+def _masked_scatter_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    target_shape, source_shape = node.meta
+    tape = g.tape
+    grad_target = tape.tensor(target_shape, g.dtype) if node.needs[0] else None
+    grad_source = tape.tensor(source_shape, g.dtype) if node.needs[1] else None
+    tape.move(2 * g.num_bytes)
+    return (grad_target, grad_source)
+
+
+def slice_last(x: Tensor, width: int) -> Tensor:
+    """``x[..., a:b]`` with ``b - a == width``: a view; its gradient is written into a tensor of x's whole size."""
+    tape = x.tape
+    node = tape.node((x,), _split_backward, meta=(x.shape, x.dtype))
+    return Tensor(x.storage, (*x.shape[:-1], width), x.dtype, node)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``: rotary positions; saves cos and sin only, which all layers share."""
+    half = x.shape[-1] // 2
+    return add(mul(x, cos), mul(_rotate_half(x, half), sin))
+
+
+def _rotate_half(x: Tensor, half: int) -> Tensor:
+    """``cat((-x[..., half:], x[..., :half]), dim=-1)``."""
+    first, second = slice_last(x, half), slice_last(x, half)
+    return concatenate([scale(second), first], x.shape)
+
+
+def shift_weight(weight: Parameter, dtype: DType, tape: "Tape") -> Tensor:
+    """``1 + weight.to(dtype)``: a small tensor of the weight's shape."""
+    cast = cast_weight(weight, dtype, tape)
+    node = tape.node((cast,), pass_through)
+    return tape.tensor(weight.shape, dtype, node)
+
+
+def slices(x: Tensor, shape: tuple[int, ...], count: int) -> list[Tensor]:
+    """``torch.split`` of x into ``count`` views of ``shape``; x itself where there is one."""
+    return [x.view(*shape)] if count == 1 else split(x, *[shape] * count)
+
+
+def expand_weight(weight: Parameter, shape: tuple[int, ...], tape: "Tape") -> Tensor:
+    """``weight.expand(shape)``: a view of a learned vector or table; its gradient is summed over the copies."""
+    node = tape.node((weight,), _expand_weight_backward, meta=(weight.shape, weight.dtype))
+    return Tensor(tape.tensor((0,), weight.dtype).storage, shape, weight.dtype, node)
+
+
+def _expand_weight_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    shape, dtype = node.meta
+    return (to(reduced(g, shape, g.dtype), dtype),)
+
+
+def part(x: Tensor, *shape: int) -> Tensor:
+    """A slice or selection of x, ``x[:, 1:]`` or ``x[0]``: a view; its gradient is written into one of x's size."""
+    node = x.tape.node((x,), _split_backward, meta=(x.shape, x.dtype))
+    return Tensor(x.storage, shape, x.dtype, node)
+
+
+def resample(x: Tensor, *shape: int, saves_input: bool = False) -> Tensor:
+    """``interpolate``, ``unfold``, or a copy into a layout from which the gradient has to be copied back.
+
+    Result and gradient are new tensors. Saves nothing, or the input (``avg_pool2d``).
+    """
+    tape = x.tape
+    node = tape.node((x,), _resample_backward, (x.detached(),) if saves_input and x.requires_grad else (), x.shape)
+    out = tape.tensor(shape, x.dtype, node)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _resample_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(node.meta, g.dtype)
+    g.tape.move(g.num_bytes + out.num_bytes)
+    return (out,)

@@ -1,0 +1,102 @@
+"""Reductions over a dimension, and the kernels that have one inside: layer norm and softmax."""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture.ops.base import Grads, cast_weight, detached, to
+from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.units import DType
+
+
+def mean_last(x: Tensor) -> Tensor:
+    """``x.mean(-1, keepdim=True)``: saves nothing."""
+    tape = x.tape
+    node = tape.node((x,), _mean_backward, meta=x.shape)
+    out = tape.tensor((*x.shape[:-1], 1), x.dtype, node)
+    tape.move(x.num_bytes)
+    return out
+
+
+def _mean_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    # The expanded gradient is divided by the number of elements: one full tensor.
+    out = g.tape.tensor(node.meta, g.dtype)
+    g.tape.move(out.num_bytes)
+    return (out,)
+
+
+def total(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x.sum(dim)`` of ``shape``: saves nothing; its gradient is g, expanded."""
+    tape = x.tape
+    node = tape.node((x,), _total_backward, meta=x.shape)
+    out = tape.tensor(shape, x.dtype, node)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _total_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    return (Tensor(g.storage, node.meta, g.dtype),)
+
+
+def layer_norm(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
+    """``F.layer_norm``: one kernel; saves x, the fp32 mean and reciprocal deviation per row, and the weight.
+
+    Autocast runs it in float32 (``torch/amp`` op lists).
+    """
+    tape = x.tape
+    weight_operand: Operand = weight
+    bias_operand: Operand | None = bias
+    if tape.autocast is not None:
+        x = to(x, DType.FLOAT32)
+        weight_operand = cast_weight(weight, DType.FLOAT32, tape)
+        bias_operand = None if bias is None else cast_weight(bias, DType.FLOAT32, tape)
+    node = tape.node(
+        (x, weight_operand, bias_operand),
+        _layer_norm_backward,
+        (x.detached(), detached(weight_operand)),
+        (x.shape, x.dtype),
+    )
+    out = tape.tensor(x.shape, x.dtype, node)
+    rows = x.numel // x.shape[-1]
+    mean, rstd = tape.tensor((rows,), DType.FLOAT32), tape.tensor((rows,), DType.FLOAT32)
+    tape.save(node, mean, rstd)
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def _layer_norm_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    shape, dtype = node.meta
+    tape = g.tape
+    grad_x = tape.tensor(shape, dtype) if node.needs[0] else None
+    tape.move(4 * g.num_bytes)
+    width = shape[-1:]
+    grad_weight = tape.tensor(width, dtype) if node.needs[1] else None
+    grad_bias = tape.tensor(width, dtype) if node.needs[2] else None
+    return (grad_x, grad_weight, grad_bias)
+
+
+def softmax(x: Tensor, dtype: DType | None = None) -> Tensor:
+    """``F.softmax(x, dim=-1, dtype=dtype)``: saves its result; casts x first, in the same kernel only for float16.
+
+    Source: ``softmax`` in ``aten/src/ATen/native/SoftMax.cpp``.
+    """
+    tape = x.tape
+    if dtype is not None and x.dtype is not DType.FLOAT16:
+        x = to(x, dtype)
+    node = tape.node((x,), _softmax_backward, meta=x.dtype)
+    out = tape.tensor(x.shape, dtype or x.dtype, node)
+    tape.save(node, out)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _softmax_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(g.shape, node.meta)
+    g.tape.move(2 * g.num_bytes + out.num_bytes)
+    return (out,)

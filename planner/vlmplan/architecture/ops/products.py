@@ -1,0 +1,83 @@
+"""Matrix products: where most operations are, and what they save for each other's gradients."""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture.ops.base import Grads, cast_weight, detached, reduced, to
+from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor, product
+
+
+def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transposed: bool = False) -> Tensor:
+    """``F.linear``: saves x if the weight needs a gradient, and if x does, the weight, as a view (``weight.t()``).
+
+    Where the weight ``is_transposed`` it is ``addmm``, which saves the weight itself. DeepSpeed's ``F.linear``
+    (``LinearFunctionForZeroStage3``) saves both as they are.
+
+    Shapes: x (..., k), weight (n, k), or (k, n) where it ``is_transposed`` (``x @ weight``), result (..., n):
+    ``2 * rows * n * k`` operations forward, the same again for each gradient. Autocast casts x and the weight first;
+    the casts then are what is saved.
+    """
+    tape = x.tape
+    if tape.autocast is not None:
+        x = to(x, tape.autocast)
+        weight = cast_weight(weight, tape.autocast, tape)
+        bias = None if bias is None else cast_weight(bias, tape.autocast, tape)
+    out_width, in_width = weight.shape[0], product(weight.shape[1:])
+    if is_transposed:
+        out_width, in_width = in_width, out_width
+    is_replaced = tape.keeps_linear_inputs and not is_transposed
+    saves_x = weight.requires_grad or is_replaced
+    saved = (x.detached() if saves_x else None, detached(weight) if x.requires_grad else None)
+    saves_view = x.requires_grad and not is_transposed and not is_replaced
+    view_of = weight if saves_view and isinstance(weight, Parameter) else None
+    meta = (x.shape, x.dtype, weight.shape, bias and bias.shape)
+    node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
+    out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
+    rows = x.numel // in_width
+    tape.matmul(2 * rows * out_width * in_width, x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes)
+    return out
+
+
+def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    x_shape, dtype, weight_shape, bias_shape = node.meta
+    tape = g.tape
+    flops = 2 * g.numel * x_shape[-1]
+    hbm_bytes = (product(x_shape) + g.numel + product(weight_shape)) * dtype.num_bytes
+    grad_x = grad_weight = grad_bias = None
+    if node.needs[2]:
+        grad_bias = reduced(g, bias_shape, dtype)
+    if node.needs[0]:
+        grad_x = tape.tensor(x_shape, dtype)
+        tape.matmul(flops, hbm_bytes)
+    if node.needs[1]:
+        grad_weight = tape.gradient(weight_shape, dtype)
+        tape.matmul(flops, hbm_bytes)
+    return (grad_x, grad_weight, grad_bias)
+
+
+def matmul(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int) -> Tensor:
+    """Batched ``x @ y`` of result ``shape`` over width ``inner``: saves each if the other needs a gradient."""
+    tape = x.tape
+    saved = (x.detached() if y.requires_grad else None, y.detached() if x.requires_grad else None)
+    node = tape.node((x, y), _matmul_backward, saved, (x.shape, y.shape, inner))
+    out = tape.tensor(shape, x.dtype, node)
+    tape.matmul(2 * out.numel * inner, x.num_bytes + y.num_bytes + out.num_bytes)
+    return out
+
+
+def _matmul_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    x_shape, y_shape, inner = node.meta
+    tape = g.tape
+    flops = 2 * g.numel * inner
+    hbm_bytes = (product(x_shape) + product(y_shape) + g.numel) * g.dtype.num_bytes
+    grad_x = grad_y = None
+    if node.needs[0]:
+        grad_x = tape.tensor(x_shape, g.dtype)
+        tape.matmul(flops, hbm_bytes)
+    if node.needs[1]:
+        grad_y = tape.tensor(y_shape, g.dtype)
+        tape.matmul(flops, hbm_bytes)
+    return (grad_x, grad_y)

@@ -1,0 +1,162 @@
+"""What a run on the tape leaves behind, while it is being run: live bytes, their peaks, work, section by section.
+
+``Recorder`` knows nothing of graphs and gradients. Bytes come and go through ``allocate`` and ``free``; a span is what
+lies between two events for the engine; ``trace`` is the record.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from vlmplan.architecture.tensor import Kind
+from vlmplan.architecture.trace import Event, Fetch, Matmul, Parts, Release, Run, Section, Span, Trace
+
+
+class Recorder:
+    """``follows_weights``: note when modules fetch and release their weights, which ZeRO-3 gathers."""
+
+    def __init__(self, *, follows_weights: bool) -> None:
+        self.follows_weights = follows_weights
+        self.kind = Kind.ACTIVATION
+        self._live = [0, 0, 0, 0]
+        self._total = 0
+        self._start: Parts = (0, 0, 0, 0)
+        self._start_total = 0
+        self._peak_total = 0
+        self._peak: Parts = (0, 0, 0, 0)
+        self._sections: dict[str, Section] = {}
+        self._layers: set[str] = set()
+        self._schedule: list[Run] = []
+        self._key = ""
+        self._gap = Section()
+        self._after: list[Event] = []
+        self._events, self._work = self._gap.forward, self._gap.forward_work
+        self._runs_backward = False
+        self._drops: list[Event] = []  # of the running span
+        # While a checkpoint is replayed, everything after its last saved tensor is skipped, as torch's early stop does.
+        self._is_phantom = False
+
+    # -- storages ------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes: int) -> int:
+        """Count ``num_bytes`` as live, and return them (0 where torch would not run the operation)."""
+        if self._is_phantom:
+            return 0
+        self._live[self.kind] += num_bytes
+        self._total += num_bytes
+        if self._total > self._peak_total:
+            self._peak_total = self._total
+            live = self._live
+            self._peak = (live[0], live[1], live[2], live[3])
+        return num_bytes
+
+    def free(self, num_bytes: int, kind: Kind) -> None:
+        self._live[kind] -= num_bytes
+        self._total -= num_bytes
+
+    @contextmanager
+    def charged_to(self, kind: Kind) -> Generator[None]:
+        """Charge storages made inside to the component ``kind``."""
+        before, self.kind = self.kind, kind
+        try:
+            yield
+        finally:
+            self.kind = before
+
+    # -- work ----------------------------------------------------------------------------------------------------
+
+    def matmul(self, flops: int, hbm_bytes: int) -> None:
+        if not self._is_phantom:
+            self._work.matmuls.append(Matmul(flops, hbm_bytes))
+            self._work.num_kernels += 1
+
+    def attend(self, flops: int, hbm_bytes: int, *, is_causal: bool) -> None:
+        if not self._is_phantom:
+            self._work.attention_flops += flops
+            self._work.causal_attention_flops += flops if is_causal else 0
+            self._work.elementwise_bytes += hbm_bytes
+            self._work.num_kernels += 1
+
+    def move(self, hbm_bytes: int) -> None:
+        """An operation bound by memory bandwidth that reads and writes ``hbm_bytes``."""
+        if not self._is_phantom:
+            self._work.elementwise_bytes += hbm_bytes
+            self._work.num_kernels += 1
+
+    # -- sections ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def section(self, key: str, index: int | None = None) -> Generator[None]:
+        """Record what runs inside as the section ``key`` of the schedule; layers of a stack have an ``index``."""
+        self._close_gap()
+        self._schedule.append(Run(key, index))
+        self._sections[key] = Section()
+        if index is not None:
+            self._layers.add(key)
+        self._enter(key)
+        yield
+        self._flush()
+        # What is freed between two sections (a caller's last reference) must not be replayed with the first.
+        self._events, self._work = self._gap.forward, self._gap.forward_work
+
+    def _close_gap(self) -> None:
+        self._flush()
+        if self._gap.forward:
+            key = f"between.{len(self._schedule)}"
+            self._sections[key] = self._gap
+            self._schedule.append(Run(key, None))
+            self._gap = Section()
+
+    def replays(self, key: str, index: int) -> bool:
+        """Whether section ``key`` is known already; then it is scheduled once more without being run."""
+        if key not in self._sections:
+            return False
+        self._schedule.append(Run(key, index))
+        return True
+
+    def _enter(self, key: str) -> None:
+        self._flush()
+        self._key = key
+        section = self._sections[key]
+        self._events = section.backward if self._runs_backward else section.forward
+        self._work = section.backward_work if self._runs_backward else section.forward_work
+
+    def _flush(self) -> None:
+        """Close the running span."""
+        start, live = self._start, self._live
+        end = (live[0], live[1], live[2], live[3])
+        if self._peak_total != self._start_total or end != start:
+            peak = start if self._peak_total == self._start_total else self._peak
+            self._events.append(Span(_difference(peak, start), _difference(end, start)))
+            self._begin_span()
+        if self._drops:
+            self._events += self._drops
+            self._drops.clear()
+
+    def _begin_span(self) -> None:
+        live = self._live
+        self._start = self._peak = (live[0], live[1], live[2], live[3])
+        self._start_total = self._peak_total = self._total
+
+    def fetch(self, module: Any) -> None:
+        if self.follows_weights and not self._is_phantom:
+            self._flush()
+            self._events.append(Fetch(module))
+
+    def release(self, module: Any) -> None:
+        if self.follows_weights and not self._is_phantom:
+            self._flush()
+            self._events.append(Release(module))
+
+    def end_backward(self) -> None:
+        """What is freed from here on (the model's outputs) belongs to what follows backward."""
+        self._flush()
+        self._events = self._after
+
+    def trace(self) -> Trace:
+        self._flush()
+        return Trace(self._sections, self._schedule, self._after)
+
+
+def _difference(left: Parts, right: Parts) -> Parts:
+    return (left[0] - right[0], left[1] - right[1], left[2] - right[2], left[3] - right[3])
