@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,30 +43,15 @@ def zero_config(*, is_efficient: bool) -> dict[str, object]:
 
 
 def storages_of_size(counter, sizes):
-    return sum(num_bytes for num_bytes in counter.live.values() if num_bytes in sizes)
+    return sum(num_bytes for num_bytes in counter.sizes.values() if num_bytes in sizes)
 
 
 def train(rank: int, result: str, model_path: str, directory: str) -> None:
     import deepspeed
     import torch
     import transformers
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
 
-    class LiveStorages(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.live = {}
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            for leaf in tree_leaves(out):
-                if isinstance(leaf, torch.Tensor):
-                    storage = leaf.untyped_storage()
-                    if storage._cdata not in self.live:
-                        self.live[storage._cdata] = storage.nbytes()
-                        weakref.finalize(storage, self.live.pop, storage._cdata)
-            return out
+    from vlmplan_trainer.measure import LiveStorages
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(NUM_RANKS))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # DeepSpeed asks for them and uses the file

@@ -11,10 +11,10 @@ from typing import Any
 from recipe_cases import plan
 from vlmplan.deepspeed_config import deepspeed_config
 from vlmplan.launch.facts import FLASH_ATTENTION, PACKAGES, Facts, TorchSight
-from vlmplan.launch.options import TrainerOptions
 from vlmplan.machine.nvml import NvmlCard, NvmlMachine
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe import Recipe
+from vlmplan.training import TrainerOptions
 from vlmplan.units import GIB, MIB
 from vlmplan.versions import CHECKED_VERSIONS
 

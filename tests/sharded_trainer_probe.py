@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,31 +28,6 @@ def run(folder: Path, cases: Mapping[str, Mapping[str, object]], environment: Ma
         subprocess.run(command, env={**environment, **settings}, check=True, capture_output=True, timeout=300)
         ranks = [json.loads(Path(directory, f"rank{rank}.json").read_text()) for rank in range(NUM_RANKS)]
     return {name: [found[name] for found in ranks] for name in cases}
-
-
-def live_bytes():
-    """A dispatch mode that knows the bytes of what was made since it began."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
-
-    class LiveBytes(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.sizes, self.peak_bytes = {}, 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            for leaf in tree_leaves(out):
-                if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
-                    storage = leaf.untyped_storage()
-                    if storage._cdata not in self.sizes:
-                        self.sizes[storage._cdata] = storage.nbytes()
-                        weakref.finalize(storage, self.sizes.pop, storage._cdata, None)
-            self.peak_bytes = max(self.peak_bytes, sum(self.sizes.values()))
-            return out
-
-    return LiveBytes()
 
 
 def batches(rank: int) -> list[dict]:
@@ -77,6 +51,7 @@ def outcome(folder: Path, changes: dict, *, stage: int, is_chunked: bool, rank: 
     from tiny_plans import tiny_plan
     from vlmplan.recipe import Method, Precision, Recipe, ZeroSettings
     from vlmplan_trainer.loss import language_loss
+    from vlmplan_trainer.measure import LiveStorages
     from vlmplan_trainer.models.load import load_model, num_elements
 
     zero = ZeroSettings(
@@ -85,7 +60,7 @@ def outcome(folder: Path, changes: dict, *, stage: int, is_chunked: bool, rank: 
     changes = {**changes, "method": Method(changes["method"])}
     recipe = Recipe(precision=Precision.FP32, zero_stage=stage, zero=zero, micro_batch=2, **changes)
     plan = tiny_plan(folder, recipe, num_ranks=NUM_RANKS)
-    with live_bytes() as counter:
+    with LiveStorages() as counter:
         loaded = load_model(plan, random_weights=is_random)
     parameters = list(loaded.model.parameters())
     base = [p for name, p in loaded.model.named_parameters() if "lora_" not in name and "modules_to_save" not in name]

@@ -15,9 +15,8 @@ from vlmplan.cli.launch import SCHEMA
 from vlmplan.emit import write_files
 from vlmplan.launch.demo import MODEL_FOLDER, demo_folder
 from vlmplan.launch.facts import installed_version
-from vlmplan.launch.options import TrainerOptions
-from vlmplan.launch.run_folder import CHECKPOINTS, MANIFEST
 from vlmplan.plan import read_plan
+from vlmplan.training import CHECKPOINTS, MANIFEST, TrainerOptions
 
 NEEDED = ("torch", "transformers", "deepspeed", "safetensors", "pillow")
 pytestmark = pytest.mark.skipif(

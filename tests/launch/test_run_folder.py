@@ -11,9 +11,7 @@ from vlmplan.emit import write_files
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.launch import demo
 from vlmplan.launch.run_folder import (
-    CHECKPOINTS,
     LOG_FILE,
-    MANIFEST,
     TRAINED,
     folder_problems,
     has_checkpoint,
@@ -24,6 +22,7 @@ from vlmplan.launch.run_folder import (
 )
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Method, OptimizerKind, Recipe
+from vlmplan.training import CHECKPOINTS, MANIFEST
 
 COMMAND = ["/env/python", "-m", "vlmplan_trainer", "--train-data", "my data.jsonl"]
 LORA = Recipe(zero_stage=2, micro_batch=3, method=Method.LORA)
@@ -133,12 +132,11 @@ def test_a_checkpoint_is_one_when_the_trainer_has_finished_it(tmp_path):
     assert has_checkpoint(tmp_path)
 
 
-def test_the_trainer_calls_its_checkpoints_and_results_as_launch_thinks():
+def test_no_result_of_the_trainer_is_called_like_the_model_of_the_demo():
     pytest.importorskip("torch")
-    from vlmplan_trainer import checkpoint, export
+    from vlmplan_trainer import export
 
-    assert (checkpoint.FOLDER, checkpoint.MANIFEST) == (CHECKPOINTS, MANIFEST)
-    results = {export.MODEL_FOLDER, export.ADAPTER_FOLDER, export.MERGED_FOLDER, checkpoint.FOLDER}
+    results = {export.MODEL_FOLDER, export.ADAPTER_FOLDER, export.MERGED_FOLDER, CHECKPOINTS}
     assert demo.MODEL_FOLDER not in results
 
 

@@ -1,7 +1,6 @@
 """The chunked loss beside the plain one: values, gradients, and the bytes of vocabulary-wide tensors."""
 
 import copy
-import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -9,13 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import CHUNK_ELEMENTS, chunk_tokens
 from vlmplan_trainer.cross_entropy import IGNORED, PIECES_PER_CHUNK, LogitRule, Product, chunked_cross_entropy
 from vlmplan_trainer.loss import language_loss, logit_rules
+from vlmplan_trainer.measure import LiveStorages
 
 VOCAB_SIZE = 307
 NUM_TOKENS = 19
@@ -266,36 +264,24 @@ def test_float16_keeps_the_gradient_of_words_that_are_all_but_impossible():
 # -- bytes -----------------------------------------------------------------------------------------------------------
 
 
-class LiveBytes(TorchDispatchMode):
-    """The most bytes of storages made while it lasts that were alive at the same time."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes, self.peak_bytes = {}, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        known = {leaf.untyped_storage()._cdata for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
-        for leaf in tree_leaves(out):
-            storage = leaf.untyped_storage() if isinstance(leaf, torch.Tensor) else None
-            if storage is not None and storage._cdata not in self.sizes and storage._cdata not in known:
-                self.sizes[storage._cdata] = storage.nbytes()
-                weakref.finalize(storage, self.sizes.pop, storage._cdata, None)
-        self.peak_bytes = max(self.peak_bytes, sum(self.sizes.values()))
-        return out
-
-
 WIDE_VOCAB, WIDE_TOKENS, WIDTH, CHUNK = 150_000, 48, 8, 16
+
+
+def made_before(counter, *tensors) -> int:
+    """Bytes of what is there already."""
+    counter.count(*tensors)
+    return counter.num_bytes
 
 
 def peak_bytes(model, *, is_chunked, autocast=None):
     inputs = batch(1, WIDE_TOKENS, WIDE_VOCAB)
     language_loss(model, batch(1, 2, WIDE_VOCAB, 0), is_chunked=True)  # what is done once
-    with LiveBytes() as counter:
+    with LiveStorages() as counter:
+        known = made_before(counter, *model.parameters(), *inputs.values())
         with torch.autocast("cpu", autocast) if autocast else nullcontext():
             loss = language_loss(model, inputs, is_chunked=is_chunked, chunk_tokens=CHUNK)
         loss.backward()
-    return counter.peak_bytes
+    return counter.peak_bytes - known
 
 
 @pytest.mark.parametrize(
@@ -326,8 +312,9 @@ def test_the_chunked_peak_does_not_grow_with_the_number_of_tokens():
     for num_tokens in (CHUNK, 5 * CHUNK):
         x = torch.randn(num_tokens, WIDTH, requires_grad=True)
         labels = torch.arange(num_tokens)
-        with LiveBytes() as counter:
+        with LiveStorages() as counter:
+            known = made_before(counter, x, weight, labels)
             products = [Product(x=x, weight=weight)]
             chunked_cross_entropy(products, None, labels, rule=LogitRule(), chunk=CHUNK).backward()
-        peaks.append(counter.peak_bytes)
+        peaks.append(counter.peak_bytes - known)
     assert peaks[1] - peaks[0] < 0.01 * peaks[0]

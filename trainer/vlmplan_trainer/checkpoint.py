@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from vlmplan.errors import InputError
+from vlmplan.training import CHECKPOINTS, MANIFEST
 from vlmplan_trainer.engines import Engine
 from vlmplan_trainer.loop import Position
 
-FOLDER = "checkpoints"
-MANIFEST = "complete.json"
 UNFINISHED = ".unfinished"
 UNIVERSAL = ".universal"
 
@@ -31,7 +30,7 @@ def save_checkpoint(
 
     ``run`` says what must be equal when the run goes on (samples, epochs, seed).
     """
-    place = output_dir / FOLDER / f"step-{position.step:08d}"
+    place = output_dir / CHECKPOINTS / f"step-{position.step:08d}"
     writing = place.with_name(place.name + UNFINISHED)
     if engine.rank == 0:
         shutil.rmtree(writing, ignore_errors=True)
@@ -73,13 +72,13 @@ def _remove_old(output_dir: Path, keep_last: int) -> None:
     for old in whole_checkpoints(output_dir)[:-keep_last]:
         (old / MANIFEST).unlink()  # from here on nobody trusts it
         shutil.rmtree(old)
-    for unfinished in (output_dir / FOLDER).glob(f"*{UNFINISHED}"):
+    for unfinished in (output_dir / CHECKPOINTS).glob(f"*{UNFINISHED}"):
         shutil.rmtree(unfinished)
 
 
 def whole_checkpoints(output_dir: Path) -> list[Path]:
     """Checkpoints that were written to their end, oldest first."""
-    found = sorted((output_dir / FOLDER).glob("step-*"))
+    found = sorted((output_dir / CHECKPOINTS).glob("step-*"))
     return [place for place in found if not place.name.endswith(UNFINISHED) and is_whole(place)]
 
 
@@ -96,7 +95,8 @@ def newest_checkpoint(output_dir: Path) -> Path:
     """The checkpoint to go on from. Raises InputError if there is none."""
     whole = whole_checkpoints(output_dir)
     if not whole:
-        raise InputError(f"--resume: {output_dir / FOLDER} holds no whole checkpoint; leave --resume out to start anew")
+        folder = output_dir / CHECKPOINTS
+        raise InputError(f"--resume: {folder} holds no whole checkpoint; leave --resume out to start anew")
     return whole[-1]
 
 

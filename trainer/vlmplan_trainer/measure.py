@@ -24,7 +24,8 @@ class LiveStorages(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._alive: set[int] = set()
+        self.sizes: dict[int, int] = {}
+        """Bytes by storage."""
         self.num_bytes = self.peak_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -34,23 +35,27 @@ class LiveStorages(TorchDispatchMode):
                 self._note(leaf.untyped_storage())
         return out
 
-    def count(self, model: torch.nn.Module) -> None:
-        """Note the weights of a model that was made outside the mode."""
-        for tensor in (*model.parameters(), *model.buffers()):
+    def count(self, *tensors: torch.Tensor) -> None:
+        """Note tensors that were made outside the mode."""
+        for tensor in tensors:
             self._note(tensor.untyped_storage())
+
+    def restart_peak(self) -> None:
+        """Look for the highest moment from here on."""
+        self.peak_bytes = self.num_bytes
 
     def _note(self, storage: Any) -> None:
         key = storage._cdata
-        if key in self._alive:
+        if key in self.sizes:
             return
         num_bytes = storage.nbytes()
-        self._alive.add(key)
+        self.sizes[key] = num_bytes
         self.num_bytes += num_bytes
         self.peak_bytes = max(self.peak_bytes, self.num_bytes)
         weakref.finalize(storage, self._forget, key, num_bytes)
 
     def _forget(self, key: int, num_bytes: int) -> None:
-        self._alive.discard(key)
+        del self.sizes[key]
         self.num_bytes -= num_bytes
 
 
@@ -126,7 +131,7 @@ class Meter:
     def count(self, model: torch.nn.Module) -> None:
         """Add the weights of a model that came into being unseen (read from files by libraries of their own)."""
         if self._storages is not None:
-            self._storages.count(model)
+            self._storages.count(*model.parameters(), *model.buffers())
 
     def _mode(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._storages is None else self._storages
@@ -135,7 +140,7 @@ class Meter:
         if self._cuda is not None:
             torch.cuda.reset_peak_memory_stats(self._cuda)
         elif self._storages is not None:
-            self._storages.peak_bytes = self._storages.num_bytes
+            self._storages.restart_peak()
 
     def _bytes(self) -> tuple[int, int]:
         if self._cuda is not None:

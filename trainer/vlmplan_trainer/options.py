@@ -6,52 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmplan.errors import InputError
+from vlmplan.training import SCHEDULES, TrainerOptions
 
 LEARNING_RATES = {"full": 1e-5, "lora": 1e-4, "qlora": 1e-4}
 """By method, where none is given: what the model cards of Qwen2-VL, LLaVA and Llama fine-tune with. A choice."""
-DEFAULT_WARMUP_FRACTION = 0.03
-DEFAULT_KEEP_LAST = 2
-SCHEDULES = ("cosine", "linear", "constant")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What a run was asked for. ``learning_rate`` None: by method."""
+class Options(TrainerOptions):
+    """What a run was asked for, and by which plan."""
 
     plan: Path
-    output_dir: Path
-    train_data: Path | None = None
-    eval_data: Path | None = None
-    dummy_data: int | None = None
-    resume: bool = False
-    skip_bad_samples: bool = False
-    random_weights: bool = False
-    learning_rate: float | None = None
-    weight_decay: float = 0.0
-    warmup_fraction: float = DEFAULT_WARMUP_FRACTION
-    schedule: str = "cosine"
-    save_every: int | None = None
-    keep_last: int = DEFAULT_KEEP_LAST
-    max_steps: int | None = None
-    seed: int = 0
-    merge_adapters: bool = False
-    measured_steps: int = 3
-
-    def __post_init__(self) -> None:
-        sources = [name for name in ("train_data", "dummy_data") if getattr(self, name) is not None]
-        if len(sources) != 1:
-            given = " and ".join("--" + name.replace("_", "-") for name in sources) or "neither"
-            raise InputError(f"one of --train-data and --dummy-data is needed; {given} is given")
-        for name, least in (("dummy_data", 1), ("save_every", 1), ("keep_last", 1), ("max_steps", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"--{name.replace('_', '-')} is {value}; {least} or more is needed")
-        for name in ("learning_rate", "weight_decay"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise InputError(f"--{name.replace('_', '-')} is {value}; 0 or more is needed")
-        if not 0 <= self.warmup_fraction <= 1:
-            raise InputError(f"--warmup-fraction is {self.warmup_fraction}; a number from 0 to 1 is needed")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,7 +26,12 @@ class _Parser(argparse.ArgumentParser):
 
 def parse_options(arguments: Sequence[str]) -> Options:
     """The options of ``python -m vlmplan_trainer``. Raises InputError for what is not allowed."""
-    parser = _Parser(prog="vlmplan_trainer", description="Train what plan.json says.", allow_abbrev=False)
+    parser = _Parser(
+        prog="vlmplan_trainer",
+        description="Train what plan.json says.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,  # the defaults are those of TrainerOptions
+    )
     add = parser.add_argument
     add("--plan", type=Path, required=True, metavar="FILE", help="plan.json of vlmplan recommend or launch")
     add("--output-dir", type=Path, required=True, metavar="DIR", help="where checkpoints, metrics and the result go")
@@ -72,13 +42,13 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--skip-bad-samples", action="store_true", help="leave out lines that cannot be used instead of stopping")
     add("--random-weights", action="store_true", help="weights drawn anew, where there are none to load")
     add("--learning-rate", type=float, metavar="X", help="default: 1e-5 for full, 1e-4 for adapters")
-    add("--weight-decay", type=float, default=0.0, metavar="X")
-    add("--warmup-fraction", type=float, default=DEFAULT_WARMUP_FRACTION, metavar="X", help="part of all steps")
-    add("--schedule", choices=SCHEDULES, default="cosine", help="of the learning rate after warmup")
+    add("--weight-decay", type=float, metavar="X")
+    add("--warmup-fraction", type=float, metavar="X", help="part of all steps")
+    add("--schedule", choices=SCHEDULES, help="of the learning rate after warmup")
     add("--save-every", type=int, metavar="N", help="a checkpoint every N steps; one comes at the end anyway")
-    add("--keep-last", type=int, default=DEFAULT_KEEP_LAST, metavar="N", help="checkpoints that are kept")
+    add("--keep-last", type=int, metavar="N", help="checkpoints that are kept")
     add("--max-steps", type=int, metavar="N", help="stop there")
-    add("--seed", type=int, default=0, metavar="N")
+    add("--seed", type=int, metavar="N")
     add("--merge-adapters", action="store_true", help="also write the model with its adapters merged in")
-    add("--measured-steps", type=int, default=3, metavar="N", help="first steps whose memory is followed")
+    add("--measured-steps", type=int, metavar="N", help="first steps whose memory is followed")
     return Options(**vars(parser.parse_args(list(arguments))))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
@@ -228,5 +229,4 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
         "planned_and_measured": [line.as_json() for line in found],
     }
     write_atomically(options.output_dir / REPORT_FILE, json.dumps(content, indent=1) + "\n", force=True)
-    watcher = Watcher(made.plan, options.output_dir, rank=0, num_steps=position.step, first_step=position.step)
-    print_report(watcher.console, found)
+    print_report(Console(highlight=False), found)

@@ -12,10 +12,10 @@ import click
 
 from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
 from vlmplan.errors import InputError, VlmplanError
+from vlmplan.training import SCHEDULES, TrainerOptions
 
 if TYPE_CHECKING:
     from vlmplan.launch.facts import Facts
-    from vlmplan.launch.options import TrainerOptions
     from vlmplan.launch.preflight import Findings
     from vlmplan.plan import Plan
 
@@ -45,7 +45,7 @@ RUN = (
     click.option("--learning-rate", type=float, metavar="X", help="[default: 1e-5 for full, 1e-4 for adapters]"),
     click.option("--weight-decay", type=float, metavar="X", help="[default: 0]"),
     click.option("--warmup-fraction", type=float, metavar="X", help="Part of all steps.  [default: 0.03]"),
-    click.option("--schedule", type=click.Choice(("cosine", "linear", "constant")), help="[default: cosine]"),
+    click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: cosine]"),
     _count("--save-every", "Steps between checkpoints.  [default: one at the end]"),
     _count("--keep-last", "Checkpoints that are kept.  [default: 2]"),
     _count("--max-steps", "Stop after so many steps."),
@@ -61,7 +61,7 @@ class Prepared:
     """A run that was looked at and not started."""
 
     plan: "Plan"
-    options: "TrainerOptions"
+    options: TrainerOptions
     facts: "Facts"
     findings: "Findings"
     command: list[str]
@@ -89,8 +89,6 @@ def launch(
     Looks first whether it can run here and names everything that is in the way (exit code 1). Then its exit code is
     that of the run, 128 + N if it was ended by signal N.
     """
-    from vlmplan.launch.options import TrainerOptions
-
     if as_json and not dry_run:
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
@@ -99,7 +97,7 @@ def launch(
         _fill_in_demo(ctx, given, asked, plan_file)
     if asked["output_dir"] is None:
         raise click.UsageError("--output-dir is needed", ctx)
-    trainer = TrainerOptions(**asked)
+    trainer = TrainerOptions(**{name: value for name, value in asked.items() if value is not None})
     # A dry run's model goes away again.
     scratch = tempfile.TemporaryDirectory(prefix="vlmplan-") if demo and dry_run else nullcontext()
     with scratch as folder:
@@ -124,7 +122,7 @@ def _fill_in_demo(ctx: click.Context, given: dict[str, Any], asked: dict[str, An
         asked["output_dir"] = Path(demo.FOLDER) if asked["resume"] else demo.demo_folder()
 
 
-def _demo_model(trainer: "TrainerOptions", folder: Path) -> str:
+def _demo_model(trainer: TrainerOptions, folder: Path) -> str:
     """The demo's model, newly written under ``folder``; that of the run where one is resumed."""
     from vlmplan.launch.demo import MODEL_FOLDER, write_demo_model
     from vlmplan.launch.run_folder import held_run_problem
@@ -143,7 +141,7 @@ def _plan(
     given: dict[str, Any],
     catalog_files: tuple[Path, ...],
     plan_file: Path | None,
-    trainer: "TrainerOptions",
+    trainer: TrainerOptions,
 ) -> "tuple[Plan, list[str]]":
     """The plan of the file, of the run that is resumed, or of the options; and what to say about the latter."""
     from vlmplan.emit import PLAN_FILE
@@ -163,7 +161,7 @@ def _plan(
 
 
 def planned(
-    given: dict[str, Any], catalog_files: tuple[Path, ...], trainer: "TrainerOptions"
+    given: dict[str, Any], catalog_files: tuple[Path, ...], trainer: TrainerOptions
 ) -> "tuple[Plan, list[str]]":
     """The plan that the options of estimate ask for; the data says how many samples there are, if the user does not."""
     from vlmplan.cli.estimate import requested_estimate
@@ -182,7 +180,7 @@ def planned(
 
 def prepare(
     plan: "Plan",
-    trainer: "TrainerOptions",
+    trainer: TrainerOptions,
     catalog_files: tuple[Path, ...],
     hostfile: Path | None,
     notes: list[str],

@@ -1,6 +1,5 @@
 """Starting a plan: look whether it can run here, keep what is run beside its results, start it and follow it.
 
-options      what the user asks of the trainer, as its command line
 facts        what this machine has; the one impure part of the look
 preflight    whether the plan can run here, in sentences (devices.py: its GPUs; hosts.py: its nodes)
 run_folder   the files of a run

@@ -13,10 +13,10 @@ from vlmplan.errors import VlmplanError
 from vlmplan.launch.devices import gpu_problems
 from vlmplan.launch.facts import FLASH_ATTENTION, Facts
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
-from vlmplan.launch.options import TrainerOptions
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation, Method
+from vlmplan.training import TrainerOptions
 from vlmplan.units import counted, gib_text
 
 INSTALL = 'pip install "vlmplan[train]"'
@@ -163,7 +163,8 @@ def disk_bytes(plan: Plan, options: TrainerOptions) -> int:
     """
     keeps = options.save_every is not None and not options.resume
     merged = 2 * plan.num_params if options.merge_adapters else 0  # 16-bit weights
-    return plan.expected.checkpoint_bytes * (options.num_kept + 1 if keeps else 1) + plan.expected.export_bytes + merged
+    num_checkpoints = options.keep_last + 1 if keeps else 1
+    return plan.expected.checkpoint_bytes * num_checkpoints + plan.expected.export_bytes + merged
 
 
 def _disk_problems(plan: Plan, options: TrainerOptions, facts: Facts) -> Iterator[str]:

@@ -22,10 +22,9 @@ from vlmplan.emit import DS_CONFIG_FILE, PLAN_FILE, file_texts
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan, read_plan
+from vlmplan.training import CHECKPOINTS, MANIFEST
 
 COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, LOG_FILE = "command.txt", "environment.txt", "versions.json", "run.log"
-CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
-"""Names that the trainer gives: its checkpoints' folder, and what each has once it is whole."""
 TRAINED = (
     *("method", "lora_rank", "lora_targets", "train_embeddings", "train_vision", "train_projector", "train_language"),
     "optimizer",

@@ -13,6 +13,7 @@ from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
+from vlmplan.units import counted
 
 IMAGE_TAG = "<image>"
 ROLES = ("system", "user", "assistant")
@@ -125,7 +126,7 @@ def _with_images(turns: _Parts, images: list[Reference], source: str) -> tuple[R
     num_tags = sum(part is _TAG for _, parts in turns for part in parts)
     if num_tags != len(images):
         fault = "an image tag has no image" if num_tags > len(images) else "there are more images than tags"
-        raise InputError(f"{source}: {fault}: {_counted(num_tags, 'tag')}, {_counted(len(images), 'image')}"
+        raise InputError(f"{source}: {fault}: {counted(num_tags, 'tag')}, {counted(len(images), 'image')}"
                          + (f" ({shown([image.text for image in images])})" if images else ""))  # fmt: skip
     rest = iter(images)
     result = tuple(
@@ -148,7 +149,3 @@ def _check_order(turns: tuple[RawTurn, ...], source: str) -> None:
     for index in answers:
         if not "".join(str(part) for part in turns[index].content).strip():
             raise InputError(f"{source}: turn {index + 1}, the assistant's, is empty")
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -1,7 +1,6 @@
 """The engine of a plan, on the device that this process has."""
 
 import os
-import socket
 
 import torch
 
@@ -25,15 +24,10 @@ def start_process_group(plan: Plan) -> None:
     import deepspeed
 
     if num_ranks == 1 and "MASTER_PORT" not in os.environ:  # started by hand: nobody to meet
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-        os.environ.update(alone, MASTER_PORT=str(_free_port()))
+        # Port 0: any that is free.
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        os.environ.update(alone)
     deepspeed.init_distributed(dist_backend="gloo" if plan.hardware.vendor == "cpu" else None, verbose=False)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def device_of(plan: Plan) -> torch.device:

@@ -8,20 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.errors import InputError
-from vlmplan.launch.options import DATA_SOURCES, DEFAULT_KEEP_LAST, TrainerOptions
+from vlmplan.training import DATA_SOURCES, SCHEDULES, TrainerOptions
 from vlmplan_trainer.options import Options, parse_options
 
-COUNTS = st.none() | st.integers(1, 10**6)
-RATES = st.none() | st.floats(0, 1)
+COUNTS = st.integers(1, 10**6)
+RATES = st.floats(0, 1)
 OPTIONS = st.builds(
     TrainerOptions,
     output_dir=st.just(Path("/out put")),
     dummy_data=st.integers(1, 10**6),
     eval_data=st.none() | st.just(Path("/eval.jsonl")),
-    **dict.fromkeys(("save_every", "keep_last", "max_steps", "seed", "measured_steps"), COUNTS),
-    **dict.fromkeys(("learning_rate", "weight_decay", "warmup_fraction"), RATES),
+    **dict.fromkeys(("save_every", "max_steps"), st.none() | COUNTS),
+    **dict.fromkeys(("keep_last", "seed", "measured_steps"), COUNTS),
+    learning_rate=st.none() | RATES,
+    **dict.fromkeys(("weight_decay", "warmup_fraction"), RATES),
     **{name: st.booleans() for name in ("resume", "skip_bad_samples", "random_weights", "merge_adapters")},
-    schedule=st.none() | st.sampled_from(["cosine", "linear", "constant"]),
+    schedule=st.sampled_from(SCHEDULES),
 )
 
 
@@ -29,15 +31,17 @@ OPTIONS = st.builds(
 def test_the_trainer_reads_every_option_as_it_was_meant(options: TrainerOptions):
     read = parse_options(["--plan", "p.json", *options.arguments()])
     for item in fields(options):
-        meant = getattr(options, item.name)
-        if meant is not None:
-            assert getattr(read, item.name) == meant
+        assert getattr(read, item.name) == getattr(options, item.name)
 
 
-def test_launch_and_trainer_have_the_same_options_and_keep_the_same_number():
+def test_launch_and_trainer_have_the_same_options_and_defaults():
     assert {item.name for item in fields(TrainerOptions)} | {"plan"} == {item.name for item in fields(Options)}
-    default = next(item.default for item in fields(Options) if item.name == "keep_last")
-    assert TrainerOptions(output_dir=Path("o"), dummy_data=1).num_kept == default == DEFAULT_KEEP_LAST
+    asked = TrainerOptions(output_dir=Path("o").absolute(), dummy_data=1)
+    assert asked.arguments() == ["--output-dir", str(asked.output_dir), "--dummy-data", "1"]
+    read = parse_options(["--plan", "p.json", *asked.arguments()])
+    assert {item.name: getattr(read, item.name) for item in fields(asked)} == {
+        item.name: getattr(asked, item.name) for item in fields(asked)
+    }
 
 
 def test_paths_are_passed_on_whole_since_other_nodes_start_elsewhere(monkeypatch, tmp_path):

@@ -1,0 +1,77 @@
+"""What ``vlmplan launch`` and the trainer agree on: the trainer's options, and names in the folder of a run."""
+
+import os
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from vlmplan.errors import InputError
+
+CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
+"""Where checkpoints are, and what each has once it is whole."""
+SCHEDULES = ("cosine", "linear", "constant")
+DATA_SOURCES = ("train_data", "dummy_data")
+LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOptions:
+    """What the user asks of the trainer beside the plan. ``learning_rate`` None: by method.
+
+    Raises InputError for what is not allowed.
+    """
+
+    output_dir: Path
+    train_data: Path | None = None
+    eval_data: Path | None = None
+    dummy_data: int | None = None
+    resume: bool = False
+    skip_bad_samples: bool = False
+    random_weights: bool = False
+    learning_rate: float | None = None
+    weight_decay: float = 0.0
+    warmup_fraction: float = 0.03
+    schedule: str = "cosine"
+    save_every: int | None = None
+    keep_last: int = 2
+    max_steps: int | None = None
+    seed: int = 0
+    merge_adapters: bool = False
+    measured_steps: int = 3
+
+    def __post_init__(self) -> None:
+        given = [flag(name) for name in DATA_SOURCES if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = f"{' and '.join(given)} are given" if given else "none of them is given"
+            raise InputError(f"one of {', '.join(map(flag, DATA_SOURCES))} is needed; {found}")
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{flag(name)} is {value}; {least} or more is needed")
+        for name in ("learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise InputError(f"{flag(name)} is {value}; 0 or more is needed")
+        if not 0 <= self.warmup_fraction <= 1:
+            raise InputError(f"--warmup-fraction is {self.warmup_fraction}; a number from 0 to 1 is needed")
+
+    def arguments(self) -> list[str]:
+        """The trainer's command line, without what is the default. Paths are absolute: other nodes start elsewhere."""
+        words: list[str] = []
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is True:
+                words.append(flag(item.name))
+            elif value != default_of(item):
+                words += [flag(item.name), os.path.abspath(value) if isinstance(value, Path) else str(value)]
+        return words
+
+
+def default_of(item: "Field[Any]") -> Any:
+    """The value of an option that is not given; None for one that has to be."""
+    return None if item.default is MISSING else item.default
+
+
+def flag(name: str) -> str:
+    """The command-line option of a field: ``save_every`` → ``--save-every``."""
+    return "--" + name.replace("_", "-")
