@@ -86,6 +86,12 @@ def refusal(*words: str, code: int = MENDABLE) -> str:
     return found.err.strip()
 
 
+def says(sentence: str, *parts: str) -> None:
+    """The sentence has every part."""
+    missing = [part for part in parts if part not in sentence]
+    assert not missing, f"{missing} not in: {sentence}"
+
+
 def folder_of(name: str, config: Any, **files: str) -> Path:
     """A model's folder here; ``config`` is config.json as text or as what it holds."""
     folder = Path(name)

@@ -6,7 +6,6 @@
 import json
 import logging
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,13 +18,10 @@ OFFLOAD = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
 
 def run(environment: Mapping[str, str]) -> dict[str, str]:
     """The outcome of every probe by name: ``runs``, or the message."""
-    with socket.socket() as free, tempfile.TemporaryDirectory() as directory:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-        free.close()
+    with tempfile.TemporaryDirectory() as directory:
         result = Path(directory) / "outcomes.json"
-        more = {"DS_ACCELERATOR": "cpu", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-        more |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        more = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}
+        more |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # DeepSpeed asks for them and uses the file
         command = [sys.executable, __file__, str(result), directory]
         subprocess.run(command, env={**environment, **more}, check=True, capture_output=True, timeout=300)
         return json.loads(result.read_text())
@@ -38,8 +34,10 @@ def main(result: str, directory: str) -> None:
     import torch
     import transformers
 
+    from vlmplan_trainer.engines.make import init_gloo
+
     logging.disable(logging.WARNING)
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    init_gloo(init_method=f"file://{directory}/rendezvous", rank=0, world_size=1)
     outcomes: dict[str, str] = {}
 
     def adafactor(parameters):

@@ -51,11 +51,12 @@ def train(rank: int, result: str, model_path: str, directory: str) -> None:
     import torch
     import transformers
 
+    from vlmplan_trainer.engines.make import init_gloo
     from vlmplan_trainer.measure import LiveStorages
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(NUM_RANKS))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # DeepSpeed asks for them and uses the file
-    deepspeed.init_distributed("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=NUM_RANKS)
+    init_gloo(init_method=f"file://{directory}/rendezvous", rank=rank, world_size=NUM_RANKS)
     outcomes = {}
     for is_efficient in (False, True):
         for checkpoints in (False, True):

@@ -94,11 +94,11 @@ def outcome(folder: Path, changes: dict, *, stage: int, is_chunked: bool, rank: 
 
 
 def train(rank: int, folder: str, directory: str) -> None:
-    import deepspeed
+    from vlmplan_trainer.engines.make import init_gloo
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(NUM_RANKS))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # DeepSpeed asks for them and uses the file
-    deepspeed.init_distributed("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=NUM_RANKS)
+    init_gloo(init_method=f"file://{directory}/rendezvous", rank=rank, world_size=NUM_RANKS)
     found = {}
     for name, case in json.loads(Path(directory, "cases.json").read_text()).items():
         model, is_random = Path(folder, str(case.pop("is_tied"))), case.pop("random_weights", False)

@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, and over an existing one only when asked."""
+"""Text files: read with one sentence for what is wrong; written whole or not at all, and over others only if asked."""
 
 import os
 from collections.abc import Iterable
@@ -17,6 +17,21 @@ def refuse_existing(paths: Iterable[Path], *, force: bool) -> None:
             raise InputError(f"{path} is a folder, so no file can be written there")
         if not force and os.path.lexists(path):
             raise InputError(f"{path} exists already; --force overwrites it")
+
+
+def text_of(path: Path, *, name: str, otherwise: str = "") -> str:
+    """What a text file holds. ``name`` is what errors call it, ``otherwise`` what follows from its not being text.
+
+    Raises UnavailableError if the file cannot be read, InputError if it is not in UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UnavailableError(f"{name} does not exist") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{name} is not text in UTF-8{otherwise}") from None
+    except OSError as error:
+        raise UnavailableError(f"{name} cannot be read: {error.strerror}") from None
 
 
 def write_atomically(path: Path, text: str, *, force: bool = False, mode: int = READABLE) -> None:

@@ -10,21 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
-from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.files import text_of
 
 T = TypeVar("T")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises UnavailableError if it cannot be read, InputError if it holds anything else."""
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UnavailableError(f"{path} does not exist") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text in UTF-8, so it is no JSON file") from None
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
+    text = text_of(path, name=str(path), otherwise=", so it is no JSON file")
     return parse_json_object(text, source=str(path))
 
 

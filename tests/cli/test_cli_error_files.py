@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, call, folder_of, isolate, refusal
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, call, folder_of, isolate, refusal, says
 from vlmplan.errors import VlmplanError
 from vlmplan.estimate import Estimator
 from vlmplan.models import packaged_files
@@ -28,11 +28,6 @@ DIGITS = "1" + "0" * 5000
 @pytest.fixture(autouse=True)
 def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     isolate(monkeypatch, tmp_path)
-
-
-def says(sentence: str, *parts: str) -> None:
-    missing = [part for part in parts if part not in sentence]
-    assert not missing, f"{missing} not in: {sentence}"
 
 
 def written(name: str, content: str | bytes) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cli_calls import DONE, MENDABLE, USAGE, call, isolate, refusal
+from cli_calls import DONE, MENDABLE, USAGE, call, isolate, refusal, says
 from vlmplan.errors import UnavailableError
 
 TEXT_MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
@@ -32,11 +32,6 @@ CHOICES = {
 @pytest.fixture(autouse=True)
 def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     isolate(monkeypatch, tmp_path)
-
-
-def says(sentence: str, *parts: str) -> None:
-    missing = [part for part in parts if part not in sentence]
-    assert not missing, f"{missing} not in: {sentence}"
 
 
 def vision(*words: str, gpu: str = "h100-sxm") -> str:

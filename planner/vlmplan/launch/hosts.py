@@ -4,21 +4,15 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from vlmplan.errors import InputError, UnavailableError
+from vlmplan.errors import InputError
+from vlmplan.files import text_of
 
 LINE = re.compile(r"(\S+)\s+slots=(\d+)")
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
     """GPUs by host, in the order of the file. Raises UnavailableError or InputError with the line that is wrong."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UnavailableError(f"--hostfile {path} does not exist") from None
-    except UnicodeDecodeError:
-        raise InputError(f"--hostfile {path} is not text in UTF-8") from None
-    except OSError as error:
-        raise UnavailableError(f"--hostfile {path} cannot be read: {error.strerror}") from None
+    text = text_of(path, name=f"--hostfile {path}")
     slots: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         line = line.strip()

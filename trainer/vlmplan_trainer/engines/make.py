@@ -1,6 +1,7 @@
 """The engine of a plan, on the device that this process has."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -27,7 +28,22 @@ def start_process_group(plan: Plan) -> None:
         # Port 0: any that is free.
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         os.environ.update(alone)
-    deepspeed.init_distributed(dist_backend="gloo" if plan.hardware.vendor == "cpu" else None, verbose=False)
+    if plan.hardware.vendor == "cpu":
+        init_gloo()
+    else:
+        deepspeed.init_distributed(verbose=False)
+
+
+def init_gloo(**rendezvous: Any) -> None:
+    """DeepSpeed between CPU ranks, over gloo alone. ``rendezvous`` goes to ``deepspeed.init_distributed``.
+
+    Where a compiler is found, DeepSpeed would build an extension for messages through shared memory at the first start
+    (comm/torch.py, build_shm_op). A start killed meanwhile leaves a lock file, for which all later ones wait for ever.
+    """
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed("gloo", verbose=False, **rendezvous)
 
 
 def device_of(plan: Plan) -> torch.device:
