@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import vlmplan
-from tools.readme_layout import README, layout
+from cli_calls import isolate
+from tools.readme import README, SAMPLE, layout, with_samples
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "numpy", "pynvml"}
@@ -69,3 +70,10 @@ def test_the_wheel_installs_two_packages_with_their_data_and_nothing_else(tmp_pa
 
 def test_the_readme_lists_every_module():
     assert layout() in README.read_text()
+
+
+def test_the_readme_shows_what_its_commands_print(monkeypatch, tmp_path):
+    isolate(monkeypatch, tmp_path)
+    text = README.read_text()
+    assert len(SAMPLE.findall(text)) == 2
+    assert with_samples(text) == text

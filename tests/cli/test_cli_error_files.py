@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, call, folder_of, isolate, refusal, says
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, call, folder_of, refusal, says
 from vlmplan.errors import VlmplanError
 from vlmplan.estimate import Estimator
 from vlmplan.models import packaged_files
@@ -23,11 +23,6 @@ from vlmplan.workload import ModelFiles
 MODEL = "smollm2-135m"
 DIGITS = "1" + "0" * 5000
 """More than Python turns into an integer."""
-
-
-@pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
 
 
 def written(name: str, content: str | bytes) -> str:

@@ -4,13 +4,12 @@ Files that are wrong are in test_cli_error_files.py; streams and terminals in te
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cli_calls import DONE, MENDABLE, USAGE, call, isolate, refusal, says
+from cli_calls import DONE, MENDABLE, USAGE, call, refusal, says
 from vlmplan.errors import UnavailableError
 
 TEXT_MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
@@ -27,11 +26,6 @@ CHOICES = {
     "--attention": ("flash", "'flash_attention_2'"),
     "--loss": ("half", "'chunked'"),
 }
-
-
-@pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
 
 
 def vision(*words: str, gpu: str = "h100-sxm") -> str:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_calls import DOES_NOT_FIT, DONE, TINY, Call, call, folder_of, isolate
+from cli_calls import DOES_NOT_FIT, DONE, TINY, Call, call, folder_of
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
 from vlmplan.recipe import Recipe, recipe_from_json
@@ -58,11 +58,6 @@ SETUPS = [
     ("gpt2", "v100-sxm2-16gb:2", ["--zero-stage", "0", "--optimizer", "sgd", "--precision", "fp32"]),
     ("qwen2.5-0.5b", "cpu:2", []),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
 
 
 def estimated(*words: str) -> Call:

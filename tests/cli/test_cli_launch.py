@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, isolate, refusal
+from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, refusal
 from launch_cases import recorded, stand_in_trainer
 from test_nvml import FakeCard, fake_driver
 from test_package import HEAVY, modules_after
@@ -28,8 +28,7 @@ TRAIN = ("--train-data", "data.jsonl", "--output-dir", "out")
 
 
 @pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
+def _place(isolated: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", str(stand_in_trainer(tmp_path)))
     for name in ("STAND_IN", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "DS_ACCELERATOR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)

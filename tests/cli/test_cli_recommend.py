@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cli_calls import DOES_NOT_FIT, DONE, Call, call, isolate, options_of, refusal
+from cli_calls import DOES_NOT_FIT, DONE, Call, call, options_of, refusal
 from vlmplan.catalog import load_catalog
 from vlmplan.deepspeed_config import deepspeed_config, merged_recipe, settings_from_ds_config
 from vlmplan.plan import read_plan
@@ -34,8 +34,7 @@ SEARCHES = [
 
 
 @pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
+def _place(isolated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vlmplan.cli.recommend.today", lambda: date(2026, 11, 21))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, USAGE, folder_of, isolate
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, USAGE, folder_of
 from vlmplan.cli import BROKEN_PIPE
 
 VLMPLAN = str(Path(sysconfig.get_path("scripts")) / ("vlmplan.exe" if os.name == "nt" else "vlmplan"))
@@ -19,8 +19,7 @@ needs_posix = pytest.mark.skipif(os.name != "posix", reason="needs a shell and p
 
 
 @pytest.fixture(autouse=True)
-def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    isolate(monkeypatch, tmp_path)
+def _place(isolated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of("模型", TINY)
     for name in ("COLUMNS", "PYTHONIOENCODING", "PYTHONUTF8"):
         monkeypatch.delenv(name, raising=False)

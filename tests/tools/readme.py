@@ -1,16 +1,23 @@
-"""The layout section of README.md, from the first sentence of every module. Run it to rewrite the section:
+"""What README.md shows of the project: the first sentence of every module, and what commands print. To rewrite both:
 
-python tests/tools/readme_layout.py
+PYTHONPATH=tests python tests/tools/readme.py
 """
 
 import ast
 import re
+import shlex
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
+from unittest import mock
+
+from cli_calls import call
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 SECTION = re.compile(r"(?<=## Layout\n\n)```\n.*?```\n", re.DOTALL)
+SAMPLE = re.compile(r"`vlmplan ([^`]+)`(?: on (\d{4}-\d\d-\d\d))? prints:\n\n(```\n.*?```\n)", re.DOTALL)
+"""A command, the day on which it is asked where prices have an age, and what it prints."""
 SOURCES = (Path("planner/vlmplan"), Path("trainer/vlmplan_trainer"))
 ONE_LINE_FOLDERS = ("families", "images")
 """Many small files of one kind: the folder is described, not each of them."""
@@ -52,5 +59,18 @@ def layout() -> str:
     return "```\n" + "\n".join(line.rstrip() for line in lines()) + "\n```\n"
 
 
+def with_samples(text: str) -> str:
+    """The text with what its commands print now, on the days that it names."""
+
+    def sample(found: re.Match[str]) -> str:
+        words, day, shown = found.groups()
+        on = date.fromisoformat(day) if day else date.today()
+        with mock.patch("vlmplan.cli.recommend.today", return_value=on):
+            printed = call(*shlex.split(words)).out
+        return found.group().replace(shown, f"```\n{printed}```\n")
+
+    return SAMPLE.sub(sample, text)
+
+
 if __name__ == "__main__":
-    README.write_text(SECTION.sub(lambda _: layout(), README.read_text()))
+    README.write_text(with_samples(SECTION.sub(lambda _: layout(), README.read_text())))
