@@ -22,9 +22,10 @@ OPTIONS = st.builds(
     **dict.fromkeys(("keep_last", "seed", "measured_steps"), COUNTS),
     learning_rate=st.none() | RATES,
     **dict.fromkeys(("weight_decay", "warmup_fraction"), RATES),
-    **{name: st.booleans() for name in ("resume", "skip_bad_samples", "random_weights", "merge_adapters")},
+    adapter=st.none() | st.just(Path("/adapter")),
+    **{name: st.booleans() for name in ("resume", "skip_bad_samples", "merge_adapters")},
     schedule=st.sampled_from(SCHEDULES),
-)
+) | st.builds(TrainerOptions, output_dir=st.just(Path("/out")), dummy_data=COUNTS, random_weights=st.booleans())
 
 
 @given(OPTIONS)
@@ -73,3 +74,8 @@ def test_what_the_trainer_would_refuse_is_refused_before_anything_starts(values,
     words = [word for name, value in values.items() for word in ("--" + name.replace("_", "-"), str(value))]
     with pytest.raises(InputError):
         parse_options(["--plan", "p", "--output-dir", "o", "--dummy-data", "1", *words])
+
+
+def test_adapters_cannot_be_merged_into_random_weights():
+    with pytest.raises(InputError, match="--merge-adapters needs a checkpoint to merge into"):
+        TrainerOptions(output_dir=Path("o"), dummy_data=2, merge_adapters=True, random_weights=True)

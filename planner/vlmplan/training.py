@@ -9,6 +9,14 @@ from vlmplan.errors import InputError
 
 CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
 """Where checkpoints are, and what each has once it is whole."""
+MODEL_FOLDER, ADAPTER_FOLDER, MERGED_FOLDER = "model", "adapter", "merged"
+"""The result: a whole model, an adapter, and on request the model with the adapter merged in."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""What peft writes beside the weights of an adapter."""
+REPORT_FILE = "report.json"
+"""Planned and measured; the last thing that a run writes."""
+EXIT_OUT_OF_MEMORY = 4
+"""Exit code of a rank whose memory ran out: after those of every command, 0 to 3; 128 + N is of signals."""
 SCHEDULES = ("cosine", "linear", "constant")
 DATA_SOURCES = ("train_data", "dummy_data")
 LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}
@@ -25,6 +33,7 @@ class TrainerOptions:
     train_data: Path | None = None
     eval_data: Path | None = None
     dummy_data: int | None = None
+    adapter: Path | None = None
     resume: bool = False
     skip_bad_samples: bool = False
     random_weights: bool = False
@@ -52,6 +61,8 @@ class TrainerOptions:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise InputError(f"{flag(name)} is {value}; 0 or more is needed")
+        if self.merge_adapters and self.random_weights:
+            raise InputError("--merge-adapters needs a checkpoint to merge into; --random-weights has none")
         if not 0 <= self.warmup_fraction <= 1:
             raise InputError(f"--warmup-fraction is {self.warmup_fraction}; a number from 0 to 1 is needed")
 
@@ -65,6 +76,15 @@ class TrainerOptions:
             elif value != default_of(item):
                 words += [flag(item.name), os.path.abspath(value) if isinstance(value, Path) else str(value)]
         return words
+
+
+def adapter_problem(folder: Path, *, trains_adapters: bool) -> str | None:
+    """Why a run cannot start from the adapter in ``folder``."""
+    if not trains_adapters:
+        return "--adapter goes with --method lora or qlora; full fine-tuning has no adapters"
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return f"--adapter {folder} has no {ADAPTER_CONFIG}, so it is not an adapter that peft saved"
+    return None
 
 
 def default_of(item: "Field[Any]") -> Any:

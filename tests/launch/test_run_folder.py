@@ -22,7 +22,7 @@ from vlmplan.launch.run_folder import (
 )
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Method, OptimizerKind, Recipe
-from vlmplan.training import CHECKPOINTS, MANIFEST
+from vlmplan.training import ADAPTER_FOLDER, CHECKPOINTS, MANIFEST, MERGED_FOLDER, MODEL_FOLDER
 
 COMMAND = ["/env/python", "-m", "vlmplan_trainer", "--train-data", "my data.jsonl"]
 LORA = Recipe(zero_stage=2, micro_batch=3, method=Method.LORA)
@@ -133,10 +133,7 @@ def test_a_checkpoint_is_one_when_the_trainer_has_finished_it(tmp_path):
 
 
 def test_no_result_of_the_trainer_is_called_like_the_model_of_the_demo():
-    pytest.importorskip("torch")
-    from vlmplan_trainer import export
-
-    results = {export.MODEL_FOLDER, export.ADAPTER_FOLDER, export.MERGED_FOLDER, CHECKPOINTS}
+    results = {MODEL_FOLDER, ADAPTER_FOLDER, MERGED_FOLDER, CHECKPOINTS}
     assert demo.MODEL_FOLDER not in results
 
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import load_file
 from trainer_runs import Outcome, planned, start, train, train_all
+from transformers import AutoModelForImageTextToText
 
 from vlmplan.plan import Plan, write_plan
 from vlmplan_trainer.models.tiny import write_tiny_model
@@ -22,6 +25,8 @@ RUNS = [
     *(("qwen2_vl", "qlora", stage) for stage in "12"),
 ]
 """What every change is tried with; ``every_run.py`` beside this file tries all that a plan may combine."""
+STARTED_AGAIN = [("qwen2_vl", "lora", "3"), ("qwen2_vl", "qlora", "2")]
+"""Runs whose adapter another one starts from."""
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +42,13 @@ def plan_of(models: dict[str, Path], family: str, method: str, stage: str, num_r
 
 @pytest.fixture(scope="module")
 def outcomes(models, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
     jobs = {"-".join(run): (plan_of(models, *run), WORDS) for run in RUNS}
-    return train_all(jobs, tmp_path_factory.mktemp("runs"), num_ranks=2)
+    for run in STARTED_AGAIN:
+        adapter = folder / "-".join(run) / "run" / "adapter"
+        unchanged = ("--dummy-data", "8", "--learning-rate", "0", "--adapter", str(adapter), "--merge-adapters")
+        jobs["-".join(run) + "-again"] = (plan_of(models, *run), unchanged)
+    return train_all(jobs, folder, num_ranks=2)
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +101,41 @@ def test_a_run_leaves_a_model_that_transformers_loads(outcomes):
 
 def test_adapters_load_onto_the_model_they_were_trained_on(outcomes, models):
     from peft import PeftModel
-    from transformers import AutoModelForImageTextToText
 
     base = AutoModelForImageTextToText.from_pretrained(models["qwen2_vl"])
     adapted = PeftModel.from_pretrained(base, str(outcomes["qwen2_vl-lora-3"].folder / "adapter"))
     trained = [tensor for name, tensor in adapted.named_parameters() if "lora_B" in name]
     assert trained
     assert any(bool(tensor.abs().sum() > 0) for tensor in trained)
+
+
+@pytest.mark.parametrize("run", STARTED_AGAIN, ids="-".join)
+def test_a_run_starts_from_an_adapter_and_without_a_learning_rate_leaves_it_as_it_was(outcomes, run):
+    first, again = (outcomes["-".join(run) + end] for end in ("", "-again"))
+    before, after = (load_file(outcome.folder / "adapter" / "adapter_model.safetensors") for outcome in (first, again))
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("run", STARTED_AGAIN, ids="-".join)
+def test_a_merged_model_is_the_unquantised_one_plus_what_the_adapter_adds(outcomes, models, run):
+    folder = outcomes["-".join(run) + "-again"].folder
+    adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
+    config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    base, merged = (
+        AutoModelForImageTextToText.from_pretrained(place) for place in (models["qwen2_vl"], folder / "merged")
+    )
+    merged_weights = dict(merged.named_parameters())
+    changed = 0
+    for name, weight in base.named_parameters():
+        key = f"base_model.model.{name.removesuffix('.weight')}"
+        delta = 0.0
+        if f"{key}.lora_A.weight" in adapter:
+            down, up = (adapter[f"{key}.lora_{matrix}.weight"].float() for matrix in "AB")
+            delta = config["lora_alpha"] / config["r"] * up @ down
+            changed += 1
+        assert torch.allclose(merged_weights[name].float(), weight.float() + delta, atol=0.004)  # bf16 below 1
+    assert changed > 10
 
 
 # -- going on --------------------------------------------------------------------------------------------------------

@@ -19,8 +19,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = read_plan(options.plan)
         for name, value in plan.environment.items():
             os.environ.setdefault(name, value)  # before torch is imported, which reads them once
-        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        for module in ("torch.distributed", "transformers"):  # notes for those who write code on them
+            warnings.filterwarnings("ignore", category=FutureWarning, module=module)
+        from transformers.utils import logging
+
         from vlmplan_trainer.run import run
+
+        logging.disable_progress_bar()  # of reading weights: one from every rank
 
         return run(plan, options)
     except VlmplanError as error:

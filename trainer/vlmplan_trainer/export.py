@@ -6,33 +6,41 @@ from typing import Any
 
 from torch import nn
 
+from vlmplan.plan import Plan
+from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan_trainer.engines import Engine
+from vlmplan_trainer.models.load import load_base
 
-MODEL_FOLDER, ADAPTER_FOLDER, MERGED_FOLDER = "model", "adapter", "merged"
 
-
-def export(engine: Engine, processor: Any, output_dir: Path, *, is_adapter: bool, merges: bool) -> Path:
-    """Write the trained model, or the adapter and on request the model with it merged in; every rank calls it."""
+def export(engine: Engine, processor: Any, output_dir: Path, *, is_adapter: bool) -> Path:
+    """Write the trained model, or the adapter; every rank calls it."""
     weights = engine.weights()
     place = output_dir / (ADAPTER_FOLDER if is_adapter else MODEL_FOLDER)
     if engine.rank == 0 and weights is not None:
-        _write(engine.model, weights, processor, place)
-        if is_adapter and merges:
-            _merge(engine.model, processor, output_dir / MERGED_FOLDER)
+        _write(engine.model, processor, place, state_dict=weights)
     engine.barrier()
     return place
 
 
-def _write(model: nn.Module, weights: dict[str, Any], processor: Any, place: Path) -> None:
+def merge(plan: Plan, engine: Engine, processor: Any, output_dir: Path) -> None:
+    """Write the model with the exported adapter merged in; every rank calls it, rank 0 works.
+
+    The model is loaded again in the recipe's 16 bits (32 in a float32 recipe), in host memory: what an engine has may
+    be sharded, or rounded to 4 bits, and adapters are merged into the weights that they will be used with.
+    """
+    if engine.rank == 0:
+        from peft import PeftModel
+
+        adapted = PeftModel.from_pretrained(load_base(plan), str(output_dir / ADAPTER_FOLDER))
+        _write(adapted.merge_and_unload(), processor, output_dir / MERGED_FOLDER)
+    engine.barrier()
+
+
+def _write(model: nn.Module, processor: Any, place: Path, **more: Any) -> None:
     """Into a folder beside its place first: a killed run leaves no half model."""
     writing = place.with_name(place.name + ".unfinished")
     shutil.rmtree(writing, ignore_errors=True)
-    model.save_pretrained(writing, state_dict=weights, safe_serialization=True)
+    model.save_pretrained(writing, safe_serialization=True, **more)
     processor.save_pretrained(writing)
     shutil.rmtree(place, ignore_errors=True)
     writing.rename(place)
-
-
-def _merge(model: nn.Module, processor: Any, place: Path) -> None:
-    merged = model.merge_and_unload()
-    _write(merged, merged.state_dict(), processor, place)

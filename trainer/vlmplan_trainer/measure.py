@@ -81,6 +81,10 @@ class Meter:
         self.memory: dict[str, PhaseMemory] = {}
         self.seconds: dict[str, float] = {}
         self.peak_reserved_bytes = self.peak_device_bytes = 0
+        self.in_progress: str | None = None
+        """The phase that runs now, or in which the run failed."""
+        self.step = 0
+        """The optimizer step that runs now, counted from 1; 0 before the first."""
 
     @property
     def is_following(self) -> bool:
@@ -90,12 +94,14 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """Measure what runs inside as the phase ``name``; a phase that comes again replaces its figures."""
         start = time.perf_counter()
+        outer, self.in_progress = self.in_progress, name
         with self._mode() if self.is_following else nullcontext():
             self._reset_peak()
             yield
             if self.is_following:
                 now, peak = self._bytes()
                 self.memory[name] = PhaseMemory(now, peak)
+        self.in_progress = outer
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     @contextmanager
@@ -109,6 +115,7 @@ class Meter:
 
     def start_step(self) -> None:
         """A new optimizer step: its forward and backward are looked at afresh."""
+        self.step += 1
         if self.is_following:
             for name in ("forward", "backward"):
                 self.memory.pop(name, None)
@@ -124,9 +131,9 @@ class Meter:
     def peak_allocated_bytes(self) -> int:
         return max((memory.peak_bytes for memory in self.memory.values()), default=0)
 
-    def now_bytes(self) -> int:
-        """Bytes that tensors take now; on CPU as long as storages are followed."""
-        return self._bytes()[0]
+    def bytes_in_progress(self) -> tuple[int, int] | None:
+        """What tensors take now, and at most since the phase began; None on a CPU once storages are not followed."""
+        return self._bytes() if self._cuda is not None or self.is_following else None
 
     def count(self, model: torch.nn.Module) -> None:
         """Add the weights of a model that came into being unseen (read from files by libraries of their own)."""

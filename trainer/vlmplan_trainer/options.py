@@ -38,6 +38,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--train-data", type=Path, metavar="FILE", help="JSONL chats: messages or conversations")
     add("--eval-data", type=Path, metavar="FILE", help="chats that are looked at after every epoch")
     add("--dummy-data", type=int, metavar="N", help="N synthetic samples instead of data")
+    add("--adapter", type=Path, metavar="DIR", help="start from the weights of this adapter, as peft saves them")
     add("--resume", action="store_true", help="go on from the newest whole checkpoint of --output-dir")
     add("--skip-bad-samples", action="store_true", help="leave out lines that cannot be used instead of stopping")
     add("--random-weights", action="store_true", help="weights drawn anew, where there are none to load")

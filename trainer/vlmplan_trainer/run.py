@@ -13,6 +13,7 @@ from rich.console import Console
 
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
+from vlmplan.training import REPORT_FILE
 from vlmplan_trainer.checkpoint import load_checkpoint, manifest_of, newest_checkpoint, save_checkpoint, universal_form
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.chats import Sample, read_chats
@@ -21,15 +22,15 @@ from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, start_process_group
 from vlmplan_trainer.engines.zero import TAG
-from vlmplan_trainer.export import export
+from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.loop import Rates, StepReport, Trainer
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.models.load import Loaded, load_model
 from vlmplan_trainer.options import LEARNING_RATES, Options
+from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.progress import Watcher
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
 
-REPORT_FILE = "report.json"
 SPEED_STEPS = 20
 """Steps at the end of a run whose speed is reported, the followed ones left out."""
 
@@ -66,8 +67,17 @@ def run(plan: Plan, options: Options) -> int:
     device = device_of(plan)
     start_process_group(plan)
     meter = Meter(device, num_steps=options.measured_steps)
+    try:
+        return _measured_run(plan, options, samples, device, meter)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return report_out_of_memory(error, plan, options, meter)
+
+
+def _measured_run(plan: Plan, options: Options, samples: list[Sample], device: torch.device, meter: Meter) -> int:
     with meter.phase("load"):
-        loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed)
+        loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed, adapter=options.adapter)
         meter.count(loaded.model)
     place = newest_checkpoint(options.output_dir) if options.resume else None
     universal = None if place is None else _universal(place, plan)
@@ -78,6 +88,7 @@ def run(plan: Plan, options: Options) -> int:
     made = _assembled(plan, options, loaded, engine, meter, samples)
     if place is not None:
         made.trainer.position = load_checkpoint(engine, place, made.signature, universal=universal)
+        meter.step = made.trainer.position.step
         made.batches.resume(made.trainer.position.num_samples)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     reports = _train(made)
@@ -208,8 +219,9 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
         made.loaded.processor,
         options.output_dir,
         is_adapter=recipe.trains_adapters,
-        merges=options.merge_adapters,
     )
+    if recipe.trains_adapters and options.merge_adapters:
+        merge(made.plan, made.engine, made.loaded.processor, options.output_dir)
     if made.engine.rank != 0:
         return
     late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]

@@ -28,6 +28,7 @@ def _count(flag: str, text: str) -> Any:
 
 PLAN = (
     click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="A plan.json; or give options of estimate."),
+    click.option("--curriculum", type=FILE, metavar="FILE", help="A YAML file of stages, one after another."),
     click.option("--demo", is_flag=True, help="A tiny model and made-up images on 2 CPU ranks; no download."),
 )
 DATA = (
@@ -38,6 +39,7 @@ DATA = (
 )
 RUN = (
     click.option("--output-dir", type=FILE, metavar="DIR", help="Checkpoints, log and result of one run."),
+    click.option("--adapter", type=FILE, metavar="DIR", help="Start from the weights of this adapter."),
     click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of --output-dir."),
     click.option("--dry-run", is_flag=True, help="Look whether it can run, print what would, write nothing."),
     click.option("--hostfile", type=FILE, metavar="FILE", help="The nodes, HOST slots=GPUS in each line."),
@@ -77,6 +79,7 @@ def launch(
     ctx: click.Context,
     *,
     plan_file: Path | None,
+    curriculum: Path | None,
     demo: bool,
     dry_run: bool,
     hostfile: Path | None,
@@ -93,10 +96,18 @@ def launch(
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
     asked = {name: given.pop(name) for name in names}
+    if curriculum is not None:
+        _check_curriculum(ctx, given, asked, plan_file, demo=demo)
     if demo:
         _fill_in_demo(ctx, given, asked, plan_file)
     if asked["output_dir"] is None:
         raise click.UsageError("--output-dir is needed", ctx)
+    if curriculum is not None:
+        from vlmplan.cli.curriculum import run_curriculum
+
+        return run_curriculum(
+            curriculum, given, asked, catalog_files, hostfile=hostfile, dry_run=dry_run, as_json=as_json
+        )
     trainer = TrainerOptions(**{name: value for name, value in asked.items() if value is not None})
     # A dry run's model goes away again.
     scratch = tempfile.TemporaryDirectory(prefix="vlmplan-") if demo and dry_run else nullcontext()
@@ -105,7 +116,25 @@ def launch(
             given["model"] = _demo_model(trainer, trainer.output_dir if folder is None else Path(folder))
         plan, notes = _plan(ctx, given, catalog_files, plan_file, trainer)
         prepared = prepare(plan, trainer, catalog_files, hostfile, notes)
-    return _show(prepared, as_json=as_json) if dry_run else start(prepared)
+    if not dry_run:
+        return start(prepared)
+    if as_json:
+        click.echo(json.dumps({"schema": SCHEMA} | document(prepared), indent=2))
+    else:
+        show(prepared)
+    return VlmplanError.exit_code if prepared.findings.problems else 0
+
+
+def _check_curriculum(
+    ctx: click.Context, given: dict[str, Any], asked: dict[str, Any], plan_file: Path | None, *, demo: bool
+) -> None:
+    """Raise UsageError for options that a curriculum has no use for."""
+    others = {"--plan": plan_file is not None, "--demo": demo, "--random-weights": bool(asked["random_weights"])}
+    for name, is_given in others.items():
+        if is_given:
+            raise click.UsageError(f"--curriculum plans each stage for --model; {name} does not go with it", ctx)
+    if given["model"] is None:
+        raise click.UsageError("--curriculum needs --model NAME", ctx)
 
 
 def _fill_in_demo(ctx: click.Context, given: dict[str, Any], asked: dict[str, Any], plan_file: Path | None) -> None:
@@ -221,32 +250,35 @@ def prepare(
     )
 
 
-def _show(prepared: Prepared, *, as_json: bool) -> int:
-    """Print what would be run; 1 if it cannot."""
-    from vlmplan.launch.run_folder import LOG_FILE
+def document(prepared: Prepared) -> dict[str, Any]:
+    """What would be run, for ``--json``."""
+    return {
+        "command": prepared.command,
+        "environment": prepared.environment,
+        "files": _files(prepared),
+        "problems": list(prepared.findings.problems),
+        "notes": [*prepared.notes, *prepared.findings.warnings],
+        "plan": prepared.plan.as_json(),
+    }
+
+
+def show(prepared: Prepared) -> None:
+    """Print what would be run."""
     from vlmplan.launch.start import shell_text
 
-    findings, folder = prepared.findings, prepared.options.output_dir
-    files = [str(folder / name) for name in (*prepared.texts, LOG_FILE)]
-    if as_json:
-        document = {
-            "schema": SCHEMA,
-            "command": prepared.command,
-            "environment": prepared.environment,
-            "files": files,
-            "problems": list(findings.problems),
-            "notes": [*prepared.notes, *findings.warnings],
-            "plan": prepared.plan.as_json(),
-        }
-        click.echo(json.dumps(document, indent=2))
-    else:
-        click.echo(f"would write: {', '.join(files)}")
-        click.echo(f"would run: {shell_text(prepared.command, prepared.environment)}")
-        _say(prepared)
-    return VlmplanError.exit_code if findings.problems else 0
+    click.echo(f"would write: {', '.join(_files(prepared))}")
+    click.echo(f"would run: {shell_text(prepared.command, prepared.environment)}")
+    say(prepared)
 
 
-def _say(prepared: Prepared) -> None:
+def _files(prepared: Prepared) -> list[str]:
+    from vlmplan.launch.run_folder import LOG_FILE
+
+    return [str(prepared.options.output_dir / name) for name in (*prepared.texts, LOG_FILE)]
+
+
+def say(prepared: Prepared) -> None:
+    """Print notes and problems to standard error."""
     for sentence in (*prepared.notes, *prepared.findings.warnings):
         click.echo(f"note: {sentence}", err=True)
     for sentence in prepared.findings.problems:
@@ -258,7 +290,7 @@ def start(prepared: Prepared) -> int:
     from vlmplan.launch.run_folder import COMMAND_FILE, LOG_FILE, locked_log, write_run_files
     from vlmplan.launch.start import ending, follow
 
-    _say(prepared)
+    say(prepared)
     if prepared.findings.problems:
         return VlmplanError.exit_code
     folder = prepared.options.output_dir

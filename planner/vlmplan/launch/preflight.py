@@ -16,7 +16,7 @@ from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation, Method
-from vlmplan.training import TrainerOptions
+from vlmplan.training import TrainerOptions, adapter_problem
 from vlmplan.units import counted, gib_text
 
 INSTALL = 'pip install "vlmplan[train]"'
@@ -192,6 +192,10 @@ def _model_problems(plan: Plan) -> Iterator[str]:
 
 
 def _data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
+    if options.adapter is not None:
+        problem = adapter_problem(options.adapter, trains_adapters=plan.recipe.trains_adapters)
+        if problem is not None:
+            yield problem
     needed = plan.samples_per_step
     if options.dummy_data is not None and options.dummy_data < needed:
         yield f"--dummy-data is {options.dummy_data}, but one step of the plan takes {counted(needed, 'sample')}"

@@ -2,13 +2,17 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from vlmplan.errors import InputError
+from vlmplan.json_reader import shown
 from vlmplan.recipe import ALL_LINEAR, Recipe
+from vlmplan.training import adapter_problem
 from vlmplan_trainer.models.parts import Part, Parts, frozen_parts
 from vlmplan_trainer.probe import kind_of, name_of
 
@@ -44,6 +48,37 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
         return get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise InputError(f"--lora-targets {recipe.lora_targets}: {error}") from None
+
+
+def load_adapter(model: Any, folder: Path, recipe: Recipe) -> None:
+    """Give the adapters the weights that peft saved in ``folder``.
+
+    Raises InputError unless they are the same adapters.
+    """
+    from peft import set_peft_model_state_dict
+    from peft.utils import load_peft_weights
+
+    problem = adapter_problem(folder, trains_adapters=recipe.trains_adapters)
+    if problem is not None:
+        raise InputError(problem)
+    weights = load_peft_weights(str(folder), device="cpu")
+    with _gathered([parameter for parameter in model.parameters() if parameter.requires_grad]):
+        try:
+            found = set_peft_model_state_dict(model, weights)
+        except RuntimeError as error:  # sizes
+            raise InputError(f"--adapter {folder} is of another rank or model: {shown(str(error))}") from None
+    unused = [*found.unexpected_keys, *(name for name in found.missing_keys if "lora_" in name)]
+    if unused:
+        raise InputError(f"--adapter {folder} has other layers than the plan's adapters: {unused[0]}")
+
+
+def _gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
+    """While it lasts, weights that ZeRO-3 has sharded are whole on every rank; rank 0's changes reach all."""
+    if not any(hasattr(parameter, "ds_id") for parameter in parameters):
+        return nullcontext()
+    from deepspeed.zero import GatheredParameters
+
+    return GatheredParameters(parameters, modifier_rank=0)
 
 
 def lora_targets(model: Any, targets: str) -> str | list[str]:

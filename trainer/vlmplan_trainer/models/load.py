@@ -18,7 +18,7 @@ from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.plan import Plan
 from vlmplan.recipe import Method, Recipe
 from vlmplan.units import DType
-from vlmplan_trainer.models.adapters import add_adapters, quantize
+from vlmplan_trainer.models.adapters import add_adapters, load_adapter, quantize
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processors import load_processor
@@ -50,11 +50,12 @@ class Source:
         return path if path.is_dir() else None
 
 
-def load_model(plan: Plan, *, random_weights: bool = False, seed: int = 0) -> Loaded:
+def load_model(plan: Plan, *, random_weights: bool = False, seed: int = 0, adapter: Path | None = None) -> Loaded:
     """The model of a plan, ready for an engine, and what makes its inputs.
 
     ``random_weights``: the plan's config.json, and no weights. ``seed`` is that of random weights and adapters; torch's
-    generator is set to it. Under ZeRO-3 the process group must stand already; no rank ever has the whole model then.
+    generator is set to it. ``adapter``: a folder with weights that the adapters start from. Under ZeRO-3 the process
+    group must stand already; no rank ever has the whole model then.
     Raises InputError, UnavailableError or MissingPackageError with what to do.
     """
     recipe, source = plan.recipe, model_source(plan)
@@ -68,6 +69,8 @@ def load_model(plan: Plan, *, random_weights: bool = False, seed: int = 0) -> Lo
         model = _random(kind, config, recipe) if random_weights else _pretrained(kind, config, plan, source)
         _without_cache(model.config)
         prepared = prepare(model, recipe)
+        if adapter is not None:
+            load_adapter(prepared, adapter, recipe)
     _check_size(prepared, plan)
     return Loaded(
         model=prepared, processor=processor, is_vision=_is_vision(config), model_type=str(model.config.model_type)
@@ -137,6 +140,19 @@ def _configuration(plan: Plan, source: Source, *, random_weights: bool) -> Any:
             f"{folder} has no weights ({' or '.join(WEIGHT_FILES)}); give --random-weights to try it without"
         )
     return AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+
+
+def load_base(plan: Plan) -> Any:
+    """The model that the plan's adapters belong to, whole and not quantised, in host memory.
+
+    Raises InputError, UnavailableError or MissingPackageError with what to do.
+    """
+    source = model_source(plan)
+    with _sentences(source):
+        config = _configuration(plan, source, random_weights=False)
+        return model_class(config).from_pretrained(
+            source.name, config=config, revision=source.revision, dtype=torch_dtype(plan.recipe.precision.dtype)
+        )
 
 
 def _is_vision(config: Any) -> bool:

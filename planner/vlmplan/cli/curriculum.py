@@ -1,0 +1,283 @@
+"""``vlmplan launch --curriculum``: stages one after another, each with a plan of its own.
+
+The file is YAML (or JSON): a list ``stages``, each a mapping of options of ``vlmplan launch`` to values, with ``name``,
+and ``train``, the parts that are trained, as short forms. Paths are relative to the file; an option that a stage leaves
+out has its value on the command line.
+
+    stages:
+      - {name: align, train_data: captions.jsonl, train: [projector], learning_rate: 1e-3}
+      - {name: instruct, train_data: chats.jsonl, train: [projector, language], epochs: 2}
+
+A stage starts from what the one before it wrote: from its model; from its adapter where both train the same one; else
+from the model with the adapter merged in. Its folder is ``OUTPUT/NUMBER-NAME``.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import click
+
+from vlmplan.catalog.yaml_text import require_shallow, yaml_documents
+from vlmplan.cli.launch import SCHEMA, Prepared, document, launch, planned, prepare, say, show, start
+from vlmplan.emit import PLAN_FILE
+from vlmplan.errors import InputError, UnknownNameError, VlmplanError
+from vlmplan.files import text_of
+from vlmplan.json_reader import shown
+from vlmplan.launch.run_folder import what_differs
+from vlmplan.plan import Plan, read_plan
+from vlmplan.recipe import Method
+from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
+from vlmplan.units import count_text, duration_text, gib_text
+
+PARTS = ("vision", "projector", "language")
+OF_ALL_STAGES = {
+    *("plan_file", "demo", "curriculum", "output_dir", "resume", "dry_run", "hostfile", "as_json", "catalog_files"),
+    *("model", "gpu", "num_nodes", "adapter", "random_weights"),
+}
+"""Options that a stage cannot have for itself."""
+DATA = ("train_data", "dummy_data")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """``values`` by the names of options; what the file says, checked."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A stage to be run. ``plan`` loads what the stage before leaves in ``needs``, ``unstarted`` the user's model."""
+
+    title: str
+    plan: Plan
+    unstarted: Plan
+    trainer: TrainerOptions
+    notes: list[str]
+    needs: Path | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.trainer.resume and (self.trainer.output_dir / REPORT_FILE).is_file()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what it starts from is there."""
+        return self.needs is None or self.needs.is_dir()
+
+
+# -- the file --------------------------------------------------------------------------------------------------------
+
+
+def read_stages(path: Path) -> list[Stage]:
+    """The stages in a file. Raises UnavailableError or InputError with the stage and the key that is wrong."""
+    name = f"--curriculum {path}"
+    text = text_of(path, name=name)
+    require_shallow(name, text)
+    documents = list(yaml_documents(name, text))
+    content = documents[0] if len(documents) == 1 else None
+    if not isinstance(content, dict) or set(cast(dict[str, Any], content)) != {"stages"}:
+        raise InputError(f"{name} needs one key, stages, with the list of stages")
+    listed = cast(dict[str, Any], content)["stages"]
+    if not isinstance(listed, list) or not listed:
+        raise InputError(f"{name}: stages is {shown(listed)}; a list of one stage or more is needed")
+    return [_stage(item, number, path) for number, item in enumerate(cast(list[Any], listed), start=1)]
+
+
+def _stage(item: Any, number: int, path: Path) -> Stage:
+    where = f"--curriculum {path}: stage {number}"
+    if not isinstance(item, dict):
+        raise InputError(f"{where} is {shown(item)}; a mapping of options to values is needed")
+    said = {str(key).replace("-", "_"): value for key, value in cast(dict[Any, Any], item).items()}
+    name = str(said.pop("name", "stage"))
+    if not NAME.fullmatch(name):
+        raise InputError(f"{where}: name is {shown(name)}; letters, digits and _.- are allowed")
+    trained = said.pop("train", None)
+    if trained is not None:
+        said |= _switches(trained, where)
+    return Stage(name=name, values=_parsed(said, where, path.parent))
+
+
+def _switches(trained: Any, where: str) -> dict[str, bool]:
+    wanted: list[Any] = cast(list[Any], trained) if isinstance(trained, list) else [trained]
+    for part in wanted:
+        if part not in PARTS:
+            raise UnknownNameError(f"{where}: part to train", str(part), PARTS, f"{', '.join(PARTS)} are known")
+    return {f"train_{part}": part in wanted for part in PARTS}
+
+
+def _parsed(said: Mapping[str, Any], where: str, folder: Path) -> dict[str, Any]:
+    """Values as the command line reads them."""
+    known = {str(item.name): item for item in launch.params if item.name not in OF_ALL_STAGES}
+    words: list[str] = []
+    for key, value in said.items():
+        if key not in known:
+            raise UnknownNameError(f"{where}: option", key, known, "options of launch, name and train are known")
+        words += _words(cast(click.Option, known[key]), value, f"{where}: {key}")
+    try:
+        values = click.Command("stage", params=list(known.values())).make_context("stage", words).params
+    except click.UsageError as error:
+        raise InputError(f"{where}: {error.format_message()}") from None
+    given = {key: values[key] for key in said}
+    return {key: folder / value if isinstance(value, Path) else value for key, value in given.items()}
+
+
+def _words(option: click.Option, value: Any, where: str) -> list[str]:
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise InputError(f"{where} is {shown(value)}; true or false is needed")
+        return [option.opts[0]] if value else option.secondary_opts[:1]
+    if isinstance(value, list):
+        value = ",".join(map(str, cast(list[Any], value)))
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise InputError(f"{where} is {shown(value)}; a number or a text is needed")
+    return [option.opts[0], str(value)]
+
+
+# -- the plans -------------------------------------------------------------------------------------------------------
+
+
+def planned_steps(
+    stages: Sequence[Stage], given: dict[str, Any], asked: dict[str, Any], catalog_files: tuple[Path, ...]
+) -> list[Step]:
+    """A plan for every stage. Raises VlmplanError, with the stage, for what cannot be planned."""
+    steps: list[Step] = []
+    for number, stage in enumerate(stages, start=1):
+        title = f"stage {number} of {len(stages)}, {stage.name}"
+        try:
+            steps.append(_step(stage, number, title, given, asked, catalog_files))
+            if number > 1:
+                steps[-2:] = _joined(steps[-2], steps[-1])
+        except VlmplanError as error:
+            raise type(error)(f"{title}: {error}") if type(error) is InputError else error from None
+    return steps
+
+
+def _step(
+    stage: Stage,
+    number: int,
+    title: str,
+    given: dict[str, Any],
+    asked: dict[str, Any],
+    catalog_files: tuple[Path, ...],
+) -> Step:
+    of_trainer = asked | {key: value for key, value in stage.values.items() if key in asked}
+    if any(key in stage.values for key in DATA):  # the stage's own data, not that of the command line
+        of_trainer |= {key: stage.values.get(key) for key in DATA}
+    of_trainer["output_dir"] = asked["output_dir"] / f"{number}-{stage.name}"
+    trainer = TrainerOptions(**{key: value for key, value in of_trainer.items() if value is not None})
+    of_plan = given | {key: value for key, value in stage.values.items() if key in given}
+    plan, notes = planned(of_plan, catalog_files, trainer)
+    return Step(title=title, plan=plan, unstarted=plan, trainer=trainer, notes=notes)
+
+
+def _joined(before: Step, step: Step) -> tuple[Step, Step]:
+    """Both, the later one starting from what the earlier one leaves."""
+    folder = before.trainer.output_dir.absolute()
+    if not before.plan.recipe.trains_adapters:
+        return before, _starting(step, folder / MODEL_FOLDER)
+    # The model's own weights are the same in both; what else differs is the adapter.
+    if what_differs(dataclasses.replace(before.plan, workload=step.plan.workload), step.plan) is None:
+        trainer = dataclasses.replace(step.trainer, adapter=folder / ADAPTER_FOLDER)
+        plan = _loading(step.plan, before.plan.model_source)
+        return before, dataclasses.replace(step, plan=plan, trainer=trainer, needs=trainer.adapter)
+    merging = dataclasses.replace(before, trainer=dataclasses.replace(before.trainer, merge_adapters=True))
+    if step.plan.recipe.method is Method.QLORA:
+        step.notes.append("the merged weights are rounded to 4 bits again, and what was learnt with them")
+    return merging, _starting(step, folder / MERGED_FOLDER)
+
+
+def _starting(step: Step, folder: Path) -> Step:
+    return dataclasses.replace(step, plan=_loading(step.plan, str(folder)), needs=folder)
+
+
+def _loading(plan: Plan, source: str) -> Plan:
+    model = dataclasses.replace(plan.workload.model, hub_id=source)
+    return dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, model=model))
+
+
+# -- the run ---------------------------------------------------------------------------------------------------------
+
+
+def run_curriculum(
+    path: Path,
+    given: dict[str, Any],
+    asked: dict[str, Any],
+    catalog_files: tuple[Path, ...],
+    *,
+    hostfile: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Train all stages, each looked at before the first is started; the exit code of the one that ends badly.
+
+    A resumed curriculum skips the stages that are done and goes on in the one that is not.
+    """
+
+    def looked_at(step: Step, *, is_first_look: bool) -> Prepared:
+        is_ready = step.is_ready or not is_first_look
+        plan = step.plan if is_ready else step.unstarted
+        trainer = step.trainer if is_ready else dataclasses.replace(step.trainer, adapter=None)
+        return prepare(plan, trainer, catalog_files, hostfile, step.notes)
+
+    steps = planned_steps(read_stages(path), given, asked, catalog_files)
+    changed = [sentence for step in steps if step.is_done for sentence in _changes(step)]
+    left = [step for step in steps if not step.is_done]
+    seen = [looked_at(step, is_first_look=True) for step in left]
+    if dry_run:
+        return _show(left, seen, as_json=as_json)
+    has_problems = bool(changed) or any(prepared.findings.problems for prepared in seen)
+    for sentence in changed:
+        click.echo(f"vlmplan: {sentence}", err=True)
+    for step, prepared in zip(left, seen, strict=True):
+        if prepared.findings.problems:
+            click.echo(step.title, err=True)
+            say(prepared)
+    if has_problems:
+        return VlmplanError.exit_code
+    for step in left:
+        click.echo(_line(step))
+        code = start(looked_at(step, is_first_look=False))
+        if code:
+            return code
+    click.echo(f"all {len(steps)} stages are done; the last one's result is in {steps[-1].trainer.output_dir}")
+    return 0
+
+
+def _changes(step: Step) -> Iterator[str]:
+    """Why a stage that is done is not the one that is asked for."""
+    folder = step.trainer.output_dir
+    difference = what_differs(read_plan(folder / PLAN_FILE), step.plan)
+    if difference is not None:
+        yield f"{step.title}: {folder} was trained by another plan ({difference}); give another --output-dir"
+
+
+def _line(step: Step) -> str:
+    """``stage 1 of 2, align: full, 2.1 M of 2.2 B parameters; 3.1 GiB of 22.5 GiB on each GPU; 120 steps in 9 min``."""
+    plan, expected = step.plan, step.plan.expected
+    num_steps = min(expected.num_steps, step.trainer.max_steps or expected.num_steps)
+    seconds = "" if expected.step_seconds is None else f" in {duration_text(expected.step_seconds * num_steps)}"
+    return (
+        f"{step.title}: {plan.recipe.method.value}, {count_text(plan.num_trainable_params)} of "
+        f"{count_text(plan.num_params)} parameters; {gib_text(expected.peak_device_bytes)} of "
+        f"{gib_text(plan.hardware.usable_bytes)} on each GPU; {num_steps:,} steps{seconds}"
+    )
+
+
+def _show(steps: Sequence[Step], seen: Sequence[Prepared], *, as_json: bool) -> int:
+    """Print what would be run; 1 if a stage cannot."""
+    if as_json:
+        stages = [{"title": step.title} | document(prepared) for step, prepared in zip(steps, seen, strict=True)]
+        click.echo(json.dumps({"schema": SCHEMA, "stages": stages}, indent=2))
+    else:
+        for step, prepared in zip(steps, seen, strict=True):
+            click.echo(_line(step))
+            show(prepared)
+    return VlmplanError.exit_code if any(prepared.findings.problems for prepared in seen) else 0

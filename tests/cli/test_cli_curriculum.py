@@ -1,0 +1,201 @@
+"""``vlmplan launch --curriculum``: stages in order, each from what the one before left, resumable at any point.
+
+The trainer is a stand-in; tests/trainer has real ones that go on from adapters and merge them.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, refusal, says
+from launch_cases import recorded, stand_in_trainer
+from vlmplan.launch.facts import installed_version
+from vlmplan.plan import read_plan
+
+pytestmark = pytest.mark.skipif(
+    os.name != "posix" or any(installed_version(name) is None for name in ("torch", "transformers")),
+    reason="launch needs POSIX and the training packages",
+)
+TWO = """
+stages:
+  - {name: align, train_data: one.jsonl, learning_rate: 1e-3, epochs: 2}
+  - {name: instruct, train_data: two.jsonl, micro-batch: 2}
+"""
+LAUNCH = ("launch", "--curriculum", "c.yaml", "--model", "./tiny", "--gpu", "cpu:1", "--seq-len", "64")
+OUT = ("--output-dir", "out")
+
+
+@pytest.fixture(autouse=True)
+def _place(isolated: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(stand_in_trainer(tmp_path)))
+    for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "DS_ACCELERATOR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("STAND_IN", "results")
+    folder_of("tiny", TINY)
+    for name, num_lines in (("one", 6), ("two", 8)):
+        Path(f"{name}.jsonl").write_text('{"messages": []}\n' * num_lines)
+    Path("c.yaml").write_text(TWO)
+
+
+def stages(*listed: dict[str, Any]) -> None:
+    Path("c.yaml").write_text(json.dumps({"stages": listed}))
+
+
+def argument(folder: str, flag: str) -> str | None:
+    """What the trainer of a stage got for an option."""
+    words = recorded(Path(folder))["argv"]
+    return words[words.index(flag) + 1] if flag in words else None
+
+
+def model_of(folder: str) -> str:
+    return read_plan(Path(folder) / "plan.json").model_source
+
+
+# -- order -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_stage_has_its_data_rate_and_epochs_and_starts_from_the_model_before():
+    found = call(*LAUNCH, *OUT)
+    assert found.code == DONE, found.err
+    assert "stage 1 of 2, align: full" in found.out
+    first, second = read_plan(Path("out/1-align/plan.json")), read_plan(Path("out/2-instruct/plan.json"))
+    assert (first.workload.num_samples, second.workload.num_samples) == (6, 8)
+    assert (first.workload.epochs, second.workload.epochs) == (2, 1)
+    assert (first.recipe.micro_batch, second.recipe.micro_batch) == (1, 2)
+    assert argument("out/1-align", "--learning-rate") == "0.001"
+    assert argument("out/2-instruct", "--learning-rate") is None
+    assert model_of("out/1-align") == str(Path("tiny").absolute())
+    assert model_of("out/2-instruct") == str(Path("out/1-align/model").absolute())
+
+
+def test_what_a_stage_leaves_out_is_that_of_the_command_line_and_paths_are_beside_the_file():
+    Path("there").mkdir()
+    Path("c.yaml").rename("there/c.yaml")
+    for name in ("one", "two"):
+        Path(f"{name}.jsonl").rename(f"there/{name}.jsonl")
+    words = [word.replace("c.yaml", "there/c.yaml") for word in LAUNCH]
+    assert call(*words, *OUT, "--learning-rate", "5e-5", "--dummy-data", "4").code == DONE
+    assert argument("out/1-align", "--learning-rate") == "0.001"
+    assert argument("out/2-instruct", "--learning-rate") == "5e-05"
+    assert argument("out/2-instruct", "--train-data") == str(Path("there/two.jsonl").absolute())
+    assert argument("out/2-instruct", "--dummy-data") is None
+
+
+def test_train_names_the_parts_that_are_trained():
+    stages({"train": ["projector"], "dummy_data": 4}, {"train": ["projector", "language"], "dummy_data": 4})
+    found = call(*LAUNCH[:3], "--model", "qwen2-vl-2b", "--gpu", "cpu:1", "--dry-run", "--json", *OUT)
+    first, second = (stage["plan"]["recipe"] for stage in json.loads(found.out)["stages"])
+    assert [first[f"train_{part}"] for part in ("vision", "projector", "language")] == [False, True, False]
+    assert [second[f"train_{part}"] for part in ("vision", "projector", "language")] == [False, True, True]
+
+
+def test_stages_that_train_the_same_adapter_go_on_with_it():
+    stages({"method": "lora", "dummy_data": 4}, {"method": "lora", "dummy_data": 4, "learning_rate": 1e-5})
+    assert call(*LAUNCH, *OUT).code == DONE
+    assert argument("out/2-stage", "--adapter") == str(Path("out/1-stage/adapter").absolute())
+    assert [model_of(f"out/{number}-stage") for number in (1, 2)] == [str(Path("tiny").absolute())] * 2
+    assert "--merge-adapters" not in recorded(Path("out/1-stage"))["argv"]
+
+
+@pytest.mark.parametrize("other", [{"method": "lora", "lora_rank": 4}, {"method": "qlora"}, {"method": "full"}])
+def test_another_adapter_starts_from_the_model_with_the_first_one_merged_in(other):
+    stages({"method": "lora", "dummy_data": 4}, {**other, "dummy_data": 4})
+    found = call(*LAUNCH, *OUT)
+    assert found.code == DONE, found.err
+    assert "--merge-adapters" in recorded(Path("out/1-stage"))["argv"]
+    assert argument("out/2-stage", "--adapter") is None
+    assert model_of("out/2-stage") == str(Path("out/1-stage/merged").absolute())
+    assert ("rounded to 4 bits again" in found.err) is (other["method"] == "qlora")
+
+
+# -- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_a_stage_that_fails_stops_the_curriculum_and_resuming_skips_what_is_done(monkeypatch):
+    monkeypatch.setenv("STAND_IN", "results 2-instruct")
+    found = call(*LAUNCH, *OUT)
+    assert found.code == 5
+    assert not Path("out/2-instruct/report.json").exists()
+    Path("out/1-align/rank-0.json").unlink()
+    monkeypatch.setenv("STAND_IN", "results")
+    again = call(*LAUNCH, *OUT, "--resume")
+    assert again.code == DONE, again.err
+    assert not Path("out/1-align/rank-0.json").exists()
+    assert recorded(Path("out/2-instruct"))
+    assert "all 2 stages are done" in again.out
+
+
+def test_a_second_start_without_resume_is_refused():
+    assert call(*LAUNCH, *OUT).code == DONE
+    found = call(*LAUNCH, *OUT)
+    assert found.code == MENDABLE
+    assert "out/1-align holds a run already" in found.err
+
+
+def test_a_stage_that_is_done_cannot_become_another_one():
+    assert call(*LAUNCH, *OUT).code == DONE
+    stages({"name": "align", "train_data": "one.jsonl", "method": "lora"})
+    says(refusal(*LAUNCH, *OUT, "--resume"), "stage 1 of 1, align", "method full", "--output-dir")
+
+
+# -- before anything is started --------------------------------------------------------------------------------------
+
+
+def test_a_problem_of_a_later_stage_is_found_before_the_first_starts():
+    stages({"train_data": "one.jsonl"}, {"train_data": "nowhere.jsonl"})
+    found = call(*LAUNCH, *OUT)
+    assert found.code == MENDABLE
+    says(found.err, "stage 2 of 2, stage", "--train-data nowhere.jsonl does not exist")
+    assert not Path("out").exists()
+
+
+def test_a_dry_run_shows_every_stage_and_writes_nothing():
+    found = call(*LAUNCH, *OUT, "--dry-run")
+    assert found.code == DONE
+    says(found.out, "stage 1 of 2, align", "stage 2 of 2, instruct", "out/2-instruct/plan.json")
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("listed", "parts"),
+    [
+        ({"train": "decoder"}, ("stage 1", "'decoder'", "vision, projector, language")),
+        ({"methode": "lora"}, ("stage 1", "'methode'", "'method'")),
+        ({"method": "lorra"}, ("stage 1", "'lorra' is not one of 'full', 'lora', 'qlora'")),
+        ({"learning_rate": "fast"}, ("stage 1", "'fast' is not a valid float")),
+        ({"epochs": [1, 2], "dummy_data": 4}, ("stage 1", "'1,2' is not a valid float")),
+        ({"merge_adapters": "yes"}, ("stage 1: merge_adapters", "true or false")),
+        ({"name": "../up"}, ("stage 1: name", '"../up"')),
+        ({"resume": True}, ("stage 1", "'resume'")),
+        ({"seq_len": 64}, ("stage 1 of 1", "one of --train-data, --dummy-data is needed")),
+        ({"dummy_data": 4, "micro_batch": 0}, ("stage 1 of 1", "--micro-batch is 0")),
+        ("align", ("stage 1", '"align"', "a mapping")),
+    ],
+)
+def test_what_is_wrong_with_a_stage_is_one_sentence(listed, parts):
+    stages(listed)
+    says(refusal(*LAUNCH, *OUT), *parts)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("stages: []", "a list of one stage or more"),
+        ("- a", "one key, stages"),
+        ("stages: [", "not valid YAML: line 2"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_one_sentence(text, part):
+    Path("c.yaml").write_text(text)
+    says(refusal(*LAUNCH, *OUT), "--curriculum c.yaml", part)
+
+
+def test_options_that_a_curriculum_has_no_use_for_are_refused():
+    for words in (("--random-weights",), ("--plan", "p.json")):
+        says(refusal(*LAUNCH, *OUT, *words, code=USAGE), words[0], "does not go with it")
+    demo = refusal("launch", "--curriculum", "c.yaml", "--demo", *OUT, code=USAGE)
+    says(demo, "--demo", "does not go with it")
+    says(refusal("launch", "--curriculum", "c.yaml", *OUT, code=USAGE), "--curriculum needs --model")
