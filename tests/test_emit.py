@@ -156,7 +156,16 @@ def test_no_model_name_adds_a_line_to_the_script(name):
 @needs_bash
 def test_the_script_starts_the_plan_beside_it_from_anywhere(tmp_path):
     words = run_script(tmp_path, plan(), "--train-data", "my data.jsonl")
-    start = ["deepspeed", "expandable_segments:True", "--num_nodes", "1", "--num_gpus", "4", "--no_local_rank"]
+    start = [
+        "deepspeed",
+        "expandable_segments:True",
+        "--num_nodes",
+        "1",
+        "--num_gpus",
+        "4",
+        "--quiet",
+        "--no_local_rank",
+    ]
     end = ["--module", "vlmplan_trainer", "--plan", f"{tmp_path}/out/plan.json", "--train-data", "my data.jsonl"]
     assert words == start + end
 

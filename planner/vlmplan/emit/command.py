@@ -2,7 +2,8 @@
 
 Flags are those of ``deepspeed/launcher/runner.py`` 0.19.8. The launcher starts one process per GPU with RANK,
 LOCAL_RANK and WORLD_SIZE set; ``--no_local_rank`` keeps it from adding an argument for them. With ``--num_gpus`` it
-ignores CUDA_VISIBLE_DEVICES and takes the first cards, so cards chosen there are passed on as ``--include``.
+ignores CUDA_VISIBLE_DEVICES and takes the first cards, so cards chosen there are passed on as ``--include``. ``--quiet``
+leaves its errors and drops its notes on what it does.
 """
 
 import shlex
@@ -33,7 +34,7 @@ def launch_command(
     if plan.ds_config is None:
         return [python or "python", "-m", *trainer]
     runner = ["deepspeed"] if python is None else [python, "-m", RUNNER]
-    return [*runner, *_places(plan, hostfile, visible_devices), "--no_local_rank", "--module", *trainer]
+    return [*runner, *_places(plan, hostfile, visible_devices), "--quiet", "--no_local_rank", "--module", *trainer]
 
 
 def _places(plan: Plan, hostfile: str, visible_devices: str | None) -> list[str]:
