@@ -1,9 +1,9 @@
 """The command that starts a plan.
 
 Flags are those of ``deepspeed/launcher/runner.py`` 0.19.8. The launcher starts one process per GPU with RANK,
-LOCAL_RANK and WORLD_SIZE set; ``--no_local_rank`` keeps it from adding an argument for them. With ``--num_gpus`` it
-ignores CUDA_VISIBLE_DEVICES and takes the first cards, so cards chosen there are passed on as ``--include``. ``--quiet``
-leaves its errors and drops its notes on what it does.
+LOCAL_RANK and WORLD_SIZE set; ``--no_local_rank`` keeps it from adding an argument for them, ``--quiet`` from all
+notes but errors. With ``--num_gpus`` it ignores CUDA_VISIBLE_DEVICES and takes the first cards, so cards chosen there
+are passed on as ``--include``.
 """
 
 import shlex
