@@ -1,5 +1,6 @@
 """The training loop: micro batches into optimizer steps, with what each step took."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor
 from vlmplan_trainer.engines import Engine
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.schedule import learning_rate_at
+from vlmplan_trainer.stopping import StopRequest, agreed
 
 IGNORED_LABEL = -100
 
@@ -72,7 +74,9 @@ class StepReport:
     num_label_tokens: int
 
     def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """The fields; None for what is no finite number, which JSON has not."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
 
 
 class Trainer:
@@ -82,6 +86,9 @@ class Trainer:
         self.engine, self.meter, self.rates = engine, meter, rates
         self._grad_accum, self._samples_per_step = grad_accum, samples_per_step
         self.position = Position()
+        self.stop = StopRequest()
+        self.stopped_by: int | None = None
+        """The signal that some rank had got when the last step ended; the same on all ranks."""
 
     def epoch(self, batches: MicroBatches) -> Iterator[StepReport]:
         """The rest of the current epoch, a step at a time."""
@@ -100,8 +107,7 @@ class Trainer:
         start = time.perf_counter()
         num_labels = sum(label_tokens(batch) for batch in window)
         num_tokens = sum(int(batch["attention_mask"].sum()) for batch in window)
-        all_labels = int(engine.total(num_labels))
-        all_tokens = int(engine.total(num_tokens))
+        all_labels, all_tokens = map(int, engine.totals([num_labels, num_tokens]))
         meter.start_step()
         engine.model.train()
         loss_sum = 0.0
@@ -111,7 +117,8 @@ class Trainer:
         with meter.phase("step"):
             result = engine.step(rate)
         meter.end_step()
-        loss = engine.total(loss_sum)
+        loss, *votes = engine.totals([loss_sum, *self.stop.votes()])
+        self.stopped_by = agreed(votes)
         seconds = time.perf_counter() - start
         position.step += 1
         position.num_samples += self._samples_per_step
@@ -151,7 +158,8 @@ class Trainer:
             moved = {name: tensor.to(self.engine.device) for name, tensor in batch.items()}
             loss += float(self.engine.forward(moved, 1)) / self.engine.loss_scale
             num_labels += count
-        return self.engine.total(loss) / max(1.0, self.engine.total(num_labels))
+        loss, num_labels = self.engine.totals([loss, num_labels])
+        return loss / max(1.0, num_labels)
 
 
 def label_tokens(batch: Batch) -> int:

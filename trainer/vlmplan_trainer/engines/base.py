@@ -1,6 +1,6 @@
 """The engine as the loop sees it, and the module that it runs: a micro batch in, its loss out."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,8 +59,8 @@ class Engine(Protocol):
         """Clip, update and forget the gradients."""
         ...
 
-    def total(self, value: float) -> float:
-        """The sum of ``value`` over all ranks."""
+    def totals(self, values: Sequence[float]) -> list[float]:
+        """The sum of each value over all ranks."""
         ...
 
     def barrier(self) -> None: ...

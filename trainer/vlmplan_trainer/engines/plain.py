@@ -1,6 +1,6 @@
 """One GPU, or one CPU process, without DeepSpeed: torch's autocast, optimizer and gradient scaler."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,8 @@ class PlainEngine:
         self._optimizer.zero_grad(set_to_none=True)
         return StepResult(grad_norm=norm, is_skipped=is_skipped)
 
-    def total(self, value: float) -> float:
-        return value
+    def totals(self, values: Sequence[float]) -> list[float]:
+        return list(values)
 
     def barrier(self) -> None:
         pass

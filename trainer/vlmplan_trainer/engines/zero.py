@@ -1,6 +1,6 @@
 """DeepSpeed's engine at the stage and with the sizes of the plan."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmplan.plan import Plan
+from vlmplan.recipe import Precision
 from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
 from vlmplan_trainer.engines.optimizers import make_optimizer
 
@@ -29,6 +30,7 @@ class ZeroEngine:
             model=module, model_parameters=trained, optimizer=optimizer, config=config, dist_init_required=False
         )
         _forget_empty_step(optimizer)
+        self._scales_loss = plan.recipe.zero_stage == 0 and plan.recipe.precision is Precision.FP16
         self._steps_per_update = plan.recipe.grad_accum
         self.device = torch.device(self._engine.device)
         self.rank, self.num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -45,25 +47,35 @@ class ZeroEngine:
     def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
         return self._engine(batch, num_items) * self.loss_scale
 
+    @property
+    def _missing_scale(self) -> float:
+        """What fp16 gradients of stage 0 have to be scaled by here.
+
+        The optimizer divides them by its loss scale (``unscale_and_clip_grads`` in ``fp16/unfused_optimizer.py``
+        0.19.8), but ``DeepSpeedEngine.backward`` multiplies the loss only where the optimizer is ZeRO's: without this
+        they would be 65,536 times too small and never clipped (seen).
+        """
+        return float(self._engine.optimizer.loss_scale) if self._scales_loss else 1.0
+
     def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss)
+        self._engine.backward(loss * self._missing_scale)
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()  # counts the micro batch; the update itself is ``step``
 
     def step(self, learning_rate: float) -> StepResult:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        skipped = self._engine.skipped_steps
+        skipped, scale = self._engine.skipped_steps, self._missing_scale
         self._engine.step()
         norm = self._engine.get_global_grad_norm()
         return StepResult(
-            grad_norm=None if norm is None else float(norm), is_skipped=self._engine.skipped_steps > skipped
+            grad_norm=None if norm is None else float(norm) / scale, is_skipped=self._engine.skipped_steps > skipped
         )
 
-    def total(self, value: float) -> float:
-        tensor = torch.tensor([value], dtype=torch.float64, device=self.device)
+    def totals(self, values: Sequence[float]) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         torch.distributed.all_reduce(tensor)
-        return float(tensor)
+        return tensor.tolist()
 
     def barrier(self) -> None:
         torch.distributed.barrier()
