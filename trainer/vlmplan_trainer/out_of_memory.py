@@ -1,7 +1,7 @@
 """When memory runs out: which error says so, and what the rank leaves behind for ``vlmplan launch``.
 
-torch raises ``OutOfMemoryError`` where its caching allocator can get no block (``c10/cuda/CUDACachingAllocator.cpp``), and a
-plain RuntimeError where a CPU allocation fails (``c10/core/impl/alloc_cpu.cpp``) or CUDA itself has nothing left.
+torch raises ``OutOfMemoryError`` where its caching allocator can get no block (``c10/cuda/CUDACachingAllocator.cpp``),
+and a plain RuntimeError where a CPU allocation fails (``c10/core/impl/alloc_cpu.cpp``) or CUDA has nothing left.
 """
 
 import os

@@ -70,6 +70,8 @@ class Prepared:
     environment: dict[str, str]
     texts: dict[str, str]
     notes: list[str]
+    catalog_files: tuple[Path, ...] = ()
+    hostfile: Path | None = None
 
 
 @click.command()
@@ -247,6 +249,8 @@ def prepare(
         environment=environment,
         texts=run_texts(plan, command, environment, versions),
         notes=notes,
+        catalog_files=catalog_files,
+        hostfile=hostfile,
     )
 
 
@@ -287,8 +291,10 @@ def say(prepared: Prepared) -> None:
 
 def start(prepared: Prepared) -> int:
     """Write the run's files, run it and return its exit code; 1 where something is in the way."""
+    from vlmplan.cli.out_of_memory import tell_out_of_memory
     from vlmplan.launch.run_folder import COMMAND_FILE, LOG_FILE, locked_log, write_run_files
     from vlmplan.launch.start import ending, follow
+    from vlmplan.shortage import remove_shortages
 
     say(prepared)
     if prepared.findings.problems:
@@ -296,8 +302,10 @@ def start(prepared: Prepared) -> int:
     folder = prepared.options.output_dir
     with locked_log(folder, resumes=prepared.options.resume) as log:
         write_run_files(folder, prepared.texts)
+        remove_shortages(folder)
         log.write(f"$ {prepared.texts[COMMAND_FILE]}".encode())
         code = follow(prepared.command, prepared.environment, log)
     if code:
         click.echo(f"vlmplan: {ending(code)}; {folder / LOG_FILE} has what it printed, --resume goes on", err=True)
+        tell_out_of_memory(prepared, launch, code)
     return code

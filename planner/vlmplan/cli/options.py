@@ -56,6 +56,7 @@ RECIPE: tuple[Decorator, ...] = (
     _choice("--precision", ("bf16", "fp16", "fp32", "bf16-pure"), "bf16 and fp16 keep fp32 master weights."),
     _choice("--optimizer", ("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"), "The optimizer."),
     _switch("fuses_optimizer", "fused-optimizer", "foreach-optimizer", "Kernel of plain PyTorch's update."),
+    _switch("caches_casts", "cached-casts", "no-cached-casts", "Plain PyTorch keeps 16-bit copies until forward ends."),
     _switch("upcasts_frozen", "kbit-upcast", "no-kbit-upcast", "peft's float32 copies of what QLoRA leaves in 16 bit."),
     _switch(
         "expandable_segments",

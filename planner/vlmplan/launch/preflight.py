@@ -4,9 +4,10 @@ Judges ``Facts`` and reads data files and the output folder; asks nothing else.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import VlmplanError
@@ -18,6 +19,9 @@ from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation, Method
 from vlmplan.training import TrainerOptions, adapter_problem
 from vlmplan.units import counted, gib_text
+
+if TYPE_CHECKING:
+    from vlmplan.estimate import Estimate
 
 INSTALL = 'pip install "vlmplan[train]"'
 NUM_SAMPLES_TOLERANCE = 0.01
@@ -84,8 +88,8 @@ def _verdict_problems(plan: Plan) -> Iterator[str]:
 # -- software --------------------------------------------------------------------------------------------------------
 
 
-def needed_packages(plan: Plan) -> list[str]:
-    """The packages without which the trainer cannot run this plan."""
+def needed_packages(plan: "Plan | Estimate") -> list[str]:
+    """The packages without which the trainer cannot run this plan, or what would become one."""
     recipe = plan.recipe
     names = ["torch", "transformers", "safetensors"]
     names += ["deepspeed"] if recipe.uses_deepspeed else []
@@ -97,13 +101,21 @@ def needed_packages(plan: Plan) -> list[str]:
     return names
 
 
+def missing_packages(plan: "Plan | Estimate", packages: Mapping[str, str | None]) -> list[str]:
+    """Those of them that are not installed, and flash-attn where the attention is its; ``packages`` are versions."""
+    names = needed_packages(plan)
+    names += [FLASH_ATTENTION] if plan.recipe.attention is AttentionImplementation.FLASH_ATTENTION_2 else []
+    return [name for name in names if packages.get(name) is None]
+
+
 def _package_problems(plan: Plan, facts: Facts) -> Iterator[str]:
-    missing = [name for name in needed_packages(plan) if facts.packages.get(name) is None]
-    if missing:
-        yield f"training needs {', '.join(missing)}, not installed here: {INSTALL}"
-    flash = AttentionImplementation.FLASH_ATTENTION_2
-    if plan.recipe.attention is flash and facts.packages.get(FLASH_ATTENTION) is None:
-        yield f"--attention {flash.value} needs {FLASH_ATTENTION}, not installed here: pip install {FLASH_ATTENTION}"
+    missing = missing_packages(plan, facts.packages)
+    others = [name for name in missing if name != FLASH_ATTENTION]
+    if others:
+        yield f"training needs {', '.join(others)}, not installed here: {INSTALL}"
+    if FLASH_ATTENTION in missing:
+        attention = plan.recipe.attention.value
+        yield f"--attention {attention} needs {FLASH_ATTENTION}, not installed here: pip install {FLASH_ATTENTION}"
 
 
 def _version_warnings(plan: Plan, facts: Facts) -> Iterator[str]:

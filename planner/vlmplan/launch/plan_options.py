@@ -1,0 +1,75 @@
+"""A plan as the options of the command line that ask for it: the inverse of ``request``."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from vlmplan.catalog import Catalog
+from vlmplan.errors import UnavailableError, VlmplanError
+from vlmplan.gpu_choice import CPU, LOCAL, chosen_node, parse_gpu_choice
+from vlmplan.models import find_model
+from vlmplan.plan import Plan, PlannedHardware
+from vlmplan.recipe import Method
+from vlmplan.request import ENUM_OPTIONS, VALUE_OPTIONS
+from vlmplan.workload import ModelFiles
+
+WORKLOAD_OPTIONS = ("seq_len", "images_per_sample", "num_samples", "epochs", "global_batch")
+ADAPTER_OPTIONS = ("lora_rank", "lora_targets", "train_embeddings")
+
+
+def options_of(plan: Plan, *, model: str, gpu: str) -> dict[str, Any]:
+    """The options of ``plan`` as ``request`` takes them, every setting said; None for those that do not apply.
+
+    The sizes of ZeRO's buckets have no options: whoever plans chooses them.
+    """
+    workload, recipe = plan.workload, plan.recipe
+    values = recipe.as_json()
+    options: dict[str, Any] = {"model": model, "gpu": gpu, "num_nodes": plan.hardware.num_nodes, "ds_config": None}
+    options |= {name: getattr(workload, name) for name in WORKLOAD_OPTIONS}
+    size = f"{workload.image_width}x{workload.image_height}" if workload.images_per_sample else None
+    options |= {"image_size": size, "zero_stage": str(values["zero_stage"])}
+    options |= {name: values[name] for name in (*VALUE_OPTIONS, *ENUM_OPTIONS)}
+    if recipe.method is Method.FULL:
+        options |= dict.fromkeys(ADAPTER_OPTIONS)
+    return options
+
+
+def model_of(plan: Plan) -> tuple[str, ModelFiles]:
+    """The name by which ``--model`` finds the plan's model, and its files.
+
+    Raises UnavailableError where no name does: the plan may come from another machine.
+    """
+    model = plan.workload.model
+    for name in (model.id, plan.model_source):
+        with suppress(VlmplanError):
+            found = find_model(name)
+            if dict(found.config) == dict(model.config):
+                return name, found
+    raise UnavailableError(f"the model {model.id} of the plan is not found here by that name")
+
+
+def gpu_of(plan: Plan, catalog: Catalog) -> str:
+    """What ``--gpu`` calls the plan's hardware: by its name where that means the same node, else this machine's.
+
+    Raises UnavailableError where neither does.
+    """
+    for text in _gpu_texts(plan.hardware):
+        with suppress(VlmplanError):
+            node = chosen_node(parse_gpu_choice(text), catalog).node
+            if (node.gpu.id, node.gpu.usable_bytes) == (plan.hardware.gpu_id, plan.hardware.usable_bytes):
+                return text
+    raise UnavailableError(f"{plan.hardware.gpu_name} of the plan is neither in the catalog nor in this machine")
+
+
+def _gpu_texts(hardware: PlannedHardware) -> Iterator[str]:
+    """``cpu:4``; ``rtx-4090:2`` for a plan that knows no host, ``local:2`` before it for one that does."""
+    if hardware.vendor == "cpu":
+        yield f"{CPU}:{hardware.gpus_per_node}"
+        return
+    names = [hardware.gpu_id, LOCAL] if hardware.host_ram_bytes is None else [LOCAL, hardware.gpu_id]
+    yield from (f"{name}:{hardware.gpus_per_node}" for name in names)
+
+
+def differences(options: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``options`` say otherwise than ``others``."""
+    return {name: value for name, value in options.items() if value is not None and value != others.get(name)}
