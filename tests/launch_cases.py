@@ -21,7 +21,8 @@ from vlmplan.versions import CHECKED_VERSIONS
 STAND_IN = '''
 """Writes down how it was started, does what STAND_IN says, and lets the real package's other modules through.
 
-exit CODE, wait, or results NAME...: leaves what the trainer leaves, but fails in the folders of these names.
+exit CODE, wait, shortage FILE: ends as a rank whose memory ran out does, which wrote that down like this, or
+results NAME...: leaves what the trainer leaves, but fails in the folders of these names.
 """
 import json, os, sys, time
 from pathlib import Path
@@ -40,6 +41,9 @@ if what == "results" and out.name not in words:
     (out / "adapter" / "adapter_config.json").touch()
     (out / "report.json").touch()
     sys.exit(0)
+if what == "shortage":
+    (out / "out_of_memory-0.json").write_text(Path(*words).read_text())
+    sys.exit(4)
 sys.exit(5 if what == "results" else int(words[0]))
 '''
 

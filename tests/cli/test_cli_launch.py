@@ -16,7 +16,9 @@ from vlmplan.emit import write_files
 from vlmplan.launch.demo import MODEL_FOLDER, demo_folder
 from vlmplan.launch.facts import installed_version
 from vlmplan.plan import read_plan
-from vlmplan.training import CHECKPOINTS, MANIFEST, TrainerOptions
+from vlmplan.shortage import Shortage, write_shortage
+from vlmplan.training import CHECKPOINTS, EXIT_OUT_OF_MEMORY, MANIFEST, TrainerOptions
+from vlmplan.units import MIB, gib_text
 
 NEEDED = ("torch", "transformers", "deepspeed", "safetensors", "pillow")
 pytestmark = pytest.mark.skipif(
@@ -119,6 +121,54 @@ def test_resuming_before_the_first_checkpoint_starts_anew_so_that_one_command_se
         assert found.code == DONE, found.err
         assert "starts anew" in found.err
         assert "--resume" not in recorded(Path("out"))["argv"]
+
+
+# -- when memory runs out --------------------------------------------------------------------------------------------
+
+SHORTAGE = Shortage(
+    rank=0,
+    phase="backward",
+    step=3,
+    is_on_host=True,
+    allocated_bytes=2 * 3 * 5 * MIB,
+    peak_allocated_bytes=2 * 3 * 5 * MIB,
+    requested_bytes=7 * MIB,
+    free_bytes=3 * MIB,
+    total_bytes=11 * 13 * MIB,
+    planned_bytes=2 * 3 * 5 * MIB,
+)
+
+
+def test_after_a_run_out_of_memory_the_command_that_fits_is_printed_and_can_be_run(monkeypatch: pytest.MonkeyPatch):
+    write_shortage(SHORTAGE, Path("left"))
+    monkeypatch.setenv("STAND_IN", f"shortage {Path('left/out_of_memory-0.json').absolute()}")
+    words = ("--micro-batch", "4", "--grad-accum", "2", "--no-activation-checkpointing", "--seed", "7")
+    found = call("launch", *RECIPE, *TRAIN, *words)
+    assert found.code == EXIT_OUT_OF_MEMORY
+    ran_out, change, to_fit = found.err.splitlines()[-3:]
+    assert "ran out in backward of step 3 on rank 0" in ran_out
+    for num_bytes in (SHORTAGE.planned_bytes, SHORTAGE.requested_bytes, SHORTAGE.free_bytes, SHORTAGE.total_bytes):
+        assert gib_text(num_bytes) in ran_out
+    assert "--micro-batch" in change
+    monkeypatch.setenv("STAND_IN", "exit 0")
+    program, *command = shlex.split(to_fit.removeprefix("to fit: "))
+    assert program == "vlmplan"
+    again = call(*command)
+    assert again.code == DONE, again.err
+    before, after = (read_plan(Path(folder, "plan.json")) for folder in ("out", "out-2"))
+    assert after.samples_per_step == before.samples_per_step
+    changed = {name for name, value in after.recipe.as_json().items() if value != before.recipe.as_json()[name]}
+    assert changed == {"micro_batch", "grad_accum"}
+    assert recorded(Path("out-2"))["argv"][-2:] == ["--seed", "7"]
+
+
+def test_what_an_earlier_attempt_left_is_not_believed(monkeypatch: pytest.MonkeyPatch):
+    write_shortage(SHORTAGE, Path("out"))
+    monkeypatch.setenv("STAND_IN", f"exit {EXIT_OUT_OF_MEMORY}")
+    found = call("launch", *RECIPE, *TRAIN)
+    assert found.code == EXIT_OUT_OF_MEMORY
+    assert "to fit" not in found.err
+    assert "on a rank whose folder is not on this machine" in found.err
 
 
 # -- dry run ---------------------------------------------------------------------------------------------------------

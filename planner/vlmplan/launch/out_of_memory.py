@@ -3,7 +3,8 @@
 What a rank measured corrects the plan: every planned peak is raised by actual / planned of the phase that failed, where
 that is above 1, and compared with what the allocator could have had there (``Shortage.obtainable_bytes``), so that
 contexts, message buffers and other processes are counted as they are. Changes are tried one by one, then one on top of
-the other, in the order of ``changes``; of a combination only what it needs is kept.
+the other, in the order of ``changes``, those that change the results only where the others do not do; of a combination
+only what it needs is kept.
 """
 
 from collections.abc import Mapping, Sequence
@@ -167,14 +168,15 @@ def smallest_remedy(
     *,
     changes: Sequence[Change] = CHANGES,
 ) -> Remedy:
-    """The first change that fits, else the first changes on top of each other, without those that need not be."""
+    """The first change that fits, else the first changes on top of each other, without those that need not be.
+
+    Both are tried first with changes that keep the results. Raises InputError if the plan cannot be planned again.
+    """
     search = _Search(planner, correction)
-    for change in changes:
-        for level in range(len(change.levels(search.start.situation))):
-            found = search.after([(change, level)])
-            if found is not None and correction.fits(found.estimate):
-                return search.remedy([(change, level)])
-    return search.combined(changes)
+    keeping = [change for change in changes if change.keeps_results]
+    others = [change for change in changes if not change.keeps_results]
+    remedy = search.single(keeping) or search.combined(keeping)
+    return remedy if remedy.fits else search.single(others) or search.combined(changes)
 
 
 Chosen = list[tuple[Change, int]]
@@ -205,6 +207,14 @@ class _Search:
     def fits(self, chosen: Chosen) -> bool:
         setup = self.after(chosen)
         return setup is not None and self._correction.fits(setup.estimate)
+
+    def single(self, changes: Sequence[Change]) -> Remedy | None:
+        """The first change that fits."""
+        for change in changes:
+            for level in range(len(change.levels(self.start.situation))):
+                if self.fits([(change, level)]):
+                    return self.remedy([(change, level)])
+        return None
 
     def combined(self, changes: Sequence[Change]) -> Remedy:
         """Each change as far as it goes on top of those before it, where it saves anything, until it fits."""
