@@ -1,9 +1,10 @@
 """What ``vlmplan launch`` and the trainer agree on: the trainer's options, and names in the folder of a run."""
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vlmplan.errors import InputError
 
@@ -17,6 +18,8 @@ REPORT_FILE = "report.json"
 """Planned and measured; the last thing that a run writes."""
 EXIT_OUT_OF_MEMORY = 4
 """Exit code of a rank whose memory ran out: after those of every command, 0 to 3; 128 + N is of signals."""
+MONITOR_PACKAGES = {"tensorboard": ("deepspeed", "tensorboard"), "wandb": ("deepspeed", "wandb"), "csv": ("deepspeed",)}
+"""The monitors that a run can write curves to, through DeepSpeed, and the packages that each needs."""
 SCHEDULES = ("cosine", "linear", "constant")
 DATA_SOURCES = ("train_data", "dummy_data")
 LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}
@@ -47,6 +50,7 @@ class TrainerOptions:
     seed: int = 0
     merge_adapters: bool = False
     measured_steps: int = 3
+    monitor: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         given = [flag(name) for name in DATA_SOURCES if getattr(self, name) is not None]
@@ -73,6 +77,8 @@ class TrainerOptions:
             value = getattr(self, item.name)
             if value is True:
                 words.append(flag(item.name))
+            elif isinstance(value, tuple):
+                words += [word for part in cast("tuple[str, ...]", value) for word in (flag(item.name), part)]
             elif value != default_of(item):
                 words += [flag(item.name), os.path.abspath(value) if isinstance(value, Path) else str(value)]
         return words
@@ -85,6 +91,14 @@ def adapter_problem(folder: Path, *, trains_adapters: bool) -> str | None:
     if not (folder / ADAPTER_CONFIG).is_file():
         return f"--adapter {folder} has no {ADAPTER_CONFIG}, so it is not an adapter that peft saved"
     return None
+
+
+def monitor_problems(monitors: Iterable[str], is_installed: Callable[[str], bool]) -> Iterator[str]:
+    """What each of the ``monitors`` misses."""
+    for name in monitors:
+        for package in MONITOR_PACKAGES[name]:
+            if not is_installed(package):
+                yield f"--monitor {name} needs {package}, not installed here: pip install {package}"
 
 
 def default_of(item: "Field[Any]") -> Any:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmplan.errors import InputError
-from vlmplan.training import SCHEDULES, TrainerOptions
+from vlmplan.training import MONITOR_PACKAGES, SCHEDULES, TrainerOptions
 
 LEARNING_RATES = {"full": 1e-5, "lora": 1e-4, "qlora": 1e-4}
 """By method, where none is given: what the model cards of Qwen2-VL, LLaVA and Llama fine-tune with. A choice."""
@@ -52,4 +52,6 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--seed", type=int, metavar="N")
     add("--merge-adapters", action="store_true", help="also write the model with its adapters merged in")
     add("--measured-steps", type=int, metavar="N", help="first steps whose memory is followed")
-    return Options(**vars(parser.parse_args(list(arguments))))
+    add("--monitor", action="append", choices=tuple(MONITOR_PACKAGES), help="also write curves there; repeatable")
+    given = vars(parser.parse_args(list(arguments)))
+    return Options(**given | {"monitor": tuple(given.get("monitor", ()))})

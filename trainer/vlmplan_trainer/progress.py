@@ -1,13 +1,15 @@
 """What a person sees while a run goes on, from rank 0 only: a bar in a terminal, plain lines in a pipe."""
 
 import json
+import math
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
 from vlmplan.units import duration_text, gib_text
 from vlmplan_trainer.loop import StepReport
@@ -17,13 +19,16 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class Watcher:
-    """Shows steps and writes them to metrics.jsonl; every rank has one, only rank 0's does anything."""
+    """Shows steps and writes them to metrics.jsonl; every rank has one, only rank 0's does anything.
+
+    ``first_step``: steps that are done; what an earlier run wrote of later ones is dropped.
+    """
 
     def __init__(self, plan: Plan, output_dir: Path, *, rank: int, num_steps: int, first_step: int) -> None:
         self._plan, self._num_steps = plan, num_steps
         self._is_first = rank == 0
         self.console = Console(quiet=not self._is_first, highlight=False)
-        self._metrics = (output_dir / METRICS_FILE).open("a") if self._is_first else None
+        self._metrics = _after(output_dir / METRICS_FILE, first_step) if self._is_first else None
         self._bar: Progress | None = None
         if self._is_first and self.console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -68,3 +73,19 @@ class Watcher:
         )
         time = f"{duration_text(left)} left{beside}" if left else "done"
         return f"loss {report.loss:.4f}  lr {report.learning_rate:.2e}  {speed}  {memory}  {time}{skipped}"
+
+
+def _after(path: Path, last_step: int) -> TextIO:
+    """The file to append to, without lines of steps after ``last_step`` or half a line of a run that was killed."""
+    if path.exists():
+        kept = [line for line in path.read_text().splitlines(keepends=True) if _step_of(line) <= last_step]
+        write_atomically(path, "".join(kept), force=True)
+    return path.open("a")
+
+
+def _step_of(line: str) -> float:
+    """The step that a line is about; infinite where it is none."""
+    try:
+        return int(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf

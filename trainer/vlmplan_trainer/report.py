@@ -7,7 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from vlmplan.plan import Plan
+from vlmplan.recipe import Offload
 from vlmplan.units import GIB
+from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import Meter
 
 SCHEMA = "vlmplan.report/1"
@@ -40,16 +42,19 @@ class Line:
         }
 
 
-def lines(plan: Plan, meter: Meter, *, step_seconds: float | None, tokens_per_second: float | None) -> list[Line]:
-    """Every figure that both sides have. Bytes are of this rank."""
+def lines(
+    plan: Plan, meter: Meter, position: Position, *, step_seconds: float | None, tokens_per_second: float | None
+) -> list[Line]:
+    """Every figure that both sides have. Bytes are of this rank, money of the optimizer steps done."""
     expected = plan.expected
-    planned = {phase.name: phase for phase in expected.phases}
+    planned = {phase.name: None if _offloads_to_itself(plan) else phase.peak_bytes for phase in expected.phases}
     found = [
-        Line(f"{name}, peak", "bytes", planned[name].peak_bytes, memory.peak_bytes)
+        Line(f"{name}, peak", "bytes", planned[name], memory.peak_bytes)
         for name, memory in meter.memory.items()
         if name in planned
     ]
-    found.append(Line("peak allocated", "bytes", expected.peak_allocated_bytes, meter.peak_allocated_bytes))
+    peak = None if _offloads_to_itself(plan) else expected.peak_allocated_bytes
+    found.append(Line("peak allocated", "bytes", peak, meter.peak_allocated_bytes))
     if meter.peak_reserved_bytes:
         found.append(Line("peak reserved", "bytes", expected.peak_reserved_bytes, meter.peak_reserved_bytes))
         found.append(Line("device", "bytes", expected.peak_device_bytes, meter.peak_device_bytes))
@@ -58,7 +63,16 @@ def lines(plan: Plan, meter: Meter, *, step_seconds: float | None, tokens_per_se
     if expected.step_seconds:
         planned_rate = plan.samples_per_step * plan.workload.seq_len / expected.step_seconds
     found.append(Line("speed", "tokens/s", planned_rate, tokens_per_second))
+    if plan.offer is not None:
+        planned_usd = None if expected.step_seconds is None else usd_so_far(plan, position.step * expected.step_seconds)
+        found.append(Line("usd so far", "usd", planned_usd, usd_so_far(plan, position.seconds)))
     return found
+
+
+def _offloads_to_itself(plan: Plan) -> bool:
+    """Whether what the plan counts as the host's is among a rank's tensors: CPU ranks have no other memory."""
+    offloads = {plan.recipe.offload_optimizer, plan.recipe.offload_params}
+    return plan.hardware.vendor == "cpu" and Offload.CPU in offloads
 
 
 def usd_so_far(plan: Plan, seconds: float) -> float | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,16 +21,18 @@ from vlmplan_trainer.data.chats import Sample, read_chats
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.engines import Engine, make_engine
-from vlmplan_trainer.engines.make import device_of, start_process_group
+from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32, start_process_group
 from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.loop import Rates, StepReport, Trainer
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.models.load import Loaded, load_model
+from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import LEARNING_RATES, Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.progress import Watcher
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
+from vlmplan_trainer.stopping import exit_code
 
 SPEED_STEPS = 20
 """Steps at the end of a run whose speed is reported, the followed ones left out."""
@@ -50,6 +53,11 @@ class Run:
     trainer: Trainer
 
     @property
+    def stopped_by(self) -> int | None:
+        """The signal that has ended the run before its last step."""
+        return self.trainer.stopped_by if self.trainer.position.step < self.trainer.rates.num_steps else None
+
+    @property
     def signature(self) -> dict[str, Any]:
         """What has to be the same for a run to go on."""
         return {
@@ -63,9 +71,10 @@ class Run:
 def run(plan: Plan, options: Options) -> int:
     """Train what ``plan`` says on what ``options`` say. Raises InputError for what the user can mend."""
     torch.manual_seed(options.seed)
+    check_monitors(options.monitor)
     samples = read_samples(plan, options)  # bad data stops a run before anything is loaded
     device = device_of(plan)
-    start_process_group(plan)
+    start_process_group(plan, is_needed=bool(options.monitor))
     meter = Meter(device, num_steps=options.measured_steps)
     try:
         return _measured_run(plan, options, samples, device, meter)
@@ -92,6 +101,8 @@ def _measured_run(plan: Plan, options: Options, samples: list[Sample], device: t
         made.batches.resume(made.trainer.position.num_samples)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     reports = _train(made)
+    if made.stopped_by is not None:
+        return exit_code(made.stopped_by)
     _finish(made, reports)
     return 0
 
@@ -162,37 +173,44 @@ def _batches(
 
 
 def _train(made: Run) -> list[StepReport]:
-    """Steps until the run's last; a checkpoint every ``save_every`` and at the end."""
-    trainer, options = made.trainer, made.options
-    num_steps = trainer.rates.num_steps
+    """Steps until the run's last, or until a signal; a checkpoint every ``save_every`` and at the end."""
+    trainer, options, rank = made.trainer, made.options, made.engine.rank
+    first, num_steps = trainer.position.step, trainer.rates.num_steps
     reports: list[StepReport] = []
-    watcher = Watcher(
-        made.plan, options.output_dir, rank=made.engine.rank, num_steps=num_steps, first_step=trainer.position.step
-    )
-    with watcher:
-        for sentence in _about_data(made):
+    monitors = Monitors(options.monitor, options.output_dir, rank=rank, first_step=first)
+    watcher = Watcher(made.plan, options.output_dir, rank=rank, num_steps=num_steps, first_step=first)
+    with watcher, trainer.stop:
+        for sentence in _about_run(made):
             watcher.say(sentence)
         while trainer.position.step < num_steps:
             for report in trainer.epoch(made.batches):
                 reports.append(report)
                 watcher.step(report, made.meter)
-                is_last = report.step == num_steps
+                monitors.step(report, made.meter)
+                is_last = report.step == num_steps or made.stopped_by is not None
                 if is_last or (options.save_every is not None and report.step % options.save_every == 0):
                     _save(made)
+                if made.stopped_by is not None:
+                    name = signal.Signals(made.stopped_by).name
+                    watcher.say(f"stopped by {name} after step {report.step}, which is saved; --resume goes on")
                 if is_last:
                     return reports
             if options.eval_data is not None:
-                watcher.say(f"epoch {trainer.position.epoch}: loss {_evaluated(made):.4f} on {options.eval_data}")
+                loss = _evaluated(made)
+                watcher.say(f"epoch {trainer.position.epoch}: loss {loss:.4f} on {options.eval_data}")
+                monitors.evaluated(trainer.position.step, loss)
     return reports
 
 
-def _about_data(made: Run) -> Iterator[str]:
-    """What becomes of the samples: cut, left out, left over."""
+def _about_run(made: Run) -> Iterator[str]:
+    """What becomes of the samples: cut, left out, left over; and how float32 is multiplied."""
     survey = made.batches.survey
     yield f"{len(survey.samples):,} samples"
     yield from survey.summary(made.plan.workload.seq_len)
     if made.batches.num_left_over:
         yield f"{made.batches.num_left_over} samples of every epoch fill no whole step and wait for another epoch"
+    if multiplies_in_tf32(made.plan):
+        yield "float32 matrices are multiplied in TF32, as the plan's time has it"
 
 
 def _save(made: Run) -> None:
@@ -227,8 +245,8 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
     seconds = sum(report.seconds for report in late) / len(late) if late else None
     rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
-    found = lines(made.plan, made.meter, step_seconds=seconds, tokens_per_second=rate)
     position = made.trainer.position
+    found = lines(made.plan, made.meter, position, step_seconds=seconds, tokens_per_second=rate)
     content = {
         "schema": SCHEMA,
         "steps": position.step,

@@ -12,7 +12,7 @@ import click
 
 from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.training import SCHEDULES, TrainerOptions
+from vlmplan.training import MONITOR_PACKAGES, SCHEDULES, TrainerOptions
 
 if TYPE_CHECKING:
     from vlmplan.launch.facts import Facts
@@ -54,6 +54,12 @@ RUN = (
     _count("--seed", "Of order and random weights.  [default: 0]"),
     click.option("--merge-adapters", is_flag=True, help="Also write the model with its adapters merged in."),
     _count("--measured-steps", "First steps whose memory is followed.  [default: 3]"),
+    click.option(
+        "--monitor",
+        type=click.Choice(tuple(MONITOR_PACKAGES)),
+        multiple=True,
+        help="Also write curves there; repeatable.",
+    ),
 )
 MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
 

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.errors import UnavailableError, VlmplanError
+from vlmplan.launch.extensions import held_locks
 from vlmplan.machine.host import host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import NvmlMachine, read_machine
 from vlmplan.plan import Plan
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "safetensors", "pillow")
+MONITORS = ("tensorboard", "wandb")
 FLASH_ATTENTION = "flash-attn"
 TORCH_SECONDS = 120
 """Longest wait for torch to say what it sees; on a cold network drive its import alone takes a minute."""
@@ -61,11 +63,13 @@ class Facts:
     host_name: str = ""
     num_cpus: int | None = None
     has_pdsh: bool = False
+    held_locks: tuple[Path, ...] = ()
+    """Of builds of kernels that the plan needs; see ``extensions``."""
 
 
 def facts_of_this_machine(plan: Plan, output_dir: Path) -> Facts:
     """What ``preflight`` wants to know for this plan; GPUs are not asked for where a plan needs none."""
-    packages = {name: installed_version(name) for name in (*PACKAGES, FLASH_ATTENTION)}
+    packages = {name: installed_version(name) for name in (*PACKAGES, *MONITORS, FLASH_ATTENTION)}
     found: dict[str, Any] = {}
     if plan.hardware.vendor == "nvidia":
         try:
@@ -90,6 +94,7 @@ def facts_of_this_machine(plan: Plan, output_dir: Path) -> Facts:
         host_name=socket.gethostname(),
         num_cpus=num_host_cpus(),
         has_pdsh=shutil.which("pdsh") is not None,
+        held_locks=tuple(held_locks(plan, os.environ)),
         **found,
     )
 

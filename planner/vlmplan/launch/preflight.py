@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from vlmplan.catalog import Catalog
 from vlmplan.errors import VlmplanError
 from vlmplan.launch.devices import gpu_problems
+from vlmplan.launch.extensions import lock_sentence
 from vlmplan.launch.facts import FLASH_ATTENTION, Facts
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation, Method
-from vlmplan.training import TrainerOptions, adapter_problem
+from vlmplan.training import TrainerOptions, adapter_problem, monitor_problems
 from vlmplan.units import counted, gib_text
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def preflight(
     problems = [
         *_verdict_problems(plan),
         *_package_problems(plan, facts),
+        *monitor_problems(options.monitor, lambda package: facts.packages.get(package) is not None),
+        *(lock_sentence(lock) for lock in facts.held_locks if is_here),
         *_host_problems(plan, facts, hostfile),
         *(gpu_problems(plan, facts, catalog) if is_here else ()),
         *(_ram_problems(plan, facts) if is_here else ()),

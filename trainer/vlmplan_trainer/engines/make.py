@@ -7,31 +7,53 @@ import torch
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
+from vlmplan.recipe import Precision
 from vlmplan_trainer.engines.base import Engine, LossModule
 from vlmplan_trainer.engines.plain import PlainEngine
 from vlmplan_trainer.engines.zero import ZeroEngine
 
 
-def start_process_group(plan: Plan) -> None:
-    """Join the other ranks, where the plan has any engine but plain PyTorch. Raises InputError on a wrong count."""
+def start_process_group(plan: Plan, *, is_needed: bool = False) -> None:
+    """Join the other ranks, where the plan has any engine but plain PyTorch or ``is_needed`` (DeepSpeed's monitor asks
+    for the rank). Raises InputError on a wrong count, and where DeepSpeed cannot compute as the plan says."""
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if num_ranks != plan.hardware.num_gpus:
         raise InputError(
             f"the plan is for {plan.hardware.num_gpus} GPUs, but {num_ranks} ranks were started (WORLD_SIZE); "
             f"start it with launch.sh or vlmplan launch"
         )
-    if plan.ds_config is None:
+    if plan.ds_config is None and not is_needed:
         return
     import deepspeed
 
+    if plan.ds_config is not None and plan.recipe.precision is Precision.FP16:
+        _check_fp16(plan)
     if num_ranks == 1 and "MASTER_PORT" not in os.environ:  # started by hand: nobody to meet
         # Port 0: any that is free.
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         os.environ.update(alone)
-    if plan.hardware.vendor == "cpu":
+    if plan.hardware.vendor == "cpu" or plan.ds_config is None:
         init_gloo()
     else:
         deepspeed.init_distributed(verbose=False)
+
+
+def _check_fp16(plan: Plan) -> None:
+    """DeepSpeed refuses fp16 where the accelerator has no fast arithmetic for it (``_do_sanity_check``, 0.19.8)."""
+    from deepspeed.accelerator import get_accelerator
+
+    if not get_accelerator().is_fp16_supported():
+        needed = "AVX512-FP16" if plan.hardware.vendor == "cpu" else "compute capability 7.0"
+        raise InputError(
+            f"precision fp16 under DeepSpeed needs {needed}, which {plan.hardware.gpu_name} has not here; "
+            f"plan with --precision bf16 or fp32, or --zero-stage none for one"
+        )
+
+
+def multiplies_in_tf32(plan: Plan) -> bool:
+    """Whether float32 matrices are multiplied in TF32: the planner's time of fp32 plans is at that rate
+    (``throughput.py``), and torch's default is full float32 since 1.12."""
+    return plan.hardware.vendor == "nvidia" and plan.recipe.precision is Precision.FP32
 
 
 def init_gloo(**rendezvous: Any) -> None:
@@ -54,6 +76,8 @@ def device_of(plan: Plan) -> torch.device:
         raise InputError(f"the plan is for {plan.hardware.gpu_name}, but torch finds no GPU here")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
+    if multiplies_in_tf32(plan):
+        torch.set_float32_matmul_precision("high")
     return device
 
 

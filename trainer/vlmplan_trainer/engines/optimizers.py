@@ -1,11 +1,14 @@
 """The optimizer that a recipe names, over the trained weights of a model."""
 
+import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from vlmplan.errors import UnavailableError
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -28,8 +31,24 @@ def make_optimizer(parameters: Sequence[nn.Parameter], recipe: Recipe, *, weight
         is_paged = kind is OptimizerKind.PAGED_ADAMW_8BIT
         return (bitsandbytes.optim.PagedAdamW8bit if is_paged else bitsandbytes.optim.AdamW8bit)(parameters, **common)
     if recipe.offload_optimizer is not Offload.NONE:
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        keeps_float32 = recipe.precision is not Precision.BF16_PURE
-        return DeepSpeedCPUAdam(parameters, adamw_mode=True, fp32_optimizer_states=keeps_float32, **common)
+        return _adamw_on_host(parameters, common, keeps_float32=recipe.precision is not Precision.BF16_PURE)
     return AdamW(parameters, fused=recipe.fuses_optimizer, foreach=not recipe.fuses_optimizer, **common)
+
+
+def _adamw_on_host(parameters: Sequence[nn.Parameter], common: dict[str, Any], *, keeps_float32: bool) -> Optimizer:
+    """DeepSpeed's AdamW for offloaded states, whose kernel is compiled at its first use on a machine (0.19.8).
+
+    The build calls ``ninja`` by name, which in a virtual environment that is not activated only its interpreter's
+    folder has. Raises UnavailableError where it cannot be built.
+    """
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
+    try:
+        return DeepSpeedCPUAdam(parameters, adamw_mode=True, fp32_optimizer_states=keeps_float32, **common)
+    except RuntimeError as error:
+        cause = " ".join(str(error.__cause__ or error).split())[:300]
+        raise UnavailableError(
+            f"offloading the optimizer needs DeepSpeed's cpu_adam, which cannot be built here ({cause}); "
+            f"a C++ compiler and the package ninja are needed, or a plan with --offload-optimizer none"
+        ) from None
