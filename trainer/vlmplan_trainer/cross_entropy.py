@@ -130,10 +130,7 @@ class _Run:
         """Add a chunk of tokens."""
         xs = [x[rows].to(self.dtype) for x in self.xs]
         scores = self.rule.apply_(self._logits(xs))
-        # What is as wide as the chunk once more lives for a piece of it only.
-        piece = -(-scores.shape[0] // PIECES_PER_CHUNK)
-        for some, labels in zip(scores.split(piece), self.labels[rows].split(piece), strict=True):
-            self._add_losses(some, labels)
+        self._add_pieces(scores, self.labels[rows])
         if self.needs_any:
             grad_logits = scores.to(self.dtype)
             del scores
@@ -145,6 +142,12 @@ class _Run:
         for x, weight in zip(xs[1:], self.weights[1:], strict=True):
             logits.addmm_(x, weight.t())
         return logits.float()
+
+    def _add_pieces(self, scores: Tensor, labels: Tensor) -> None:
+        """What is as wide as the chunk once more lives for a piece of it only. No view of ``scores`` outlives this."""
+        piece = -(-scores.shape[0] // PIECES_PER_CHUNK)
+        for some, its_labels in zip(scores.split(piece), labels.split(piece), strict=True):
+            self._add_losses(some, its_labels)
 
     def _add_losses(self, scores: Tensor, labels: Tensor) -> None:
         """``scores`` (some, V) become ``KEPT_SCALE`` times (softmax - one-hot) times the rule's slope, in place."""
