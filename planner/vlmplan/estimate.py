@@ -21,7 +21,7 @@ from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.components import Components, Phase
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
-from vlmplan.memory.host import HostMemory, host_memory, with_devices
+from vlmplan.memory.host import HostMemory, host_memory, read_bytes, stored_dtype, with_devices
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.reservation import peak_reserved_bytes
@@ -193,6 +193,7 @@ class Estimator:
         self.image = sample_image(workload)
         self.model = prepared_model(model_tree(workload.model), recipe)
         self.table = ParameterTable(self.model)
+        self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
         self._stacks = list(self.model.stacks())
         self._traces: dict[Any, Trace] = {}
@@ -281,8 +282,27 @@ class Estimator:
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The memory timeline of the fullest GPU, library workspaces included."""
         capability = cluster.node.gpu.compute_capability
-        timeline = memory_timeline(self.table, self.trace(recipe, capability), recipe, num_ranks=cluster.num_gpus)
+        timeline = memory_timeline(
+            self.table,
+            self.trace(recipe, capability),
+            recipe,
+            num_ranks=cluster.num_gpus,
+            read_bytes=self._read_bytes(recipe) if cluster.node.gpu.vendor is Vendor.CPU else 0,
+        )
         return _with_workspaces(timeline, workspace_bytes(cluster.node.gpu))
+
+    def host(self, recipe: Recipe, cluster: Cluster) -> HostMemory:
+        """What a node's host holds beside its devices."""
+        return host_memory(
+            self.table,
+            recipe,
+            num_ranks=cluster.num_gpus,
+            ranks_per_node=cluster.node.num_gpus,
+            stored=self.stored_dtype,
+        )
+
+    def _read_bytes(self, recipe: Recipe) -> int:
+        return read_bytes(self.table, recipe, self.stored_dtype)
 
     def estimate(self, recipe: Recipe, cluster: Cluster, timeline: Timeline | None = None) -> Estimate:
         """The whole estimate; ``timeline`` if it is there already."""
@@ -291,10 +311,13 @@ class Estimator:
         if timeline is None:
             timeline = self.timeline(recipe, cluster)
         device = device_memory(timeline.peak.total, cluster, self._replay(recipe, cluster))
-        host = host_memory(self.table, recipe, num_ranks=cluster.num_gpus, ranks_per_node=node.num_gpus)
+        host = self.host(recipe, cluster)
         if node.gpu.vendor is Vendor.CPU:
-            load_bytes = timeline.phases[0].peak.total + device.context_bytes
-            host = with_devices(host, node.num_gpus, load_bytes=load_bytes, peak_bytes=device.device_bytes)
+            read = self._read_bytes(recipe)
+            load_bytes = timeline.phases[0].peak.total - read + device.overhead_bytes
+            host = with_devices(
+                host, node.num_gpus, load_bytes=load_bytes, peak_bytes=device.device_bytes, read_bytes=read
+            )
         return Estimate(
             workload=self.workload,
             cluster=cluster,

@@ -1,8 +1,12 @@
 """The output head and the loss: where the vocabulary-wide tensors live.
 
 ``full`` is the plain Hugging Face path (``ForCausalLMLoss``): 16-bit logits, a float32 copy, its log-softmax, and in
-backward two float32 gradients and their 16-bit cast. ``chunked`` computes loss and gradients chunk by chunk in the
-forward, so that no more than one chunk of logits exists (the trainer's ``chunked_cross_entropy``).
+backward two float32 gradients and their 16-bit cast. The logits are in the model's outputs, which a training loop of
+one's own (``outputs = model(**batch)``) holds through backward. The bundled trainer runs the same operations and lets
+go of the outputs when it has the loss, so that it stays that much below the plan: 2 bytes x tokens x vocabulary.
+
+``chunked`` computes loss and gradients chunk by chunk in the forward, so that no more than one chunk of logits exists
+(the trainer's ``cross_entropy.py``).
 """
 
 from collections.abc import Sequence
@@ -15,6 +19,9 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Kind, Node, Parameter, Tensor
 from vlmplan.recipe import chunk_tokens
 from vlmplan.units import DType
+
+PIECES_PER_CHUNK = 8
+"""The trainer's softmax runs over one of them at a time (``vlmplan_trainer.cross_entropy.PIECES_PER_CHUNK``)."""
 
 
 def full_loss(hidden: Tensor, head: Module, *, caps: bool = False) -> tuple[Tensor, Tensor]:
@@ -55,9 +62,9 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
     """Loss and gradients in one pass over chunks of tokens; only the gradients are kept until backward.
 
     Per chunk: logits in the model's type, their float32 copy turned into probabilities and gradient in place, the
-    gradient cast back for the two products. Kept: the gradient of ``hidden`` and, where the head is trained, of its
-    weight, both in the model's type. Of a head with a LoRA adapter the thin product is computed whole, as usual, and
-    the wide one is a second summand of each chunk.
+    gradient cast back for the products. Kept: the gradient of ``hidden`` and, where the head is trained, of its
+    weight, both in the types of what they belong to. Of a head with a LoRA adapter the thin product is computed whole,
+    as usual, and the wide one is a second summand of each chunk.
     """
     tape = hidden.tape
     summands: list[tuple[Tensor, Linear]] = [(hidden, head)]
@@ -79,7 +86,7 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
             kept += [tape.tensor(x.shape, x.dtype)] if x.requires_grad else []
             weight = layer.weight
             kept += [tape.gradient(weight.shape, weight.dtype)] if weight.requires_grad else []
-        _run_chunk(tape, (chunk, vocab_size), dtype)
+        _run_chunk(tape, [(x, layer.weight) for x, layer in summands], chunk, dtype)
         del weights
         for x, layer in summands:
             _count_products(
@@ -104,15 +111,36 @@ def _count_products(tape: Tape, weight: Parameter, num_tokens: int, chunk: int, 
         tape.matmul(2 * num_tokens * vocab_size * width, hbm_bytes)
 
 
-def _run_chunk(tape: Tape, shape: tuple[int, int], dtype: DType) -> None:
-    """The vocabulary-wide tensors of one chunk: at most twice float32 at a time."""
-    logits = tape.tensor(shape, dtype)
-    probabilities = tape.tensor(shape, DType.FLOAT32)
-    del logits
-    exponentials = tape.tensor(shape, DType.FLOAT32)  # inside torch.logsumexp
+def _run_chunk(tape: Tape, summands: Sequence[tuple[Tensor, Parameter]], num_rows: int, dtype: DType) -> None:
+    """The tensors of one chunk of ``num_rows`` tokens (``_Run.add`` of the trainer).
+
+    Vocabulary-wide, in bytes a logit: 2 + 4 as 16-bit logits become float32 and again as the gradient becomes 16-bit,
+    and 4 + 4/8 in between, since softmax runs over an eighth of the chunk at a time. In float32 nothing is cast: 4.5.
+    """
+    vocab_size = summands[0][1].shape[0]
+    casts = [tape.tensor((num_rows, x.shape[-1]), dtype) for x, _ in summands if x.dtype is not dtype]
+    logits = _cast(tape.tensor((num_rows, vocab_size), dtype), DType.FLOAT32)
+    exponentials = tape.tensor((-(-num_rows // PIECES_PER_CHUNK), vocab_size), DType.FLOAT32)  # torch.logsumexp's
     del exponentials
-    grad_logits = tape.tensor(shape, dtype)  # the probabilities became their own gradient in place
-    del probabilities, grad_logits
+    grad_logits = _cast(logits, dtype)  # the logits became probabilities and then their own gradient in place
+    del logits
+    for x, weight in summands:
+        if x.requires_grad:
+            _hold(tape.tensor((num_rows, x.shape[-1]), dtype))
+        if weight.requires_grad and weight.dtype is not dtype:
+            # The product is added to a gradient of another type, in slices no larger than the chunk.
+            width = weight.shape[1]
+            _hold(tape.tensor((min(vocab_size, max(1, grad_logits.numel // width)), width), dtype))
+    del grad_logits, casts
+
+
+def _cast(x: Tensor, dtype: DType) -> Tensor:
+    """``x.to(dtype)`` outside the graph: itself, or a copy beside it."""
+    return x if x.dtype is dtype else x.tape.tensor(x.shape, dtype)
+
+
+def _hold(x: Tensor) -> None:
+    """``x`` lives for the moment of this call."""
 
 
 def _chunked_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:

@@ -131,7 +131,8 @@ def peak_bound(
         zero, width = recipe.zero, max(2, p)
         kept = max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
         live = kept + 2 * zero.stage3_prefetch_bucket_size
-        gathered = min(live * width + 2 * table.largest_module_bytes, 2 * table.num_params * width)
+        one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
+        gathered = min(live * width + one, 2 * table.num_params * width)
         gathered += profile.held_bytes
         backward = profile.dropped_peak + gathered + copied + largest
         forward = profile.forward_peak + gathered
@@ -148,5 +149,15 @@ def peak_bound(
             earlier = owned if accumulates else 0
             backward = profile.dropped_peak + buckets + owned + earlier + copied + largest + norms
             forward = profile.forward_peak + earlier
-    arriving = states.at_start.weights if recipe.zero_stage == 3 else table.total_bytes  # as in timeline.loading
-    return max(resident + backward, resident + forward, step, states.init_peak.total, arriving + table.largest_bytes)
+    return max(
+        resident + backward, resident + forward, step, states.init_peak.total, _loading_bound(table, recipe, states)
+    )
+
+
+def _loading_bound(table: ParameterTable, recipe: Recipe, states: ModelStates) -> int:
+    """At least the highest moment of ``timeline.loading``, but for the checkpoint that a CPU rank reads."""
+    if recipe.zero_stage != 3:
+        return table.total_bytes + table.largest_bytes
+    tied = table.tied_numel * recipe.precision.dtype.num_bytes
+    adapters = table.trained_bytes if recipe.trains_adapters else 0
+    return states.at_start.weights + tied + max(table.largest_module_bytes, adapters)

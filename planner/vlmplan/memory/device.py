@@ -10,7 +10,7 @@ from enum import Enum
 
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SEGMENT_ROUNDING_BYTES, OutOfDeviceMemory
-from vlmplan.memory.overhead import CUDA_CONTEXT_BYTES, nccl_bytes, reserve_bytes, workspace_bytes
+from vlmplan.memory.overhead import context_bytes, nccl_bytes, process_bytes, reserve_bytes, workspace_bytes
 
 
 class Verdict(Enum):
@@ -23,20 +23,29 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """One GPU at its fullest. ``runs`` is False where the allocator runs out of memory."""
+    """One GPU at its fullest. ``runs`` is False where the allocator runs out of memory.
+
+    A rank on a CPU has ``process_bytes`` for Python and libraries, but neither a CUDA context nor NCCL.
+    """
 
     allocated_bytes: int
     reserved_bytes: int
     context_bytes: int
     nccl_bytes: int
+    process_bytes: int
     usable_bytes: int
     reserve_bytes: int
     runs: bool
 
     @property
     def device_bytes(self) -> int:
-        """What nvidia-smi shows for the process."""
-        return self.reserved_bytes + self.context_bytes + self.nccl_bytes
+        """What nvidia-smi shows for the process; of a rank on a CPU, its resident memory."""
+        return self.reserved_bytes + self.overhead_bytes
+
+    @property
+    def overhead_bytes(self) -> int:
+        """What is neither a tensor nor kept by the allocator for one."""
+        return self.context_bytes + self.nccl_bytes + self.process_bytes
 
     @property
     def free_bytes(self) -> int:
@@ -46,7 +55,7 @@ class DeviceMemory:
     @property
     def fits_without_fragments(self) -> bool:
         """Whether tensors alone would leave the reserve free, and only the allocator's unused blocks do not."""
-        bare = self.allocated_bytes + self.context_bytes + self.nccl_bytes
+        bare = self.allocated_bytes + self.overhead_bytes
         return self.verdict is not Verdict.FITS and bare + self.reserve_bytes <= self.usable_bytes
 
     @property
@@ -63,8 +72,9 @@ def device_memory(
 
     ``replay(capacity)`` gives the peak of reserved bytes, or raises OutOfDeviceMemory; None: expandable segments.
     """
-    usable, nccl = cluster.node.gpu.usable_bytes, _nccl_bytes(cluster)
-    capacity = usable - CUDA_CONTEXT_BYTES - nccl
+    gpu = cluster.node.gpu
+    usable = gpu.usable_bytes
+    capacity = usable - _overhead_bytes(cluster)
     runs = allocated_bytes <= capacity
     if replay is None:
         reserved = -(-allocated_bytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
@@ -76,8 +86,9 @@ def device_memory(
     return DeviceMemory(
         allocated_bytes=allocated_bytes,
         reserved_bytes=reserved,
-        context_bytes=CUDA_CONTEXT_BYTES,
-        nccl_bytes=nccl,
+        context_bytes=context_bytes(gpu),
+        nccl_bytes=nccl_bytes(cluster),
+        process_bytes=process_bytes(gpu),
         usable_bytes=usable,
         reserve_bytes=reserve_bytes(usable),
         runs=runs,
@@ -87,9 +98,10 @@ def device_memory(
 def budget_bytes(cluster: Cluster) -> int:
     """What the model's tensors may take on each GPU of a setup that fits: no reserve, context, NCCL or workspaces."""
     gpu = cluster.node.gpu
-    capacity = gpu.usable_bytes - CUDA_CONTEXT_BYTES - _nccl_bytes(cluster)
+    capacity = gpu.usable_bytes - _overhead_bytes(cluster)
     return capacity - reserve_bytes(gpu.usable_bytes) - workspace_bytes(gpu)
 
 
-def _nccl_bytes(cluster: Cluster) -> int:
-    return nccl_bytes(cluster.num_gpus, uses_nvlink=cluster.node.uses_nvlink)
+def _overhead_bytes(cluster: Cluster) -> int:
+    gpu = cluster.node.gpu
+    return context_bytes(gpu) + nccl_bytes(cluster) + process_bytes(gpu)

@@ -132,7 +132,8 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
 
     pΨ/N + whole small weights (persistent) + pΦ/N gradient buffer + mΦ/N + sΦ/N + p·bucket. The step works in
     sub-groups: it flattens the gradients of one (p) and casts them (m). Making the master copy passes through a
-    second one (``converted.clone()``). With ``offload_params`` the shards live on the host, with
+    second one (``converted.clone()``), and every trained weight is whole for a moment when it gets the hook that takes
+    its gradient (``create_reduce_and_remove_grad_hooks``). With ``offload_params`` the shards live on the host, with
     ``offload_optimizer`` everything of the optimizer does, gradients included.
     """
     p, m = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
@@ -140,24 +141,47 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     trained = sharded_elements(table.numels, num_ranks)
     group = min(trained, recipe.zero.sub_group_size)
     bucket = Components(communication_buffers=recipe.zero.reduce_bucket_size * p)
+    hooked = Components(weights=table.largest_trained * p)
     is_offloaded = recipe.offload_optimizer is not Offload.NONE
     weights = Components(weights=(0 if recipe.offload_params is not Offload.NONE else shards) + persistent)
     if is_offloaded:
         start = weights + bucket
-        building = start + Components(weights=table.largest_bytes)
+        building = start + hooked
         return ModelStates(start, start, building, start)
     has_master = m != p
     master = Components(optimizer_states=trained * m if has_master else 0)
     gradients = Components(gradients=trained * p)
     start = weights + master + gradients + bucket
     making = weights + master + Components(temporaries=group * m if has_master else group * p)
-    building = higher(making, start + Components(weights=table.largest_bytes))
+    building = higher(making, start + hooked)
     flat = [(group,)] if group == trained else [(group,)] * (trained // group) + [(trained % group or group,)]
     resident = start + Components(optimizer_states=state_bytes(recipe, [(trained,)], recipe.master_dtype))
     cast = group * (p + (m if has_master else 0))
     update = group * m + update_bytes(recipe, flat[:1], recipe.master_dtype)
     norm = -(-table.largest_trained // num_ranks) * NORM_BYTES
     return ModelStates(start, resident, building, resident + Components(temporaries=max(cast, update, norm)))
+
+
+def stage3_loading(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[Components, Components]:
+    """(what stays, the highest moment) of loading under ``deepspeed.zero.Init``.
+
+    Every module is cut up once it is built, and gathered once more, all its own weights together, to get the values
+    that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``). A tied head is a weight of its
+    own until the end (``no_tie_weights``). Adapters are added whole and cut up by the engine.
+    """
+    shards = adapters = 0
+    for entry in table.entries:
+        parameter = entry.parameter
+        if recipe.trains_adapters and parameter.requires_grad:
+            adapters += parameter.num_bytes
+        else:
+            shards += -(-parameter.numel // num_ranks) * parameter.dtype.num_bytes
+    tied = -(-table.tied_numel // num_ranks) * recipe.precision.dtype.num_bytes
+    if recipe.offload_params is not Offload.NONE:
+        shards = tied = 0
+    resident = Components(weights=shards + adapters)
+    gathered = Components(weights=shards + tied, temporaries=table.largest_module_bytes)
+    return resident, higher(gathered, resident)
 
 
 def _stage3_weights(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[int, int]:

@@ -1,15 +1,17 @@
 """Bytes of host memory on one node, while loading and in steady state.
 
-Symbols as in ``engines``; ``L`` ranks on the node. Sources: deepspeed 0.19.8 ``stage_1_and_2.py`` and ``stage3.py``
-(pinned buffers), ``swap_tensor/`` for NVMe.
+Symbols as in ``engines``. Sources: transformers 5.23 ``modeling_utils.py`` (loading); deepspeed 0.19.8
+``stage_1_and_2.py`` and ``stage3.py`` (pinned buffers), ``swap_tensor/`` for NVMe.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 from vlmplan.memory.optimizer_states import paged_bytes
 from vlmplan.memory.parameters import ParameterTable, partition_size, sharded_elements
-from vlmplan.recipe import Offload, Recipe
-from vlmplan.units import GIB
+from vlmplan.recipe import Method, Offload, Recipe
+from vlmplan.units import GIB, DType
 
 PROCESS_BYTES = 3 * GIB
 """Resident memory of one training process before it holds anything of the model: Python, torch, CUDA's host side and
@@ -30,27 +32,59 @@ class HostMemory:
         return max(self.load_bytes, self.steady_bytes)
 
 
-def host_memory(table: ParameterTable, recipe: Recipe, *, num_ranks: int, ranks_per_node: int) -> HostMemory:
-    """Host bytes of one node.
+def host_memory(
+    table: ParameterTable, recipe: Recipe, *, num_ranks: int, ranks_per_node: int, stored: DType = DType.BFLOAT16
+) -> HostMemory:
+    """Host bytes of the node with the first rank; ``stored``: element type of the checkpoint.
 
-    Loading: safetensors files are mapped and copied to the GPU tensor by tensor, so a rank holds one tensor at a
-    time; with parameters offloaded its shards gather on the host. Stage 3 moves all its shards through the host
-    once (``defragment`` in ``zero/utils.py``).
+    Loading: transformers builds the model in host memory, from where the engine moves it to the GPU. Weights that keep
+    their type are the mapped files themselves, which all ranks of a node share; other types are copies of each rank's
+    own. 4-bit weights go to the GPU tensor by tensor. Stage 3 never has the model: the first rank maps all files and
+    sends what the others need. Then every rank moves its trained shards through the host (``defragment`` in
+    ``zero/utils.py``). Mapped pages count although the system may drop them: reading them again from disk takes long.
     """
     base = ranks_per_node * PROCESS_BYTES
     offloaded = ranks_per_node * _offloaded_bytes(table, recipe, num_ranks)
     paged = ranks_per_node * paged_bytes(recipe, _updated_shapes(table, recipe, num_ranks))
-    passing = table.largest_bytes
     if recipe.zero_stage == 3:
-        passing += sharded_elements(table.numels, num_ranks) * table.trained_dtype.num_bytes
-    return HostMemory(load_bytes=base + ranks_per_node * passing, steady_bytes=base + offloaded + paged)
+        shards = ranks_per_node * _offloaded_weight_bytes(table, recipe, num_ranks)
+        moved = ranks_per_node * sharded_elements(table.numels, num_ranks) * table.trained_dtype.num_bytes
+        arriving = shards + max(read_bytes(table, recipe, stored), moved)
+    elif recipe.method is Method.QLORA:
+        arriving = ranks_per_node * table.largest_bytes
+    else:
+        loaded = recipe.precision.dtype if recipe.trains_adapters else recipe.trained_dtype
+        copies = 1 if loaded is stored else ranks_per_node
+        arriving = copies * table.num_loaded(recipe) * loaded.num_bytes
+    return HostMemory(load_bytes=base + arriving, steady_bytes=base + offloaded + paged)
 
 
-def with_devices(host: HostMemory, ranks_per_node: int, *, load_bytes: int, peak_bytes: int) -> HostMemory:
+def read_bytes(table: ParameterTable, recipe: Recipe, stored: DType) -> int:
+    """The whole checkpoint, which stage 3's first rank holds while it loads (``map_location = "cpu"`` on rank 0,
+    ``"meta"`` on the others, in transformers' ``_load_pretrained_model``); 0 for other engines."""
+    return table.num_loaded(recipe) * stored.num_bytes if recipe.zero_stage == 3 else 0
+
+
+def stored_dtype(config: Mapping[str, Any]) -> DType:
+    """The element type of a checkpoint by its config.json; 16 bit where it says nothing (assumed)."""
+    for section in (config, config.get("text_config")):
+        if isinstance(section, Mapping):
+            values = cast(Mapping[str, Any], section)
+            name = values.get("dtype", values.get("torch_dtype"))
+            for dtype in DType:
+                if dtype.torch_name == name:
+                    return dtype
+    return DType.BFLOAT16
+
+
+def with_devices(
+    host: HostMemory, ranks_per_node: int, *, load_bytes: int, peak_bytes: int, read_bytes: int
+) -> HostMemory:
     """``host`` where the ranks' devices are the host itself: each rank's ``load_bytes`` while loading and
-    ``peak_bytes`` in all, which hold its process too, take the place of ``PROCESS_BYTES``."""
+    ``peak_bytes`` in all, which hold its process too, take the place of ``PROCESS_BYTES``; the first rank has
+    ``read_bytes`` besides."""
     return HostMemory(
-        load_bytes=host.load_bytes + ranks_per_node * (load_bytes - PROCESS_BYTES),
+        load_bytes=ranks_per_node * load_bytes + read_bytes,
         steady_bytes=host.steady_bytes + ranks_per_node * (peak_bytes - PROCESS_BYTES),
     )
 
@@ -77,7 +111,11 @@ def _offloaded_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> i
         keeps_gradients = recipe.grad_accum > 1 and recipe.zero_stage != 3
         states = shard * (4 * m + p + (p if keeps_gradients else 0)) + table.largest_trained * p
         total += round(states * NVME_BUFFER_FRACTION) if recipe.offload_optimizer is Offload.NVME else states
-    if recipe.offload_params is not Offload.NONE:
-        weights = sum(-(-entry.parameter.num_bytes // num_ranks) for entry in table.entries)
-        total += round(weights * NVME_BUFFER_FRACTION) if recipe.offload_params is Offload.NVME else weights
-    return total
+    return total + _offloaded_weight_bytes(table, recipe, num_ranks)
+
+
+def _offloaded_weight_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    if recipe.offload_params is Offload.NONE:
+        return 0
+    weights = sum(-(-entry.parameter.num_bytes // num_ranks) for entry in table.entries)
+    return round(weights * NVME_BUFFER_FRACTION) if recipe.offload_params is Offload.NVME else weights

@@ -4,7 +4,7 @@ Three numbers are different things: *allocated* (live tensors and workspaces, ``
 *reserved* (what the caching allocator holds), *device* (what nvidia-smi shows for the process).
 """
 
-from vlmplan.hardware import Gpu, Vendor
+from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.units import GIB, MIB
 
 CUBLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
@@ -16,9 +16,10 @@ HOPPER_CUBLAS_WORKSPACE_BYTES = 4096 * 8 * 1024
 NUM_CUBLAS_HANDLES = 2
 
 CUDA_CONTEXT_BYTES = 500 * MIB
-"""CUDA context, loaded kernels and library handles of one process. Assumed: 0.3 to 0.6 GiB are seen. A rank on
-a CPU has no context, but its interpreter and libraries take as much (measured: 411 MiB after importing torch 2.13,
-transformers, deepspeed and peft)."""
+"""CUDA context, loaded kernels and library handles of one process. Assumed: 0.3 to 0.6 GiB are seen."""
+CPU_PROCESS_BYTES = 411 * MIB
+"""What a rank on a CPU takes of its share of the host's memory before it holds anything of the model: Python and
+libraries. Measured: resident memory after importing torch 2.13, transformers, deepspeed and peft."""
 
 NCCL_CONNECTION_BYTES = 10 * MIB
 """Buffers of one NCCL channel to one peer. Cited: allocations of 10,485,760 bytes per connection in
@@ -50,11 +51,21 @@ def workspace_bytes(gpu: Gpu) -> int:
     return sum(workspace_sizes(gpu))
 
 
-def nccl_bytes(num_gpus: int, *, uses_nvlink: bool) -> int:
-    """Bytes of NCCL's buffers on each GPU: per channel, two connections of a ring."""
-    if num_gpus == 1:
+def context_bytes(gpu: Gpu) -> int:
+    """Bytes of the CUDA context; a CPU has none."""
+    return 0 if gpu.vendor is Vendor.CPU else CUDA_CONTEXT_BYTES
+
+
+def process_bytes(gpu: Gpu) -> int:
+    """Bytes of the process itself where its device is the host's memory; else they are the host's alone."""
+    return CPU_PROCESS_BYTES if gpu.vendor is Vendor.CPU else 0
+
+
+def nccl_bytes(cluster: Cluster) -> int:
+    """Bytes of NCCL's buffers on each GPU: per channel, two connections of a ring. CPU ranks talk over gloo."""
+    if cluster.num_gpus == 1 or cluster.node.gpu.vendor is Vendor.CPU:
         return 0
-    channels = NCCL_NVLINK_CHANNELS if uses_nvlink else NCCL_PCIE_CHANNELS
+    channels = NCCL_NVLINK_CHANNELS if cluster.node.uses_nvlink else NCCL_PCIE_CHANNELS
     return channels * NCCL_RING_CONNECTIONS * NCCL_CONNECTION_BYTES
 
 

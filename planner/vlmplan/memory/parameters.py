@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from vlmplan.architecture.model import Model, NamedParameter
+from vlmplan.recipe import Recipe
 from vlmplan.units import DType
 
 
@@ -36,6 +37,7 @@ class ParameterTable:
         self.frozen_bytes = sum(entry.parameter.num_bytes for entry in entries) - self.trained_bytes
         self.largest_trained = max(self.numels)
         self.largest_bytes = max(entry.parameter.numel * entry.parameter.dtype.num_bytes for entry in entries)
+        self._model = model
 
     @property
     def total_bytes(self) -> int:
@@ -51,13 +53,36 @@ class ParameterTable:
             ends.append(position)
         return ends
 
+    def num_loaded(self, recipe: Recipe) -> int:
+        """Elements that come from the checkpoint: all but adapters and trained copies."""
+        return self.num_params - (self.num_trained if recipe.trains_adapters else 0)
+
+    @cached_property
+    def tied_numel(self) -> int:
+        """Elements of an output head that shares the input embedding's weight, which is one parameter here."""
+        return self._model.head.weight.numel if self._model.ties_weights else 0
+
     @cached_property
     def largest_module_bytes(self) -> int:
         """The own weights of the module that has most: what ZeRO-3 gathers together at the least."""
-        modules: Counter[str] = Counter()
+        return max(num_bytes for num_bytes, _ in self._modules)
+
+    @cached_property
+    def largest_gather_bytes(self) -> int:
+        """The most that gathering one module takes: a single weight lands where it stays, several share a buffer from
+        which they are copied."""
+        return max(num_bytes * min(count, 2) for num_bytes, count in self._modules)
+
+    @cached_property
+    def _modules(self) -> list[tuple[int, int]]:
+        """(bytes, number) of the own weights of each module."""
+        num_bytes: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for entry in self.entries:
-            modules[entry.name.rpartition(".")[0]] += entry.parameter.numel * entry.parameter.dtype.num_bytes
-        return max(modules.values())
+            module = entry.name.rpartition(".")[0]
+            num_bytes[module] += entry.parameter.numel * entry.parameter.dtype.num_bytes
+            counts[module] += 1
+        return [(num_bytes[module], counts[module]) for module in counts]
 
     def ordinal(self, parameter: Any, layer: int | None) -> int:
         return self.ordinals[(id(parameter), layer)]

@@ -155,7 +155,7 @@ class Reservation:
             for num_bytes in blocks.flat_weights:
                 allocator.allocate(num_bytes)
             if self._recipe.zero_stage == 3:
-                self._pass(self._table.largest_bytes)  # each weight is whole before it is cut up
+                self._pass(self._table.largest_module_bytes)  # each module is whole before it is cut up
             self._free(moved)
             allocator.empty_cache()
         for num_bytes in blocks.at_start:

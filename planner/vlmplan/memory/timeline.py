@@ -14,7 +14,14 @@ from vlmplan.architecture.tensor import Parameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.memory.buckets import BucketedGradients, ShardedGradients
 from vlmplan.memory.components import NOTHING, Components, Phase, higher
-from vlmplan.memory.engines import ModelStates, plain_states, stage0_states, stage3_states, stage12_states
+from vlmplan.memory.engines import (
+    ModelStates,
+    plain_states,
+    stage0_states,
+    stage3_loading,
+    stage3_states,
+    stage12_states,
+)
 from vlmplan.memory.gathering import GatheredWeights
 from vlmplan.memory.parameters import ParameterTable, fullest_rank, owned_elements, partition_of
 from vlmplan.memory.replay import GradientStore, KeptGradients, Moments
@@ -39,18 +46,25 @@ class Timeline:
 
 
 def memory_timeline(
-    table: ParameterTable, trace: Trace, recipe: Recipe, *, num_ranks: int = 1, rank: int | None = None
+    table: ParameterTable,
+    trace: Trace,
+    recipe: Recipe,
+    *,
+    num_ranks: int = 1,
+    rank: int | None = None,
+    read_bytes: int = 0,
 ) -> Timeline:
     """Phases of training ``table``'s model on ``num_ranks`` GPUs, each running ``trace`` as its micro batch.
 
-    ``rank`` looks at one rank instead of the fullest (a rehearsal sees one).
+    ``rank`` looks at one rank instead of the fullest (a rehearsal sees one). ``read_bytes``: what the rank that reads
+    the checkpoint holds of it in the same memory, where ranks run on the CPU (``host.read_bytes``).
     """
     if rank is None:
         rank = fullest_rank(table, num_ranks) if recipe.zero_stage in (1, 2) else 0
     states = model_states(table, recipe, num_ranks, rank)
     forward, backward, boundary = _micro_batch(table, trace, recipe, num_ranks, rank, states)
     batch = Components(activations=boundary.activations)
-    load = loading(table, recipe, num_ranks)
+    load = loading(table, recipe, num_ranks, read_bytes=read_bytes)
     save = saving(table, recipe, states)
     return Timeline(
         phases=(
@@ -74,18 +88,18 @@ def model_states(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: in
     return stage12_states(table, recipe, num_ranks, rank)
 
 
-def loading(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Phase:
+def loading(table: ParameterTable, recipe: Recipe, num_ranks: int, *, read_bytes: int = 0) -> Phase:
     """Weights arriving on the GPU, one tensor at a time, straight to where they stay.
 
-    But: stage 3 cuts each up once it is whole; a 4-bit weight arrives in 16 bit and is packed there (``Params4bit``);
-    peft's upcast makes a float32 copy before the 16-bit weight goes (``param.data = param.data.to(float32)``).
+    But: stage 3 cuts them up (``engines.stage3_loading``); a 4-bit weight arrives in 16 bit and is packed there
+    (``Params4bit``); peft's upcast makes a float32 copy before the 16-bit weight goes (``param.data =
+    param.data.to(float32)``).
     """
     if recipe.zero_stage == 3:
-        resident = Components(weights=stage3_states(table, recipe, num_ranks).at_start.weights)
-        passing = table.largest_bytes
-    else:
-        resident = Components(weights=table.total_bytes)
-        passing = max(arriving_bytes(entry.parameter, recipe) for entry in table.entries)
+        resident, peak = stage3_loading(table, recipe, num_ranks)
+        return Phase(name="load", resident=resident, peak=peak + Components(temporaries=read_bytes))
+    resident = Components(weights=table.total_bytes)
+    passing = max(arriving_bytes(entry.parameter, recipe) for entry in table.entries)
     return Phase(name="load", resident=resident, peak=resident + Components(temporaries=passing))
 
 
@@ -216,13 +230,18 @@ def largest_chunk(numels: Sequence[int], limit: int) -> int:
 def cached_casts(table: ParameterTable, recipe: Recipe) -> list[int]:
     """Bytes of 16-bit copies of float32 weights that autocast keeps until forward ends and the tape does not hold.
 
-    Without activation checkpointing the graph keeps the copies, and they are on the tape. Source: ``cached_cast`` in
-    ``aten/src/ATen/autocast_mode.cpp``: casts of leaves that need a gradient are cached.
+    Those of layers that are run again in backward; elsewhere the graph keeps the copies, and they are on the tape.
+    Source: ``cached_cast`` in ``aten/src/ATen/autocast_mode.cpp``: casts of leaves that need a gradient are cached.
     """
-    if recipe.autocast is None or not recipe.caches_casts or not recipe.activation_checkpointing:
+    if recipe.autocast is None or not recipe.caches_casts:
         return []
+    checkpoints = dict.fromkeys(Part, recipe.vision_activation_checkpointing)
+    checkpoints[Part.LANGUAGE] = recipe.activation_checkpointing
     return [
         entry.parameter.numel * recipe.autocast.num_bytes
         for entry in table.entries
-        if entry.parameter.requires_grad and len(entry.parameter.shape) > 1 and entry.part is Part.LANGUAGE
+        if entry.parameter.requires_grad
+        and entry.index is not None
+        and len(entry.parameter.shape) > 1
+        and checkpoints[entry.part]
     ]

@@ -133,9 +133,9 @@ def _print_components(estimate: Estimate) -> None:
 def _beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
     device = estimate.device
     yield "allocator's unused blocks", device.reserved_bytes - device.allocated_bytes
-    is_on_cpu = _is_on_cpu(estimate)
-    yield "Python and libraries" if is_on_cpu else "CUDA context", device.context_bytes
+    yield "CUDA context", device.context_bytes
     yield "NCCL", device.nccl_bytes
+    yield "Python and libraries", device.process_bytes
 
 
 def _is_on_cpu(estimate: Estimate) -> bool:

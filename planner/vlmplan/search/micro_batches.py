@@ -5,10 +5,10 @@ from typing import Any
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.estimate import Estimator
-from vlmplan.hardware import Cluster, Gpu
+from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.memory.bounds import MicroBatchProfile, between, micro_batch_profile
 from vlmplan.memory.engines import ModelStates
-from vlmplan.memory.host import host_memory
+from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import model_states
 from vlmplan.recipe import Precision, Recipe, chunk_tokens
@@ -71,7 +71,7 @@ class States:
     """Model states of one estimator by engine, sizes and ranks."""
 
     def __init__(self, estimator: Estimator) -> None:
-        self._table = estimator.table
+        self._estimator, self._table = estimator, estimator.table
         self._states: dict[Any, ModelStates] = {}
         self._owned: dict[int, tuple[int, int]] = {}
         self._host_bytes: dict[Any, int] = {}
@@ -88,13 +88,14 @@ class States:
         return self._fullest(num_ranks)[1]
 
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
-        """The most that a node's host holds."""
+        """The most that a node's host holds; where its ranks are the devices, beside what those hold."""
         num_gpus, per_node = cluster.num_gpus, cluster.node.num_gpus
+        is_cpu = cluster.node.gpu.vendor is Vendor.CPU
         offload = (recipe.offload_optimizer, recipe.offload_params, recipe.optimizer)
-        key = (recipe.zero_stage, offload, recipe.grad_accum > 1, num_gpus, per_node)
+        key = (recipe.zero_stage, offload, recipe.grad_accum > 1, num_gpus, per_node, is_cpu)
         if key not in self._host_bytes:
-            host = host_memory(self._table, recipe, num_ranks=num_gpus, ranks_per_node=per_node)
-            self._host_bytes[key] = host.peak_bytes
+            host = self._estimator.host(recipe, cluster)
+            self._host_bytes[key] = host.steady_bytes - per_node * PROCESS_BYTES if is_cpu else host.peak_bytes
         return self._host_bytes[key]
 
     def _fullest(self, num_ranks: int) -> tuple[int, int]:
