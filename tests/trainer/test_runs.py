@@ -84,6 +84,7 @@ def test_all_stages_take_the_same_steps(outcomes, family, method):
 @pytest.mark.parametrize("stage", range(4))
 def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     outcome = outcomes[f"llama-full-{stage}"]
+    assert outcome.error_of("load, peak") == pytest.approx(0, abs=0.001)
     # What a message or the last activations held may go a moment later.
     assert outcome.error_of("init, peak") == pytest.approx(0, abs=0.03)
     assert outcome.error_of("step, peak") == pytest.approx(0, abs=0.03)

@@ -1,0 +1,163 @@
+"""What loading holds: on a GPU, on a rank that runs on the CPU, and in the host's memory.
+
+The model has two layers of width 12: an embedding of 35 x 12 weights, and per layer 12 x 12 (q), 6 x 12 (k, v),
+12 x 12 (o), three times 20 x 12 and two norms of 12; one last norm of 12.
+"""
+
+from typing import Any
+
+import pytest
+
+from planned import cluster
+from vlmplan.catalog import cpu_gpu
+from vlmplan.estimate import Estimator
+from vlmplan.hardware import Cluster, Node
+from vlmplan.memory.components import Phase
+from vlmplan.memory.host import PROCESS_BYTES, HostMemory, host_memory, stored_dtype
+from vlmplan.memory.timeline import loading
+from vlmplan.recipe import Method, Offload, Precision, Recipe
+from vlmplan.units import GIB, MIB, DType
+from vlmplan.workload import ModelFiles, Workload
+
+SIZES = {"vocab_size": 35, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+EMBEDDING, NORM = 35 * 12, 12
+LAYER = [12 * 12, 6 * 12, 6 * 12, 12 * 12, 20 * 12, 20 * 12, 20 * 12, NORM, NORM]
+WEIGHTS = [EMBEDDING, *LAYER, *LAYER, NORM]
+
+
+def estimator(recipe: Recipe, *, ties: bool = True, **config: Any) -> Estimator:
+    files = {"model_type": "llama", **SIZES, **HEADS, "tie_word_embeddings": ties, "torch_dtype": "bfloat16", **config}
+    return Estimator(Workload(model=ModelFiles(id="tiny", config=files), seq_len=8), recipe)
+
+
+def cpu(num_ranks: int) -> Cluster:
+    return Cluster(node=Node(gpu=cpu_gpu(num_ranks), num_gpus=num_ranks, host_ram_bytes=64 * GIB))
+
+
+def shards(weights: list[int], num_ranks: int) -> int:
+    return sum(2 * -(-numel // num_ranks) for numel in weights)
+
+
+def stage_3(*, num_ranks: int = 3, ties: bool = True, **fields: Any) -> Phase:
+    recipe = Recipe(zero_stage=3, **fields)
+    return loading(estimator(recipe, ties=ties).table, recipe, num_ranks)
+
+
+# On the device
+
+
+def test_stage_3_gathers_one_module_beside_all_shards_while_it_loads():
+    load = stage_3(ties=False)
+    assert load.resident.total == shards([*WEIGHTS, EMBEDDING], 3)
+    assert load.peak.total == shards([*WEIGHTS, EMBEDDING], 3) + 2 * EMBEDDING
+
+
+def test_a_tied_head_is_a_weight_of_its_own_until_stage_3_has_loaded():
+    load = stage_3(ties=True)
+    assert load.resident.total == shards(WEIGHTS, 3)
+    assert load.peak.total == shards([*WEIGHTS, EMBEDDING], 3) + 2 * EMBEDDING
+
+
+def test_stage_3_with_offloaded_weights_has_nothing_but_the_module_on_the_gpu():
+    assert stage_3(offload_params=Offload.CPU).peak.total == 2 * EMBEDDING
+
+
+def test_adapters_are_whole_until_the_engine_of_stage_3_cuts_them_up():
+    load = stage_3(method=Method.LORA, lora_rank=5, lora_targets="q_proj")
+    assert load.resident.total == shards(WEIGHTS, 3) + 2 * (2 * 5 * (12 + 12))
+
+
+def test_the_first_cpu_rank_holds_the_whole_checkpoint_as_well():
+    recipe = Recipe(zero_stage=3)
+    for stored, width in (("bfloat16", 2), ("float32", 4)):
+        found = estimator(recipe, torch_dtype=stored)
+        on_cpu, on_gpu = (found.timeline(recipe, on).phases[0] for on in (cpu(3), cluster(num_gpus=3)))
+        assert on_cpu.peak.total - on_gpu.peak.total == width * sum(WEIGHTS)
+
+
+@pytest.mark.parametrize(("method", "largest"), [(Method.FULL, EMBEDDING), (Method.LORA, 16 * 20)])
+def test_hooks_of_stage_3_gather_trained_weights_alone(method: Method, largest: int):
+    recipe = Recipe(zero_stage=3, method=method, lora_rank=16)
+    init = estimator(recipe).timeline(recipe, cluster(num_gpus=3)).phases[1]
+    assert init.peak.total - init.resident.total == 2 * largest
+
+
+# In the host's memory
+
+
+def arriving(recipe: Recipe, *, ranks_per_node: int = 4, num_ranks: int = 4, **config: Any) -> int:
+    """Bytes while loading besides those of the processes."""
+    found = estimator(recipe, **config)
+    host: HostMemory = host_memory(
+        found.table,
+        recipe,
+        num_ranks=num_ranks,
+        ranks_per_node=ranks_per_node,
+        stored=found.stored_dtype,
+    )
+    return host.load_bytes - ranks_per_node * PROCESS_BYTES
+
+
+def test_the_host_of_stage_3_holds_one_checkpoint_however_many_ranks_it_has():
+    for ranks in (1, 4):
+        assert arriving(Recipe(zero_stage=3), ranks_per_node=ranks, num_ranks=4) == 2 * sum(WEIGHTS)
+
+
+def test_the_host_holds_offloaded_shards_beside_the_checkpoint():
+    recipe = Recipe(zero_stage=3, offload_params=Offload.CPU)
+    assert arriving(recipe) == 2 * sum(WEIGHTS) + 4 * shards(WEIGHTS, 4)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_ranks_share_the_mapped_files_of_weights_that_keep_their_type(stage: int):
+    assert arriving(Recipe(zero_stage=stage)) == 2 * sum(WEIGHTS)
+    assert arriving(Recipe(zero_stage=stage), torch_dtype="float32") == 4 * 2 * sum(WEIGHTS)
+
+
+def test_plain_training_in_float32_copies_every_weight_on_the_host():
+    recipe = Recipe(zero_stage=None, precision=Precision.BF16)
+    assert arriving(recipe, ranks_per_node=1, num_ranks=1) == 4 * sum(WEIGHTS)
+
+
+def test_4_bit_weights_pass_through_the_host_one_by_one():
+    assert arriving(Recipe(zero_stage=2, method=Method.QLORA)) == 4 * 2 * EMBEDDING
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"dtype": "float32"}, DType.FLOAT32),
+        ({"torch_dtype": "float16"}, DType.FLOAT16),
+        ({"text_config": {"torch_dtype": "float32"}}, DType.FLOAT32),
+        ({}, DType.BFLOAT16),
+    ],
+)
+def test_the_type_of_a_checkpoint_is_what_its_configuration_says(config: dict[str, Any], dtype: DType):
+    assert stored_dtype(config) is dtype
+
+
+# Ranks on the CPU
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_cpu_ranks_have_neither_a_cuda_context_nor_nccl(stage: int):
+    recipe = Recipe(zero_stage=stage)
+    found = estimator(recipe).estimate(recipe, cpu(2))
+    assert (found.device.context_bytes, found.device.nccl_bytes) == (0, 0)
+    assert found.device.device_bytes == found.device.reserved_bytes + found.device.process_bytes
+
+
+def test_only_the_first_cpu_rank_reads_the_checkpoint():
+    recipe = Recipe(zero_stage=3)
+    found = estimator(recipe).estimate(recipe, cpu(3))
+    first = found.timeline.phases[0].peak.total
+    assert found.host.load_bytes == 3 * (first + found.device.process_bytes) - 2 * 2 * sum(WEIGHTS)
+
+
+def test_a_gpu_rank_has_a_context_and_its_process_on_the_host():
+    recipe = Recipe(zero_stage=2)
+    found = estimator(recipe).estimate(recipe, cluster(num_gpus=2)).device
+    assert found.context_bytes > 100 * MIB
+    assert found.nccl_bytes > 0
+    assert found.process_bytes == 0
