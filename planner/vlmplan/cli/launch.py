@@ -12,7 +12,7 @@ import click
 
 from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.training import MONITOR_PACKAGES, SCHEDULES, TrainerOptions
+from vlmplan.training import EXIT_OUT_OF_MEMORY, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
 
 if TYPE_CHECKING:
     from vlmplan.launch.facts import Facts
@@ -312,6 +312,7 @@ def start(prepared: Prepared) -> int:
         log.write(f"$ {prepared.texts[COMMAND_FILE]}".encode())
         code = follow(prepared.command, prepared.environment, log)
     if code:
-        click.echo(f"vlmplan: {ending(code)}; {folder / LOG_FILE} has what it printed, --resume goes on", err=True)
+        goes_on = "" if code == EXIT_OUT_OF_MEMORY else ", --resume goes on"
+        click.echo(f"vlmplan: {ending(code)}; {folder / LOG_FILE} has what it printed{goes_on}", err=True)
         tell_out_of_memory(prepared, launch, code)
     return code
