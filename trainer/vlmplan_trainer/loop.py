@@ -60,7 +60,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """One optimizer step, over all ranks. ``loss`` is the mean over label tokens."""
+    """One optimizer step, over all ranks. ``loss`` is the mean over label tokens.
+
+    ``seconds`` begin with waiting for the micro batches.
+    """
 
     step: int
     epoch: int
@@ -94,17 +97,19 @@ class Trainer:
         """The rest of the current epoch, a step at a time."""
         batches.set_epoch(self.position.epoch)
         window: list[Batch] = []
+        start = time.perf_counter()
         for batch in batches:
             window.append(batch)
             if len(window) == self._grad_accum:
-                yield self._step(window)
+                yield self._step(window, start)
                 window = []
+                start = time.perf_counter()  # what the caller did meanwhile, saving say, is no part of a step
         self.position.epoch += 1
         self.position.num_samples = 0
 
-    def _step(self, window: list[Batch]) -> StepReport:
+    def _step(self, window: list[Batch], start: float) -> StepReport:
+        """One optimizer step, which began at ``start`` with waiting for its micro batches."""
         engine, meter, position = self.engine, self.meter, self.position
-        start = time.perf_counter()
         num_labels = sum(label_tokens(batch) for batch in window)
         num_tokens = sum(int(batch["attention_mask"].sum()) for batch in window)
         all_labels, all_tokens = map(int, engine.totals([num_labels, num_tokens]))

@@ -210,7 +210,7 @@ def _about_run(made: Run) -> Iterator[str]:
     if made.batches.num_left_over:
         yield f"{made.batches.num_left_over} samples of every epoch fill no whole step and wait for another epoch"
     if multiplies_in_tf32(made.plan):
-        yield "float32 matrices are multiplied in TF32, as the plan's time has it"
+        yield "float32 matrices are multiplied in TF32 where the GPU has it, as the plan's time has it"
 
 
 def _save(made: Run) -> None:
