@@ -1,28 +1,48 @@
 """Several runs one after the other in the same processes, since importing the libraries takes longer than a tiny run.
 
-Started on every rank with a JSON list of [plan.json, output folder, arguments...].
+Started on every rank with a JSON list of {plan, folder, words, stop_after}. ``stop_after`` is a step after which the
+last rank sends itself SIGTERM. PRETEND_FP16: DeepSpeed asks oneDNN for fast fp16 instructions, which few processors
+have; torch computes in fp16 on any.
 """
 
 import json
 import os
+import signal
 import sys
+import threading
+import time
 import traceback
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
+RANK, NUM_RANKS = (int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1")))
 
 
 def main(jobs_file: str, results_file: str) -> None:
     from vlmplan_trainer.__main__ import main as trained
 
+    if "PRETEND_FP16" in os.environ:
+        from deepspeed.accelerator import get_accelerator
+
+        get_accelerator().is_fp16_supported = lambda: True
     results = {}
-    for plan, folder, *words in json.loads(Path(jobs_file).read_text()):
+    for job in json.loads(Path(jobs_file).read_text()):
+        if job["stop_after"] is not None and RANK == NUM_RANKS - 1:
+            threading.Thread(target=stop, args=(Path(job["folder"]), job["stop_after"]), daemon=True).start()
         try:
-            results[folder] = trained(["--plan", plan, "--output-dir", folder, *words])
+            results[job["name"]] = trained(["--plan", job["plan"], "--output-dir", job["folder"], *job["words"]])
         except Exception:
-            results[folder] = traceback.format_exc()
-    if os.environ.get("RANK", "0") == "0":
+            results[job["name"]] = traceback.format_exc()
+    if RANK == 0:
         Path(results_file).write_text(json.dumps(results))
+
+
+def stop(folder: Path, step: int) -> None:
+    """SIGTERM for this process once the run in ``folder`` has done ``step`` steps."""
+    metrics = folder / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < step:
+        time.sleep(0.002)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

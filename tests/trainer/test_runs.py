@@ -1,15 +1,18 @@
 """Whole runs of the trainer on CPU ranks under the real DeepSpeed: they learn, agree, go on, and are as planned."""
 
+import csv
 import json
 import os
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from cpu_adam_build import can_compile, cheap_build
 from safetensors.torch import load_file
 from trainer_runs import Outcome, planned, start, train, train_all
 from transformers import AutoModelForImageTextToText
@@ -27,6 +30,15 @@ RUNS = [
 """What every change is tried with; ``every_run.py`` beside this file tries all that a plan may combine."""
 STARTED_AGAIN = [("qwen2_vl", "lora", "3"), ("qwen2_vl", "qlora", "2")]
 """Runs whose adapter another one starts from."""
+
+OFFLOADED = {
+    "2": {"offload_optimizer": "cpu"},
+    "3": {"offload_optimizer": "cpu", "offload_params": "cpu"},
+}
+"""By stage, in the host's memory, against the run of that stage without."""
+LLAMA = ("llama", "full")
+RESUMED = {"2-stopped-resumed": "2-stopped"}
+needs_compiler = pytest.mark.skipif(not can_compile(), reason="no C++ compiler or no ninja to build cpu_adam with")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +60,30 @@ def outcomes(models, tmp_path_factory):
         adapter = folder / "-".join(run) / "run" / "adapter"
         unchanged = ("--dummy-data", "8", "--learning-rate", "0", "--adapter", str(adapter), "--merge-adapters")
         jobs["-".join(run) + "-again"] = (plan_of(models, *run), unchanged)
-    return train_all(jobs, folder, num_ranks=2)
+    environment = {"PRETEND_FP16": "1"}
+    if can_compile():
+        environment |= cheap_build(tmp_path_factory.mktemp("kernel"))
+        jobs |= {
+            f"{stage}-offloaded": (plan_of(models, *LLAMA, stage, **more), WORDS) for stage, more in OFFLOADED.items()
+        }
+    # Where the kernel can be had, what is stopped and goes on is the optimizer in the host's memory.
+    followed = plan_of(models, *LLAMA, "2", **(OFFLOADED["2"] if can_compile() else {}))
+    jobs |= {
+        "fp32": (plan_of(models, *LLAMA, "2", precision="fp32"), WORDS),
+        "fp16-0": (plan_of(models, *LLAMA, "0", precision="fp16"), WORDS),
+        "fp16-overflows": (overflowing(plan_of(models, *LLAMA, "2", precision="fp16")), (*WORDS[:-1], "2")),
+        "2-stopped": (followed, (*WORDS, "--monitor", "csv")),
+        "2-stopped-resumed": (followed, (*WORDS, "--monitor", "csv", "--resume")),
+    }
+    stop_after = {"2-stopped": NUM_STEPS // 3}
+    return train_all(jobs, folder, num_ranks=2, places=RESUMED, stop_after=stop_after, environment=environment)
+
+
+def overflowing(plan: Plan) -> Plan:
+    """The plan with a loss scale at first that takes gradients of the tiny Llama past the largest fp16, 65,504."""
+    config = dict(plan.ds_config or {})
+    config["fp16"] = {**config["fp16"], "initial_scale_power": 24, "hysteresis": 1}
+    return replace(plan, ds_config=config)
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +124,35 @@ def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     assert outcome.error_of("init, peak") == pytest.approx(0, abs=0.03)
     assert outcome.error_of("step, peak") == pytest.approx(0, abs=0.03)
     assert outcome.error_of("peak allocated") == pytest.approx(0, abs=0.08)
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16-0"])
+def test_other_precisions_take_the_steps_of_bf16(outcomes, name):
+    assert_learns(outcomes[name])
+    assert outcomes[name].losses == pytest.approx(outcomes["llama-full-2"].losses, rel=0.008)  # 2 roundings of 1/256
+    assert not any(line["is_skipped"] for line in outcomes[name].metrics)
+
+
+def test_a_step_whose_fp16_gradients_overflow_is_skipped_and_says_so(outcomes):
+    found = outcomes["fp16-overflows"]
+    assert found.code == 0, found.code
+    assert [(line["is_skipped"], line["grad_norm"]) for line in found.metrics] == [(True, None)] * 2
+    assert "skipped: gradients overflowed" in found.out
+
+
+@needs_compiler
+@pytest.mark.parametrize("stage", OFFLOADED)
+def test_offloading_does_not_change_what_is_learnt(outcomes, stage):
+    found = outcomes[f"{stage}-offloaded"]
+    assert_learns(found)
+    assert found.losses == pytest.approx(outcomes[f"llama-full-{stage}"].losses, rel=0.004)
+
+
+@needs_compiler
+def test_what_cpu_ranks_offload_to_themselves_is_not_held_against_the_plan(outcomes):
+    lines = {line["name"]: line for line in outcomes["3-offloaded"].report["planned_and_measured"]}
+    assert lines["peak allocated"]["planned"] is None
+    assert lines["peak allocated"]["measured"] > 0
 
 
 def test_a_run_leaves_a_model_that_transformers_loads(outcomes):
@@ -141,6 +205,23 @@ def test_a_merged_model_is_the_unquantised_one_plus_what_the_adapter_adds(outcom
 
 # -- going on --------------------------------------------------------------------------------------------------------
 
+
+def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(outcomes):
+    found = outcomes["2-stopped"]
+    assert found.code == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM after step" in found.out
+
+
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(outcomes):
+    found, unbroken = outcomes["2-stopped-resumed"], outcomes["2-offloaded" if can_compile() else "llama-full-2"]
+    assert found.code == 0, found.code
+    assert found.losses == unbroken.losses
+    with (found.folder / "monitor" / "csv" / "Train_loss.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["step", "loss"]
+    assert [(int(step), float(loss)) for step, loss in rows] == list(enumerate(found.losses, 1))
+
+
 LONG = ("--dummy-data", "96", "--learning-rate", "1e-2", "--max-steps", "10", "--save-every", "2", "--keep-last", "2")
 
 
@@ -183,8 +264,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(models, unbroken, tmp_p
     plan = plan_of(models, "llama", "full", "2")
     killed(plan, tmp_path, is_time)
     done = train(plan, tmp_path, *LONG, "--resume")
-    last = {line["step"]: line["loss"] for line in done.metrics}
-    assert [last[step] for step in sorted(last)] == unbroken.losses
+    assert done.losses == unbroken.losses
     assert len(list((done.folder / "checkpoints").glob("step-*"))) == 2
 
 
@@ -194,7 +274,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(models, unbroken, tmp_path, 
     (tmp_path / "run" / "checkpoints" / "step-00000010" / "complete.json").unlink()  # as if killed before the end
     other = plan_of(models, "llama", "full", "2", num_ranks, micro_batch=micro_batch)
     done = train(other, tmp_path, *LONG, "--resume")
-    assert [line["step"] for line in done.metrics[10:]] == [9, 10]
+    assert [line["step"] for line in done.metrics] == list(range(1, 11))
     assert done.losses[-2:] == pytest.approx(unbroken.losses[8:], rel=0.004)
 
 
@@ -204,7 +284,8 @@ def test_a_checkpoint_with_a_file_missing_is_not_trusted(models, tmp_path):
     newest = max((done.folder / "checkpoints").iterdir())
     (newest / "state.pt").write_bytes(b"half")
     again = train(plan, tmp_path, *WORDS, "--resume")
-    assert [line["step"] for line in again.metrics][NUM_STEPS:] == [4, 5, 6]
+    assert [line["step"] for line in again.metrics] == list(range(1, NUM_STEPS + 1))
+    assert again.out.count(f"/{NUM_STEPS}  loss") == NUM_STEPS - 3
 
 
 def test_resume_without_a_checkpoint_says_so(models, tmp_path):

@@ -29,18 +29,31 @@ def planned(model: Path, *, num_ranks: int = 2, **options: Any) -> Plan:
     return plan_from_estimate(estimate)
 
 
-def train_all(jobs: Mapping[str, tuple[Plan, Sequence[str]]], folder: Path, *, num_ranks: int) -> dict[str, "Outcome"]:
-    """Run several plans of ``num_ranks`` in the same processes; the outcome of each by name."""
-    listed: list[list[str]] = []
+def train_all(
+    jobs: Mapping[str, tuple[Plan, Sequence[str]]],
+    folder: Path,
+    *,
+    num_ranks: int,
+    places: Mapping[str, str] | None = None,
+    stop_after: Mapping[str, int] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, "Outcome"]:
+    """Run several plans of ``num_ranks`` in the same processes; the outcome of each by name.
+
+    ``places`` names the job in whose folder another one runs, ``stop_after`` the step after which a job is told to end.
+    """
+    listed: list[dict[str, Any]] = []
     for name, (plan, words) in jobs.items():
-        write_plan(plan, folder / name / "plan.json", force=True)
-        listed.append([str(folder / name / "plan.json"), str(folder / name / "run"), *words])
+        place = folder / (places or {}).get(name, name)
+        write_plan(plan, place / "plan.json", force=True)
+        job = {"name": name, "plan": str(place / "plan.json"), "folder": str(place / "run"), "words": list(words)}
+        listed.append(job | {"stop_after": (stop_after or {}).get(name)})
     (folder / "jobs.json").write_text(json.dumps(listed))
     results = folder / "results.json"
-    done = _started([str(MANY_RUNS), str(folder / "jobs.json"), str(results)], num_ranks)
+    done = _started([str(MANY_RUNS), str(folder / "jobs.json"), str(results)], num_ranks, environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     codes = json.loads(results.read_text())
-    return {name: Outcome(done, folder / name / "run", codes[str(folder / name / "run")]) for name in jobs}
+    return {job["name"]: Outcome(done, Path(job["folder"]), codes[job["name"]]) for job in listed}
 
 
 def train(plan: Plan, folder: Path, *words: str, check: bool = True) -> "Outcome":
@@ -53,19 +66,23 @@ def train(plan: Plan, folder: Path, *words: str, check: bool = True) -> "Outcome
     return outcome
 
 
-def start(arguments: Sequence[str], num_ranks: int) -> subprocess.Popen[str]:
+def start(
+    arguments: Sequence[str], num_ranks: int, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
     """Python with these arguments on every rank, in a process group of its own."""
     command = [sys.executable, *arguments]
     if num_ranks > 1:
         launcher = ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={num_ranks}"]
         command = [sys.executable, *launcher, f"--master_port={_free_port()}", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    set_for_all = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **(environment or {})}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(command, env={**os.environ, **set_for_all}, text=True, start_new_session=True, **pipes)
 
 
-def _started(arguments: Sequence[str], num_ranks: int) -> subprocess.CompletedProcess[str]:
-    process = start(arguments, num_ranks)
+def _started(
+    arguments: Sequence[str], num_ranks: int, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    process = start(arguments, num_ranks, environment)
     out, err = process.communicate(timeout=600)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
