@@ -85,8 +85,19 @@ class StepReport:
 class Trainer:
     """Runs optimizer steps on one engine."""
 
-    def __init__(self, engine: Engine, meter: Meter, rates: Rates, *, grad_accum: int, samples_per_step: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        meter: Meter,
+        rates: Rates,
+        *,
+        grad_accum: int,
+        samples_per_step: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """``dtype``: the type that the model computes in, and gets pixels in."""
         self.engine, self.meter, self.rates = engine, meter, rates
+        self._dtype = dtype
         self._grad_accum, self._samples_per_step = grad_accum, samples_per_step
         self.position = Position()
         self.stop = StopRequest()
@@ -144,7 +155,7 @@ class Trainer:
     def _micro_batch(self, batch: Batch, num_items: int) -> float:
         """Forward and backward; the micro batch's share of the loss on this rank."""
         engine, meter = self.engine, self.meter
-        batch = {name: tensor.to(engine.device, non_blocking=True) for name, tensor in batch.items()}
+        batch = self._sent(batch)
         with meter.part("forward"):
             loss = engine.forward(batch, num_items)
         share = float(loss.detach()) / engine.loss_scale
@@ -153,6 +164,13 @@ class Trainer:
             del loss
         return share
 
+    def _sent(self, batch: Batch) -> Batch:
+        """``batch`` on the engine's device. Pixels go as the plan counts them: in the type that the model's first layer
+        would make of them."""
+        types = {name: self._dtype for name in batch if name.startswith("pixel_values")}
+        typed = {name: tensor.to(types.get(name, tensor.dtype)) for name, tensor in batch.items()}
+        return {name: tensor.to(self.engine.device, non_blocking=True) for name, tensor in typed.items()}
+
     @torch.no_grad()
     def evaluate(self, batches: MicroBatches) -> float:
         """The mean loss over the label tokens of all batches."""
@@ -160,8 +178,7 @@ class Trainer:
         loss = num_labels = 0.0
         for batch in batches:
             count = label_tokens(batch)
-            moved = {name: tensor.to(self.engine.device) for name, tensor in batch.items()}
-            loss += float(self.engine.forward(moved, 1)) / self.engine.loss_scale
+            loss += float(self.engine.forward(self._sent(batch), 1)) / self.engine.loss_scale
             num_labels += count
         loss, num_labels = self.engine.totals([loss, num_labels])
         return loss / max(1.0, num_labels)

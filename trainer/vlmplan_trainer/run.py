@@ -26,7 +26,7 @@ from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.loop import Rates, StepReport, Trainer
 from vlmplan_trainer.measure import Meter
-from vlmplan_trainer.models.load import Loaded, load_model
+from vlmplan_trainer.models.load import Loaded, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import LEARNING_RATES, Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
@@ -153,7 +153,14 @@ def _assembled(
     if peak is None:
         peak = LEARNING_RATES[recipe.method.value]
     rates = Rates(peak=peak, num_steps=num_steps, warmup_fraction=options.warmup_fraction, schedule=options.schedule)
-    trainer = Trainer(engine, meter, rates, grad_accum=recipe.grad_accum, samples_per_step=plan.samples_per_step)
+    trainer = Trainer(
+        engine,
+        meter,
+        rates,
+        grad_accum=recipe.grad_accum,
+        samples_per_step=plan.samples_per_step,
+        dtype=torch_dtype(recipe.precision.dtype),
+    )
     return Run(plan, options, loaded, engine, meter, encoder, samples, batches, trainer)
 
 
