@@ -235,13 +235,13 @@ def cached_casts(table: ParameterTable, recipe: Recipe) -> list[int]:
     """
     if recipe.autocast is None or not recipe.caches_casts:
         return []
-    checkpoints = dict.fromkeys(Part, recipe.vision_activation_checkpointing)
-    checkpoints[Part.LANGUAGE] = recipe.activation_checkpointing
+    width = recipe.autocast.num_bytes
+    language, others = recipe.activation_checkpointing, recipe.vision_activation_checkpointing
     return [
-        entry.parameter.numel * recipe.autocast.num_bytes
+        entry.parameter.numel * width
         for entry in table.entries
         if entry.parameter.requires_grad
         and entry.index is not None
         and len(entry.parameter.shape) > 1
-        and checkpoints[entry.part]
+        and (language if entry.part is Part.LANGUAGE else others)
     ]
