@@ -22,6 +22,8 @@ from vlmplan_trainer.models.tiny import write_tiny_model
 
 NUM_STEPS = 6
 WORDS = ("--dummy-data", "48", "--learning-rate", "1e-2", "--max-steps", str(NUM_STEPS))
+QUICK = (*WORDS, "--measured-steps", "1")
+"""Following every storage takes as long as a step itself."""
 RUNS = [
     *(("llama", "full", stage) for stage in "0123"),
     *(("qwen2_vl", "lora", stage) for stage in "23"),
@@ -31,11 +33,7 @@ RUNS = [
 STARTED_AGAIN = [("qwen2_vl", "lora", "3"), ("qwen2_vl", "qlora", "2")]
 """Runs whose adapter another one starts from."""
 
-OFFLOADED = {
-    "2": {"offload_optimizer": "cpu"},
-    "3": {"offload_optimizer": "cpu", "offload_params": "cpu"},
-}
-"""By stage, in the host's memory, against the run of that stage without."""
+OFFLOADED = {"offload_optimizer": "cpu"}
 LLAMA = ("llama", "full")
 RESUMED = {"2-stopped-resumed": "2-stopped"}
 needs_compiler = pytest.mark.skipif(not can_compile(), reason="no C++ compiler or no ninja to build cpu_adam with")
@@ -63,17 +61,15 @@ def outcomes(models, tmp_path_factory):
     environment = {"PRETEND_FP16": "1"}
     if can_compile():
         environment |= cheap_build(tmp_path_factory.mktemp("kernel"))
-        jobs |= {
-            f"{stage}-offloaded": (plan_of(models, *LLAMA, stage, **more), WORDS) for stage, more in OFFLOADED.items()
-        }
-    # Where the kernel can be had, what is stopped and goes on is the optimizer in the host's memory.
-    followed = plan_of(models, *LLAMA, "2", **(OFFLOADED["2"] if can_compile() else {}))
+        jobs["3-offloaded"] = (plan_of(models, *LLAMA, "3", **OFFLOADED, offload_params="cpu"), QUICK)
+    # Where the kernel can be had, what is stopped and goes on has its optimizer in the host's memory.
+    followed = plan_of(models, *LLAMA, "2", **(OFFLOADED if can_compile() else {}))
     jobs |= {
-        "fp32": (plan_of(models, *LLAMA, "2", precision="fp32"), WORDS),
-        "fp16-0": (plan_of(models, *LLAMA, "0", precision="fp16"), WORDS),
-        "fp16-overflows": (overflowing(plan_of(models, *LLAMA, "2", precision="fp16")), (*WORDS[:-1], "2")),
-        "2-stopped": (followed, (*WORDS, "--monitor", "csv")),
-        "2-stopped-resumed": (followed, (*WORDS, "--monitor", "csv", "--resume")),
+        "fp32": (plan_of(models, *LLAMA, "2", precision="fp32"), QUICK),
+        "fp16-0": (plan_of(models, *LLAMA, "0", precision="fp16"), QUICK),
+        "fp16-overflows": (overflowing(plan_of(models, *LLAMA, "2", precision="fp16")), (*QUICK, "--max-steps", "2")),
+        "2-stopped": (followed, (*QUICK, "--monitor", "csv")),
+        "2-stopped-resumed": (followed, (*QUICK, "--monitor", "csv", "--resume")),
     }
     stop_after = {"2-stopped": NUM_STEPS // 3}
     return train_all(jobs, folder, num_ranks=2, places=RESUMED, stop_after=stop_after, environment=environment)
@@ -141,11 +137,10 @@ def test_a_step_whose_fp16_gradients_overflow_is_skipped_and_says_so(outcomes):
 
 
 @needs_compiler
-@pytest.mark.parametrize("stage", OFFLOADED)
-def test_offloading_does_not_change_what_is_learnt(outcomes, stage):
-    found = outcomes[f"{stage}-offloaded"]
+def test_offloading_does_not_change_what_is_learnt(outcomes):
+    found = outcomes["3-offloaded"]
     assert_learns(found)
-    assert found.losses == pytest.approx(outcomes[f"llama-full-{stage}"].losses, rel=0.004)
+    assert found.losses == pytest.approx(outcomes["llama-full-3"].losses, rel=0.004)
 
 
 @needs_compiler
@@ -213,9 +208,10 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(outcomes):
 
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(outcomes):
-    found, unbroken = outcomes["2-stopped-resumed"], outcomes["2-offloaded" if can_compile() else "llama-full-2"]
+    found = outcomes["2-stopped-resumed"]
     assert found.code == 0, found.code
-    assert found.losses == unbroken.losses
+    # Equal to the last bit without offload: the kernel on the host rounds in another order than torch's.
+    assert found.losses == pytest.approx(outcomes["llama-full-2"].losses, rel=0.004 if can_compile() else 0)
     with (found.folder / "monitor" / "csv" / "Train_loss.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["step", "loss"]

@@ -43,10 +43,11 @@ def _check_fp16(plan: Plan) -> None:
     from deepspeed.accelerator import get_accelerator
 
     if not get_accelerator().is_fp16_supported():
-        needed = "AVX512-FP16" if plan.hardware.vendor == "cpu" else "compute capability 7.0"
+        is_cpu = plan.hardware.vendor == "cpu"
+        needed = "a processor with AVX512-FP16" if is_cpu else "a GPU of compute capability 7.0 or newer"
         raise InputError(
-            f"precision fp16 under DeepSpeed needs {needed}, which {plan.hardware.gpu_name} has not here; "
-            f"plan with --precision bf16 or fp32, or --zero-stage none for one"
+            f"--precision fp16 under DeepSpeed needs {needed}, which this machine has not; "
+            f"plan with --precision {'bf16 or fp32' if is_cpu else 'fp32'}"
         )
 
 
