@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from vlmplan.errors import InputError
 from vlmplan.recipe import CHUNK_ELEMENTS, chunk_tokens
 from vlmplan_trainer.cross_entropy import IGNORED, PIECES_PER_CHUNK, LogitRule, Product, chunked_cross_entropy
-from vlmplan_trainer.loss import language_loss, logit_rules
+from vlmplan_trainer.loss import language_loss, logit_rules, model_inputs
 from vlmplan_trainer.measure import LiveStorages
 
 VOCAB_SIZE = 307
@@ -318,3 +318,49 @@ def test_the_chunked_peak_does_not_grow_with_the_number_of_tokens():
             chunked_cross_entropy(products, None, labels, rule=LogitRule(), chunk=CHUNK).backward()
         peaks.append(counter.peak_bytes - known)
     assert peaks[1] - peaks[0] < 0.01 * peaks[0]
+
+
+# -- padding ---------------------------------------------------------------------------------------------------------
+
+CAUSAL = (
+    "llama",
+    "mistral",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "gpt2",
+    "opt",
+    "bloom",
+    "gpt_neox",
+    "mixtral",
+    "mpt",
+)
+
+
+@pytest.mark.parametrize("kind", CAUSAL)
+def test_padding_on_the_right_needs_no_mask_where_attention_is_causal(kind):
+    model = small_model(kind, sliding_window=8).eval()  # no dropout
+    inputs = batch()
+    padding = slice(NUM_TOKENS - 9, None)
+    inputs["input_ids"][0, padding], inputs["labels"][0, padding], inputs["attention_mask"][0, padding] = 0, IGNORED, 0
+    assert "attention_mask" not in model_inputs(inputs)
+    found = gradients(model, language_loss(model, inputs, is_chunked=False))
+    masked = gradients(model, model(**inputs).loss)
+    assert distance_fraction(found, masked) < 2e-6
+
+
+def test_a_model_whose_tokens_look_ahead_keeps_the_mask():
+    inputs = batch() | {"token_type_ids": torch.zeros(2, NUM_TOKENS, dtype=torch.long)}
+    assert set(model_inputs(inputs)) == {"input_ids", "attention_mask", "token_type_ids"}
+
+
+def test_a_padded_batch_makes_no_mask_of_tokens_squared():
+    model, inputs = small_model(), batch(num_samples=1, num_tokens=1024)
+    inputs["attention_mask"][:, -8:] = 0
+    sizes = []
+    for shown in (inputs, model_inputs(inputs)):
+        with LiveStorages() as storages:
+            model(**{name: value for name, value in shown.items() if name != "labels"})
+        sizes.append(storages.peak_bytes)
+    assert sizes[0] - sizes[1] > 1024**2  # a bool for every pair of tokens, at least

@@ -46,12 +46,23 @@ def language_loss(
     module, whose result the loss must be: the engine prepares backward from there.
     Raises InputError for a model whose logits no rule here describes.
     """
-    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    inputs = model_inputs(batch)
     labels = pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:].reshape(-1)
     if num_items is None:
         num_items = (labels != IGNORED).sum().clamp(min=1)
     total = _chunked_sum(model, inputs, labels, chunk_tokens) if is_chunked else _plain_sum(model, inputs, labels)
     return total / num_items
+
+
+def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What the model's forward takes of a batch: no labels, and no mask of the padding where attention is causal.
+
+    Padding is on the right, where no token before it looks, and its own losses are ignored. With ``attention_mask``
+    transformers would make a mask of micro_batch × tokens² for all layers, and torch's causal kernels, which are
+    planned with, would not run. Models in which tokens look ahead get ``token_type_ids`` and need the mask.
+    """
+    needless = {"labels"} if "token_type_ids" in batch else {"labels", "attention_mask"}
+    return {name: value for name, value in batch.items() if name not in needless}
 
 
 def _plain_sum(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor) -> Tensor:

@@ -9,6 +9,9 @@ from other_processors import FAMILIES
 
 from vlmplan_trainer.data.batches import collated, with_blank_image
 from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder
+from vlmplan_trainer.loss import model_inputs
+from vlmplan_trainer.models.processors import load_processor
+from vlmplan_trainer.models.tiny import write_tiny_model
 
 TEXT = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -51,7 +54,7 @@ def tiny_model(family: str, image_token_id: int) -> Any:
 
 
 def loss_sum(model: Any, batch: dict[str, torch.Tensor]) -> float:
-    logits = model(**{name: value for name, value in batch.items() if name != "labels"}).logits
+    logits = model(**model_inputs(batch)).logits
     return float(torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
     ))  # fmt: skip
@@ -71,3 +74,18 @@ def test_a_batch_gives_the_losses_of_its_samples(family: str):
         alone = [loss_sum(model, row) for row in rows]
         assert loss_sum(model, batch) == pytest.approx(sum(alone), rel=1e-4)
         assert loss_sum(model, with_blank_image(rows[1], made)) == pytest.approx(alone[1], rel=1e-4)
+
+
+def test_a_batch_of_qwen2_vl_gives_the_losses_of_its_samples(tmp_path):
+    """Its positions follow the images, so that padding must not count among them."""
+    from transformers import AutoModelForImageTextToText
+
+    folder = write_tiny_model(tmp_path, "qwen2_vl")
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).train()
+    made = Encoder(load_processor(str(folder), is_vision=True), model_type="qwen2_vl", seq_len=256)
+    sizes = [((56, 56),), ((28, 112),), ((112, 28), (56, 56))]
+    rows = [made.encode(question(answer="A cat. " * number, sizes=size)) for number, size in enumerate(sizes, start=1)]
+    with torch.no_grad():
+        alone = [loss_sum(model, row) for row in rows]
+        together = loss_sum(model, collated(rows, pad_id=made.pad_id, pads_to=16, seq_len=256))
+    assert together == pytest.approx(sum(alone), rel=1e-4)
