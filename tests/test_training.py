@@ -23,7 +23,7 @@ OPTIONS = st.builds(
     learning_rate=st.none() | RATES,
     **dict.fromkeys(("weight_decay", "warmup_fraction"), RATES),
     adapter=st.none() | st.just(Path("/adapter")),
-    **{name: st.booleans() for name in ("resume", "skip_bad_samples", "merge_adapters")},
+    **{name: st.booleans() for name in ("resume", "skip_bad_samples", "group_by_length", "merge_adapters")},
     schedule=st.sampled_from(SCHEDULES),
     monitor=st.lists(st.sampled_from(sorted(MONITOR_PACKAGES)), unique=True).map(tuple),
 ) | st.builds(TrainerOptions, output_dir=st.just(Path("/out")), dummy_data=COUNTS, random_weights=st.booleans())

@@ -39,6 +39,7 @@ class TrainerOptions:
     adapter: Path | None = None
     resume: bool = False
     skip_bad_samples: bool = False
+    group_by_length: bool = False
     random_weights: bool = False
     learning_rate: float | None = None
     weight_decay: float = 0.0

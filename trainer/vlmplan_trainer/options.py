@@ -41,6 +41,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--adapter", type=Path, metavar="DIR", help="start from the weights of this adapter, as peft saves them")
     add("--resume", action="store_true", help="go on from the newest whole checkpoint of --output-dir")
     add("--skip-bad-samples", action="store_true", help="leave out lines that cannot be used instead of stopping")
+    add("--group-by-length", action="store_true", help="samples of about equal length in a micro batch: less padding")
     add("--random-weights", action="store_true", help="weights drawn anew, where there are none to load")
     add("--learning-rate", type=float, metavar="X", help="default: 1e-5 for full, 1e-4 for adapters")
     add("--weight-decay", type=float, metavar="X")

@@ -65,6 +65,7 @@ class Run:
             "seed": self.options.seed,
             "samples a step": self.plan.samples_per_step,
             "method": self.plan.recipe.method.value,
+            "grouping by length": self.options.group_by_length,
         }
 
 
@@ -145,7 +146,15 @@ def _assembled(
     )
     # Synthetic samples have the shape of the plan, so that memory and speed can be held against it.
     pads_to = PADS_TO if options.dummy_data is None else workload.seq_len
-    batches = _batches(plan, samples, encoder, engine, seed=options.seed, pads_to=pads_to)
+    batches = _batches(
+        plan,
+        samples,
+        encoder,
+        engine,
+        seed=options.seed,
+        pads_to=pads_to,
+        groups_by_length=options.group_by_length,
+    )
     num_steps = max(1, round(workload.epochs * len(batches) / recipe.grad_accum))
     if options.max_steps is not None:
         num_steps = min(num_steps, options.max_steps)
@@ -164,9 +173,7 @@ def _assembled(
     return Run(plan, options, loaded, engine, meter, encoder, samples, batches, trainer)
 
 
-def _batches(
-    plan: Plan, samples: list[Sample], encoder: Encoder, engine: Engine, *, seed: int, pads_to: int = PADS_TO
-) -> Batches:
+def _batches(plan: Plan, samples: list[Sample], encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
     return Batches(
         samples,
         encoder,
@@ -175,7 +182,7 @@ def _batches(
         num_ranks=engine.num_ranks,
         rank=engine.rank,
         seed=seed,
-        pads_to=pads_to,
+        **more,
     )
 
 
@@ -189,7 +196,7 @@ def _train(made: Run) -> list[StepReport]:
     with watcher, trainer.stop:
         for sentence in _about_run(made):
             watcher.say(sentence)
-        while trainer.position.step < num_steps:
+        while trainer.position.step < num_steps and made.stopped_by is None:
             for report in trainer.epoch(made.batches):
                 reports.append(report)
                 watcher.step(report, made.meter)
@@ -197,15 +204,15 @@ def _train(made: Run) -> list[StepReport]:
                 is_last = report.step == num_steps or made.stopped_by is not None
                 if is_last or (options.save_every is not None and report.step % options.save_every == 0):
                     _save(made)
-                if made.stopped_by is not None:
-                    name = signal.Signals(made.stopped_by).name
-                    watcher.say(f"stopped by {name} after step {report.step}, which is saved; --resume goes on")
                 if is_last:
-                    return reports
-            if options.eval_data is not None:
+                    break
+            if options.eval_data is not None and made.stopped_by is None:
                 loss = _evaluated(made)
-                watcher.say(f"epoch {trainer.position.epoch}: loss {loss:.4f} on {options.eval_data}")
+                watcher.say(f"after step {trainer.position.step}: loss {loss:.4f} on {options.eval_data}")
                 monitors.evaluated(trainer.position.step, loss)
+        if made.stopped_by is not None:
+            name = signal.Signals(made.stopped_by).name
+            watcher.say(f"stopped by {name} after step {trainer.position.step}, which is saved; --resume goes on")
     return reports
 
 

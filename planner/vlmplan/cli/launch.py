@@ -36,6 +36,7 @@ DATA = (
     click.option("--eval-data", type=FILE, metavar="FILE", help="JSONL chats to look at after every epoch."),
     _count("--dummy-data", "N made-up samples instead of data."),
     click.option("--skip-bad-samples", is_flag=True, help="Leave out lines that cannot be used."),
+    click.option("--group-by-length", is_flag=True, help="Samples of about equal length in a micro batch."),
 )
 RUN = (
     click.option("--output-dir", type=FILE, metavar="DIR", help="Checkpoints, log and result of one run."),
@@ -298,7 +299,7 @@ def say(prepared: Prepared) -> None:
 def start(prepared: Prepared) -> int:
     """Write the run's files, run it and return its exit code; 1 where something is in the way."""
     from vlmplan.cli.out_of_memory import tell_out_of_memory
-    from vlmplan.launch.run_folder import COMMAND_FILE, LOG_FILE, locked_log, write_run_files
+    from vlmplan.launch.run_folder import COMMAND_FILE, LOG_FILE, has_checkpoint, locked_log, write_run_files
     from vlmplan.launch.start import ending, follow
     from vlmplan.shortage import remove_shortages
 
@@ -310,9 +311,9 @@ def start(prepared: Prepared) -> int:
         write_run_files(folder, prepared.texts)
         remove_shortages(folder)
         log.write(f"$ {prepared.texts[COMMAND_FILE]}".encode())
-        code = follow(prepared.command, prepared.environment, log)
+        code = follow(prepared.command, prepared.environment, log, is_one_node=prepared.plan.hardware.num_nodes == 1)
     if code:
-        goes_on = "" if code == EXIT_OUT_OF_MEMORY else ", --resume goes on"
+        goes_on = ", --resume goes on" if code != EXIT_OUT_OF_MEMORY and has_checkpoint(folder) else ""
         click.echo(f"vlmplan: {ending(code)}; {folder / LOG_FILE} has what it printed{goes_on}", err=True)
         tell_out_of_memory(prepared, launch, code)
     return code

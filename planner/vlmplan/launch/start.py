@@ -103,13 +103,15 @@ class Stop:
     since: float = 0.0
 
 
-def follow(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO) -> int:
+def follow(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO, *, is_one_node: bool = True) -> int:
     """Run ``command`` in this environment, show and log what it prints; its exit code, 128 + N for signal N.
 
+    On one node Ctrl-C is handed on as SIGTERM, which means the same to the trainer: of SIGINT DeepSpeed's launcher ends
+    in a traceback. With several it stops the other nodes (``runner.py``, ``sigkill_handler``).
     Raises UnavailableError if it cannot be started.
     """
     stop = Stop()
-    with _forwarded(stop) as forward_to:
+    with _forwarded(stop, {signal.SIGINT: signal.SIGTERM} if is_one_node else {}) as forward_to:
         try:
             process = subprocess.Popen(  # noqa: S603 - a list of words, no shell
                 list(command),
@@ -123,7 +125,7 @@ def follow(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO
             raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from None
         forward_to.append(process.pid)
         if stop.signum is not None:  # it came while the process was being started
-            _signal_group(process.pid, stop.signum)
+            _signal_group(process.pid, signal.SIGTERM if is_one_node else stop.signum)
         _copy_output(process, log, stop)
         code = process.wait()
         forward_to.clear()
@@ -144,7 +146,7 @@ def ending(code: int) -> str:
 
 
 @contextmanager
-def _forwarded(stop: Stop) -> Generator[list[int]]:
+def _forwarded(stop: Stop, handed_on_as: Mapping[int, int]) -> Generator[list[int]]:
     """Within, signals go to the process groups in the list that it gives; a second one kills them."""
     groups: list[int] = []
 
@@ -155,7 +157,7 @@ def _forwarded(stop: Stop) -> Generator[list[int]]:
         if not again:
             stop.signum, stop.since = signum, time.monotonic()
         for group in groups:
-            _signal_group(group, signal.SIGKILL if again else signum)
+            _signal_group(group, signal.SIGKILL if again else handed_on_as.get(signum, signum))
 
     old: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
