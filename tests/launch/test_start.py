@@ -42,12 +42,12 @@ if os.fork():
 """As DeepSpeed's: it dies of the signal at once, its rank saves first."""
 
 
-def followed(command: list[str], **environment: str) -> tuple[int, bytes]:
+def followed(command: list[str], *, is_one_node: bool = True, **environment: str) -> tuple[int, bytes]:
     log = io.BytesIO()
-    return follow(command, environment, log), log.getvalue()
+    return follow(command, environment, log, is_one_node=is_one_node), log.getvalue()
 
 
-def with_signals(command: list[str], folder: Path, *signums: int) -> int:
+def with_signals(command: list[str], folder: Path, *signums: int, is_one_node: bool = True) -> int:
     """The exit code of a run that gets these signals, half a second apart, once it is ready."""
 
     def send() -> None:
@@ -59,7 +59,7 @@ def with_signals(command: list[str], folder: Path, *signums: int) -> int:
     thread = threading.Thread(target=send)
     thread.start()
     try:
-        return followed([*command, str(folder)])[0]
+        return followed([*command, str(folder)], is_one_node=is_one_node)[0]
     finally:
         thread.join()
 
@@ -100,11 +100,18 @@ def test_what_cannot_be_started_is_one_sentence(tmp_path):
 # -- signals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_reaches_every_process_and_all_are_waited_for(signum: int, code: int, tmp_path):
+@pytest.mark.parametrize(
+    ("signum", "code", "is_one_node", "received"),
+    [
+        (signal.SIGTERM, 143, True, signal.SIGTERM),
+        (signal.SIGINT, 130, True, signal.SIGTERM),  # DeepSpeed's launcher would end in a traceback
+        (signal.SIGINT, 130, False, signal.SIGINT),  # with which it stops the other nodes
+    ],
+)
+def test_a_signal_reaches_every_process_and_all_are_waited_for(signum, code, is_one_node, received, tmp_path):
     command = script(tmp_path / "s.py", LAUNCHER_OF_A_RANK)
-    assert with_signals(command, tmp_path, signum) == code
-    assert (tmp_path / f"saved-{int(signum)}").exists()
+    assert with_signals(command, tmp_path, signum, is_one_node=is_one_node) == code
+    assert (tmp_path / f"saved-{int(received)}").exists()
 
 
 def test_a_run_that_does_not_end_is_killed_when_its_time_is_up(monkeypatch, tmp_path):
@@ -117,7 +124,7 @@ def test_a_run_that_does_not_end_is_killed_when_its_time_is_up(monkeypatch, tmp_
 
 def test_asking_a_second_time_kills(monkeypatch, tmp_path):
     monkeypatch.setattr(start, "REPEAT_SECONDS", 0.2)
-    deaf = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nPath(sys.argv[1], 'ready').write_text('')\n" + NAPS
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nPath(sys.argv[1], 'ready').write_text('')\n" + NAPS
     began = time.monotonic()
     assert with_signals(script(tmp_path / "s.py", deaf), tmp_path, signal.SIGINT, signal.SIGINT) == 130
     assert time.monotonic() - began < 30
@@ -126,10 +133,10 @@ def test_asking_a_second_time_kills(monkeypatch, tmp_path):
 def test_an_echo_of_the_first_signal_does_not_kill(monkeypatch, tmp_path):
     monkeypatch.setattr(start, "REPEAT_SECONDS", 30.0)
     slow = SAVING.replace("0.3", "1.2") + (
-        "signal.signal(signal.SIGINT, save)\nPath(sys.argv[1], 'ready').write_text('')\n" + NAPS
+        "signal.signal(signal.SIGTERM, save)\nPath(sys.argv[1], 'ready').write_text('')\n" + NAPS
     )
     assert with_signals(script(tmp_path / "s.py", slow), tmp_path, signal.SIGINT, signal.SIGINT) == 130
-    assert (tmp_path / "saved-2").exists()
+    assert (tmp_path / "saved-15").exists()
 
 
 def test_processes_that_outlive_the_run_are_ended(monkeypatch, tmp_path):
