@@ -14,7 +14,7 @@ import pytest
 import torch
 from cpu_adam_build import can_compile, cheap_build
 from safetensors.torch import load_file
-from trainer_runs import Outcome, planned, start, train, train_all
+from trainer_runs import Outcome, planned, start, train, train_all, train_here
 from transformers import AutoModelForImageTextToText
 
 from vlmplan.plan import Plan, write_plan
@@ -84,8 +84,10 @@ def overflowing(plan: Plan) -> Plan:
 
 @pytest.fixture(scope="module")
 def plain(models, tmp_path_factory):
-    jobs = {method: (plan_of(models, "qwen2_vl", method, "none", 1), WORDS) for method in ("full", "lora", "qlora")}
-    return train_all(jobs, tmp_path_factory.mktemp("plain"), num_ranks=1)
+    return {
+        method: train_here(plan_of(models, "qwen2_vl", method, "none", 1), tmp_path_factory.mktemp(method), *WORDS)
+        for method in ("full", "lora", "qlora")
+    }
 
 
 def assert_learns(outcome: Outcome) -> None:
@@ -276,29 +278,25 @@ def test_a_run_goes_on_with_another_number_of_ranks(models, unbroken, tmp_path, 
 
 def test_a_checkpoint_with_a_file_missing_is_not_trusted(models, tmp_path):
     plan = plan_of(models, "llama", "full", "none", 1)
-    done = train(plan, tmp_path, *WORDS, "--save-every", "3")
+    done = train_here(plan, tmp_path, *WORDS, "--save-every", "3")
     newest = max((done.folder / "checkpoints").iterdir())
     (newest / "state.pt").write_bytes(b"half")
-    again = train(plan, tmp_path, *WORDS, "--resume")
+    again = train_here(plan, tmp_path, *WORDS, "--resume")
     assert [line["step"] for line in again.metrics] == list(range(1, NUM_STEPS + 1))
     assert again.out.count(f"/{NUM_STEPS}  loss") == NUM_STEPS - 3
 
 
 def test_resume_without_a_checkpoint_says_so(models, tmp_path):
-    refused = train(plan_of(models, "llama", "full", "none", 1), tmp_path, *WORDS, "--resume", check=False)
+    refused = train_here(plan_of(models, "llama", "full", "none", 1), tmp_path, *WORDS, "--resume")
     assert refused.code == 1
     assert refused.err.strip().splitlines()[-1].startswith("vlmplan_trainer: --resume:")
     assert "Traceback" not in refused.err
 
 
 def test_a_plan_for_two_ranks_refuses_to_run_on_one(models, tmp_path):
-    plan = plan_of(models, "llama", "full", "2")
-    write_plan(plan, tmp_path / "plan.json")
-    words = ["-m", "vlmplan_trainer", "--plan", str(tmp_path / "plan.json"), "--output-dir", str(tmp_path / "run")]
-    process = start([*words, *WORDS], 1)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "the plan is for 2 GPUs, but 1 ranks were started" in err
+    refused = train_here(plan_of(models, "llama", "full", "2"), tmp_path, *WORDS)
+    assert refused.code == 1
+    assert "the plan is for 2 GPUs, but 1 ranks were started" in refused.err
 
 
 def test_the_report_is_json_with_planned_and_measured_figures(outcomes):
