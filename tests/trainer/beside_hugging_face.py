@@ -4,15 +4,17 @@ python -m torch.distributed.run --nproc_per_node=2 tests/trainer/beside_hugging_
 """
 
 import os
+import statistics
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 import torch
 
-NUM_STEPS, NUM_WARMUP = 30, 5
+NUM_STEPS, NUM_WARMUP = 40, 5
 SEQ_LEN, MICRO_BATCH, GRAD_ACCUM = 64, 2, 2
 
 
@@ -32,7 +34,7 @@ class Chats(torch.utils.data.Dataset):
 
 
 def own_seconds(plan, data) -> float:
-    """A step of the bundled trainer, the first ones left out."""
+    """The median step of the bundled trainer, the first ones left out."""
     from vlmplan_trainer.engines.make import device_of, make_engine, start_process_group
     from vlmplan_trainer.loop import Rates, Trainer
     from vlmplan_trainer.measure import Meter
@@ -46,7 +48,7 @@ def own_seconds(plan, data) -> float:
     rates = Rates(peak=1e-3, num_steps=NUM_STEPS, warmup_fraction=0.0, schedule="constant")
     trainer = Trainer(engine, Meter(engine.device, num_steps=0), rates, grad_accum=GRAD_ACCUM, samples_per_step=8)
     seconds = [report.seconds for report in trainer.epoch(loader)]
-    return sum(seconds[NUM_WARMUP:]) / len(seconds[NUM_WARMUP:])
+    return statistics.median(seconds[NUM_WARMUP:])
 
 
 def their_seconds(plan, data, folder: str) -> float:
@@ -80,8 +82,7 @@ def their_seconds(plan, data, folder: str) -> float:
         gradient_checkpointing=True,
     )
     HuggingFaceTrainer(model=model, args=arguments, train_dataset=data, callbacks=[Clock()]).train()
-    late = times[NUM_WARMUP:]
-    return (late[-1] - late[0]) / (len(late) - 1)
+    return statistics.median(after - before for before, after in pairwise(times[NUM_WARMUP:]))
 
 
 def main(folder: str) -> None:
@@ -92,8 +93,8 @@ def main(folder: str) -> None:
     rank = int(os.environ["RANK"])
     model = Path(folder) / f"llama-{rank}"  # each rank writes its own, so that nobody reads half a model
     write_tiny_model(model, "llama", hidden_size=256, num_layers=4)
-    plan = planned(model, zero_stage="2", method="full", num_samples=240, global_batch=8, micro_batch=MICRO_BATCH)
-    data = Chats(300, 240)
+    plan = planned(model, zero_stage="2", method="full", num_samples=320, global_batch=8, micro_batch=MICRO_BATCH)
+    data = Chats(300, 320)
     ours = own_seconds(plan, data)
     theirs = their_seconds(plan, data, folder)
     if rank == 0:
