@@ -12,7 +12,7 @@ from cli_calls import isolate
 from vlmplan.catalog import load_catalog
 from vlmplan.cli.estimate import requested_estimate
 from vlmplan.cli.launch import launch
-from vlmplan.cli.out_of_memory import words_of
+from vlmplan.cli.options import words_of
 from vlmplan.launch.changes import CHANGES
 from vlmplan.launch.facts import FLASH_ATTENTION
 from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smallest_remedy

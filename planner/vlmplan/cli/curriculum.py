@@ -24,6 +24,7 @@ import click
 
 from vlmplan.catalog.yaml_text import require_shallow, yaml_documents
 from vlmplan.cli.launch import SCHEMA, Prepared, document, launch, planned, prepare, say, show, start
+from vlmplan.cli.options import words_of
 from vlmplan.emit import PLAN_FILE
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.files import text_of
@@ -116,29 +117,31 @@ def _switches(trained: Any, where: str) -> dict[str, bool]:
 def _parsed(said: Mapping[str, Any], where: str, folder: Path) -> dict[str, Any]:
     """Values as the command line reads them."""
     known = {str(item.name): item for item in launch.params if item.name not in OF_ALL_STAGES}
-    words: list[str] = []
-    for key, value in said.items():
+    for key in said:
         if key not in known:
             raise UnknownNameError(f"{where}: option", key, known, "options of launch, name and train are known")
-        words += _words(cast(click.Option, known[key]), value, f"{where}: {key}")
+    checked = {key: _value(cast(click.Option, known[key]), value, f"{where}: {key}") for key, value in said.items()}
+    command = click.Command("stage", params=list(known.values()))
     try:
-        values = click.Command("stage", params=list(known.values())).make_context("stage", words).params
+        values = command.make_context("stage", words_of(command, checked)).params
     except click.UsageError as error:
         raise InputError(f"{where}: {error.format_message()}") from None
     given = {key: values[key] for key in said}
     return {key: folder / value if isinstance(value, Path) else value for key, value in given.items()}
 
 
-def _words(option: click.Option, value: Any, where: str) -> list[str]:
+def _value(option: click.Option, value: Any, where: str) -> Any:
+    """What the file says, if it is of a kind that the option can have."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise InputError(f"{where} is {shown(value)}; true or false is needed")
-        return [option.opts[0]] if value else option.secondary_opts[:1]
+        return value
     if isinstance(value, list):
-        value = ",".join(map(str, cast(list[Any], value)))
+        items = tuple(map(str, cast(list[Any], value)))
+        return items if option.multiple else ",".join(items)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InputError(f"{where} is {shown(value)}; a number or a text is needed")
-    return [option.opts[0], str(value)]
+    return value
 
 
 # -- the plans -------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Options that several commands share. Values are checked where they are used, so here they are only parsed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -125,3 +125,20 @@ def options(*groups: Sequence[Decorator] | Decorator) -> Callable[[Command], Com
         return command
 
     return decorate
+
+
+def words_of(command: click.Command, values: Mapping[str, Any]) -> list[str]:
+    """The words that make ``command`` parse ``values``, in their order; what is None is left out."""
+    known = {option.name: option for option in command.params if isinstance(option, click.Option)}
+    words: list[str] = []
+    for name, value in values.items():
+        if value is None:
+            continue
+        option = known[name]
+        on, off = option.opts[0], option.secondary_opts[:1]
+        if isinstance(value, bool):
+            words += [on] if value else off
+        else:
+            items = cast(tuple[Any, ...], value) if isinstance(value, tuple) else (value,)
+            words += [word for item in items for word in (on, str(item))]
+    return words

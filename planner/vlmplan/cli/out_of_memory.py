@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.options import words_of
 from vlmplan.errors import VlmplanError
 from vlmplan.training import EXIT_OUT_OF_MEMORY, TrainerOptions, default_of
 from vlmplan.units import gib_text
@@ -113,20 +114,3 @@ def _new_folder(folder: Path) -> Path:
     """The same name with the next free number: ``runs/1-2`` after ``runs/1``."""
     names = (folder.with_name(f"{folder.name}-{number}") for number in range(2, 10**6))
     return next(path for path in names if not os.path.lexists(path))
-
-
-def words_of(command: click.Command, values: Mapping[str, Any]) -> list[str]:
-    """The words that make ``command`` parse ``values``, in their order; what is None is left out."""
-    known = {option.name: option for option in command.params if isinstance(option, click.Option)}
-    words: list[str] = []
-    for name, value in values.items():
-        if value is None:
-            continue
-        option = known[name]
-        on, off = option.opts[0], option.secondary_opts[:1]
-        if isinstance(value, bool):
-            words += [on] if value else off
-        else:
-            items = cast(tuple[Any, ...], value) if isinstance(value, tuple) else (value,)
-            words += [word for item in items for word in (on, str(item))]
-    return words
