@@ -220,15 +220,16 @@ class Tape(Recorder):
         del grad
         ready: list[tuple[int, Node]] = [(-root.sequence, root)]
         fetched: Any = None
+        has_input_grad = False
         while ready:
             node = heapq.heappop(ready)[1]
             if fetched is not None and (node.module is not fetched or node.section != self._key):
-                self.release(fetched)
+                self.leave(fetched, has_input_grad=has_input_grad)
                 fetched = None
             if node.section != self._key:
                 self._enter(node.section)
             if fetched is None and node.module is not None:
-                fetched = node.module
+                fetched, has_input_grad = node.module, False
                 self.fetch(fetched)
             results = list(node.backward(node, node.grads))
             edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()
@@ -242,6 +243,8 @@ class Tape(Recorder):
                     self._receive_parameter_gradient(use, results, position, buffers, pending_parameters)
                     continue
                 target, index = edge
+                if target.module is not fetched:
+                    has_input_grad = True
                 result, results[position] = results[position], None
                 if result is not None:
                     _receive(self, target, index, result)
@@ -250,7 +253,7 @@ class Tape(Recorder):
                 if target.num_pending == 0:
                     heapq.heappush(ready, (-target.sequence, target))
         if fetched is not None:
-            self.release(fetched)
+            self.leave(fetched, has_input_grad=has_input_grad)
 
     def _receive_parameter_gradient(
         self,

@@ -170,6 +170,8 @@ class Section:
     forward_work: Work = field(default_factory=Work)
     recompute_work: Work = field(default_factory=Work)
     backward_work: Work = field(default_factory=Work)
+    unreleased_bytes: int = 0
+    """Weights of modules that backward fetches and does not release."""
 
 
 class Run(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Span, Trace
-from vlmplan.memory.engines import ModelStates
+from vlmplan.memory.engines import NORM_BYTES, ModelStates
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.timeline import cached_casts
 from vlmplan.recipe import Offload, Recipe
@@ -20,7 +20,8 @@ class MicroBatchProfile:
     """Bytes of one micro batch beside the model states.
 
     ``dropped_peak``: backward if every gradient vanished once it is whole; ``kept_peak``: if all stayed.
-    ``held_bytes``: weights that autograd's views keep whole where ZeRO-3 takes them away.
+    ``held_bytes``: weights that autograd's views keep whole where ZeRO-3 takes them away. ``unreleased_bytes``: weights
+    of modules that stay whole to the end of backward.
     """
 
     forward_peak: int
@@ -28,6 +29,7 @@ class MicroBatchProfile:
     kept_peak: int
     batch_bytes: int
     held_bytes: int
+    unreleased_bytes: int
 
 
 def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
@@ -44,7 +46,8 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
         dropped, kept = max(dropped, live + peak), max(kept, live + gradients + kept_peak)
         live += delta
         gradients += ready
-    return MicroBatchProfile(forward_peak, dropped, kept, rises["batch"][2], _held_bytes(trace))
+    unreleased = sum(trace.sections[run.key].unreleased_bytes for run in trace.schedule)
+    return MicroBatchProfile(forward_peak, dropped, kept, rises["batch"][2], _held_bytes(trace), unreleased)
 
 
 def _held_bytes(trace: Trace) -> int:
@@ -100,6 +103,7 @@ def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) ->
         secant(low.kept_peak, high.kept_peak),
         secant(low.batch_bytes, high.batch_bytes),
         max(low.held_bytes, high.held_bytes),
+        max(low.unreleased_bytes, high.unreleased_bytes),
     )
 
 
@@ -132,9 +136,10 @@ def peak_bound(
         kept = max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
         live = kept + 2 * zero.stage3_prefetch_bucket_size
         one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
-        gathered = min(live * width + one, 2 * table.num_params * width)
+        gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
         gathered += profile.held_bytes
-        backward = profile.dropped_peak + gathered + copied + largest
+        shard = table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
+        backward = profile.dropped_peak + gathered + copied + largest + shard * (p + NORM_BYTES)
         forward = profile.forward_peak + gathered
     else:
         owned = 0 if recipe.offload_optimizer is not Offload.NONE else owned_bytes

@@ -9,6 +9,8 @@ from vlmplan.recipe import ZeroSettings
 
 NORM_BYTES = 8
 """A gradient norm is taken in float64 (``get_norm_dtype`` in ``zero/utils.py``)."""
+NORM_ELEMENTS = 250_000_000
+"""Elements at a time under stage 3 with offload (``_constant_buffered_norm2``)."""
 
 
 class BucketedGradients:
@@ -131,10 +133,21 @@ class ShardedGradients:
 
     Source: ``reduce_independent_p_g_buckets_and_remove_grads`` and ``__reduce_and_partition_ipg_grads`` in
     ``deepspeed/runtime/zero/stage3.py``; ``reduce_scatter_coalesced`` interleaves the bucket into a second buffer.
+    With ``offloads`` the shards are on the host: each comes back to the GPU for its norm, in float64
+    (``partition_grads``, ``_offload_grad_partition_at_boundary``).
     """
 
-    def __init__(self, *, table: ParameterTable, zero: ZeroSettings, num_ranks: int, element_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        table: ParameterTable,
+        zero: ZeroSettings,
+        num_ranks: int,
+        element_bytes: int,
+        offloads: bool = False,
+    ) -> None:
         self._numels, self._num_ranks, self._element_bytes = table.numels, num_ranks, element_bytes
+        self._offloads = offloads
         self._bucket_elements, self._is_contiguous = zero.reduce_bucket_size, zero.contiguous_gradients
         self._waiting: list[int] = []
         self._num_waiting = 0
@@ -165,6 +178,9 @@ class ShardedGradients:
         is_in_place = len(self._waiting) == 1 and self._numels[self._waiting[0]] % self._num_ranks == 0
         copied = 0 if is_in_place else self._num_waiting * self._element_bytes
         peak = self.gradients + copied
+        if self._offloads and self._waiting:
+            largest = -(-max(self._numels[ordinal] for ordinal in self._waiting) // self._num_ranks)
+            peak += largest * self._element_bytes + min(largest, NORM_ELEMENTS) * NORM_BYTES
         self.gradients -= self._apart
         self._waiting.clear()
         self._num_waiting = self._apart = 0

@@ -17,7 +17,7 @@ from vlmplan.memory.parameters import (
     partition_of,
     sharded_elements,
 )
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Offload, Precision, Recipe
 from vlmplan.units import DType
 
 NORM_BYTES = 8
@@ -71,7 +71,7 @@ def stage0_states(table: ParameterTable, recipe: Recipe) -> ModelStates:
     grads = Components(gradients=table.trained_bytes)
     step = resident + grads + Components(temporaries=max(norm, master_bytes + update))
     start = resident if has_master else Components(weights=table.total_bytes)
-    init = resident + grads + Components(temporaries=master_bytes) if has_master else start
+    init = resident + grads + Components(temporaries=master_bytes + update) if has_master else start
     return ModelStates(start, resident, init, step)
 
 
@@ -131,9 +131,12 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     """ZeRO stage 3 (``stage3.py``): shards of weights, gradients and states; the bucket lives from init on.
 
     pΨ/N + whole small weights (persistent) + pΦ/N gradient buffer + mΦ/N + sΦ/N + p·bucket. The step works in
-    sub-groups: it flattens the gradients of one (p) and casts them (m). Making the master copy passes through a
-    second one (``converted.clone()``), and every trained weight is whole for a moment when it gets the hook that takes
-    its gradient (``create_reduce_and_remove_grad_hooks``). With ``offload_params`` the shards live on the host, with
+    sub-groups: it flattens the gradients of one (p) and casts them (m), where the types differ. There is a master copy
+    even where they are the same: ``_create_fp32_partitions`` compares ``tensor.device == self.device``, a
+    ``torch.device`` with the string ``cuda:0``, which are never equal. Beside the master copies there is once the
+    gradient of a sub-group in their type (``converted``, then ``initialize_optimizer_states``), and every trained
+    weight is whole for a moment when it gets the hook that takes its gradient
+    (``create_reduce_and_remove_grad_hooks``). With ``offload_params`` the shards live on the host, with
     ``offload_optimizer`` everything of the optimizer does, gradients included.
     """
     p, m = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
@@ -148,18 +151,27 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
         start = weights + bucket
         building = start + hooked
         return ModelStates(start, start, building, start)
-    has_master = m != p
-    master = Components(optimizer_states=trained * m if has_master else 0)
+    master = Components(optimizer_states=trained * m)
     gradients = Components(gradients=trained * p)
     start = weights + master + gradients + bucket
-    making = weights + master + Components(temporaries=group * m if has_master else group * p)
+    making = weights + master + Components(temporaries=group * m)
     building = higher(making, start + hooked)
     flat = [(group,)] if group == trained else [(group,)] * (trained // group) + [(trained % group or group,)]
     resident = start + Components(optimizer_states=state_bytes(recipe, [(trained,)], recipe.master_dtype))
-    cast = group * (p + (m if has_master else 0))
+    cast = group * (p + (m if m != p else 0))
     update = group * m + update_bytes(recipe, flat[:1], recipe.master_dtype)
     norm = -(-table.largest_trained // num_ranks) * NORM_BYTES
-    return ModelStates(start, resident, building, resident + Components(temporaries=max(cast, update, norm)))
+    check = trained * overflow_check_bytes(recipe)
+    return ModelStates(start, resident, building, resident + Components(temporaries=max(cast, update, norm, check)))
+
+
+def overflow_check_bytes(recipe: Recipe) -> int:
+    """Bytes per element of looking for infinities in all of a rank's gradients at once, as stage 3 does in fp16.
+
+    ``torch.isinf(self.grad_partitions_flat_buffer)`` in ``has_overflow`` is ``self.abs() == inf``
+    (``aten/src/ATen/native/TensorCompare.cpp``): absolute values in the type of the gradients, and a byte.
+    """
+    return recipe.trained_dtype.num_bytes + 1 if recipe.precision is Precision.FP16 else 0
 
 
 def stage3_loading(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[Components, Components]:

@@ -53,6 +53,7 @@ class GatheredWeights:
         self._queue = deque((key, step) for step, module in enumerate(self._steps) for key in self._members[module])
         self._fetched_for: dict[ParameterKey, int] = {}
         self._available: dict[ParameterKey, _Storage] = {}
+        self._active: dict[ModuleKey, None] = {}  # fetched and not released
         self._views: dict[tuple[int, int | None], tuple[ParameterKey, _Storage]] = {}
         self._in_flight: dict[ParameterKey, _Gather] = {}
         self._num_available = 0
@@ -95,7 +96,9 @@ class GatheredWeights:
 
     def fetch(self, module: Any, run: Run) -> int:
         """The module is about to run: gather what it needs, then prefetch (``fetch_sub_module``)."""
-        members = self._members[(id(module), run.layer)]
+        module_key = (id(module), run.layer)
+        members = self._members[module_key]
+        self._active[module_key] = None
         missing = [key for key in members if not self._is_persistent(key) and not self._is_here(key)]
         peak = self.live_bytes
         if missing:
@@ -111,13 +114,20 @@ class GatheredWeights:
 
     def release(self, module: Any, run: Run) -> None:
         """The module is done: partition what is not used again within the reuse distance (``release_sub_module``)."""
-        for key in self._members[(id(module), run.layer)]:
+        module_key = (id(module), run.layer)
+        self._active.pop(module_key, None)
+        for key in self._members[module_key]:
             if key in self._available and not self._is_kept(key):
-                storage = self._available.pop(key)
-                storage.is_released = True
-                self._num_available -= self._numel[key]
-                if not storage.num_views:
-                    self.live_bytes -= self._bytes[key]
+                self._take(key)
+
+    def end_backward(self) -> None:
+        """Release the modules whose input needed no gradient, so that none told them that their backward is done
+        (``release_backward_leftovers``, after the last reduction of gradients)."""
+        for module in self._active:
+            for key in self._members[module]:
+                if key in self._available:
+                    self._take(key)
+        self._active.clear()
 
     def hold(self, event: Hold, run: Run) -> None:
         """Autograd saves a view. ``F.linear`` does; ``stage3_max_live_parameters`` knows nothing of it."""
@@ -134,6 +144,14 @@ class GatheredWeights:
             return
         storage.num_views -= 1
         if storage.is_released and not storage.num_views:
+            self.live_bytes -= self._bytes[key]
+
+    def _take(self, key: ParameterKey) -> None:
+        """The whole weight goes, but for views of it."""
+        storage = self._available.pop(key)
+        storage.is_released = True
+        self._num_available -= self._numel[key]
+        if not storage.num_views:
             self.live_bytes -= self._bytes[key]
 
     def _is_here(self, key: ParameterKey) -> bool:

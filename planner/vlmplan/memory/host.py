@@ -8,9 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from vlmplan.memory.engines import overflow_check_bytes
 from vlmplan.memory.optimizer_states import paged_bytes
-from vlmplan.memory.parameters import ParameterTable, partition_size, sharded_elements
-from vlmplan.recipe import Method, Offload, Recipe
+from vlmplan.memory.parameters import (
+    ParameterTable,
+    fullest_rank,
+    owned_elements,
+    partition_of,
+    partition_size,
+    sharded_elements,
+)
+from vlmplan.recipe import Method, Offload, Precision, Recipe
 from vlmplan.units import GIB, DType
 
 PROCESS_BYTES = 3 * GIB
@@ -96,22 +104,34 @@ def _updated_shapes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> li
 
 
 def _offloaded_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-    """Pinned bytes of one rank.
-
-    Optimizer offload, per element of the rank's part: master weight 4, its gradient 4, two moments 8, the 16-bit
-    copy that is sent back 2 (stages 1 and 2) or the 16-bit gradient 2 (stage 3), and under accumulation 2 more for
-    gradients kept between micro batches (stages 1 and 2); one staging buffer of the largest parameter.
-    Parameter offload: the 16-bit shards of all weights.
-    """
-    p = table.trained_dtype.num_bytes
-    shard = partition_size(table.num_trained, num_ranks)
+    """Pinned bytes of one rank: those of optimizer offload, and of parameter offload the shards of all weights."""
     total = 0
     if recipe.offload_optimizer is not Offload.NONE:
-        m = recipe.master_dtype.num_bytes
-        keeps_gradients = recipe.grad_accum > 1 and recipe.zero_stage != 3
-        states = shard * (4 * m + p + (p if keeps_gradients else 0)) + table.largest_trained * p
+        states = offloaded_optimizer_bytes(table, recipe, num_ranks)
         total += round(states * NVME_BUFFER_FRACTION) if recipe.offload_optimizer is Offload.NVME else states
     return total + _offloaded_weight_bytes(table, recipe, num_ranks)
+
+
+def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """What one rank keeps on the host for its optimizer, with p and m bytes of a weight and of a master weight.
+
+    Per element of the rank's part: master weight m, its gradient m, two moments 2m, and p for the copy that is sent
+    back (stages 1 and 2: ``param_buffer_of_bit16_for_cpu_offload_groups``) or for the gradient (stage 3:
+    ``grad_partitions_flat_buffer``, and in fp16 looking for infinities in it). Stages 1 and 2 have a staging buffer of
+    the largest parameter (``temp_grad_buffer_for_cpu_offload``), and stage 2 keeps gradients between the micro batches
+    of a step: of whole parameters that reach into the rank's partition, in p
+    (``async_accumulate_grad_in_cpu_via_gpu``), but for bf16-pure in the master gradients that are there. Stage 1 keeps
+    them on the GPU and reduces once.
+    """
+    p, m = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
+    if recipe.zero_stage == 3:
+        check = overflow_check_bytes(recipe)
+        return sharded_elements(table.numels, num_ranks) * (4 * m + p + check)
+    states = partition_size(table.num_trained, num_ranks) * (4 * m + p) + table.largest_trained * p
+    if recipe.zero_stage == 1 or recipe.grad_accum == 1 or recipe.precision is Precision.BF16_PURE:
+        return states
+    partition = partition_of(table.num_trained, num_ranks, fullest_rank(table, num_ranks))
+    return states + owned_elements(table, partition) * p
 
 
 def _offloaded_weight_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

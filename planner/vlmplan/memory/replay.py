@@ -74,6 +74,8 @@ class Moments:
         for run, section in trace.backward():
             self._replay(section.backward if self._gathered is not None else merged[run.key][1], run)
         self._touch(self.parts, engine=self.store.end())
+        if self._gathered is not None:
+            self._gathered.end_backward()
 
     def _replay(self, events: Iterable[Event], run: Run) -> None:
         gathered = self._gathered

@@ -172,6 +172,8 @@ class Reservation:
         self._free(casts)
         self._replay(self._operations.backward, gathered)
         self._settle(self._store.end())
+        for live, _ in gathered:  # the last one, after backward's leftovers are gone
+            self._gathered.set(live)
         self._replay(self._operations.after, gathered)
         if self._earlier:
             self._held.set(self._earlier)  # the new partition is added to the earlier one
@@ -190,17 +192,20 @@ class Reservation:
 
     @cached_property
     def _gathered_bytes(self) -> list[tuple[int, int]]:
-        """(bytes of whole weights after, the most during) each event about weights; every micro batch is the same."""
+        """(bytes of whole weights after, the most during) each event about weights, and at the end of backward; every
+        micro batch is the same."""
         if not gathers_weights(self._recipe, self._num_ranks):
             return []
         gathered = GatheredWeights(trace=self._trace, zero=self._recipe.zero, num_ranks=self._num_ranks)
         operations = self._operations
         events = (
             operation
-            for operation in chain(operations.forward, operations.backward, operations.after)
+            for operation in chain(operations.forward, operations.backward)
             if isinstance(operation, EngineEvent) and not isinstance(operation.event, GradientTaken)
         )
-        return [_gathering(gathered, event, run) for event, run, _ in events]
+        moments = [_gathering(gathered, event, run) for event, run, _ in events]
+        gathered.end_backward()
+        return [*moments, (gathered.live_bytes, gathered.live_bytes)]
 
     def _replay(self, operations: Iterable[Operation], gathered: Iterator[tuple[int, int]]) -> None:
         allocate, free, storages = self.allocator.allocate, self.allocator.free, self._storages

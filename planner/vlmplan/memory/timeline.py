@@ -156,7 +156,13 @@ def gradient_store(
     """Where gradients go in the last micro batch before a step; ``accumulates``: it is not the only one."""
     p = table.trained_dtype.num_bytes
     if recipe.zero_stage == 3:
-        return ShardedGradients(table=table, zero=recipe.zero, num_ranks=num_ranks, element_bytes=p)
+        return ShardedGradients(
+            table=table,
+            zero=recipe.zero,
+            num_ranks=num_ranks,
+            element_bytes=p,
+            offloads=recipe.offload_optimizer is not Offload.NONE,
+        )
     reduces_early = recipe.zero_stage == 2 or (recipe.zero_stage == 1 and recipe.zero.overlap_comm)
     kept = table.trained_bytes if accumulates and recipe.zero_stage != 2 else 0
     if reduces_early:
