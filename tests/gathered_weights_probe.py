@@ -1,8 +1,10 @@
-"""A tiny Llama under the real ZeRO-3 on two CPU ranks: which weights are whole when forward ends.
+"""A tiny Llama under the real ZeRO-3 on two CPU ranks: which weights are whole when forward and backward end, and what
+an engine in float32 holds when it is built.
 
 ``run`` starts this file, and the file one process per rank, because DeepSpeed keeps global state.
 """
 
+import gc
 import json
 import os
 import subprocess
@@ -15,7 +17,8 @@ NUM_RANKS = 2
 
 
 def run(config: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, int]:
-    """Bytes of whole weights after forward, by ``memory_efficient_linear`` and activation checkpointing."""
+    """Bytes of whole weights after forward, by ``memory_efficient_linear`` and activation checkpointing; of those that
+    only the end of backward releases; of everything after building an engine, by precision."""
     with tempfile.TemporaryDirectory() as directory:
         result, model = Path(directory) / "result.json", Path(directory) / "config.json"
         model.write_text(json.dumps(config))
@@ -25,10 +28,12 @@ def run(config: Mapping[str, object], environment: Mapping[str, str]) -> dict[st
         return json.loads(result.read_text())
 
 
-def zero_config(*, is_efficient: bool) -> dict[str, object]:
+def zero_config(*, is_efficient: bool, precision: str = "bf16") -> dict[str, object]:
+    is_pure = precision == "bf16-pure"
+    states = {"bf16_master_weights_and_grads": is_pure, "bf16_optimizer_states": is_pure}
     return {
         "train_micro_batch_size_per_gpu": 1,
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": precision != "fp32", **(states if is_pure else {})},
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
             "stage": 3,
@@ -44,6 +49,38 @@ def zero_config(*, is_efficient: bool) -> dict[str, object]:
 
 def storages_of_size(counter, sizes):
     return sum(num_bytes for num_bytes in counter.sizes.values() if num_bytes in sizes)
+
+
+def note_unreleased(engine, outcomes):
+    """Put the bytes of weights that are whole when the last gradients have been reduced into ``outcomes``."""
+    offload = engine.optimizer.parameter_offload
+    release = offload.release_backward_leftovers
+
+    def noted():
+        outcomes["unreleased"] = sum(p.numel() * p.element_size() for p in engine.module.parameters())
+        release()
+
+    offload.release_backward_leftovers = noted
+
+
+def built_bytes(settings, precision: str) -> int:
+    """Bytes that a new engine holds."""
+    import deepspeed
+    import torch
+    import transformers
+
+    from vlmplan_trainer.measure import LiveStorages
+
+    with LiveStorages() as counter:
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+        model = model.float() if precision == "fp32" else model.bfloat16()
+        optimizer = torch.optim.AdamW(model.parameters())
+        config = zero_config(is_efficient=True, precision=precision)
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
+        gc.collect()
+        found = counter.num_bytes
+    engine.destroy()
+    return found
 
 
 def train(rank: int, result: str, model_path: str, directory: str) -> None:
@@ -70,6 +107,7 @@ def train(rank: int, result: str, model_path: str, directory: str) -> None:
             config = zero_config(is_efficient=is_efficient)
             engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
             ids = torch.arange(8).view(1, 8)
+            note_unreleased(engine, outcomes)
             for _ in range(3):
                 counter = LiveStorages()
                 with counter:
@@ -79,6 +117,8 @@ def train(rank: int, result: str, model_path: str, directory: str) -> None:
                 engine.step()
             outcomes[f"{is_efficient} {checkpoints}"] = whole
             engine.destroy()
+    for precision in ("bf16", "bf16-pure", "fp32"):
+        outcomes[f"built {precision}"] = built_bytes(settings, precision)
     if rank == 0:
         Path(result).write_text(json.dumps(outcomes))
 

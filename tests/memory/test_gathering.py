@@ -6,7 +6,13 @@ import pytest
 
 import gathered_weights_probe
 from planned import rehearsed_timeline
-from vlmplan.recipe import AttentionImplementation, LossKind, Recipe, ZeroSettings
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.prepare import prepared_model
+from vlmplan.architecture.tape import Tape
+from vlmplan.memory.bounds import micro_batch_profile
+from vlmplan.memory.timeline import Timeline
+from vlmplan.recipe import AttentionImplementation, LossKind, Precision, Recipe, ZeroSettings
 from vlmplan.workload import ModelFiles
 
 LLAMA = {
@@ -30,7 +36,7 @@ def whole_bytes():
     return gathered_weights_probe.run(LLAMA, os.environ)
 
 
-def planned_bytes(*, is_efficient: bool, checkpoints: bool) -> int:
+def planned_timeline(*, is_efficient: bool, checkpoints: bool, precision: Precision = Precision.BF16) -> Timeline:
     zero = ZeroSettings(
         reduce_bucket_size=1_000_000,
         stage3_param_persistence_threshold=0,
@@ -41,13 +47,17 @@ def planned_bytes(*, is_efficient: bool, checkpoints: bool) -> int:
     )
     recipe = Recipe(
         zero_stage=3,
+        precision=precision,
         zero=zero,
         activation_checkpointing=checkpoints,
         attention=AttentionImplementation.SDPA,
         loss=LossKind.FULL,
     )
-    files = ModelFiles(id="tiny", config=LLAMA)
-    forward, backward = rehearsed_timeline(files, recipe, num_ranks=2, seq_len=8).phases[2:4]
+    return rehearsed_timeline(ModelFiles(id="tiny", config=LLAMA), recipe, num_ranks=2, seq_len=8)
+
+
+def planned_bytes(*, is_efficient: bool, checkpoints: bool) -> int:
+    forward, backward = planned_timeline(is_efficient=is_efficient, checkpoints=checkpoints).phases[2:4]
     return forward.resident.weights - backward.resident.weights
 
 
@@ -65,3 +75,17 @@ def test_plain_linears_keep_every_weight_whole_and_deepspeeds_keep_none():
 
 def test_under_checkpointing_only_the_head_stays_whole():
     assert planned_bytes(is_efficient=False, checkpoints=True) == 2 * HEAD_NUMEL
+
+
+def test_a_module_whose_input_needs_no_gradient_is_whole_until_backward_ends(whole_bytes):
+    trace = prepared_model(LLAMA, Recipe(zero_stage=3)).run(
+        Tape(), Batch(micro_batch=1, num_tokens=8), AttentionBackend(implementation="sdpa"), chunks_loss=False
+    )
+    embedding = 2 * 1000 * 128
+    assert whole_bytes["unreleased"] == micro_batch_profile(trace).unreleased_bytes == embedding
+
+
+@pytest.mark.parametrize("precision", [Precision.BF16, Precision.BF16_PURE, Precision.FP32])
+def test_a_new_engine_holds_master_weights_even_of_the_weights_own_type(whole_bytes, precision):
+    init = planned_timeline(is_efficient=True, checkpoints=True, precision=precision).phases[1]
+    assert init.resident.total == pytest.approx(whole_bytes[f"built {precision.value}"], rel=0.001)
