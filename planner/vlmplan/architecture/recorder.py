@@ -148,19 +148,15 @@ class Recorder:
             self._flush()
             self._events.append(Release(module))
 
-    def leave(self, module: Any, *, has_input_grad: bool) -> None:
-        """The backward of ``module`` is over: it is released where a gradient reaches its input.
+    def keep(self, module: Any) -> None:
+        """The backward of ``module`` is over, but no gradient reaches its input, which needs none (token ids, pixels,
+        frozen embeddings): nothing releases it before the whole backward ends.
 
-        Where the input needs none (token ids, pixels, frozen embeddings) nothing releases it before the whole backward
-        ends. Source: ``PostBackwardFunctionModule`` in deepspeed 0.19.8 ``zero/parameter_offload.py``.
+        Source: ``PostBackwardFunctionModule`` in deepspeed 0.19.8 ``zero/parameter_offload.py``.
         """
-        if has_input_grad:
-            self.release(module)
-        else:
-            weights = module.parameters_by_name.values()
-            self._sections[self._key].unreleased_bytes += sum(
-                weight.numel * weight.dtype.num_bytes for weight in weights
-            )
+        weights = module.parameters_by_name.values()
+        num_bytes = sum([weight.numel * weight.dtype.num_bytes for weight in weights])
+        self._sections[self._key].unreleased_bytes += num_bytes
 
     def end_backward(self) -> None:
         """What is freed from here on (the model's outputs) belongs to what follows backward."""

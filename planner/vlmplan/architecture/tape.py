@@ -224,7 +224,7 @@ class Tape(Recorder):
         while ready:
             node = heapq.heappop(ready)[1]
             if fetched is not None and (node.module is not fetched or node.section != self._key):
-                self.leave(fetched, has_input_grad=has_input_grad)
+                self.release(fetched) if has_input_grad else self.keep(fetched)
                 fetched = None
             if node.section != self._key:
                 self._enter(node.section)
@@ -253,7 +253,7 @@ class Tape(Recorder):
                 if target.num_pending == 0:
                     heapq.heappush(ready, (-target.sequence, target))
         if fetched is not None:
-            self.leave(fetched, has_input_grad=has_input_grad)
+            self.release(fetched) if has_input_grad else self.keep(fetched)
 
     def _receive_parameter_gradient(
         self,

@@ -46,7 +46,7 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
         dropped, kept = max(dropped, live + peak), max(kept, live + gradients + kept_peak)
         live += delta
         gradients += ready
-    unreleased = sum(trace.sections[run.key].unreleased_bytes for run in trace.schedule)
+    unreleased = sum([trace.sections[run.key].unreleased_bytes for run in trace.schedule])
     return MicroBatchProfile(forward_peak, dropped, kept, rises["batch"][2], _held_bytes(trace), unreleased)
 
 
