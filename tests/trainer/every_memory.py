@@ -6,7 +6,13 @@ python tests/trainer/every_memory.py FOLDER [WORD ...]
 
 A run is called model-method-stage-precision-optimizer-offload-micro batches. Planned is the timeline of the first rank
 as a dispatch mode sees it (``tape_probe``). What is offloaded lies in the same memory on CPU ranks, so what the plan
-has of it on the host for a rank is added: what there is in steady state, in ``init`` without what the first step makes.
+has of it on the host for a rank is added (``host_share``).
+
+What differs although the engine is as planned: attention in fp32, for which the CPU has a flash kernel and a GPU has
+not; fp16 at stage 0, whose first steps overflow and are skipped; the inside of ``isinf`` in fp16 at stage 3, which no
+dispatch mode sees; and what a reference cycle holds until Python collects it, which in a run by itself is earlier.
+Where the last reduction of stage 3 is the highest moment, gloo's reduce-scatter has a copy of its input that NCCL's has
+not.
 """
 
 import itertools
