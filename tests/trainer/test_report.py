@@ -1,4 +1,4 @@
-"""Money and float32 in what a run says of itself."""
+"""What a run says of itself: money, float32, and the highest point of its memory."""
 
 from dataclasses import replace
 
@@ -31,3 +31,35 @@ def test_float32_is_multiplied_in_tf32_where_the_planner_counts_on_it():
     assert multiplies_in_tf32(gpu_plan(fp32))
     assert not multiplies_in_tf32(gpu_plan())
     assert not multiplies_in_tf32(cpu_plan(precision=Precision.FP32))
+
+
+def steps(meter: Meter, counts: list[int], run) -> None:
+    for count in counts:
+        meter.start_step()
+        with meter.phase("forward"):
+            run(count)
+        meter.end_step()
+
+
+def test_the_highest_point_of_the_steps_that_are_followed_is_reported_on_a_cpu():
+    meter = Meter(torch.device("cpu"), num_steps=3)
+    steps(meter, [10, 30, 20, 50], lambda count: torch.zeros(count, dtype=torch.uint8))
+    assert meter.peak_allocated_bytes == 30
+    assert meter.bytes_in_progress() is None  # the fourth is not followed
+
+
+def test_a_gpu_is_followed_to_the_end_since_the_longest_samples_may_come_late(monkeypatch):
+    allocated = reserved = 0
+
+    def run(count: int) -> None:
+        nonlocal allocated, reserved
+        allocated, reserved = count, 2 * count
+
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: allocated)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: reserved)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 - reserved, 100))
+    meter = Meter(torch.device("cuda"), num_steps=3)
+    steps(meter, [10, 30, 20, 40, 15], run)
+    assert (meter.peak_allocated_bytes, meter.peak_reserved_bytes, meter.peak_device_bytes) == (40, 80, 80)

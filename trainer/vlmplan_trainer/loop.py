@@ -156,10 +156,10 @@ class Trainer:
         """Forward and backward; the micro batch's share of the loss on this rank."""
         engine, meter = self.engine, self.meter
         batch = self._sent(batch)
-        with meter.part("forward"):
+        with meter.phase("forward"):
             loss = engine.forward(batch, num_items)
         share = float(loss.detach()) / engine.loss_scale
-        with meter.part("backward"):
+        with meter.phase("backward"):
             engine.backward(loss)
             del loss
         return share

@@ -70,8 +70,8 @@ class PhaseMemory:
 class Meter:
     """Memory and seconds of the phases of a run on this rank.
 
-    ``num_steps``: optimizer steps that are followed; later ones run without the cost of following every storage. The
-    last of them is reported, when the optimizer's states exist.
+    ``num_steps``: optimizer steps that are followed on a CPU; later ones run without the cost of following every
+    storage. A GPU counts by itself, so there all are: the longest samples may come late.
     """
 
     def __init__(self, device: torch.device, *, num_steps: int = 3) -> None:
@@ -88,11 +88,11 @@ class Meter:
 
     @property
     def is_following(self) -> bool:
-        return self._steps_left > 0
+        return self._cuda is not None or self._steps_left > 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure what runs inside as the phase ``name``; a phase that comes again replaces its figures."""
+        """Measure what runs inside as the phase ``name``: of one that comes again the highest point and last end."""
         start = time.perf_counter()
         outer, self.in_progress = self.in_progress, name
         with self._mode() if self.is_following else nullcontext():
@@ -100,30 +100,19 @@ class Meter:
             yield
             if self.is_following:
                 now, peak = self._bytes()
-                self.memory[name] = PhaseMemory(now, peak)
+                before = self.memory.get(name)
+                self.memory[name] = PhaseMemory(now, peak if before is None else max(before.peak_bytes, peak))
         self.in_progress = outer
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """A phase that a step has several times (micro batches): its highest point and its last end count."""
-        before = self.memory.get(name)
-        with self.phase(name):
-            yield
-        if before is not None and self.is_following:
-            self.memory[name].peak_bytes = max(before.peak_bytes, self.memory[name].peak_bytes)
-
     def start_step(self) -> None:
-        """A new optimizer step: its forward and backward are looked at afresh."""
         self.step += 1
-        if self.is_following:
-            for name in ("forward", "backward"):
-                self.memory.pop(name, None)
 
     def end_step(self) -> None:
         self._steps_left = max(0, self._steps_left - 1)
         if self._cuda is not None:
-            self.peak_reserved_bytes = torch.cuda.max_memory_reserved(self._cuda)
+            reserved = torch.cuda.max_memory_reserved(self._cuda)
+            self.peak_reserved_bytes = max(self.peak_reserved_bytes, reserved)
             free, total = torch.cuda.mem_get_info(self._cuda)
             self.peak_device_bytes = max(self.peak_device_bytes, total - free)
 
@@ -133,7 +122,7 @@ class Meter:
 
     def bytes_in_progress(self) -> tuple[int, int] | None:
         """What tensors take now, and at most since the phase began; None on a CPU once storages are not followed."""
-        return self._bytes() if self._cuda is not None or self.is_following else None
+        return self._bytes() if self.is_following else None
 
     def count(self, model: torch.nn.Module) -> None:
         """Add the weights of a model that came into being unseen (read from files by libraries of their own)."""

@@ -52,7 +52,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--max-steps", type=int, metavar="N", help="stop there")
     add("--seed", type=int, metavar="N")
     add("--merge-adapters", action="store_true", help="also write the model with its adapters merged in")
-    add("--measured-steps", type=int, metavar="N", help="first steps whose memory is followed")
+    add("--measured-steps", type=int, metavar="N", help="first steps whose memory is followed on CPU ranks")
     add("--monitor", action="append", choices=tuple(MONITOR_PACKAGES), help="also write curves there; repeatable")
     given = vars(parser.parse_args(list(arguments)))
     return Options(**given | {"monitor": tuple(given.get("monitor", ()))})

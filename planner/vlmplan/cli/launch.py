@@ -54,7 +54,7 @@ RUN = (
     _count("--max-steps", "Stop after so many steps."),
     _count("--seed", "Of order and random weights.  [default: 0]"),
     click.option("--merge-adapters", is_flag=True, help="Also write the model with its adapters merged in."),
-    _count("--measured-steps", "First steps whose memory is followed.  [default: 3]"),
+    _count("--measured-steps", "First steps whose memory is followed on CPU ranks.  [default: 3]"),
     click.option(
         "--monitor",
         type=click.Choice(tuple(MONITOR_PACKAGES)),
