@@ -33,13 +33,18 @@ LAUNCHER_OF_A_RANK = (
     SAVING
     + """
 signal.signal(signal.SIGTERM, save), signal.signal(signal.SIGINT, save)
+heard, said = os.pipe()
 if os.fork():
     signal.signal(signal.SIGTERM, signal.SIG_DFL), signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.read(heard, 1)
     Path(sys.argv[1], "ready").write_text(str(os.getpid()))
+else:
+    os.write(said, b"!")
 """
     + NAPS
 )
-"""As DeepSpeed's: it dies of the signal at once, its rank saves first."""
+"""As DeepSpeed's: it dies of the signal at once, its rank saves first. A rank says that it runs: Python drops a signal
+that comes to a new process before it has its bearings (``_PySignal_AfterFork``)."""
 
 
 def followed(command: list[str], *, is_one_node: bool = True, **environment: str) -> tuple[int, bytes]:
