@@ -34,6 +34,16 @@ def text_of(path: Path, *, name: str, otherwise: str = "") -> str:
         raise UnavailableError(f"{name} cannot be read: {error.strerror}") from None
 
 
+def proc_bytes(path: str) -> dict[str, int]:
+    """The lines ``NAME: NUMBER kB`` of a file of Linux's /proc, in bytes; empty where there is none."""
+    try:
+        lines = Path(path).read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return {}
+    words = [line.split() for line in lines if line.endswith(" kB")]
+    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in words}
+
+
 def write_atomically(path: Path, text: str, *, force: bool = False, mode: int = READABLE) -> None:
     """Write ``text`` beside ``path`` and move it there, so that a reader sees the old file or the new one.
 

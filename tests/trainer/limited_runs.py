@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 from vlmplan.catalog import load_catalog
+from vlmplan.files import proc_bytes
 from vlmplan.launch.out_of_memory import Planner, correction_of, smallest_remedy
 from vlmplan.plan import plan_from_estimate, read_plan, write_plan
 from vlmplan.shortage import read_shortages
 from vlmplan_trainer.__main__ import main
-from vlmplan_trainer.out_of_memory import _proc_bytes
 
 LIMIT_MIB = 160
 
@@ -26,7 +26,7 @@ LIMIT_MIB = 160
 def limit(mib: int) -> None:
     """Linux counts private writable memory here, and refuses what would be more (man 2 getrlimit, RLIMIT_DATA)."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_proc_bytes("/proc/self/status")["VmData"] + mib * 2**20, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (proc_bytes("/proc/self/status")["VmData"] + mib * 2**20, hard))
 
 
 def trained(folder: Path) -> int:

@@ -5,6 +5,7 @@ and not by sample. The engine's own monitor stays off unless a ds_config.json of
 """
 
 import csv
+import io
 import os
 from collections.abc import Collection, Mapping
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.errors import InputError, MissingPackageError
+from vlmplan.files import write_atomically
 from vlmplan.training import monitor_problems
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.measure import Meter
@@ -89,6 +91,7 @@ def _cut(path: Path, last_step: int) -> bool:
     if not kept:
         path.unlink()
         return False
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([header, *kept])
+    text = io.StringIO()
+    csv.writer(text).writerows([header, *kept])
+    write_atomically(path, text.getvalue(), force=True)
     return True

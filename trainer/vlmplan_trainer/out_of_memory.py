@@ -8,11 +8,11 @@ import os
 import re
 import sys
 import traceback
-from pathlib import Path
 
 import torch
 
 from vlmplan.errors import VlmplanError
+from vlmplan.files import proc_bytes
 from vlmplan.plan import Plan
 from vlmplan.shortage import Shortage, write_shortage
 from vlmplan.training import EXIT_OUT_OF_MEMORY
@@ -93,8 +93,8 @@ def requested_bytes(message: str) -> int | None:
 def host_bytes(num_ranks: int) -> tuple[int | None, int | None]:
     """(what this process can still get, what it may have in all) of the host's memory: by the limits that are set for
     it, and as one of ``num_ranks``. None where the system does not say (only Linux does)."""
-    system = _proc_bytes("/proc/meminfo")
-    process = _proc_bytes("/proc/self/status")
+    system = proc_bytes("/proc/meminfo")
+    process = proc_bytes("/proc/self/status")
     free = [system["MemAvailable"] // num_ranks] if "MemAvailable" in system else []
     total = [system["MemTotal"] // num_ranks] if "MemTotal" in system else []
     for limit, taken in ((_limit("RLIMIT_AS"), "VmSize"), (_limit("RLIMIT_DATA"), "VmData")):
@@ -102,16 +102,6 @@ def host_bytes(num_ranks: int) -> tuple[int | None, int | None]:
             free.append(max(0, limit - process[taken]))
             total.append(limit)
     return min(free, default=None), min(total, default=None)
-
-
-def _proc_bytes(path: str) -> dict[str, int]:
-    """The lines ``NAME: NUMBER kB`` of a file of Linux's /proc."""
-    try:
-        lines = Path(path).read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return {}
-    words = [line.split() for line in lines if line.endswith(" kB")]
-    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in words}
 
 
 def _limit(name: str) -> int | None:

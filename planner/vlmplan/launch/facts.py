@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.errors import UnavailableError, VlmplanError
+from vlmplan.files import proc_bytes
 from vlmplan.launch.extensions import held_locks
 from vlmplan.machine.host import host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import NvmlMachine, read_machine
@@ -128,12 +129,7 @@ def torch_sees() -> dict[str, Any]:
 
 def available_ram_bytes() -> int | None:
     """RAM that new processes can have without swapping, from Linux's ``MemAvailable``; None elsewhere."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kib = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(kib[0]) * 1024 if kib else None
+    return proc_bytes("/proc/meminfo").get("MemAvailable")
 
 
 def free_bytes_at(folder: Path) -> int | None:

@@ -51,7 +51,7 @@ class Experts(AdaptableModule):
         weighted = ops.mul(out, selected_scores.view(num_pairs, 1))
         inverse = tape.tensor((num_pairs,), DType.INT64)
         weighted = take_rows(weighted, inverse, weighted.shape)
-        result = ops.to(_summed_per_token(weighted, num_tokens), x.dtype)
+        result = ops.to(ops.resample(weighted, num_tokens, weighted.shape[1]), x.dtype)  # view(N, k, width).sum(dim=1)
         del expert_ids, permutation, histogram_input
         return result
 
@@ -96,23 +96,6 @@ def _grouped_linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None
         grad_weight = tape.gradient(weight_shape, dtype)
         tape.matmul(flops, hbm_bytes)
     return (grad_x, grad_weight)
-
-
-def _summed_per_token(x: Tensor, num_tokens: int) -> Tensor:
-    """``x.view(N, k, width).sum(dim=1)``: saves nothing; the gradient is written out for every pair by the view."""
-    tape = x.tape
-    node = tape.node((x,), _summed_per_token_backward, meta=x.shape)
-    out = tape.tensor((num_tokens, x.shape[1]), x.dtype, node)
-    tape.move(x.num_bytes + out.num_bytes)
-    return out
-
-
-def _summed_per_token_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
-    (g,) = grads
-    assert g is not None
-    out = g.tape.tensor(node.meta, g.dtype)
-    g.tape.move(g.num_bytes + out.num_bytes)
-    return (out,)
 
 
 class TopKRouter(AdaptableModule):
