@@ -148,13 +148,14 @@ def _pattern(prefix: str, parts: Parts) -> str:
     return rf"{re.escape(prefix)}{but}(?:\..*)?"
 
 
-def quantize(model: Any, compute_dtype: torch.dtype) -> None:
+def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device) -> None:
     """Turn every Linear but the output head into bitsandbytes' ``Linear4bit`` in NF4 with double quantisation.
 
-    What ``from_pretrained`` does with weights from a file, for weights that are there already.
+    What ``from_pretrained`` does with weights from a file, for weights that are there already: each goes to ``device``
+    and is packed there.
     """
     for parent, child_name, linear in list(_linears(model)):
-        setattr(parent, child_name, _in_four_bits(linear, compute_dtype))
+        setattr(parent, child_name, _in_four_bits(linear, compute_dtype, device))
     model.is_loaded_in_4bit = model.is_quantized = True  # what peft looks at
 
 
@@ -166,7 +167,7 @@ def _linears(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
             yield model.get_submodule(parent), child_name, module
 
 
-def _in_four_bits(linear: Any, compute_dtype: torch.dtype) -> nn.Module:
+def _in_four_bits(linear: Any, compute_dtype: torch.dtype, device: torch.device) -> nn.Module:
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     weight = linear.weight.data
@@ -178,4 +179,4 @@ def _in_four_bits(linear: Any, compute_dtype: torch.dtype) -> nn.Module:
     packed = Linear4bit(columns, rows, bias=has_bias, compute_dtype=compute_dtype, device="meta", **options)
     packed.weight = Params4bit(weight, requires_grad=False, module=packed, **options)
     packed.bias = linear.bias
-    return packed.to(linear.weight.device)
+    return packed.to(device)

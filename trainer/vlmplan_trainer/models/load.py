@@ -5,7 +5,7 @@ adapters, set types; then activation checkpointing.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,23 +50,38 @@ class Source:
         return path if path.is_dir() else None
 
 
-def load_model(plan: Plan, *, random_weights: bool = False, seed: int = 0, adapter: Path | None = None) -> Loaded:
+def load_model(
+    plan: Plan,
+    *,
+    random_weights: bool = False,
+    seed: int = 0,
+    adapter: Path | None = None,
+    device: torch.device | None = None,
+    has_processor: bool = True,
+) -> Loaded:
     """The model of a plan, ready for an engine, and what makes its inputs.
 
     ``random_weights``: the plan's config.json, and no weights. ``seed`` is that of random weights and adapters; torch's
-    generator is set to it. ``adapter``: a folder with weights that the adapters start from. Under ZeRO-3 the process
-    group must stand already; no rank ever has the whole model then.
+    generator is set to it. ``adapter``: a folder with weights that the adapters start from. ``device``: where weights are quantised; a
+    card of this rank or the CPU. ``has_processor``: False where inputs come from elsewhere. Under ZeRO-3 the process group must stand already; no rank ever has the whole model then.
     Raises InputError, UnavailableError or MissingPackageError with what to do.
     """
-    recipe, source = plan.recipe, model_source(plan)
+    recipe = plan.recipe
+    source = model_source(plan) if has_processor or not random_weights else Source(name=plan.model_source)
     if recipe.method is Method.QLORA and recipe.zero_stage == 3:
         raise InputError("--method qlora does not go with --zero-stage 3; plan with stage 2, or with --method lora")
     torch.manual_seed(seed)
     with _sharding(plan), _sentences(source):
         config = _configuration(plan, source, random_weights=random_weights)
         kind = model_class(config)
-        processor = load_processor(source.name, is_vision=_is_vision(config), revision=source.revision)
-        model = _random(kind, config, recipe) if random_weights else _pretrained(kind, config, plan, source)
+        processor = None
+        if has_processor:
+            processor = load_processor(source.name, is_vision=_is_vision(config), revision=source.revision)
+        place = device or torch.device(_device(plan))
+        if random_weights:
+            model = _random(kind, config, recipe, place)
+        else:
+            model = _pretrained(kind, config, recipe, source, place)
         _without_cache(model.config)
         prepared = prepare(model, recipe)
         if adapter is not None:
@@ -133,13 +148,24 @@ def _configuration(plan: Plan, source: Source, *, random_weights: bool) -> Any:
     from transformers import AutoConfig
 
     if random_weights:
-        return configuration(dict(plan.workload.model.config))
+        values = plan.workload.model.config
+        config = configuration(dict(values))
+        _tie_as_files_do(config, values)
+        return config
     folder = source.folder
     if folder is not None and not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
         raise InputError(
             f"{folder} has no weights ({' or '.join(WEIGHT_FILES)}); give --random-weights to try it without"
         )
     return AutoConfig.from_pretrained(source.name, revision=source.revision, trust_remote_code=False)
+
+
+def _tie_as_files_do(config: Any, values: Mapping[str, Any]) -> None:
+    """Whether the head is the embedding's: files of before transformers 5 left it to the text configuration, and a
+    checkpoint with a head of its own keeps it whatever the configuration's default is now (InternVL 3)."""
+    major = str(values.get("transformers_version", "")).partition(".")[0]
+    if "tie_word_embeddings" not in values and major in ("2", "3", "4"):
+        config.tie_word_embeddings = config.get_text_config().tie_word_embeddings
 
 
 def load_base(plan: Plan) -> Any:
@@ -166,15 +192,15 @@ def _load_dtype(recipe: Recipe) -> torch.dtype:
     return torch_dtype(recipe.precision.dtype if recipe.trains_adapters else recipe.trained_dtype)
 
 
-def _random(kind: Any, config: Any, recipe: Recipe) -> Any:
+def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any:
     model = kind._from_config(config, dtype=_load_dtype(recipe), attn_implementation=recipe.attention.value)
     if recipe.method is Method.QLORA:
-        quantize(model, torch_dtype(recipe.precision.dtype))
+        quantize(model, torch_dtype(recipe.precision.dtype), device)
+        model.to(device)
     return model
 
 
-def _pretrained(kind: Any, config: Any, plan: Plan, source: Source) -> Any:
-    recipe = plan.recipe
+def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: torch.device) -> Any:
     more: dict[str, Any] = {}
     if recipe.method is Method.QLORA:
         from transformers import BitsAndBytesConfig
@@ -186,7 +212,7 @@ def _pretrained(kind: Any, config: Any, plan: Plan, source: Source) -> Any:
             bnb_4bit_compute_dtype=torch_dtype(recipe.precision.dtype),
             llm_int8_skip_modules=[_head_name(kind, config)],
         )
-        more["device_map"] = {"": _device(plan)}
+        more["device_map"] = {"": str(device)}
     return kind.from_pretrained(
         source.name,
         config=config,

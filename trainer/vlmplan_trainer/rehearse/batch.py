@@ -1,0 +1,182 @@
+"""A micro batch as the plan's samples would give it: real token ids with places for images, pixels by shape alone.
+
+What an image becomes (tokens, patches, tiles) is the planner's ``ImageShape``, which is held to transformers' own
+processors; here it is only laid out as each family's forward takes it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vlmplan.errors import InputError
+
+IGNORED_LABEL = -100
+FIRST_IMAGE = 4
+"""Tokens of text before the first image."""
+TEXT_TOKENS = 60
+"""Ids that text is made of, from 5 on, the images' own left out."""
+GRID_TYPES = ("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+TILE_TYPES = ("internvl", "ovis2")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpec:
+    """One image, in the words of ``vlmplan.architecture.images.ImageShape``."""
+
+    num_tokens: int
+    num_placeholder_tokens: int
+    num_vision_sequences: int
+    num_patch_columns: int
+    num_patch_rows: int
+    resized_width: int
+    resized_height: int
+    num_tile_columns: int = 1
+    num_tile_rows: int = 1
+    num_cross_attention_states: int = 0
+    num_unpadded_columns: int = 0
+    num_unpadded_rows: int = 0
+    has_padded_sequences: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """A micro batch of equal samples: ``num_tokens`` each, ``images_per_sample`` images of ``width`` x ``height``."""
+
+    micro_batch: int
+    num_tokens: int
+    images_per_sample: int = 0
+    image: ImageSpec | None = None
+    width: int = 0
+    height: int = 0
+
+    @property
+    def num_images(self) -> int:
+        return self.micro_batch * self.images_per_sample
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """``values``: integer tensors as they are; ``shapes``: of tensors of floats."""
+
+    values: dict[str, torch.Tensor]
+    shapes: dict[str, tuple[int, ...]]
+
+
+def micro_batch(config: Any, samples: Samples) -> MicroBatch:
+    """What the data loader hands to the loop. ``config`` is transformers' own."""
+    token = _image_token(config) if samples.image is not None else None
+    ids = _token_ids(samples, token)
+    labels = ids.clone()
+    labels[:, : ids.shape[1] // 2] = IGNORED_LABEL
+    labels[ids == token] = IGNORED_LABEL
+    values = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
+    if samples.image is None:
+        return MicroBatch(values, {})
+    make = _FAMILIES.get(config.model_type)
+    if make is None:
+        raise InputError(f"rehearse does not know how {config.model_type} takes images; give --images-per-sample 0")
+    more, shapes = make(config, samples, samples.image, ids, token)
+    return MicroBatch(values | more, shapes)
+
+
+def _image_token(config: Any) -> int:
+    for key in ("image_token_id", "image_token_index"):
+        value = getattr(config, key, None)
+        if value is not None:
+            return int(value)
+    raise InputError(f"the configuration of {config.model_type} has no image_token_id")
+
+
+def _token_ids(samples: Samples, token: int | None) -> torch.Tensor:
+    """(micro_batch, tokens): text, then every image's placeholders with the rest of its tokens as text around them."""
+    row = torch.arange(samples.num_tokens) % TEXT_TOKENS + 5
+    if token is not None:
+        row[row == token] += 1
+        assert samples.image is not None
+        place = min(FIRST_IMAGE, samples.num_tokens - samples.image.num_tokens * samples.images_per_sample)
+        for _ in range(samples.images_per_sample):
+            row[place : place + samples.image.num_placeholder_tokens] = token
+            place += samples.image.num_tokens
+    return row.repeat(samples.micro_batch, 1)
+
+
+Made = tuple[dict[str, torch.Tensor], dict[str, tuple[int, ...]]]
+
+
+def _grids(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """Patches at native resolution, one row each (Qwen2VLImageProcessor): channels x frames x side x side values."""
+    vision = config.vision_config
+    channels = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3)
+    width = channels * vision.temporal_patch_size * vision.patch_size**2
+    grid = [1, image.num_patch_rows, image.num_patch_columns]
+    values = {
+        "image_grid_thw": torch.tensor([grid] * samples.num_images),
+        "mm_token_type_ids": (ids == token).int(),
+    }
+    num_patches = image.num_patch_rows * image.num_patch_columns
+    return values, {"pixel_values": (samples.num_images * num_patches, width)}
+
+
+def _tiles(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """Square tiles (InternVL, Ovis 2)."""
+    patch = _side(config.vision_config.patch_size)
+    sides = (image.num_patch_rows * patch, image.num_patch_columns * patch)
+    if config.model_type == "ovis2":
+        _put_indicators(config, samples, image, ids)
+    return {}, {"pixel_values": (samples.num_images * image.num_vision_sequences, 3, *sides)}
+
+
+def _put_indicators(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor) -> None:
+    """Start, grid, between columns, between rows, end, as often as ``Ovis2Processor`` writes them."""
+    columns, rows = image.num_tile_columns, image.num_tile_rows
+    counts = [1, 1, rows * (columns - 1), rows - 1, 1]
+    names = config.visual_indicator_token_ids
+    tokens = [name for name, count in zip(names, counts, strict=True) for _ in range(count)]
+    tokens *= samples.images_per_sample
+    ids[:, -len(tokens) :] = torch.tensor(tokens)
+
+
+def _squares(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """One picture each, resized (LLaVA, Pixtral, Mistral 3, PaliGemma, Gemma 3)."""
+    values = {}
+    if config.vision_config.model_type == "pixtral":
+        values["image_sizes"] = torch.tensor([[image.resized_height, image.resized_width]] * samples.num_images)
+    elif config.model_type == "paligemma":
+        values["token_type_ids"] = torch.zeros_like(ids)
+        values["token_type_ids"][:, ids.shape[1] // 2 :] = 1
+    elif config.model_type == "gemma3":
+        values["token_type_ids"] = (ids == token).long()
+    return values, {"pixel_values": (samples.num_images, 3, image.resized_height, image.resized_width)}
+
+
+def _anyres(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """Tiles of the best grid and a thumbnail (LLaVA-NeXT, LLaVA-OneVision)."""
+    side = config.vision_config.image_size
+    values = {"image_sizes": torch.tensor([[samples.height, samples.width]] * samples.num_images)}
+    if config.model_type == "llava_onevision":
+        values["batch_num_images"] = torch.tensor([samples.images_per_sample] * samples.micro_batch)
+    return values, {"pixel_values": (samples.num_images, image.num_vision_sequences, 3, side, side)}
+
+
+def _idefics3(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """Tiles with a mask of their real pixels (Idefics 3, SmolVLM)."""
+    patch = _side(config.vision_config.patch_size)
+    sides = (image.num_patch_rows * patch, image.num_patch_columns * patch)
+    per_sample = samples.images_per_sample * image.num_vision_sequences
+    mask = torch.ones(samples.micro_batch, per_sample, *sides, dtype=torch.int64)
+    return {"pixel_attention_mask": mask}, {"pixel_values": (samples.micro_batch, per_sample, 3, *sides)}
+
+
+def _side(value: Any) -> int:
+    return int(value if isinstance(value, int) else value[0])
+
+
+_FAMILIES: Mapping[str, Callable[..., Made]] = {
+    **dict.fromkeys(GRID_TYPES, _grids),
+    **dict.fromkeys(TILE_TYPES, _tiles),
+    **dict.fromkeys(("gemma3", "llava", "mistral3", "paligemma"), _squares),
+    **dict.fromkeys(("llava_next", "llava_onevision"), _anyres),
+    **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
+}

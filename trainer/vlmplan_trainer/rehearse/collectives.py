@@ -1,0 +1,61 @@
+"""Messages between ranks that are not there: counted, and answered at once.
+
+Bytes are those of the larger side on this rank: what ``all_gather`` fills, what ``reduce_scatter`` reads, what
+``all_reduce`` and ``broadcast`` work on.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FakeProcessGroup
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_iter
+
+from vlmplan_trainer.rehearse.device import NAME
+
+BACKEND = "rehearsal"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """One kind of collective of one phase."""
+
+    count: int = 0
+    num_bytes: int = 0
+
+
+@dataclass
+class Collectives:
+    """What was sent, by kind."""
+
+    key: tuple[str, int] = ("", 0)
+    """Phase and step."""
+    traffic: dict[tuple[str, int, str], Traffic] = field(default_factory=dict)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [
+            {"phase": phase, "step": step, "kind": kind, "count": one.count, "num_bytes": one.num_bytes}
+            for (phase, step, kind), one in self.traffic.items()
+        ]
+
+    def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
+        kind = func._schema.name.removeprefix("c10d::").strip("_")
+        if kind != "barrier":
+            sizes = [t.numel() * t.element_size() for t in tree_iter(args) if isinstance(t, torch.Tensor)]
+            entry = self.traffic.setdefault((*self.key, kind), Traffic())
+            entry.count += 1
+            entry.num_bytes += max(sizes, default=0)
+        return func(*args, **kwargs)
+
+
+def start(rank: int, num_ranks: int, *, has_device: bool) -> None:
+    """A process group of any size, of which only this rank runs."""
+    devices = ["cpu", NAME] if has_device else ["cpu"]
+    dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=devices)
+    dist.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=num_ranks)
+
+
+def _make(common: Any, options: Any) -> Any:
+    return FakeProcessGroup._create_internal(common.group_rank, common.group_size, options)

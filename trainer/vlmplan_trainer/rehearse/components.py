@@ -1,0 +1,147 @@
+"""What a storage is for: weights, gradients, optimizer states, activations, logits, communication buffers, temporaries.
+
+What the model, DeepSpeed and the optimizer hold by name is asked of them; the rest is told by who made it and when.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlmplan_trainer.rehearse.ledger import Entry, Ledger
+
+COMPONENTS = (
+    "weights",
+    "gradients",
+    "optimizer_states",
+    "activations",
+    "logits",
+    "communication_buffers",
+    "temporaries",
+)
+ENGINE_STORES = {
+    "averaged_gradients": "gradients",
+    "grad_partitions_flat_buffer": "gradients",
+    "all_grad_tensors": "gradients",
+    "fp16_groups_flat": "weights",
+    "bit16_groups_flat": "weights",
+    "fp16_partitioned_groups_flat": "weights",
+    "fp32_partitioned_groups_flat": "optimizer_states",
+    "single_partition_of_fp32_groups": "optimizer_states",
+    "fp32_groups": "optimizer_states",
+    "ipg_buckets": "communication_buffers",
+    "grads_in_partition": "gradients",
+    "temp_grad_buffer_for_gpu_offload": "communication_buffers",
+}
+"""Attributes of DeepSpeed's optimizers (``runtime/zero/stage3.py``, ``stage_1_and_2.py``, ``fp16/unfused_optimizer.py``)."""
+GATHERING = ("all_gather", "allgather", "_fetch", "fetch_sub_module", "_alloc")
+REDUCING = ("reduce", "average", "bucket", "ipg")
+"""Parts of the names of DeepSpeed's functions that make whole weights, and that make what is sent."""
+OWN_PHASES = ("forward", "backward")
+
+
+class Owners:
+    """The storages that model and engine hold by name."""
+
+    def __init__(self, ledger: Ledger, model: torch.nn.Module, engine: Any, vocab_size: int | None) -> None:
+        self._ledger, self._model, self._engine, self._vocab_size = ledger, model, engine, vocab_size
+
+    def components(self) -> dict[int, str]:
+        """The component of every live storage by its number."""
+        known = self._known()
+        return {
+            number: known.get(number) or self._guess(entry)
+            for number, entry in self._ledger.entries.items()
+            if entry.is_on_device
+        }
+
+    def _known(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        optimizers = self._optimizers()
+        for component, tensors in (
+            ("optimizer_states", self._states(optimizers)),
+            ("gradients", (p.grad for p in self._model.parameters())),
+            ("weights", self._weights()),
+        ):
+            self._note(found, component, tensors)
+        for optimizer in optimizers:
+            for name, component in ENGINE_STORES.items():
+                self._note(found, component, tensors_in(vars(optimizer).get(name)))
+            for name, value in vars(optimizer).items():
+                if name.endswith("ipg_bucket_flat_buffer"):
+                    self._note(found, "communication_buffers", tensors_in(value))
+                elif name.endswith("param_id_to_grad_partition"):
+                    self._note(found, "gradients", tensors_in(value))
+        return found
+
+    def _weights(self) -> Iterator[Tensor | None]:
+        for parameter in self._model.parameters():
+            yield parameter
+            yield getattr(parameter, "ds_tensor", None)
+            state = getattr(parameter, "quant_state", None)
+            if state is not None:
+                yield from tensors_in(vars(state))
+        yield from self._model.buffers()
+
+    def _optimizers(self) -> list[Any]:
+        """DeepSpeed's optimizer and torch's inside it."""
+        inner = getattr(self._engine, "_optimizer", None)
+        if inner is None:
+            inner = self._engine._engine.optimizer
+        found = [inner]
+        while hasattr(found[-1], "optimizer"):
+            found.append(found[-1].optimizer)
+        return found
+
+    def _states(self, optimizers: Iterable[Any]) -> Iterator[Tensor | None]:
+        weights = {id(parameter) for parameter in self._model.parameters()}
+        for group in optimizers_groups(optimizers):
+            for parameter in group:
+                if id(parameter) not in weights:
+                    yield parameter
+        for optimizer in optimizers:
+            yield from tensors_in(dict(getattr(optimizer, "state", None) or {}))
+
+    def _note(self, found: dict[int, str], component: str, tensors: Iterable[Tensor | None]) -> None:
+        for tensor in tensors:
+            number = None if tensor is None else self._ledger.number_of(tensor.untyped_storage())
+            if number is not None:
+                found.setdefault(number, component)
+
+    def _guess(self, entry: Entry) -> str:
+        maker, phase = entry.maker, entry.phase.partition("-")[0]
+        if maker.startswith("deepspeed "):
+            function = maker.removeprefix("deepspeed ")
+            if any(part in function for part in GATHERING):
+                return "weights"
+            if any(part in function for part in REDUCING):
+                return "communication_buffers"
+        if entry.op == "workspace" or phase not in OWN_PHASES or maker.startswith("optim "):
+            return "temporaries"
+        if self._vocab_size is not None and self._vocab_size in entry.shape[-1:]:
+            return "logits"
+        return "activations"
+
+
+def optimizers_groups(optimizers: Iterable[Any]) -> Iterator[list[Tensor]]:
+    for optimizer in optimizers:
+        for group in getattr(optimizer, "param_groups", None) or ():
+            yield group["params"]
+
+
+def tensors_in(item: Any, depth: int = 4) -> Iterator[Tensor]:
+    """The tensors in nested lists, tuples, dictionaries and plain objects of DeepSpeed's."""
+    if isinstance(item, Tensor):
+        yield item
+        return
+    if depth == 0 or item is None or isinstance(item, (str, int, float)):
+        return
+    if isinstance(item, dict):
+        for value in item.values():
+            yield from tensors_in(value, depth - 1)
+    elif isinstance(item, (list, tuple, set)):
+        for value in item:
+            yield from tensors_in(value, depth - 1)
+    elif type(item).__module__.startswith(("deepspeed", "bitsandbytes")):
+        yield from tensors_in({k: v for k, v in vars(item).items() if k not in ("params", "grads")}, depth - 1)

@@ -1,0 +1,272 @@
+"""What happens to every operation of a rehearsal: torch's shape functions, and its storages into the ledger.
+
+Numbers are not computed, but small integer tensors whose values are known (token ids, grids of patches, lengths) keep
+them, so that control flow is what it would be. What is not known reads as zero: no gradient overflows, no loss is NaN.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.flop_counter import flop_registry
+
+from vlmplan_trainer.rehearse.collectives import Collectives
+from vlmplan_trainer.rehearse.kernels import KERNELS
+from vlmplan_trainer.rehearse.ledger import Ledger
+
+aten = torch.ops.aten
+VALUE = "_rehearsed_value"
+"""The attribute of a fake tensor that holds its real value."""
+KNOWN_ELEMENTS = 20_000_000
+"""Integer tensors up to this size keep their values, ..."""
+KNOWN_FLOATS = 1 << 18
+"""... and tensors of floats: an optimizer's count of its steps, what the loss tries a model with."""
+
+
+def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The real value of a tensor; None if it is not known."""
+    return getattr(tensor, VALUE, None) if isinstance(tensor, FakeTensor) else tensor
+
+
+class Rehearsal(TorchDispatchMode):
+    """Stands between the trainer and fake tensors."""
+
+    def __init__(self, fake_mode: FakeTensorMode, ledger: Ledger, maker: Callable[[], str]) -> None:
+        super().__init__()
+        self.fake_mode, self.ledger, self._maker = fake_mode, ledger, maker
+        self.collectives = Collectives()
+        self.flops = 0
+        self.num_operations = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; the guard against it would run at every operation."""
+        return False
+
+    def fake(self, real: torch.Tensor) -> torch.Tensor:
+        """A fake tensor of known value, in host memory."""
+        fake = self.fake_mode.from_tensor(real)
+        setattr(fake, VALUE, real)
+        self.ledger.note(fake, "given", self._maker)
+        return fake
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].device
+        kwargs = kwargs or {}
+        self.num_operations += 1
+        special = SPECIAL.get(func)
+        if special is not None:
+            result = special(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        if func.namespace == "c10d":
+            return self._counted(self.collectives(func, args, kwargs), func)
+        kernel = KERNELS.get(func)
+        if kernel is not None:
+            result, passing = kernel(*args, **kwargs)
+            self._count_flops(func, args, kwargs, result)
+            self._counted(result, func)
+            self.ledger.pass_through(passing)
+            return result
+        inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+        is_known = all(value_of(t) is not None for t in inputs)
+        try:
+            result = func(*args, **kwargs)
+        except (DynamicOutputShapeException, DataDependentOutputException):
+            if not is_known:
+                raise
+            return tree_map(self._fake_like(inputs), self._real(func, args, kwargs))
+        if is_known or func._schema.is_mutable:
+            self._follow(func, args, kwargs, result, is_known=is_known)
+        self._count_flops(func, args, kwargs, result)
+        return self._counted(result, func)
+
+    def _counted(self, result: Any, func: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            self.ledger.note(result, func, self._maker)
+            return result
+        for item in tree_iter(result):
+            if isinstance(item, torch.Tensor):
+                self.ledger.note(item, func, self._maker)
+        return result
+
+    def _count_flops(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=result)
+
+    # -- values --------------------------------------------------------------------------------------------------
+
+    def _real(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The operation on the values of its arguments."""
+
+        def real(item: Any) -> Any:
+            if isinstance(item, torch.Tensor):
+                return value_of(item)
+            return torch.device("cpu") if isinstance(item, torch.device) else item
+
+        args, kwargs = tree_map(real, (args, kwargs))
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+    def _fake_like(self, inputs: Sequence[torch.Tensor]) -> Callable[[Any], Any]:
+        device = next((t.device for t in inputs if t.device.type != "cpu"), torch.device("cpu"))
+
+        def fake(item: Any) -> Any:
+            if not isinstance(item, torch.Tensor):
+                return item
+            made = self.fake_mode.from_tensor(item)
+            if device.type != "cpu":
+                made = self.fake_mode.fake_tensor_converter.from_meta_and_device(
+                    self.fake_mode, torch.empty_like(item, device="meta"), device
+                )
+            setattr(made, VALUE, item)
+            self.ledger.note(made, "values", self._maker)
+            return made
+
+        return fake
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, result: Any, *, is_known: bool) -> None:
+        """Give results their values, where all inputs have theirs and the results are small; what is changed in place
+        to something unknown loses its own."""
+        outputs = [t for t in tree_iter(result) if isinstance(t, torch.Tensor)]
+        changed = _changed(func, args, kwargs) if func._schema.is_mutable else []
+        if not (is_known and _is_worth_knowing(func, outputs or changed)):
+            for tensor in changed:
+                if hasattr(tensor, VALUE):
+                    delattr(tensor, VALUE)
+            return
+        reals = [t for t in tree_iter(self._real(func, args, kwargs)) if isinstance(t, torch.Tensor)]
+        for output, real in zip(outputs, reals, strict=False):
+            setattr(output, VALUE, real)
+
+
+def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The arguments that an operation writes to."""
+    found: list[torch.Tensor] = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            item = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += [t for t in tree_iter(item) if isinstance(t, FakeTensor)]
+    return found
+
+
+def _is_worth_knowing(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    return (
+        bool(tensors)
+        and all(
+            isinstance(t, FakeTensor) and t.numel() <= (KNOWN_FLOATS if t.dtype.is_floating_point else KNOWN_ELEMENTS)
+            for t in tensors
+        )
+        and torch.Tag.nondeterministic_seeded not in func.tags
+        and "empty" not in func.name()
+    )
+
+
+Special = Callable[[Rehearsal, Any, Any, Any], Any]
+
+
+def _scalar(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    value = value_of(args[0])
+    if value is not None:
+        with unset_fake_temporarily():
+            return value.item()
+    dtype = args[0].dtype
+    return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+
+
+def _lifted(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    """``torch.tensor(numbers)``. Fake tensors keep such numbers too, and would compute with them on the device."""
+    result = func(*args, **kwargs)
+    if isinstance(result, FakeTensor) and value_of(args[0]) is not None:
+        result.constant = None
+        setattr(result, VALUE, value_of(args[0]))
+    return mode._counted(result, func)
+
+
+def _indexed(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    """Masks whose values are known become positions, so that the result has a size."""
+    indices = []
+    changed = False
+    for index in args[1]:
+        value = None if index is None else value_of(index)
+        if index is None or index.dtype != torch.bool or value is None:
+            indices.append(index)
+            continue
+        changed = True
+        with unset_fake_temporarily():
+            positions = [position.contiguous() for position in value.nonzero().unbind(1)]
+        indices.extend(mode._fake_like([index])(position) for position in positions)
+    if not changed:
+        return NotImplemented
+    return mode.__torch_dispatch__(func, (), (args[0], indices, *args[2:]), kwargs)
+
+
+def _is_zero(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    """Numbers that nobody knows, such as pixels, are taken not to be zero."""
+    if args[1] != 0 or value_of(args[0]) is not None:
+        return NotImplemented
+    result = func(*args, **kwargs)
+    with unset_fake_temporarily():
+        setattr(result, VALUE, torch.zeros((), dtype=torch.bool).expand(result.shape))
+    return mode._counted(result, func)
+
+
+def _pinned(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    """Page-locked memory is host memory; whether a tensor lies in it changes no size."""
+    return mode._counted(torch.empty_like(args[0]), func)
+
+
+def _is_pinned(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0].device.type == "cpu"
+
+
+def _summed(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    """Two gradients of one tensor: the engine adds the second to the first where nobody else has it.
+
+    ``InputBuffer::accumulate`` (``torch/csrc/autograd/input_buffer.cpp``) does not for tensor subclasses, fake ones
+    among them, which would show a tensor more than there is.
+    """
+    first, second = args[0], args[1]
+    if not isinstance(second, torch.Tensor) or torch._C._current_graph_task_id() < 0 or first.device.type == "cpu":
+        return NotImplemented
+    if first.shape != second.shape or first.dtype != second.dtype or kwargs:
+        return NotImplemented
+    if sys._getframe(2).f_code.co_name != "_engine_run_backward":
+        return NotImplemented
+    if not is_owned_by_engine(first):
+        return NotImplemented
+    return first
+
+
+def is_owned_by_engine(tensor: torch.Tensor) -> bool:
+    """Whether nobody but the engine's buffer holds a fake tensor and its storage, as ``can_accumulate_inplace`` asks."""
+    holders = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return tensor._use_count() <= TENSOR_HOLDERS and holders <= STORAGE_HOLDERS
+
+
+TENSOR_HOLDERS, STORAGE_HOLDERS = 4, 2
+"""While an operation on the engine's only copy is looked at: of the tensor the buffer, its argument and two of Python's;
+of the storage the fake tensor and the meta tensor inside it."""
+
+SPECIAL: dict[Any, Special] = {
+    aten._local_scalar_dense.default: _scalar,
+    aten.lift_fresh.default: _lifted,
+    aten.lift_fresh_copy.default: _lifted,
+    aten.index.Tensor: _indexed,
+    aten.eq.Scalar: _is_zero,
+    aten._pin_memory.default: _pinned,
+    aten.is_pinned.default: _is_pinned,
+    aten.add.Tensor: _summed,
+}

@@ -1,0 +1,112 @@
+"""Fused attention of CUDA: which kernel a GPU would take, and the memory that torch's shape functions do not tell.
+
+torch 2.13: ``aten/src/ATen/native/transformers/attention.cpp``, ``cuda/sdp_utils.cpp``, ``cuda/flash_attn/flash_api.cpp``,
+``cuda/attention_backward.cu``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+FLASH_TILE = 128
+"""``mha_bwd`` rounds the tokens of its sums up to a multiple of this."""
+FLASH_HEAD = 32
+"""... and the width of a head to a multiple of this."""
+FLASH_HEAD_LIMIT = 256
+SMALL_FLASH_HEAD_LIMIT = 224
+"""Widest head that trains where shared memory is small (8.6, 8.9, 12.x)."""
+MASK_ALIGNMENT = 8
+"""The memory-efficient kernel pads rows of a mask to a multiple of this (``preprocess_mask``)."""
+
+_libraries: list[torch.library.Library] = []
+"""Registrations last as long as these."""
+
+
+def register(capability: tuple[int, int]) -> None:
+    """``scaled_dot_product_attention`` of the device chooses as a card of this compute capability does."""
+
+    def attention(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        is_grouped = key.shape[1] != query.shape[1]
+        is_flash = runs_flash(capability, query, attn_mask)
+        if not is_flash and is_grouped:
+            return aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )[0]
+        bias = None if attn_mask is None else _bias(attn_mask, query)
+        fused = aten._scaled_dot_product_fused_attention_overrideable
+        return fused(query, key, value, bias, dropout_p, is_causal, False, scale=scale)[0]
+
+    library = torch.library.Library("aten", "IMPL")
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        library.impl("scaled_dot_product_attention", attention, key)
+    _libraries.append(library)
+
+
+def runs_flash(capability: tuple[int, int], query: Tensor, attn_mask: Tensor | None) -> bool:
+    """``can_use_flash_attention``: compute capability 8.0, 16 bits, no mask, heads that fit."""
+    is_small = capability in ((8, 6), (8, 9)) or capability[0] == 12
+    limit = SMALL_FLASH_HEAD_LIMIT if is_small else FLASH_HEAD_LIMIT
+    is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
+    return capability >= (8, 0) and is_16_bit and attn_mask is None and query.shape[-1] <= limit
+
+
+def _bias(mask: Tensor, query: Tensor) -> Tensor:
+    """``convert_boolean_attn_mask`` and ``pad_bias``."""
+    bias = mask
+    if mask.dtype == torch.bool:
+        bias = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
+    missing = -bias.shape[-1] % MASK_ALIGNMENT
+    if missing:
+        bias = torch.nn.functional.pad(bias, (0, missing))[..., : mask.shape[-1]]
+    return bias.expand(query.shape[0], query.shape[1], query.shape[2], mask.shape[-1])
+
+
+# -- kernels: (result, bytes that are taken while they run) -----------------------------------------------------------
+
+Result = tuple[Any, list[int]]
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Result:
+    batch, heads, tokens, _ = query.shape
+    out = torch.empty_like(query)
+    if value.shape[-1] != query.shape[-1]:
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+    sums = query.new_empty((batch, heads, tokens), dtype=torch.float32)
+    seed, offset = query.new_empty((2,), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
+    return (out, sums, None, None, tokens, key.shape[2], seed, offset, query.new_empty((0,))), []
+
+
+def _backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any
+) -> Result:
+    """dq, dk, dv. While it runs: dq added up in float32, a sum per row, and for grouped heads dk and dv of every head of
+    the queries."""
+    batch, heads, tokens, head_dim = query.shape
+    grads = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None)
+    rows = -(-tokens // FLASH_TILE) * FLASH_TILE
+    width = -(-head_dim // FLASH_HEAD) * FLASH_HEAD
+    passing = [4 * batch * heads * rows, 4 * batch * heads * rows * width]
+    if key.shape[1] != heads:
+        passing += [batch * key.shape[2] * heads * head_dim * query.element_size()] * 2
+    return grads, passing
+
+
+KERNELS: dict[Any, Callable[..., Result]] = {
+    aten._scaled_dot_product_fused_attention_overrideable.default: _forward,
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default: _backward,
+}

@@ -1,0 +1,115 @@
+"""Which storages are alive on the GPU and on the host, how many bytes they take, and who made them.
+
+Sizes are those that were asked for, as ``torch.cuda.max_memory_allocated`` counts them before rounding to 512 bytes;
+``events`` lets an allocator be replayed.
+"""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Maker = Callable[[], str]
+NAMED_BYTES = 1 << 20
+"""Storages from this size on are remembered with their maker: looking through the stack takes time."""
+
+
+@dataclass(slots=True)
+class Place:
+    """The storages of one memory. ``events`` are (storage, +bytes or -bytes), in order."""
+
+    live_bytes: int = 0
+    peak_bytes: int = 0
+    events: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A live storage. ``maker`` and ``op`` are empty for small ones."""
+
+    num_bytes: int
+    is_on_device: bool
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    op: str = ""
+    maker: str = ""
+    phase: str = ""
+
+
+@dataclass
+class Ledger:
+    """All live storages by number; numbers are never used twice.
+
+    ``counts_host_as_device``: ranks run on the CPU, whose memory is the device's; as ``measure.LiveStorages`` on a real
+    run, only what is made within phases is seen then.
+    """
+
+    counts_host_as_device: bool = False
+    is_in_phase: bool = False
+
+    device: Place = field(default_factory=Place)
+    host: Place = field(default_factory=Place)
+    entries: dict[int, Entry] = field(default_factory=dict)
+    phase: str = ""
+    watched_bytes: int | None = None
+    """When the device first holds so many, ``snapshot`` is taken."""
+    snapshot: Callable[[], None] | None = None
+    _numbers: dict[int, int] = field(default_factory=dict)
+    _last: int = 0
+
+    def number_of(self, storage: Any) -> int | None:
+        """The number of a storage that was noted; None for any other."""
+        return self._numbers.get(storage._cdata)
+
+    def note(self, tensor: Any, op: Any, maker: Maker) -> None:
+        """A tensor that an operation returned: its storage is new unless it is a view or was changed in place."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._numbers:
+            return
+        num_bytes = storage.nbytes()
+        kind = tensor.device.type
+        if kind == "meta" or (self.counts_host_as_device and not self.is_in_phase):
+            return
+        is_on_device = kind != "cpu" or self.counts_host_as_device
+        self._last += 1
+        number = self._numbers[key] = self._last
+        entry = self.entries[number] = Entry(num_bytes, is_on_device)
+        entry.phase = self.phase
+        if num_bytes >= NAMED_BYTES:
+            entry.shape, entry.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            entry.op, entry.maker = str(op), maker()
+        self._add(entry, number, num_bytes)
+        weakref.finalize(storage, self._forget, key, number)
+
+    def pass_through(self, sizes: Sequence[int]) -> None:
+        """Memory of the device that a kernel takes for itself while it runs."""
+        numbers = []
+        for num_bytes in sizes:
+            self._last += 1
+            numbers.append(self._last)
+            entry = self.entries[self._last] = Entry(num_bytes, True, op="workspace", phase=self.phase)
+            self._add(entry, self._last, num_bytes)
+        for number in numbers:
+            entry = self.entries.pop(number)
+            self._add(entry, number, -entry.num_bytes)
+
+    def restart_peaks(self) -> None:
+        """Look for the highest moments from here on."""
+        for place in (self.device, self.host):
+            place.peak_bytes = place.live_bytes
+
+    def _add(self, entry: Entry, number: int, num_bytes: int) -> None:
+        place = self.device if entry.is_on_device else self.host
+        place.live_bytes += num_bytes
+        place.events.append((number, num_bytes))
+        if place.live_bytes > place.peak_bytes:
+            place.peak_bytes = place.live_bytes
+            if self.watched_bytes is not None and self.device.live_bytes >= self.watched_bytes and self.snapshot:
+                self.watched_bytes = None
+                self.snapshot()
+
+    def _forget(self, key: int, number: int) -> None:
+        del self._numbers[key]
+        entry = self.entries.pop(number)
+        self._add(entry, number, -entry.num_bytes)

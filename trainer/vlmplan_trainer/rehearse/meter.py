@@ -1,0 +1,97 @@
+"""The trainer's meter on the ledger: every phase of every step by itself, and what is alive at the highest moment.
+
+Steps from the second on are alike, so that the peak of one tells when to look in the next.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from vlmplan_trainer.measure import Meter, PhaseMemory
+from vlmplan_trainer.rehearse.components import COMPONENTS, Owners
+from vlmplan_trainer.rehearse.dispatch import Rehearsal
+from vlmplan_trainer.rehearse.ledger import Ledger
+
+NUM_LARGEST = 10
+
+
+class PhaseMeter(Meter):
+    """``say`` is called with the name of every phase when it begins."""
+
+    def __init__(self, ledger: Ledger, mode: Rehearsal, *, num_steps: int, say: Callable[[str], None]) -> None:
+        super().__init__(torch.device("cpu"), num_steps=num_steps)
+        self._ledger, self._mode, self._num_steps, self._say = ledger, mode, num_steps, say
+        self.owners: Owners | None = None
+        self._phases: dict[tuple[str, int], dict[str, Any]] = {}
+        self._marks: list[tuple[int, str, int]] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        key = (name, 0 if name in ("load", "init", "save") else self.step)
+        label = name if not key[1] else f"{name} of step {key[1]}"
+        self._say(label)
+        self._ledger.phase, self._mode.collectives.key = name, key
+        self._ledger.is_in_phase = True
+        self._ledger.restart_peaks()
+        self._marks.append((len(self._ledger.device.events), name, key[1]))
+        self._watch(key)
+        start, flops = time.perf_counter(), self._mode.flops
+        self.in_progress = name
+        yield
+        self._ledger.is_in_phase = False
+        self._ledger.watched_bytes = None
+        self._note(key, seconds=time.perf_counter() - start, flops=self._mode.flops - flops)
+
+    def _watch(self, key: tuple[str, int]) -> None:
+        """In the last step: look when the peak of the step before is reached."""
+        before = self._phases.get((key[0], key[1] - 1))
+        if self.owners is None or before is None or key[1] != self._num_steps or key in self._phases:
+            return
+        self._ledger.watched_bytes = before["peak_bytes"]
+        self._ledger.snapshot = lambda: before.update(self._snapshot())
+
+    def _note(self, key: tuple[str, int], *, seconds: float, flops: int) -> None:
+        device, host = self._ledger.device, self._ledger.host
+        entry = self._phases.setdefault(
+            key, {"name": key[0], "step": key[1], "peak_bytes": 0, "host_peak_bytes": 0, "seconds": 0.0, "flops": 0}
+        )
+        entry["resident_bytes"], entry["host_resident_bytes"] = device.live_bytes, host.live_bytes
+        entry["peak_bytes"] = max(entry["peak_bytes"], device.peak_bytes)
+        entry["host_peak_bytes"] = max(entry["host_peak_bytes"], host.peak_bytes)
+        entry["seconds"] += seconds
+        entry["flops"] += flops
+        self.memory[key[0]] = PhaseMemory(device.live_bytes, device.peak_bytes)
+
+    def _snapshot(self) -> dict[str, Any]:
+        assert self.owners is not None
+        components = self.owners.components()
+        totals = dict.fromkeys(COMPONENTS, 0)
+        for number, component in components.items():
+            totals[component] += self._ledger.entries[number].num_bytes
+        largest = sorted(components, key=lambda number: -self._ledger.entries[number].num_bytes)[:NUM_LARGEST]
+        return {"components": totals, "largest": [self._line(number, components[number]) for number in largest]}
+
+    def _line(self, number: int, component: str) -> dict[str, Any]:
+        entry = self._ledger.entries[number]
+        return {
+            "num_bytes": entry.num_bytes,
+            "component": component,
+            "maker": entry.maker,
+            "operation": entry.op,
+            "shape": list(entry.shape),
+            "dtype": entry.dtype,
+            "phase": entry.phase,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """Phases in order; traffic; every allocation (+) and release (-) of the device, and where phases begin."""
+        events = self._ledger.device.events
+        return {
+            "phases": list(self._phases.values()),
+            "collectives": self._mode.collectives.as_json(),
+            "events": {"storages": [number for number, _ in events], "bytes": [size for _, size in events]},
+            "marks": [list(mark) for mark in self._marks],
+        }

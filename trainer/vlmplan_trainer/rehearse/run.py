@@ -1,0 +1,162 @@
+"""A plan's steps on fake tensors, through the trainer's own functions."""
+
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from vlmplan.plan import Plan
+from vlmplan_trainer.engines import Engine, make_engine
+from vlmplan_trainer.loop import Rates, Trainer
+from vlmplan_trainer.models.load import load_model, torch_dtype
+from vlmplan_trainer.rehearse import autocast, collectives, device, kernels, shims
+from vlmplan_trainer.rehearse.batch import Samples, micro_batch
+from vlmplan_trainer.rehearse.components import Owners
+from vlmplan_trainer.rehearse.dispatch import Rehearsal
+from vlmplan_trainer.rehearse.ledger import Ledger
+from vlmplan_trainer.rehearse.makers import Makers
+from vlmplan_trainer.rehearse.meter import PhaseMeter
+
+SCHEMA = "vlmplan.rehearsed/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is rehearsed: one rank of a plan, ``num_steps`` optimizer steps on equal samples.
+
+    ``compute_capability`` chooses attention's kernels; ``total_bytes`` is what DeepSpeed is told that a card has.
+    """
+
+    plan: Plan
+    samples: Samples
+    rank: int = 0
+    num_steps: int = 3
+    compute_capability: tuple[int, int] = (8, 0)
+    total_bytes: int = 80 * 2**30
+    saves: bool = True
+    say: Callable[[str], None] = lambda text: None
+
+
+class MicroBatches:
+    """The same micro batch again and again, each made anew in host memory as a data loader's would be."""
+
+    def __init__(self, mode: Rehearsal, config: Any, samples: Samples, count: int) -> None:
+        with _disable_current_modes():
+            self._made = micro_batch(config, samples)
+        self._mode, self._count = mode, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def set_epoch(self, epoch: int) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for _ in range(self._count):
+            batch = {name: self._mode.fake(value) for name, value in self._made.values.items()}
+            yield batch | {name: torch.empty(shape, dtype=torch.float32) for name, shape in self._made.shapes.items()}
+
+
+def rehearse(request: Request) -> dict[str, Any]:
+    """What happened, as JSON has it. Once in a process: torch and DeepSpeed are told of the device for good."""
+    start = time.perf_counter()
+    plan = request.plan
+    is_on_cpu = plan.hardware.vendor == "cpu"
+    os.environ["DS_ACCELERATOR"] = "cpu"  # what DeepSpeed finds by itself when it is imported
+    ledger, makers = Ledger(counts_host_as_device=is_on_cpu), Makers()
+    place = torch.device("cpu") if is_on_cpu else _registered(ledger, request)
+    _start_ranks(request, is_on_cpu=is_on_cpu)
+    warnings.filterwarnings("ignore")
+    torch.autograd.set_multithreading_enabled(False)
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with (
+        shims.installed(has_device=not is_on_cpu),
+        fake_mode,
+        Rehearsal(fake_mode, ledger, makers) as mode,
+    ):
+        meter = PhaseMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
+        with meter.phase("load"):
+            loaded = load_model(plan, random_weights=True, device=place, has_processor=False)
+        makers.learn(loaded.model)
+        with meter.phase("init"):
+            engine = make_engine(loaded.model, plan, device=place, weight_decay=0.0)
+        config = loaded.model.config
+        vocab_size = getattr(config.get_text_config(), "vocab_size", None)
+        meter.owners = Owners(ledger, loaded.model, engine, vocab_size)
+        _train(
+            request,
+            engine,
+            meter,
+            MicroBatches(mode, config, request.samples, request.num_steps * plan.recipe.grad_accum),
+        )
+        checkpoint_bytes = _saved(engine, meter) if request.saves else None
+    return {
+        "schema": SCHEMA,
+        "rank": request.rank,
+        "num_ranks": plan.hardware.num_gpus,
+        "num_steps": request.num_steps,
+        "seconds": time.perf_counter() - start,
+        "num_operations": mode.num_operations,
+        "checkpoint_bytes": checkpoint_bytes,
+        **meter.as_json(),
+    }
+
+
+def _registered(ledger: Ledger, request: Request) -> torch.device:
+    module = device.register(ledger)
+    autocast.register()
+    kernels.register(request.compute_capability)
+    if request.plan.ds_config is not None:
+        import deepspeed
+
+        from vlmplan_trainer.rehearse.accelerator import RehearsalAccelerator
+
+        accelerator = RehearsalAccelerator(
+            module, compute_capability=request.compute_capability, total_bytes=request.total_bytes
+        )
+        deepspeed.accelerator.set_accelerator(accelerator)
+    return torch.device(device.NAME, 0)
+
+
+def _start_ranks(request: Request, *, is_on_cpu: bool) -> None:
+    plan = request.plan
+    ranks = {"RANK": request.rank, "LOCAL_RANK": 0, "WORLD_SIZE": plan.hardware.num_gpus}
+    os.environ.update({name: str(value) for name, value in ranks.items()} | {"MASTER_ADDR": "127.0.0.1"})
+    os.environ["MASTER_PORT"] = "1"  # never opened
+    if plan.ds_config is not None:
+        import deepspeed
+
+        collectives.start(request.rank, plan.hardware.num_gpus, has_device=not is_on_cpu)
+        if is_on_cpu:
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # see engines.make.init_gloo
+        deepspeed.init_distributed(collectives.BACKEND, verbose=False)
+
+
+def _train(request: Request, engine: Engine, meter: PhaseMeter, batches: MicroBatches) -> None:
+    plan = request.plan
+    rates = Rates(peak=1e-4, num_steps=request.num_steps, warmup_fraction=0.0, schedule="constant")
+    trainer = Trainer(
+        engine,
+        meter,
+        rates,
+        grad_accum=plan.recipe.grad_accum,
+        samples_per_step=plan.samples_per_step,
+        dtype=torch_dtype(plan.recipe.precision.dtype),
+    )
+    for _ in trainer.epoch(batches):
+        pass
+
+
+def _saved(engine: Engine, meter: PhaseMeter) -> int:
+    """Bytes of this rank's files of a checkpoint."""
+    with tempfile.TemporaryDirectory() as folder, shims.counting_saved_bytes() as saved, meter.phase("save"):
+        engine.save(Path(folder) / "checkpoint", {})
+    return saved.num_bytes

@@ -1,0 +1,235 @@
+"""Everything that has to be put in the way of torch, transformers, DeepSpeed and bitsandbytes, each with its reason.
+
+A shim is one function that returns what takes it away again; ``installed`` puts all in place. tests/trainer/rehearse
+has a test for each that fails once the library does without.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from vlmplan_trainer.rehearse.autocast import forget_casts
+from vlmplan_trainer.rehearse.components import tensors_in
+from vlmplan_trainer.rehearse.device import NAME
+from vlmplan_trainer.rehearse.dispatch import VALUE, value_of
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """``owner.name`` is ``value`` while this lasts."""
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old)
+
+
+@contextmanager
+def installed(*, has_device: bool = True) -> Iterator[None]:
+    """All shims; without those of a device of its own where ranks run on the CPU."""
+    with ExitStack() as stack:
+        for shim in (*SHIMS, *(DEVICE_SHIMS if has_device else ())):
+            stack.enter_context(shim())
+        yield
+
+
+@contextmanager
+def one_kind_of_keys() -> Iterator[None]:
+    """``tensor.data = other`` is allowed between tensors of a CPU and a CUDA card, but not between those of a CPU and
+    the device here (``has_compatible_shallow_copy_type``, ``c10/core/TensorImpl.h``) unless their dispatch keys are
+    equal: so fake tensors of the host get the device's. Where a tensor is, fake tensors know for themselves, and have
+    to be told when they get other data."""
+    make = torch.Tensor._make_subclass
+    keys = torch.device(NAME, 0)
+
+    def make_with_keys(
+        kind: Any, data: Any, requires_grad: bool = False, *, device_for_backend_keys: Any = None, **kwargs: Any
+    ) -> Any:
+        if isinstance(data, FakeTensor) and not issubclass(kind, FakeTensor):
+            return _fake_of(kind, data, requires_grad)
+        return make(kind, data, requires_grad, device_for_backend_keys=device_for_backend_keys and keys, **kwargs)
+
+    def set_data(self: Any, other: Any) -> None:
+        torch.Tensor.data.__set__(self, other)
+        if isinstance(other, FakeTensor):
+            self.fake_device = other.fake_device
+            setattr(self, VALUE, value_of(other))
+
+    data = property(torch.Tensor.data.__get__, set_data)
+    with replaced(torch.Tensor, "_make_subclass", staticmethod(make_with_keys)):
+        FakeTensor.data = data  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield
+        finally:
+            del FakeTensor.data
+
+
+_fake_kinds: dict[type, type] = {}
+
+
+def _fake_of(kind: type, data: FakeTensor, requires_grad: bool) -> Any:
+    """A fake tensor that is also of ``kind``, a class of parameters such as bitsandbytes' ``Params4bit``: what
+    ``_make_subclass`` refuses to make of one."""
+    if kind not in _fake_kinds:
+        _fake_kinds[kind] = type(kind)(kind.__name__, (kind, FakeTensor), {})
+    fake = data.detach().requires_grad_(requires_grad)
+    fake.__class__ = _fake_kinds[kind]
+    return fake
+
+
+@contextmanager
+def moving_modules_in_place() -> Iterator[None]:
+    """``Module._apply`` swaps fake tensors as a whole, which fails while anything holds a weak reference to them;
+    setting ``.data`` is what it does with plain tensors."""
+
+    def apply(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        for name, parameter in self._parameters.items():
+            if parameter is None:
+                continue
+            with torch.no_grad():
+                moved = fn(parameter)
+            if isinstance(moved, torch.nn.Parameter):  # bitsandbytes returns one of its own
+                self._parameters[name] = moved
+            else:
+                parameter.data = moved
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+        return self
+
+    with replaced(torch.nn.Module, "_apply", apply):
+        yield
+
+
+@contextmanager
+def taking_fake_tensors_for_real() -> Iterator[None]:
+    """transformers takes fake tensors for a graph capture and then builds masks that a real run does not have."""
+    import transformers.utils.import_utils as utils
+
+    with replaced(utils, "is_fake_tensor", lambda tensor: False):
+        yield
+
+
+@contextmanager
+def trusting_other_ranks() -> Iterator[None]:
+    """DeepSpeed compares numbers with those of other ranks, which a process group of one real rank never gets."""
+    import deepspeed.runtime.zero.partition_parameters as parameters
+    import deepspeed.runtime.zero.partitioned_param_coordinator as coordinator
+    import deepspeed.runtime.zero.stage3 as stage3
+    import deepspeed.runtime.zero.utils as utils
+
+    with ExitStack() as stack:
+        for module in (utils, stage3, parameters, coordinator):
+            for name in dir(module):
+                if name.startswith("assert_") and name.endswith("_same_as_other_ranks"):
+                    stack.enter_context(replaced(module, name, lambda *args, **kwargs: None))
+        yield
+
+
+@contextmanager
+def listing_known_values() -> Iterator[None]:
+    """``tolist`` of a fake tensor asks for its elements one by one; where all are known they are there at once."""
+    slow = FakeTensor.tolist
+
+    def tolist(self: Any) -> Any:
+        value = value_of(self)
+        if value is None:
+            return slow(self)
+        with unset_fake_temporarily():
+            return value.tolist()
+
+    with replaced(FakeTensor, "tolist", tolist):
+        yield
+
+
+@contextmanager
+def forgetting_casts() -> Iterator[None]:
+    """``autocast`` empties torch's own cache of copies when it ends; those of the device here are ours."""
+    clear = torch.clear_autocast_cache
+
+    def clear_both() -> None:
+        clear()
+        forget_casts()
+
+    with replaced(torch, "clear_autocast_cache", clear_both):
+        yield
+
+
+@contextmanager
+def making_numbers_on_the_host() -> Iterator[None]:
+    """``torch.tensor(numbers, device=...)`` copies to the device before fake tensors come in; with this it makes a fake
+    tensor first, as fake CUDA tensors do on machines without a card (``avoid_device_init``)."""
+    old = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(old)
+
+
+@contextmanager
+def recording_no_streams() -> Iterator[None]:
+    """``record_stream`` wants a stream of torch's own kind. It keeps freed memory from other streams for a while, which
+    changes nothing in what is allocated."""
+    FakeTensor.record_stream = lambda self, stream: None  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        del FakeTensor.record_stream
+
+
+@contextmanager
+def making_tensors_of_tensors() -> Iterator[None]:
+    """``torch.tensor([tensor, ...])`` reads its elements where no fake tensor can answer."""
+    make = torch.tensor
+
+    def numbers(item: Any) -> Any:
+        if isinstance(item, (list, tuple)):
+            return [numbers(one) for one in item]
+        return item.item() if isinstance(item, FakeTensor) else item
+
+    with replaced(torch, "tensor", lambda data, *args, **kwargs: make(numbers(data), *args, **kwargs)):
+        yield
+
+
+@dataclass
+class Saved:
+    num_bytes: int = 0
+
+
+@contextmanager
+def counting_saved_bytes() -> Iterator[Saved]:
+    """``torch.save`` has no numbers to write: the bytes of the storages are counted instead, each once a file."""
+    saved = Saved()
+
+    def save(obj: Any, *args: Any, **kwargs: Any) -> None:
+        sizes: dict[int, int] = {}
+        for tensor in tensors_in(obj, depth=8):
+            storage = tensor.untyped_storage()
+            sizes[storage._cdata] = storage.nbytes()
+        saved.num_bytes += sum(sizes.values())
+
+    with replaced(torch, "save", save):
+        yield saved
+
+
+DEVICE_SHIMS = (
+    one_kind_of_keys,
+    forgetting_casts,
+    making_numbers_on_the_host,
+    recording_no_streams,
+)
+SHIMS = (
+    moving_modules_in_place,
+    taking_fake_tensors_for_real,
+    trusting_other_ranks,
+    listing_known_values,
+    making_tensors_of_tensors,
+)
