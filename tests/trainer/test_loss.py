@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from vlmplan.errors import InputError
 from vlmplan.recipe import CHUNK_ELEMENTS, chunk_tokens
 from vlmplan_trainer.cross_entropy import IGNORED, PIECES_PER_CHUNK, LogitRule, Product, chunked_cross_entropy
+from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.loss import language_loss, logit_rules, model_inputs
 from vlmplan_trainer.measure import LiveStorages
 
@@ -364,3 +365,19 @@ def test_a_padded_batch_makes_no_mask_of_tokens_squared():
             model(**{name: value for name, value in shown.items() if name != "labels"})
         sizes.append(storages.peak_bytes)
     assert sizes[0] - sizes[1] > 1024**2  # a bool for every pair of tokens, at least
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_the_logits_of_the_full_loss_live_until_backward_is_done(is_chunked):
+    module = LossModule(small_model(dtype=torch.bfloat16), is_chunked=is_chunked)
+    size = 2 * NUM_TOKENS * VOCAB_SIZE * 2
+    with LiveStorages() as storages:
+        loss = module(batch(), 10)
+        loss.backward()
+        held = [num_bytes for num_bytes in storages.sizes.values() if num_bytes == size]
+        assert len(held) == (0 if is_chunked else 1)
+        module.let_go()
+        assert size not in storages.sizes.values()
+        with torch.no_grad():
+            module(batch(), 10)  # evaluation keeps nothing
+        assert size not in storages.sizes.values()

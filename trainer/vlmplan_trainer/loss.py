@@ -37,12 +37,13 @@ def language_loss(
     is_chunked: bool,
     num_items: Tensor | int | None = None,
     chunk_tokens: int | None = None,
+    hold: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """The sum of the label tokens' losses over ``num_items``, a float32 scalar.
 
     ``batch`` is what the model's forward takes and ``labels`` (batch, tokens), those of the tokens themselves.
     ``num_items`` None: over the label tokens of this micro batch, so that the loss is their mean, and 0 without any.
-    ``chunk_tokens`` None: as the planner counts. Under DeepSpeed this has to run inside the forward of the engine's
+    ``chunk_tokens`` None: as the planner counts. ``hold`` gets the logits of the plain path. Under DeepSpeed this has to run inside the forward of the engine's
     module, whose result the loss must be: the engine prepares backward from there.
     Raises InputError for a model whose logits no rule here describes.
     """
@@ -50,7 +51,10 @@ def language_loss(
     labels = pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:].reshape(-1)
     if num_items is None:
         num_items = (labels != IGNORED).sum().clamp(min=1)
-    total = _chunked_sum(model, inputs, labels, chunk_tokens) if is_chunked else _plain_sum(model, inputs, labels)
+    if is_chunked:
+        total = _chunked_sum(model, inputs, labels, chunk_tokens)
+    else:
+        total = _plain_sum(model, inputs, labels, hold)
     return total / num_items
 
 
@@ -65,10 +69,14 @@ def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in batch.items() if name not in needless}
 
 
-def _plain_sum(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor) -> Tensor:
+def _plain_sum(
+    model: nn.Module, inputs: Mapping[str, Any], labels: Tensor, hold: Callable[[Tensor], None] | None
+) -> Tensor:
     """transformers' ``ForCausalLMLoss``, also of models that would take a mean of their own."""
-    logits = model(**inputs).logits.float()
-    return cross_entropy(logits.flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
+    logits = model(**inputs).logits
+    if hold is not None:
+        hold(logits.detach())
+    return cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
 
 
 def _chunked_sum(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor, chunk_tokens: int | None) -> Tensor:

@@ -1,9 +1,9 @@
 """The output head and the loss: where the vocabulary-wide tensors live.
 
 ``full`` is the plain Hugging Face path (``ForCausalLMLoss``): 16-bit logits, a float32 copy, its log-softmax, and in
-backward two float32 gradients and their 16-bit cast. The logits are in the model's outputs, which a training loop of
-one's own (``outputs = model(**batch)``) holds through backward. The bundled trainer runs the same operations and lets
-go of the outputs when it has the loss, so that it stays that much below the plan: 2 bytes x tokens x vocabulary.
+backward two float32 gradients and their 16-bit cast. The logits are in the model's outputs, which a training loop
+(``outputs = model(**batch)``) holds through backward: 2 bytes x tokens x vocabulary. The bundled trainer does the same
+(``LossModule``).
 
 ``chunked`` computes loss and gradients chunk by chunk in the forward, so that no more than one chunk of logits exists
 (the trainer's ``cross_entropy.py``).

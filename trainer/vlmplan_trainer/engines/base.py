@@ -23,15 +23,28 @@ class StepResult:
 
 
 class LossModule(nn.Module):
-    """The model with its loss inside, so that an engine's forward hooks see all of it."""
+    """The model with its loss inside, so that an engine's forward hooks see all of it.
+
+    With the full loss the logits live until ``let_go``, which engines call after backward: that is the plain Hugging
+    Face path, ``outputs = model(**batch); outputs.loss.backward()``, which ``--loss full`` stands for.
+    """
 
     def __init__(self, model: nn.Module, *, is_chunked: bool) -> None:
         super().__init__()
         self.model, self.is_chunked = model, is_chunked
+        self._logits: Tensor | None = None
 
     def forward(self, batch: Mapping[str, Tensor], num_items: Tensor | int | None = None) -> Tensor:
         """The sum of the label tokens' losses over ``num_items``."""
-        return language_loss(self.model, dict(batch), is_chunked=self.is_chunked, num_items=num_items)
+        hold = self._hold if torch.is_grad_enabled() else None
+        return language_loss(self.model, dict(batch), is_chunked=self.is_chunked, num_items=num_items, hold=hold)
+
+    def _hold(self, logits: Tensor) -> None:
+        self._logits = logits
+
+    def let_go(self) -> None:
+        """Backward is done."""
+        self._logits = None
 
 
 class Engine(Protocol):

@@ -21,6 +21,7 @@ from vlmplan_trainer.rehearse import autocast, collectives, device, kernels, shi
 from vlmplan_trainer.rehearse.batch import Samples, micro_batch
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
+from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.rehearse.makers import Makers
 from vlmplan_trainer.rehearse.meter import PhaseMeter
@@ -79,6 +80,7 @@ def rehearse(request: Request) -> dict[str, Any]:
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with (
         shims.installed(has_device=not is_on_cpu),
+        flash_attention_from_torch() if not is_on_cpu else nullcontext(),
         fake_mode,
         Rehearsal(fake_mode, ledger, makers) as mode,
     ):
