@@ -85,7 +85,7 @@ class RehearsalAccelerator(CUDA_Accelerator):
     # -- memory --------------------------------------------------------------------------------------------------
 
     def empty_cache(self) -> None:
-        pass
+        self._module.empty_cache()
 
     def memory_allocated(self, device_index: int | None = None) -> int:
         return self._module.memory_allocated()

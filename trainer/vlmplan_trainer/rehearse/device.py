@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from vlmplan_trainer.rehearse.ledger import Ledger
+from vlmplan_trainer.rehearse.ledger import CACHE_EMPTIED, Ledger
 
 NAME = "gpu"
 
@@ -127,7 +127,7 @@ class DeviceModule:
         return self.ledger.device.peak_bytes
 
     def empty_cache(self) -> None:
-        pass
+        self.ledger.device.events.append(CACHE_EMPTIED)
 
 
 def register(ledger: Ledger) -> DeviceModule:

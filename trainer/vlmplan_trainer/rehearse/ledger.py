@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Maker = Callable[[], str]
+CACHE_EMPTIED = (0, 0)
+"""The event of a cache that is emptied: no storage has the number 0."""
 NAMED_BYTES = 1 << 20
 """Storages from this size on are remembered with their maker: looking through the stack takes time."""
 

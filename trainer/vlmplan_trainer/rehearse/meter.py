@@ -13,7 +13,8 @@ import torch
 from vlmplan_trainer.measure import Meter, PhaseMemory
 from vlmplan_trainer.rehearse.components import COMPONENTS, Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
-from vlmplan_trainer.rehearse.ledger import Ledger
+from vlmplan_trainer.rehearse.ledger import NAMED_BYTES, Ledger
+from vlmplan_trainer.rehearse.unwatched import component_of, live_at_peaks
 
 NUM_LARGEST = 10
 
@@ -26,7 +27,11 @@ class PhaseMeter(Meter):
         self._ledger, self._mode, self._num_steps, self._say = ledger, mode, num_steps, say
         self.owners: Owners | None = None
         self._phases: dict[tuple[str, int], dict[str, Any]] = {}
-        self._marks: list[tuple[int, str, int]] = []
+        self._marks: list[list[Any]] = []
+        """First event, name and step of each phase, and the event after its last."""
+        self._known: dict[int, str] = {}
+        """The component of each storage that was alive when somebody looked."""
+        self._lines: dict[int, dict[str, Any]] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -36,13 +41,15 @@ class PhaseMeter(Meter):
         self._ledger.phase, self._mode.collectives.key = name, key
         self._ledger.is_in_phase = True
         self._ledger.restart_peaks()
-        self._marks.append((len(self._ledger.device.events), name, key[1]))
+        mark = [len(self._ledger.device.events), name, key[1]]
+        self._marks.append(mark)
         self._watch(key)
         start, flops = time.perf_counter(), self._mode.flops
         self.in_progress = name
         yield
         self._ledger.is_in_phase = False
         self._ledger.watched_bytes = None
+        mark.append(len(self._ledger.device.events))
         self._note(key, seconds=time.perf_counter() - start, flops=self._mode.flops - flops)
 
     def _watch(self, key: tuple[str, int]) -> None:
@@ -68,11 +75,24 @@ class PhaseMeter(Meter):
     def _snapshot(self) -> dict[str, Any]:
         assert self.owners is not None
         components = self.owners.components()
+        entries = self._ledger.entries
+        self._known |= components
+        self._lines |= {n: self._line(n, name) for n, name in components.items() if entries[n].num_bytes >= NAMED_BYTES}
+        return self._summary({number: entries[number].num_bytes for number in components}, "")
+
+    def _summary(self, live: dict[int, int], phase: str) -> dict[str, Any]:
+        """Bytes of the live storages by component, and the largest of them."""
         totals = dict.fromkeys(COMPONENTS, 0)
-        for number, component in components.items():
-            totals[component] += self._ledger.entries[number].num_bytes
-        largest = sorted(components, key=lambda number: -self._ledger.entries[number].num_bytes)[:NUM_LARGEST]
-        return {"components": totals, "largest": [self._line(number, components[number]) for number in largest]}
+        for number, num_bytes in live.items():
+            totals[component_of(number, phase, self._known)] += num_bytes
+        largest = sorted(live, key=lambda number: -live[number])[:NUM_LARGEST]
+        nameless = {"maker": "", "operation": "", "shape": [], "dtype": "", "phase": phase}
+        lines = [
+            self._lines.get(number)
+            or {"num_bytes": live[number], "component": component_of(number, phase, self._known)} | nameless
+            for number in largest
+        ]
+        return {"components": totals, "largest": lines}
 
     def _line(self, number: int, component: str) -> dict[str, Any]:
         entry = self._ledger.entries[number]
@@ -89,9 +109,12 @@ class PhaseMeter(Meter):
     def as_json(self) -> dict[str, Any]:
         """Phases in order; traffic; every allocation (+) and release (-) of the device, and where phases begin."""
         events = self._ledger.device.events
+        unwatched = [key for key, entry in self._phases.items() if "components" not in entry]
+        for key, live in live_at_peaks(events, self._marks, unwatched).items():
+            self._phases[key] |= self._summary(live, key[0])
         return {
             "phases": list(self._phases.values()),
             "collectives": self._mode.collectives.as_json(),
             "events": {"storages": [number for number, _ in events], "bytes": [size for _, size in events]},
-            "marks": [list(mark) for mark in self._marks],
+            "marks": self._marks,
         }

@@ -1,0 +1,58 @@
+"""What is alive at the peaks that nobody looked at while they were there: of load, init, save and the first step.
+
+The trace says which storages; what they are for is known of those that a later moment still holds. The others were
+gone by then: of forward and backward, activations; elsewhere, temporaries.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from vlmplan_trainer.rehearse.components import OWN_PHASES
+
+Key = tuple[str, int]
+"""Phase and step."""
+Live = dict[int, int]
+"""Bytes of storages by number."""
+
+
+def live_at_peaks(
+    events: Sequence[tuple[int, int]], marks: Iterable[Sequence], wanted: Iterable[Key]
+) -> dict[Key, Live]:
+    """The live storages at the highest moment of each wanted phase. ``marks``: (first event, name, step, last + 1)."""
+    places = _peak_places(events, marks)
+    keys_at: dict[int, list[Key]] = {}
+    for key in wanted:
+        if key in places:
+            keys_at.setdefault(places[key], []).append(key)
+    found: dict[Key, Live] = {}
+    live: Live = {}
+    for index in range(len(events) + 1):
+        for key in keys_at.get(index, ()):
+            found[key] = dict(live)
+        if index < len(events):
+            number, num_bytes = events[index]
+            if num_bytes > 0:
+                live[number] = num_bytes
+            elif num_bytes < 0:
+                del live[number]
+    return found
+
+
+def _peak_places(events: Sequence[tuple[int, int]], marks: Iterable[Sequence]) -> dict[Key, int]:
+    """How many events happened before the highest moment of each phase; phases may come several times in a step."""
+    places: dict[Key, int] = {}
+    peaks: dict[Key, int] = {}
+    total = reached = 0
+    for begin, name, step, end in marks:
+        total += sum(num_bytes for _, num_bytes in events[reached:begin])
+        key = (name, step)
+        for index in range(begin, end + 1):
+            if total > peaks.get(key, -1):
+                peaks[key], places[key] = total, index
+            if index < end:
+                total += events[index][1]
+        reached = end
+    return places
+
+
+def component_of(number: int, phase: str, known: Mapping[int, str]) -> str:
+    return known.get(number) or ("activations" if phase in OWN_PHASES else "temporaries")
