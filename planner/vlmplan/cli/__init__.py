@@ -15,6 +15,7 @@ from vlmplan.errors import VlmplanError
 COMMANDS: dict[str, tuple[str, str]] = {
     "recommend": ("vlmplan.cli.recommend", "Find the cheapest hardware and setup that trains a model."),
     "estimate": ("vlmplan.cli.estimate", "Memory, time and cost of one setup on one kind of GPU."),
+    "rehearse": ("vlmplan.cli.rehearse", "The real step on tensors without data: exact bytes, no GPU needed."),
     "launch": ("vlmplan.cli.launch", "Train what a plan says, or what these options plan for this machine."),
     "gpus": ("vlmplan.cli.gpus", "List known GPUs and prices, or detect those of this machine."),
     "models": ("vlmplan.cli.models", "List known models with parameters and image tokens."),

@@ -1,0 +1,149 @@
+"""``vlmplan rehearse``: the real step of one rank on tensors without data, beside its estimate."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+from vlmplan.errors import InputError
+
+if TYPE_CHECKING:
+    from vlmplan.estimate import Estimate
+    from vlmplan.plan import Plan
+    from vlmplan.rehearsal import Comparison
+
+EXIT_DOES_NOT_FIT = 3
+PLAN = click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="A plan.json; or give options of estimate.")
+MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
+OUTPUT = (
+    click.option("--rank", type=int, metavar="N", help="Whose GPU.  [default: the fullest]"),
+    click.option("--steps", type=int, metavar="N", help="Optimizer steps, 3 or more.  [default: 3]"),
+    click.option("--html", type=FILE, metavar="FILE", help="Write memory over time and the tables as a page."),
+    click.option("--svg", type=FILE, metavar="FILE", help="Write memory over time as a picture."),
+    click.option("--trace", type=FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev."),
+    click.option("--force", is_flag=True, help="Overwrite these files."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is written beside what is printed."""
+
+    html: Path | None
+    svg: Path | None
+    trace: Path | None
+    force: bool
+
+    def check(self) -> None:
+        """Raise InputError where a file would be overwritten, or written twice."""
+        from vlmplan.files import refuse_existing
+
+        paths = [path for path in (self.html, self.svg, self.trace) if path is not None]
+        refuse_existing(paths, force=self.force)
+        if len({path.absolute() for path in paths}) < len(paths):
+            raise InputError("--html, --svg and --trace need a file each; two of them name the same one")
+
+    def write(self, found: "Comparison") -> None:
+        from vlmplan.files import write_atomically
+        from vlmplan.rehearsal.perfetto import trace_text
+        from vlmplan.render.plot import html_text, svg_text
+
+        texts: tuple[tuple[Path | None, Callable[[Comparison], str]], ...] = (
+            (self.html, html_text),
+            (self.svg, svg_text),
+            (self.trace, trace_text),
+        )
+        for path, text in texts:
+            if path is not None:
+                write_atomically(path, text(found), force=self.force)
+
+
+@click.command()
+@options(PLAN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, OUTPUT, CATALOG, JSON)
+@click.pass_context
+def rehearse(
+    ctx: click.Context,
+    *,
+    plan_file: Path | None,
+    rank: int | None,
+    steps: int | None,
+    html: Path | None,
+    svg: Path | None,
+    trace: Path | None,
+    force: bool,
+    as_json: bool,
+    catalog_files: tuple[Path, ...],
+    **given: Any,
+) -> int:
+    """Run the real training step of one rank on tensors without data: exact bytes, no GPU and no weights needed.
+
+    Model, adapters, loss, optimizer and DeepSpeed are those of launch. Exit code 0 if it fits, 3 if it does not.
+    """
+    from vlmplan.memory.device import Verdict
+
+    files = Files(html, svg, trace, force)
+    files.check()
+    plan, estimate, notes = _planned(ctx, plan_file, given, catalog_files)
+    found = rehearsed(plan, estimate, rank=rank, num_steps=steps)
+    files.write(found)
+    if as_json:
+        from vlmplan.rehearsal.document import document
+
+        described = document(found)
+        described["notes"] += notes
+        click.echo(json.dumps(described, indent=2))
+    else:
+        from vlmplan.render.rehearsal import print_rehearsal
+
+        print_rehearsal(found, notes)
+    return EXIT_DOES_NOT_FIT if found.verdict is Verdict.DOES_NOT_FIT else 0
+
+
+def rehearsed(
+    plan: "Plan", estimate: "Estimate", *, rank: int | None = None, num_steps: int | None = None
+) -> "Comparison":
+    """The rehearsal of a plan beside its estimate, with a bar on the terminal meanwhile."""
+    from vlmplan.rehearsal import rehearse as run
+    from vlmplan.rehearsal.request import num_phases
+    from vlmplan.render.progress import rehearsal_progress
+
+    with rehearsal_progress(num_phases(plan, num_steps)) as say:
+        return run(plan, estimate, rank=rank, num_steps=num_steps, say=say)
+
+
+def _planned(
+    ctx: click.Context, plan_file: Path | None, given: dict[str, Any], catalog_files: tuple[Path, ...]
+) -> "tuple[Plan, Estimate, list[str]]":
+    """The plan of the file or of the options, its estimate, and sentences about the hardware."""
+    from vlmplan.plan import plan_from_estimate, read_plan
+    from vlmplan.request import ds_config_of
+
+    if plan_file is None:
+        from vlmplan.cli.estimate import requested_estimate
+
+        if given["model"] is None:
+            raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
+        estimate, notes = requested_estimate(given, catalog_files)
+        return plan_from_estimate(estimate, base=ds_config_of(given)), estimate, notes
+    extra = sorted("--" + name.replace("_", "-") for name, value in given.items() if value is not None)
+    if extra:
+        raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
+    plan = read_plan(plan_file)
+    return plan, _estimate_of(plan, catalog_files), []
+
+
+def _estimate_of(plan: "Plan", catalog_files: tuple[Path, ...]) -> "Estimate":
+    """What this version says of a plan. Raises UnavailableError where its hardware is not known here."""
+    from vlmplan.catalog import load_catalog
+    from vlmplan.estimate import estimate
+    from vlmplan.launch.plan_options import gpu_of
+    from vlmplan.request import requested_cluster
+
+    catalog = load_catalog(catalog_files)
+    options = {"gpu": gpu_of(plan, catalog), "num_nodes": plan.hardware.num_nodes}
+    cluster, _ = requested_cluster(options, catalog)
+    return estimate(plan.workload, plan.recipe, cluster)

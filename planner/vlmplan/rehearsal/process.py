@@ -1,0 +1,111 @@
+"""The process that rehearses: ``python -m vlmplan_trainer.rehearse`` with this interpreter.
+
+The request goes to its standard input, the answer comes from its standard output; on standard error it names each
+phase as it begins, among whatever the libraries print.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Thread
+from typing import IO, Any
+
+from vlmplan.errors import InputError, MissingPackageError, UnavailableError
+from vlmplan.json_reader import JsonObject, parse_json_object
+from vlmplan.launch.facts import installed_version
+from vlmplan.launch.preflight import INSTALL, needed_packages
+from vlmplan.plan import Plan
+from vlmplan.rehearsal.result import Rehearsed, rehearsed_from_json
+
+COMMAND = ("-m", "vlmplan_trainer.rehearse")
+SOURCE = "the rehearsal's answer"
+PHASE = "PHASE "
+KEPT_LINES = 50
+"""Of what the process printed last, to find its error in."""
+LONGEST_ERROR = 300
+
+
+def run_rehearsal(request: dict[str, Any], plan: Plan, *, say: Callable[[str], None]) -> Rehearsed:
+    """What happened in a rehearsal of ``plan``.
+
+    Raises MissingPackageError where the trainer's packages are not installed, InputError for what cannot be rehearsed,
+    UnavailableError where the process dies.
+    """
+    missing = [name for name in needed_packages(plan) if installed_version(name) is None]
+    if missing:
+        raise MissingPackageError(
+            f"a rehearsal runs the trainer, which needs {', '.join(missing)}, not installed here: {INSTALL}"
+        )
+    answer = JsonObject(_answer([sys.executable, *COMMAND], json.dumps(request), say), source=SOURCE)
+    if "error" in answer:
+        raise InputError(f"this plan cannot be rehearsed: {answer.text('error')}")
+    return rehearsed_from_json(answer)
+
+
+def _answer(command: Sequence[str], request: str, say: Callable[[str], None]) -> dict[str, Any]:
+    """The JSON object that ``command`` prints. However this ends, the process has ended too."""
+    try:
+        process = subprocess.Popen(  # noqa: S603 - this interpreter, a list of words
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C comes here alone
+        )
+    except OSError as error:
+        raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from None
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    report = _Report(say)
+    reader = Thread(target=report.read, args=(process.stderr,), daemon=True)
+    reader.start()
+    try:
+        with suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(request)
+        text = process.stdout.read()
+        code = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+        process.stdout.close()
+        process.stderr.close()
+    if code or not text:
+        raise UnavailableError(f"the rehearsal ended {report.place}: {report.reason(code)}")
+    return parse_json_object(text, source=SOURCE)
+
+
+class _Report:
+    """What the process says on standard error."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._phase = ""
+        self._lines: list[str] = []
+
+    def read(self, stream: IO[str]) -> None:
+        for line in stream:
+            if line.startswith(PHASE):
+                self._phase = line.removeprefix(PHASE).strip()
+                self._say(self._phase)
+            elif line.strip():
+                self._lines = [*self._lines[1 - KEPT_LINES :], line.rstrip()]
+
+    @property
+    def place(self) -> str:
+        return f"in {self._phase}" if self._phase else "before it began"
+
+    def reason(self, code: int) -> str:
+        """The last error that it printed; without one, how it ended."""
+        if code == -signal.SIGKILL:
+            return "it was killed, as the system does when the host's memory runs out"
+        errors = [line.strip() for line in self._lines if not line[0].isspace()]
+        last = next((line for line in reversed(errors) if "Error" in line), errors[-1] if errors else "")
+        return last[:LONGEST_ERROR] or (f"it got signal {-code}" if code < 0 else f"its exit code is {code}")

@@ -1,0 +1,59 @@
+"""What is asked of ``python -m vlmplan_trainer.rehearse``: the plan, samples as the estimate counts them, the rank."""
+
+from dataclasses import asdict
+from typing import Any
+
+from vlmplan.errors import InputError
+from vlmplan.estimate import Estimate, Estimator, sample_image
+from vlmplan.memory.parameters import fullest_rank
+from vlmplan.plan import Plan
+
+PARTITIONED_STAGES = (1, 2)
+"""ZeRO stages under which the ranks' gradient buffers differ in size."""
+LEAST_STEPS = 3
+"""The first step, one whose peaks are known, and one in which they are looked at when they come again."""
+AMPERE = (8, 0)
+"""Whose attention is taken where the compute capability of a card is not known, as in ``Estimator.backend``."""
+
+
+def fullest_rank_of(estimate: Estimate) -> int:
+    """The rank that the estimate is of."""
+    if estimate.recipe.zero_stage not in PARTITIONED_STAGES:
+        return 0
+    return fullest_rank(Estimator(estimate.workload, estimate.recipe).table, estimate.cluster.num_gpus)
+
+
+def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | None = None) -> dict[str, Any]:
+    """The request for one rank. Raises InputError if there is no such rank, or for fewer than three steps."""
+    num_ranks = plan.hardware.num_gpus
+    if not 0 <= rank < num_ranks:
+        allowed = "0" if num_ranks == 1 else f"0 to {num_ranks - 1}"
+        raise InputError(f"--rank is {rank}; the plan's ranks are {allowed}")
+    if num_steps is not None and num_steps < LEAST_STEPS:
+        raise InputError(
+            f"--steps is {num_steps}; {LEAST_STEPS} or more are needed: the first differs from the later ones, and "
+            f"what is alive at a peak is looked at when it comes a second time"
+        )
+    workload, gpu = plan.workload, estimate.cluster.node.gpu
+    image = sample_image(workload)
+    request: dict[str, Any] = {
+        "plan": plan.as_json(),
+        "samples": {
+            "micro_batch": plan.recipe.micro_batch,
+            "num_tokens": workload.seq_len,
+            "images_per_sample": workload.images_per_sample,
+            "image": None if image is None else asdict(image),
+            "width": workload.image_width,
+            "height": workload.image_height,
+        },
+        "rank": rank,
+        "compute_capability": list(gpu.compute_capability or AMPERE),
+        "total_bytes": gpu.usable_bytes,
+    }
+    return request if num_steps is None else request | {"num_steps": num_steps}
+
+
+def num_phases(plan: Plan, num_steps: int | None) -> int:
+    """Phases that the process will name: load, init, those of every step, save."""
+    per_step = 2 * plan.recipe.grad_accum + 1
+    return 3 + per_step * (num_steps or LEAST_STEPS)

@@ -1,0 +1,181 @@
+"""What a rehearsal saw: the answer of ``vlmplan_trainer.rehearse`` (schema ``vlmplan.rehearsed/1``). Bytes are of one
+rank, as tensors ask for them; workspaces of libraries are not among them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, cast
+
+from vlmplan.json_reader import JsonObject
+from vlmplan.memory.components import Components
+
+SCHEMA = "vlmplan.rehearsed/1"
+CACHE_EMPTIED = (0, 0)
+"""The event of a cache that is emptied."""
+STEP_PHASES = ("forward", "backward", "step")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """A storage that was alive at a peak. ``maker`` is a module, a function of a library or an autograd node; it is
+    empty for small storages and for those that nobody looked at in time."""
+
+    num_bytes: int
+    component: str
+    maker: str
+    operation: str
+    shape: tuple[int, ...]
+    dtype: str
+    phase: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self)} | {"shape": list(self.shape)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsedPhase:
+    """One phase; ``step`` is 0 for load, init and save. ``components`` and ``largest`` are of the highest moment."""
+
+    name: str
+    step: int
+    resident_bytes: int
+    peak_bytes: int
+    host_resident_bytes: int
+    host_peak_bytes: int
+    seconds: float
+    flops: int
+    components: Components
+    largest: tuple[Allocation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Collectives of one kind in one phase."""
+
+    phase: str
+    step: int
+    kind: str
+    count: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A phase's events: from ``begin`` up to, not including, ``end``. A phase comes as often as there are micro
+    batches."""
+
+    begin: int
+    name: str
+    step: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """``events`` are (storage, +bytes or -bytes) of the device in order, ``CACHE_EMPTIED`` among them."""
+
+    rank: int
+    num_ranks: int
+    num_steps: int
+    seconds: float
+    num_operations: int
+    checkpoint_bytes: int | None
+    phases: tuple[RehearsedPhase, ...]
+    messages: tuple[Messages, ...]
+    events: Sequence[tuple[int, int]] = field(repr=False)
+    marks: tuple[Mark, ...]
+
+    @property
+    def last_phases(self) -> list[RehearsedPhase]:
+        """The phases of a run in order, those of its last step for all steps but the first."""
+        return [phase for phase in self.phases if phase.step in (0, self.num_steps)]
+
+    def first(self, name: str) -> RehearsedPhase | None:
+        """The phase of that name in the first step; None for those outside of steps."""
+        return next((phase for phase in self.phases if (phase.name, phase.step) == (name, 1)), None)
+
+    @property
+    def flops_per_step(self) -> int:
+        return sum(phase.flops for phase in self.phases if phase.step == self.num_steps)
+
+    @property
+    def step_messages(self) -> list[Messages]:
+        """Those of the last step."""
+        return [one for one in self.messages if one.step == self.num_steps]
+
+    @property
+    def host_peak_bytes(self) -> int:
+        return max(phase.host_peak_bytes for phase in self.phases)
+
+
+def rehearsed_from_json(answer: JsonObject) -> Rehearsed:
+    """The inverse of what ``vlmplan_trainer.rehearse`` writes. Raises InputError for anything else."""
+    if answer.raw("schema") != SCHEMA:
+        answer.refuse("schema", SCHEMA)
+    events = _events(answer.object("events"))
+    return Rehearsed(
+        rank=answer.count("rank"),
+        num_ranks=answer.count("num_ranks", least=1),
+        num_steps=answer.count("num_steps", least=1),
+        seconds=answer.number("seconds"),
+        num_operations=answer.count("num_operations"),
+        checkpoint_bytes=answer.maybe("checkpoint_bytes", answer.count),
+        phases=tuple(_phase(phase) for phase in answer.objects("phases")),
+        messages=tuple(_messages(one) for one in answer.objects("collectives")),
+        events=events,
+        marks=_marks(answer, len(events)),
+    )
+
+
+def _phase(section: JsonObject) -> RehearsedPhase:
+    components = section.object("components")
+    counts = ("step", "resident_bytes", "peak_bytes", "host_resident_bytes", "host_peak_bytes", "flops")
+    return RehearsedPhase(
+        name=section.text("name"),
+        seconds=section.number("seconds"),
+        components=Components(**{name: components.count(name) for name in components.values}),
+        largest=tuple(_allocation(one) for one in section.objects("largest")),
+        **{name: section.count(name) for name in counts},
+    )
+
+
+def _allocation(section: JsonObject) -> Allocation:
+    shape = section.raw("shape")
+    if not _are_counts(shape):
+        section.refuse("shape", "a list of whole numbers")
+    texts = ("component", "maker", "operation", "dtype", "phase")
+    return Allocation(
+        num_bytes=section.count("num_bytes"),
+        shape=tuple(shape),
+        **{name: section.text(name) for name in texts},
+    )
+
+
+def _messages(section: JsonObject) -> Messages:
+    return Messages(
+        phase=section.text("phase"),
+        kind=section.text("kind"),
+        **{name: section.count(name) for name in ("step", "count", "num_bytes")},
+    )
+
+
+def _events(section: JsonObject) -> list[tuple[int, int]]:
+    storages, sizes = section.raw("storages"), section.raw("bytes")
+    if not _are_counts(storages):
+        section.refuse("storages", "a list of whole numbers")
+    if not _are_counts(sizes) or len(sizes) != len(storages):
+        section.refuse("bytes", f"a list of {len(storages)} whole numbers")
+    return list(zip(storages, sizes, strict=True))
+
+
+def _marks(answer: JsonObject, num_events: int) -> tuple[Mark, ...]:
+    marks: list[Mark] = []
+    for begin, name, step, end in answer.raw("marks"):
+        if not 0 <= begin <= end <= num_events:
+            answer.complain("marks", f"every phase lies within the {num_events} events")
+        marks.append(Mark(begin=begin, name=name, step=step, end=end))
+    return tuple(marks)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int for value in cast(list[Any], values))

@@ -1,0 +1,173 @@
+"""One rehearsal for people: each phase beside its estimate, the peak, messages, memory over time, what is missing."""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import click
+
+from vlmplan.memory.device import Verdict
+from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error
+from vlmplan.rehearsal.document import collectives
+from vlmplan.rehearsal.result import Allocation
+from vlmplan.render.estimate import VERDICTS, WIDTH, heading
+from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_line, sparkline
+from vlmplan.render.tables import Table, print_table
+from vlmplan.units import counted, duration_text, gib_text
+
+UNKNOWN = "-"
+ERROR = "error"
+
+
+def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
+    """Print everything that a rehearsal found to standard output; ``notes`` are about the hardware."""
+    click.echo(heading(found.estimate))
+    click.echo(rehearsed_line(found))
+    click.echo(verdict_line(found))
+    click.echo()
+    _print_phases(found)
+    click.echo()
+    _print_components(found)
+    click.echo()
+    _print_largest(found)
+    click.echo()
+    if found.rehearsed.step_messages:
+        _print_messages(found)
+        click.echo()
+    for line in (*_over_time(found), "", *_the_rest(found), *(f"note: {note}" for note in notes)):
+        click.echo(line)
+
+
+def rehearsed_line(found: Comparison) -> str:
+    rehearsed = found.rehearsed
+    return (
+        f"rehearsed: rank {rehearsed.rank} of {rehearsed.num_ranks}, {counted(rehearsed.num_steps, 'step')}, "
+        f"{counted(rehearsed.num_operations, 'operation')} on tensors without data, "
+        f"in {duration_text(rehearsed.seconds)}"
+    )
+
+
+def verdict_line(found: Comparison) -> str:
+    """Rehearsed and estimated device bytes, and what is left."""
+    device = found.device
+    word, colour = VERDICTS[found.verdict]
+    free = f"{gib_text(abs(device.free_bytes))} {'free' if device.free_bytes >= 0 else 'short'}"
+    return (
+        f"{click.style(word, fg=colour, bold=True)}: {gib_text(device.device_bytes)} of "
+        f"{gib_text(device.usable_bytes)} usable on each GPU as rehearsed, "
+        f"{gib_text(found.estimate.device.device_bytes)} as estimated; {free}"
+    )
+
+
+def error_text(error: float | None) -> str:
+    """An error as a percentage with its sign.
+
+    >>> error_text(0.0123), error_text(-0.00001), error_text(None)
+    ('+1.23 %', '0.00 %', '-')
+    """
+    if error is None:
+        return UNKNOWN
+    text = f"{100 * error:+.2f} %"
+    return text[1:] if text[1:] == "0.00 %" else text
+
+
+def _print_phases(found: Comparison) -> None:
+    titles = ("phase", "after", "peak", "estimated", ERROR, "first step", "reserved", "TFLOP")
+    print_table(
+        Table(titles=titles, rows=[_phase_row(phase) for phase in found.phases], number_columns=frozenset(titles[1:]))
+    )
+
+
+def _phase_row(phase: ComparedPhase) -> tuple[str, ...]:
+    rehearsed = phase.rehearsed
+    return (
+        phase.name,
+        gib_text(rehearsed.resident_bytes),
+        gib_text(rehearsed.peak_bytes),
+        gib_text(phase.estimated.peak.total),
+        error_text(phase.peak_error),
+        UNKNOWN if phase.first_step is None else gib_text(phase.first_step.peak_bytes),
+        UNKNOWN if phase.reserved_bytes is None else gib_text(phase.reserved_bytes),
+        f"{rehearsed.flops / 1e12:.2f}" if rehearsed.flops else UNKNOWN,
+    )
+
+
+def _print_components(found: Comparison) -> None:
+    peak, estimated = found.peak, found.estimated_peak.as_json()
+    step = f" of step {peak.step}" if peak.step else ""
+    rows = [
+        (name.replace("_", " "), gib_text(num_bytes), gib_text(estimated[name]), _error(estimated[name], num_bytes))
+        for name, num_bytes in peak.components.as_json().items()
+        if num_bytes or estimated[name]
+    ]
+    total = found.estimated_peak.total
+    rows.append((f"allocated, at the peak of {peak.name}{step}", *_pair(found.peak_allocated_bytes, total)))
+    device, planned = found.device, found.estimate.device
+    rows.append(("reserved, allocator's unused blocks included", *_pair(device.reserved_bytes, planned.reserved_bytes)))
+    in_all = "process, in all" if found.is_on_cpu else "device, as nvidia-smi shows it"
+    rows.append((in_all, *_pair(device.device_bytes, planned.device_bytes)))
+    titles = ("on each GPU", "rehearsed", "estimated", ERROR)
+    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:])))
+
+
+def _pair(rehearsed: int, estimated: int) -> tuple[str, str, str]:
+    return gib_text(rehearsed), gib_text(estimated), _error(estimated, rehearsed)
+
+
+def _error(estimated: int, rehearsed: int) -> str:
+    return error_text(relative_error(estimated, rehearsed))
+
+
+def _print_largest(found: Comparison) -> None:
+    rows = [
+        (gib_text(one.num_bytes), one.component.replace("_", " "), one.maker or UNKNOWN, shape_text(one), one.phase)
+        for one in found.largest
+    ]
+    titles = ("largest at the peak", "what", "made by", "tensor", "in")
+    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[:1])))
+
+
+def shape_text(one: Allocation) -> str:
+    """``bfloat16[2, 1024]``."""
+    return f"{one.dtype}{list(one.shape)}" if one.dtype else UNKNOWN
+
+
+def _print_messages(found: Comparison) -> None:
+    messages = collectives(found)
+    rows = [(kind, f"{one['count']:,}", gib_text(one["bytes"])) for kind, one in messages["by_kind"].items()]
+    rows.append(("in all", f"{sum(one['count'] for one in messages['by_kind'].values()):,}", _per_step(messages)))
+    titles = ("messages of a step", "number", "bytes")
+    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:])))
+
+
+def _per_step(messages: dict[str, int]) -> str:
+    return gib_text(messages["per_step"])
+
+
+def _over_time(found: Comparison) -> Iterator[str]:
+    totals, marks = found.live_bytes, found.rehearsed.marks
+    if totals:
+        yield f"memory over time, in order of allocations; the highest is {gib_text(max(totals))}:"
+        yield sparkline(totals, WIDTH, levels=_levels())
+        yield phase_line(marks, len(totals), WIDTH)
+
+
+def _levels() -> str:
+    try:
+        BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return PLAIN
+    return BLOCKS
+
+
+def _the_rest(found: Comparison) -> Iterator[str]:
+    rehearsed, estimate = found.rehearsed, found.estimate
+    flops = f"{rehearsed.flops_per_step / 1e12:.4g}"
+    yield f"a step of this rank: {flops} TFLOP as rehearsed, {estimate.flops_per_step / 1e12:.4g} as estimated"
+    saved = rehearsed.checkpoint_bytes
+    checkpoint = "" if saved is None else f"; its part of a checkpoint is {gib_text(saved)}"
+    yield f"host memory of this rank's tensors: {gib_text(rehearsed.host_peak_bytes)} at most{checkpoint}"
+    for one in found.not_rehearsed:
+        size = "of unknown size, not added" if one.num_bytes is None else f"{gib_text(one.num_bytes)}, added"
+        yield f"not rehearsed: {one.what}: {size}"
+    if estimate.host_is_short and found.verdict is not Verdict.DOES_NOT_FIT:
+        yield "note: the host's memory is too small, as vlmplan estimate shows; a rehearsal looks at the GPU"
