@@ -113,7 +113,7 @@ def _grids(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, t
     grid = [1, image.num_patch_rows, image.num_patch_columns]
     values = {
         "image_grid_thw": torch.tensor([grid] * samples.num_images),
-        "mm_token_type_ids": (ids == token).int(),
+        "mm_token_type_ids": (ids == token).long(),
     }
     num_patches = image.num_patch_rows * image.num_patch_columns
     return values, {"pixel_values": (samples.num_images * num_patches, width)}

@@ -5,6 +5,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,13 +94,12 @@ def rehearse(request: Request) -> dict[str, Any]:
         config = loaded.model.config
         vocab_size = getattr(config.get_text_config(), "vocab_size", None)
         meter.owners = Owners(ledger, loaded.model, engine, vocab_size)
-        _train(
+        checkpoint_bytes = _train(
             request,
             engine,
             meter,
             MicroBatches(mode, config, request.samples, request.num_steps * plan.recipe.grad_accum),
         )
-        checkpoint_bytes = _saved(engine, meter) if request.saves else None
     return {
         "schema": SCHEMA,
         "rank": request.rank,
@@ -142,7 +142,9 @@ def _start_ranks(request: Request, *, is_on_cpu: bool) -> None:
         deepspeed.init_distributed(collectives.BACKEND, verbose=False)
 
 
-def _train(request: Request, engine: Engine, meter: PhaseMeter, batches: MicroBatches) -> None:
+def _train(request: Request, engine: Engine, meter: PhaseMeter, batches: MicroBatches) -> int | None:
+    """All steps, and a checkpoint where a run makes its last: behind the last step, before its epoch ends. Bytes of
+    this rank's files of it."""
     plan = request.plan
     rates = Rates(peak=1e-4, num_steps=request.num_steps, warmup_fraction=0.0, schedule="constant")
     trainer = Trainer(
@@ -153,8 +155,10 @@ def _train(request: Request, engine: Engine, meter: PhaseMeter, batches: MicroBa
         samples_per_step=plan.samples_per_step,
         dtype=torch_dtype(plan.recipe.precision.dtype),
     )
-    for _ in trainer.epoch(batches):
-        pass
+    for report in trainer.epoch(batches):
+        if report.step == request.num_steps and request.saves:
+            return _saved(engine, meter)
+    return None
 
 
 def _saved(engine: Engine, meter: PhaseMeter) -> int:

@@ -42,17 +42,20 @@ def installed(*, has_device: bool = True) -> Iterator[None]:
 def one_kind_of_keys() -> Iterator[None]:
     """``tensor.data = other`` is allowed between tensors of a CPU and a CUDA card, but not between those of a CPU and
     the device here (``has_compatible_shallow_copy_type``, ``c10/core/TensorImpl.h``) unless their dispatch keys are
-    equal: so fake tensors of the host get the device's. Where a tensor is, fake tensors know for themselves, and have
-    to be told when they get other data."""
+    equal: so fake tensors of the host get the device's."""
     make = torch.Tensor._make_subclass
     keys = torch.device(NAME, 0)
 
-    def make_with_keys(
-        kind: Any, data: Any, requires_grad: bool = False, *, device_for_backend_keys: Any = None, **kwargs: Any
-    ) -> Any:
-        if isinstance(data, FakeTensor) and not issubclass(kind, FakeTensor):
-            return _fake_of(kind, data, requires_grad)
-        return make(kind, data, requires_grad, device_for_backend_keys=device_for_backend_keys and keys, **kwargs)
+    def make_with_keys(*args: Any, device_for_backend_keys: Any = None, **kwargs: Any) -> Any:
+        return make(*args, device_for_backend_keys=device_for_backend_keys and keys, **kwargs)
+
+    with replaced(torch.Tensor, "_make_subclass", staticmethod(make_with_keys)):
+        yield
+
+
+@contextmanager
+def telling_of_other_data() -> Iterator[None]:
+    """Fake tensors know for themselves where they are and what they hold, and have to be told when they get other data."""
 
     def set_data(self: Any, other: Any) -> None:
         torch.Tensor.data.__set__(self, other)
@@ -60,21 +63,32 @@ def one_kind_of_keys() -> Iterator[None]:
             self.fake_device = other.fake_device
             setattr(self, VALUE, value_of(other))
 
-    data = property(torch.Tensor.data.__get__, set_data)
-    with replaced(torch.Tensor, "_make_subclass", staticmethod(make_with_keys)):
-        FakeTensor.data = data  # pyright: ignore[reportAttributeAccessIssue]
-        try:
-            yield
-        finally:
-            del FakeTensor.data
+    FakeTensor.data = property(torch.Tensor.data.__get__, set_data)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        del FakeTensor.data
+
+
+@contextmanager
+def making_parameters_of_fake_tensors() -> Iterator[None]:
+    """``_make_subclass`` makes no tensor of a class such as bitsandbytes' ``Params4bit`` of a fake one."""
+    make = torch.Tensor._make_subclass
+
+    def make_fake(kind: Any, data: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
+        if isinstance(data, FakeTensor) and not issubclass(kind, FakeTensor):
+            return _fake_of(kind, data, requires_grad)
+        return make(kind, data, requires_grad, **kwargs)
+
+    with replaced(torch.Tensor, "_make_subclass", staticmethod(make_fake)):
+        yield
 
 
 _fake_kinds: dict[type, type] = {}
 
 
 def _fake_of(kind: type, data: FakeTensor, requires_grad: bool) -> Any:
-    """A fake tensor that is also of ``kind``, a class of parameters such as bitsandbytes' ``Params4bit``: what
-    ``_make_subclass`` refuses to make of one."""
+    """A fake tensor that is also of ``kind``, a class of parameters."""
     if kind not in _fake_kinds:
         _fake_kinds[kind] = type(kind)(kind.__name__, (kind, FakeTensor), {})
     fake = data.detach().requires_grad_(requires_grad)
@@ -187,7 +201,10 @@ def recording_no_streams() -> Iterator[None]:
 
 @contextmanager
 def making_tensors_of_tensors() -> Iterator[None]:
-    """``torch.tensor([tensor, ...])`` reads its elements where no fake tensor can answer."""
+    """``torch.tensor([tensor, ...])`` reads its elements where no fake tensor can answer. ``zero.Init`` puts DeepSpeed's
+    copy of the function in torch's place."""
+    import deepspeed.runtime.zero.partition_parameters as parameters
+
     make = torch.tensor
 
     def numbers(item: Any) -> Any:
@@ -195,7 +212,26 @@ def making_tensors_of_tensors() -> Iterator[None]:
             return [numbers(one) for one in item]
         return item.item() if isinstance(item, FakeTensor) else item
 
-    with replaced(torch, "tensor", lambda data, *args, **kwargs: make(numbers(data), *args, **kwargs)):
+    def make_of_numbers(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return make(numbers(data), *args, **kwargs)
+
+    with replaced(torch, "tensor", make_of_numbers), replaced(parameters, "_orig_torch_tensor", make_of_numbers):
+        yield
+
+
+class NoAdam:
+    """DeepSpeed's compiled AdamW for the host, without arithmetic. It updates in place and allocates nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: None
+
+
+@contextmanager
+def updating_nothing_on_the_host() -> Iterator[None]:
+    """DeepSpeed's ``cpu_adam`` would be compiled, and then write through pointers that fake tensors have not."""
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    with replaced(CPUAdamBuilder, "load", lambda self, verbose=True: NoAdam()):
         yield
 
 
@@ -221,15 +257,20 @@ def counting_saved_bytes() -> Iterator[Saved]:
 
 
 DEVICE_SHIMS = (
+    telling_of_other_data,
+    making_parameters_of_fake_tensors,
     one_kind_of_keys,
     forgetting_casts,
     making_numbers_on_the_host,
     recording_no_streams,
 )
 SHIMS = (
+    telling_of_other_data,
+    making_parameters_of_fake_tensors,
     moving_modules_in_place,
     taking_fake_tensors_for_real,
     trusting_other_ranks,
     listing_known_values,
     making_tensors_of_tensors,
+    updating_nothing_on_the_host,
 )
