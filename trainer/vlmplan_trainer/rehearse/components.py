@@ -38,6 +38,8 @@ ENGINE_STORES = {
 GATHERING = ("all_gather", "allgather", "_fetch", "fetch_sub_module", "_alloc")
 REDUCING = ("reduce", "average", "bucket", "ipg")
 """Parts of the names of DeepSpeed's functions that make whole weights, and that make what is sent."""
+COPY, BACKWARD = "_to_copy", "Backward0"
+"""Of a weight's shape are its gradients, and the copies in another type that autocast makes on the way forward."""
 OWN_PHASES = ("forward", "backward")
 
 
@@ -46,6 +48,8 @@ class Owners:
 
     def __init__(self, ledger: Ledger, model: torch.nn.Module, engine: Any, vocab_size: int | None) -> None:
         self._ledger, self._model, self._engine, self._vocab_size = ledger, model, engine, vocab_size
+        trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+        self._shapes = {tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in trained}
 
     def components(self) -> dict[int, str]:
         """The component of every live storage by its number."""
@@ -119,6 +123,8 @@ class Owners:
                 return "communication_buffers"
         if entry.op == "workspace" or phase not in OWN_PHASES or maker.startswith("optim "):
             return "temporaries"
+        if entry.shape in self._shapes and (COPY not in entry.op or maker.endswith(BACKWARD)):
+            return "gradients"
         if self._vocab_size is not None and self._vocab_size in entry.shape[-1:]:
             return "logits"
         return "activations"
