@@ -12,6 +12,7 @@ from vlmplan.cli.gpus import PRICING, today
 from vlmplan.cli.options import CATALOG, FILE, JSON, RECIPE, WORKLOAD, options
 
 if TYPE_CHECKING:
+    from vlmplan.rehearsal import Comparison
     from vlmplan.search import RankedPlan, Recommendation
 
 EXIT_NOTHING_FITS = 3
@@ -31,20 +32,29 @@ SCHEMA = "vlmplan.recommendation/1"
 @options(RECIPE, CATALOG)
 @click.option("--out", type=FILE, metavar="DIR", help="Write plan.json, ds_config.json, launch.sh.")
 @click.option("--force", is_flag=True, help="Let --out overwrite files.")
+@click.option("--rehearse", "rehearses", is_flag=True, help="Rehearse the first plan before it is shown.")
 @options(JSON)
-def recommend(as_json: bool, catalog_files: tuple[Path, ...], out: Path | None, force: bool, **given: Any) -> int:
+def recommend(
+    as_json: bool, catalog_files: tuple[Path, ...], out: Path | None, force: bool, rehearses: bool, **given: Any
+) -> int:
     """Search the catalog's offers, or the given GPUs, for the best setup that fits.
 
     Options of the recipe that you give are held fixed; everything else is tried. Exit code 3 if nothing fits.
     """
     found = requested_recommendation(given, catalog_files, today())
+    rehearsal = None
+    if rehearses:
+        from vlmplan.cli.confirm import confirmed
+
+        confirmation = confirmed(found, given)
+        found, rehearsal = confirmation.found, confirmation.winner
     next_steps = _next_steps(found, given, out, force=force)
     if as_json:
-        click.echo(json.dumps(document(found), indent=2))
+        click.echo(json.dumps(document(found, rehearsal), indent=2))
     elif found.plans:
         from vlmplan.render.recommendation import print_recommendation
 
-        print_recommendation(found, next_steps)
+        print_recommendation(found, next_steps, rehearsal)
     else:
         from vlmplan.render.recommendation import print_nothing_fits
 
@@ -108,15 +118,20 @@ def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, .
     )
 
 
-def document(found: "Recommendation") -> dict[str, Any]:
-    """Schema ``vlmplan.recommendation/1``."""
+def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> dict[str, Any]:
+    """Schema ``vlmplan.recommendation/1``; ``rehearsal`` is that of the first plan."""
+    plans = [_plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)]
+    if rehearsal is not None:
+        from vlmplan.cli.confirm import rehearsal_json
+
+        plans[0]["rehearsal"] = rehearsal_json(rehearsal)
     return {
         "schema": SCHEMA,
         "workload": found.workload.as_json(),
         "objective": found.objective.value,
         "date": found.as_of.isoformat(),
         "num_setups_considered": found.num_considered,
-        "plans": [_plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)],
+        "plans": plans,
         "rejected": [rejection.as_json() for rejection in found.rejected],
         "notes": list(found.notes),
     }

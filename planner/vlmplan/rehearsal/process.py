@@ -39,13 +39,13 @@ def run_rehearsal(request: dict[str, Any], plan: Plan, *, say: Callable[[str], N
         raise MissingPackageError(
             f"a rehearsal runs the trainer, which needs {', '.join(missing)}, not installed here: {INSTALL}"
         )
-    answer = JsonObject(_answer([sys.executable, *COMMAND], json.dumps(request), say), source=SOURCE)
+    answer = JsonObject(answer_of([sys.executable, *COMMAND], json.dumps(request), say), source=SOURCE)
     if "error" in answer:
         raise InputError(f"this plan cannot be rehearsed: {answer.text('error')}")
     return rehearsed_from_json(answer)
 
 
-def _answer(command: Sequence[str], request: str, say: Callable[[str], None]) -> dict[str, Any]:
+def answer_of(command: Sequence[str], request: str, say: Callable[[str], None]) -> dict[str, Any]:
     """The JSON object that ``command`` prints. However this ends, the process has ended too."""
     try:
         process = subprocess.Popen(  # noqa: S603 - this interpreter, a list of words

@@ -170,7 +170,10 @@ def _events(section: JsonObject) -> list[tuple[int, int]]:
 
 def _marks(answer: JsonObject, num_events: int) -> tuple[Mark, ...]:
     marks: list[Mark] = []
-    for begin, name, step, end in answer.raw("marks"):
+    for item in answer.raw("marks"):
+        if [type(value) for value in item] != [int, str, int, int]:
+            answer.refuse("marks", "a list of first event, phase, step and last event")
+        begin, name, step, end = item
         if not 0 <= begin <= end <= num_events:
             answer.complain("marks", f"every phase lies within the {num_events} events")
         marks.append(Mark(begin=begin, name=name, step=step, end=end))

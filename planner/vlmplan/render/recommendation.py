@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from datetime import date
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +20,9 @@ from vlmplan.render.tables import Table, print_table
 from vlmplan.search import Objective, RankedPlan, Recommendation, Rejection
 from vlmplan.units import counted, duration_text, gib_text, usd_text
 
+if TYPE_CHECKING:
+    from vlmplan.rehearsal import Comparison
+
 SHOWN_REJECTIONS = 6
 UNKNOWN = "-"
 WINS_BY = {Objective.COST: "Cheapest", Objective.TIME: "Fastest", Objective.VRAM: "Least memory"}
@@ -26,8 +30,11 @@ TITLES = ("", "method", "GPUs", "offer", "usd/h", "engine", "batch", "ckpt", "de
 NUMBERS = frozenset(("usd/h", "device GiB", "of", "time", "usd"))
 
 
-def print_recommendation(found: Recommendation, next_steps: Sequence[str]) -> None:
-    """Print the whole answer to standard output; ``next_steps`` are lines on how to train the winner."""
+def print_recommendation(
+    found: Recommendation, next_steps: Sequence[str], rehearsal: "Comparison | None" = None
+) -> None:
+    """Print the whole answer to standard output; ``next_steps`` are lines on how to train the winner, ``rehearsal``
+    what confirmed it."""
     click.echo(
         f"{found.workload.model.id}: {counted(found.num_clusters, 'machine')}, "
         f"{counted(found.num_considered, 'setup')} considered, "
@@ -39,12 +46,22 @@ def print_recommendation(found: Recommendation, next_steps: Sequence[str]) -> No
     click.echo(f"  {recipe_text(winner.estimate.recipe)}")
     click.echo(f"  {verdict_line(winner.estimate)}")
     click.echo(f"  {host_line(winner.estimate)}")
+    for line in _confirmation(rehearsal):
+        click.echo(f"  {line}")
     click.echo()
     print_memory(winner.estimate)
     click.echo()
     _print_plans(found)
     for line in (*_rejections(found.rejected), "", *_assumed(found), "", *next_steps):
         click.echo(line)
+
+
+def _confirmation(rehearsal: "Comparison | None") -> list[str]:
+    if rehearsal is None:
+        return []
+    from vlmplan.render.rehearsal import confirmation_lines
+
+    return confirmation_lines(rehearsal)
 
 
 def print_nothing_fits(found: Recommendation) -> None:

@@ -58,6 +58,16 @@ def verdict_line(found: Comparison) -> str:
     )
 
 
+def confirmation_lines(found: Comparison) -> list[str]:
+    """What a rehearsal says of a plan that was found, in two lines."""
+    allocated, estimated = gib_text(found.peak_allocated_bytes), gib_text(found.estimate.peak_allocated_bytes)
+    error = error_text(found.relative_error)
+    return [
+        f"{rehearsed_line(found)}: {allocated} allocated, {estimated} as estimated ({error})",
+        verdict_line(found),
+    ]
+
+
 def error_text(error: float | None) -> str:
     """An error as a percentage with its sign.
 

@@ -1,0 +1,75 @@
+"""``recommend --rehearse``: the winner is rehearsed before it is printed; one that does not fit makes way for others."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vlmplan.cli.rehearse import rehearsed
+from vlmplan.memory.device import Verdict
+from vlmplan.plan import Plan, plan_from_estimate
+from vlmplan.render.estimate import hardware_text
+from vlmplan.request import ds_config_of
+from vlmplan.search import RankedPlan, Recommendation, Rejection
+from vlmplan.units import gib_text
+
+if TYPE_CHECKING:
+    from vlmplan.rehearsal import Comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """A recommendation whose first plan was rehearsed and fits; ``winner`` is None where none does."""
+
+    found: Recommendation
+    winner: "Comparison | None" = None
+
+
+def planned(plan: RankedPlan, given: Mapping[str, Any]) -> Plan:
+    """The plan of a setup that was found."""
+    return plan_from_estimate(plan.estimate, offer=plan.offer, base=ds_config_of(given), usd=plan.usd)
+
+
+def confirmed(found: Recommendation, given: Mapping[str, Any]) -> Confirmed:
+    """``found`` without the plans before the first that fits when rehearsed."""
+    refused: list[tuple[RankedPlan, Comparison]] = []
+    for place, plan in enumerate(found.plans):
+        comparison = rehearsed(planned(plan, given), plan.estimate)
+        if comparison.verdict is not Verdict.DOES_NOT_FIT:
+            return Confirmed(found=_without(found, refused, found.plans[place:]), winner=comparison)
+        refused.append((plan, comparison))
+    return Confirmed(found=_without(found, refused, ()))
+
+
+def rehearsal_json(comparison: "Comparison") -> dict[str, Any]:
+    """What was rehearsed of a plan, beside its estimate."""
+    from vlmplan.rehearsal.document import peaks
+
+    return peaks(comparison) | {"rank": comparison.rehearsed.rank, "seconds": comparison.rehearsed.seconds}
+
+
+def _without(
+    found: Recommendation, refused: "list[tuple[RankedPlan, Comparison]]", left: tuple[RankedPlan, ...]
+) -> Recommendation:
+    """Only the plans that are ``left``; the others become notes, and rejections where their machine has none left."""
+    clusters = [plan.estimate.cluster for plan in left]
+    rejected = tuple(
+        Rejection(cluster=plan.estimate.cluster, reason=_reason(comparison))
+        for plan, comparison in refused
+        if plan.estimate.cluster not in clusters
+    )
+    notes = tuple(_notes(refused))
+    return replace(found, plans=left, rejected=(*found.rejected, *rejected), notes=(*found.notes, *notes))
+
+
+def _notes(refused: "list[tuple[RankedPlan, Comparison]]") -> Iterator[str]:
+    for plan, comparison in refused:
+        method = plan.estimate.recipe.method.value
+        yield f"{method} on {hardware_text(plan.estimate)} was ranked higher: {_reason(comparison)}"
+
+
+def _reason(comparison: "Comparison") -> str:
+    device, estimated = comparison.device, comparison.estimate.device
+    return (
+        f"rehearsed, it takes {gib_text(device.device_bytes)} of the {gib_text(device.usable_bytes)} usable "
+        f"({gib_text(estimated.device_bytes)} as estimated)"
+    )

@@ -1,0 +1,59 @@
+"""Real rehearsals of tiny models, as the command line asks for them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from recorded_rehearsal import CONFIG, given, recorded
+
+from cli_calls import DONE, Call, call, folder_of, refusal, says
+
+pytest.importorskip("torch")
+pytest.importorskip("deepspeed")
+
+TINY = CONFIG | {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 512}
+
+
+@pytest.fixture(autouse=True)
+def _place(isolated: None) -> None:
+    folder_of("tiny", TINY)
+    folder_of("small-llama", CONFIG)
+
+
+def document(*words: str) -> dict:
+    found: Call = call("rehearse", *words, "--json")
+    assert found.code == DONE, found.err
+    return found.document
+
+
+def test_the_recorded_answer_is_what_the_trainer_says_now():
+    """Bytes, phases and messages; if this fails, record it anew and see what else changes."""
+    values = given(Path("small-llama"))
+    words = ["--gpu", values["gpu"], "--zero-stage", "2", "--seq-len", "512", "--micro-batch", "2", "--grad-accum", "2"]
+    switches = ["--no-activation-checkpointing", "--no-expandable-segments"]
+    found = document("--model", "small-llama", *words, *switches, "--rank", "0")
+    bare = {phase.name: phase for phase in recorded().last_phases}
+    workspaces = next(one["bytes"] for one in found["not_rehearsed"] if one["what"] == "cuBLAS workspaces")
+    for phase in found["phases"]:
+        added = 0 if phase["name"] in ("load", "init") else workspaces
+        assert phase["peak_bytes"] - added == bare[phase["name"]].peak_bytes, phase["name"]
+        assert phase["flops"] == bare[phase["name"]].flops
+    assert found["flops"] == recorded().flops_per_step
+    assert found["collective_bytes"]["per_step"] == sum(one.num_bytes for one in recorded().step_messages)
+
+
+def test_plain_pytorch_with_adapters_from_a_plan():
+    words = ("--model", "tiny", "--gpu", "rtx-4090", "--method", "lora", "--zero-stage", "none", "--seq-len", "64")
+    out = call("recommend", *words[:2], "--gpu", "rtx-4090:1", *words[4:], "--out", "plans")
+    assert out.code == DONE, out.err
+    assert json.loads(Path("plans/plan.json").read_text())["ds_config"] is None
+    found = document("--plan", "plans/plan.json", "--svg", "memory.svg")
+    assert found["collective_bytes"] == {"per_step": 0, "by_kind": {}}
+    assert found["components_at_peak"]["weights"] > 0
+    assert Path("memory.svg").read_text().endswith("</svg>\n")
+
+
+def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
+    """Its own words for a rank that its process group would not have."""
+    monkeypatch.setattr("vlmplan.rehearsal.process.COMMAND", ("-m", "vlmplan_trainer.no_such_module"))
+    says(refusal("rehearse", "--model", "tiny", "--gpu", "rtx-4090:1"), "ended before it began", "no_such_module")

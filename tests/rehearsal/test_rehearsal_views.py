@@ -1,0 +1,192 @@
+"""What a rehearsal looks like: sparkline, tables, picture, page and trace of the recorded one."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_rehearsal import comparison, recorded
+
+from vlmplan.rehearsal import Comparison
+from vlmplan.rehearsal.perfetto import trace_text
+from vlmplan.rehearsal.result import Mark
+from vlmplan.render.plot import html_text, svg_text
+from vlmplan.render.rehearsal import print_rehearsal
+from vlmplan.render.sparkline import BLOCKS, PLAIN, highest_per_cell, phase_line, sparkline
+
+WIDTH = 80
+TOTALS = st.lists(st.integers(0, 10**12), max_size=300)
+WIDTHS = st.integers(1, 120)
+
+
+# -- sparkline -------------------------------------------------------------------------------------------------------
+
+
+@given(totals=TOTALS, width=WIDTHS)
+def test_sparkline_is_as_wide_as_asked_and_shows_the_highest(totals: list[int], width: int):
+    line = sparkline(totals, width)
+    assert len(line) == (width if totals else 0)
+    assert set(line) <= set(BLOCKS)
+    if any(totals):
+        assert BLOCKS[-1] in line
+
+
+@given(totals=TOTALS, width=WIDTHS)
+def test_no_moment_is_left_out_of_the_cells(totals: list[int], width: int):
+    cells = highest_per_cell(totals, width)
+    assert set(cells) <= set(totals)
+    assert max(cells, default=0) == max(totals, default=0)
+
+
+def test_heights_are_proportions_of_the_highest():
+    assert sparkline([0, 1, 4, 7], 4, levels="01234567") == "0147"
+    assert len(PLAIN) == len(BLOCKS)
+    assert PLAIN.isascii()
+
+
+def test_phases_begin_where_their_events_do():
+    marks = [Mark(begin=begin, name=name, step=0, end=end) for begin, name, end in ((0, "load", 50), (50, "init", 100))]
+    assert phase_line(marks, 100, 20) == "|load     |init"
+    assert phase_line(marks, 100, 6) == "|lo|in"
+
+
+@given(starts=st.lists(st.integers(0, 1000), min_size=1, max_size=30), width=WIDTHS)
+def test_phase_line_never_gets_wider(starts: list[int], width: int):
+    marks = [Mark(begin=begin, name="backward", step=1, end=begin) for begin in sorted(starts)]
+    assert len(phase_line(marks, 1000, width)) <= width
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def printed(found: Comparison, capsys: pytest.CaptureFixture[str]) -> str:
+    print_rehearsal(found, ["a sentence about the hardware"])
+    return capsys.readouterr().out
+
+
+def test_printed_rehearsal_says_everything_once(capsys: pytest.CaptureFixture[str]):
+    out = printed(comparison(), capsys)
+    for part in (
+        "rehearsed: rank 0 of 2, 3 steps",
+        "GiB of",
+        "as rehearsed",
+        "as estimated",
+        "allocated, at the peak of",
+        "largest at the peak",
+        "messages of a step",
+        "memory over time",
+        "not rehearsed: cuBLAS workspaces: 0.02 GiB, added",
+        "not rehearsed: workspaces of kernels other than attention's: of unknown size, not added",
+        "note: a sentence about the hardware",
+    ):
+        assert out.count(part) >= 1, part
+    for name in ("load", "init", "forward", "backward", "step", "save"):
+        assert re.search(rf"^{name} ", out, re.MULTILINE), name
+
+
+def test_largest_storages_have_their_module_or_function(capsys: pytest.CaptureFixture[str]):
+    makers = [one.maker for one in comparison().largest if one.maker]
+    assert any(maker.startswith("deepspeed ") for maker in makers)
+    out = printed(comparison(), capsys)
+    assert all(maker in out for maker in makers)
+
+
+def test_sparkline_of_a_rehearsal_is_as_wide_as_a_terminal(capsys: pytest.CaptureFixture[str]):
+    lines = printed(comparison(), capsys).splitlines()
+    assert [len(line) for line in lines if line and set(line) <= set(BLOCKS)] == [WIDTH]
+
+
+# -- picture, page, trace --------------------------------------------------------------------------------------------
+
+
+class Elements(HTMLParser):
+    """Elements and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: dict[str, str | None] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes |= dict(attrs)
+
+
+@pytest.mark.parametrize("text", [html_text, svg_text])
+def test_files_bring_everything_with_them(text):
+    page = text(comparison())
+    elements = Elements(page)
+    assert not {"script", "link", "img", "iframe", "object", "image", "use"} & set(elements.names)
+    assert not {"src", "href", "xlink:href", "srcset", "style"} & set(elements.attributes)
+    assert "@import" not in page
+    assert "url(" not in page
+    addresses = re.findall(r"[a-z]+://[^\s\"'<>]+", page)
+    assert set(addresses) == {"http://www.w3.org/2000/svg"}  # the name of the format, which nobody fetches
+    assert not any(name.startswith("on") for name in elements.attributes)
+
+
+def with_name(name: str) -> Comparison:
+    estimate = comparison().estimate
+    model = replace(estimate.workload.model, id=name)
+    return Comparison(recorded(), replace(estimate, workload=replace(estimate.workload, model=model)))
+
+
+def test_title_is_escaped():
+    name = "<script>alert('1')</script>&\"x"
+    for text in (html_text(with_name(name)), svg_text(with_name(name))):
+        assert "<script" not in text
+        assert "&lt;script&gt;" in text
+
+
+def test_svg_is_xml_with_a_background_for_each_phase_and_one_peak():
+    root = ElementTree.fromstring(svg_text(comparison()))
+    space = "{http://www.w3.org/2000/svg}"
+    assert root.tag == f"{space}svg"
+    assert len(root.findall(f"{space}rect")) == len(recorded().marks)
+    assert len(root.findall(f"{space}circle")) == 1
+    assert sum("peak" in (text.text or "") for text in root.findall(f"{space}text")) == 1
+
+
+def test_svg_stays_within_its_frame():
+    root = ElementTree.fromstring(svg_text(comparison()))
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    path = root.find("{http://www.w3.org/2000/svg}path")
+    assert path is not None
+    points = re.findall(r"([\d.]+) ([\d.]+)", path.attrib["d"])
+    assert len(points) > 100
+    assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in points)
+    xs = [float(x) for x, _ in points]
+    assert xs == sorted(xs)
+
+
+def test_trace_is_json_in_the_order_of_time():
+    events = json.loads(trace_text(comparison()))["traceEvents"]
+    times = [event["ts"] for event in events]
+    assert times == sorted(times)
+    assert {event["ph"] for event in events} == {"M", "C", "X"}
+    assert {event["pid"] for event in events} == {0}
+
+
+def test_trace_counts_what_is_allocated_and_reserved():
+    found = comparison()
+    events = json.loads(trace_text(found))["traceEvents"]
+    counts = {
+        name: [event["args"]["bytes"] for event in events if (event["ph"], event["name"]) == ("C", name)]
+        for name in ("allocated", "reserved")
+    }
+    assert max(counts["allocated"]) == max(found.live_bytes)
+    assert found.replay is not None
+    assert max(counts["reserved"]) == found.replay.peak_reserved_bytes
+
+
+def test_trace_has_a_slice_for_each_phase_that_ends_before_the_next():
+    slices = [event for event in json.loads(trace_text(comparison()))["traceEvents"] if event["ph"] == "X"]
+    assert [event["name"] for event in slices] == [mark.name for mark in recorded().marks]
+    for before, after in pairwise(slices):
+        assert before["ts"] + before["dur"] <= after["ts"]
