@@ -3,6 +3,7 @@
 Steps from the second on are alike, so that the peak of one tells when to look in the next.
 """
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,17 @@ from vlmplan_trainer.rehearse.ledger import NAMED_BYTES, Ledger
 from vlmplan_trainer.rehearse.unwatched import component_of, live_at_peaks
 
 NUM_LARGEST = 10
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """What reference cycles hold stays until this ends (under ZeRO-3 the head of a model that ties it), not until
+    Python happens to look for them: equal plans have equal rehearsals, and no run has more."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class PhaseMeter(Meter):
@@ -38,6 +50,7 @@ class PhaseMeter(Meter):
         key = (name, 0 if name in ("load", "init", "save") else self.step)
         label = name if not key[1] else f"{name} of step {key[1]}"
         self._say(label)
+        gc.collect()  # what reference cycles of the phase before hold
         self._ledger.phase, self._mode.collectives.key = name, key
         self._ledger.is_in_phase = True
         self._ledger.restart_peaks()
@@ -46,16 +59,17 @@ class PhaseMeter(Meter):
         self._watch(key)
         start, flops = time.perf_counter(), self._mode.flops
         self.in_progress = name
-        yield
-        self._ledger.is_in_phase = False
-        self._ledger.watched_bytes = None
-        mark.append(len(self._ledger.device.events))
-        self._note(key, seconds=time.perf_counter() - start, flops=self._mode.flops - flops)
+        with collector_at_rest():
+            yield
+            self._ledger.is_in_phase = False
+            self._ledger.watched_bytes = None
+            mark.append(len(self._ledger.device.events))
+            self._note(key, seconds=time.perf_counter() - start, flops=self._mode.flops - flops)
 
     def _watch(self, key: tuple[str, int]) -> None:
         """In the last step: look when the peak of the step before is reached."""
         before = self._phases.get((key[0], key[1] - 1))
-        if self.owners is None or before is None or key[1] != self._num_steps or key in self._phases:
+        if self.owners is None or before is None or key[1] != self._num_steps or "components" in before:
             return
         self._ledger.watched_bytes = before["peak_bytes"]
         self._ledger.snapshot = lambda: before.update(self._snapshot())

@@ -1,5 +1,6 @@
 """A plan's steps on fake tensors, through the trainer's own functions."""
 
+import gc
 import os
 import tempfile
 import time
@@ -78,6 +79,7 @@ def rehearse(request: Request) -> dict[str, Any]:
     _start_ranks(request, is_on_cpu=is_on_cpu)
     warnings.filterwarnings("ignore")
     torch.autograd.set_multithreading_enabled(False)
+    gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with (
         shims.installed(has_device=not is_on_cpu),
