@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 
-from vlmplan_trainer.rehearse.device import NAME, DeviceModule, Event, Stream
+from vlmplan_trainer.rehearse.device import NAME, DeviceModule
+from vlmplan_trainer.rehearse.streams import Event, Stream
 
 
 class RehearsalAccelerator(CUDA_Accelerator):
@@ -80,7 +81,7 @@ class RehearsalAccelerator(CUDA_Accelerator):
         return self._module.current_stream()
 
     def default_stream(self, device_index: int | None = None) -> Any:
-        return self._module.current_stream()
+        return self._module.default_stream()
 
     # -- memory --------------------------------------------------------------------------------------------------
 

@@ -13,56 +13,9 @@ import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from vlmplan_trainer.rehearse.ledger import CACHE_EMPTIED, Ledger
+from vlmplan_trainer.rehearse.streams import DEFAULT_STREAM, Event, Stream, current
 
 NAME = "gpu"
-
-
-class Stream:
-    """Everything runs in one order; streams only have to exist."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        pass
-
-    def wait_stream(self, stream: Any) -> None:
-        pass
-
-    def wait_event(self, event: Any) -> None:
-        pass
-
-    def record_event(self, event: Any = None) -> "Event":
-        return event or Event()
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-
-class Event:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def record(self, stream: Any = None) -> None:
-        pass
-
-    def wait(self, stream: Any = None) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-    def elapsed_time(self, other: Any) -> float:
-        return 0.0
 
 
 class DeviceModule:
@@ -72,7 +25,6 @@ class DeviceModule:
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
-        self._stream = Stream()
 
     def is_available(self) -> bool:
         return True
@@ -96,12 +48,13 @@ class DeviceModule:
         yield
 
     def stream(self, stream: Any) -> Stream:
-        return stream or self._stream
+        return stream or current()
 
     def current_stream(self, device: Any = None) -> Stream:
-        return self._stream
+        return current()
 
-    default_stream = current_stream
+    def default_stream(self, device: Any = None) -> Stream:
+        return DEFAULT_STREAM
 
     def synchronize(self, device: Any = None) -> None:
         pass

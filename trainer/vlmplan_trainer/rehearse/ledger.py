@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vlmplan_trainer.rehearse.streams import current_number
+
 Maker = Callable[[], str]
 CACHE_EMPTIED = (0, 0)
 """The event of a cache that is emptied: no storage has the number 0."""
@@ -18,11 +20,13 @@ NAMED_BYTES = 1 << 20
 
 @dataclass(slots=True)
 class Place:
-    """The storages of one memory. ``events`` are (storage, +bytes or -bytes), in order."""
+    """The storages of one memory. ``events`` are (storage, +bytes or -bytes), in order; ``streams`` those on which
+    storages were asked for, where that was not the default one."""
 
     live_bytes: int = 0
     peak_bytes: int = 0
     events: list[tuple[int, int]] = field(default_factory=list)
+    streams: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -105,6 +109,8 @@ class Ledger:
         place = self.device if entry.is_on_device else self.host
         place.live_bytes += num_bytes
         place.events.append((number, num_bytes))
+        if num_bytes > 0 and (stream := current_number()):
+            place.streams[number] = stream
         if place.live_bytes > place.peak_bytes:
             place.peak_bytes = place.live_bytes
             if self.watched_bytes is not None and self.device.live_bytes >= self.watched_bytes and self.snapshot:

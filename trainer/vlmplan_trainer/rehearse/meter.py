@@ -121,7 +121,8 @@ class PhaseMeter(Meter):
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Phases in order; traffic; every allocation (+) and release (-) of the device, and where phases begin."""
+        """Phases in order; traffic; every allocation (+) and release (-) of the device, where phases begin, and which
+        storages were asked for on streams of their own."""
         events = self._ledger.device.events
         unwatched = [key for key, entry in self._phases.items() if "components" not in entry]
         for key, live in live_at_peaks(events, self._marks, unwatched).items():
@@ -131,4 +132,5 @@ class PhaseMeter(Meter):
             "collectives": self._mode.collectives.as_json(),
             "events": {"storages": [number for number, _ in events], "bytes": [size for _, size in events]},
             "marks": self._marks,
+            "streams": [list(pair) for pair in self._ledger.device.streams.items()],
         }
