@@ -59,6 +59,12 @@ def test_the_engine_emptied_its_cache():
     assert CACHE_EMPTIED in recorded().events
 
 
+def test_the_engines_own_stream_is_known():
+    storages = {storage for storage, num_bytes in recorded().events if num_bytes > 0}
+    assert set(recorded().streams) <= storages
+    assert set(recorded().streams.values()) == {1}
+
+
 def test_flops_of_a_step_are_of_all_its_micro_batches():
     phases = [phase for phase in recorded().phases if phase.step == 2]
     assert recorded().flops_per_step == sum(phase.flops for phase in phases) > 0
@@ -74,6 +80,7 @@ SPOILT: dict[str, Spoil] = {
     "events.bytes is": lambda answer: answer["events"]["bytes"].pop(),
     "events.storages is": lambda answer: answer["events"]["storages"].append("x"),
     "every phase lies within": lambda answer: answer["marks"][-1].__setitem__(3, 10**9),
+    "streams is [[1]]": lambda answer: answer.update(streams=[[1]]),
     "marks is": lambda answer: answer["marks"].append([1, "load"]),
 }
 

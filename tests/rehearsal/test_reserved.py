@@ -1,6 +1,7 @@
 """The caching allocator over a trace: rounding, segments and pages as torch has them, workspaces where they begin."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -201,6 +202,23 @@ def test_without_releases_both_allocators_hold_what_was_asked(sizes: list[int]):
     assert growing.allocated_bytes == rounded <= native.allocated_bytes
     assert growing.reserved_bytes < rounded + PAGE + LARGE_PAGE
     assert native.reserved_bytes >= native.allocated_bytes
+
+
+@KINDS
+def test_what_a_stream_frees_is_for_that_stream_alone(has_expandable_segments: bool):
+    """Three storages of 30 MiB one after another: the second on a stream of its own, the third on the first again."""
+    trace = replace(trace_of(30 * MIB, -1, 30 * MIB, -2, 30 * MIB), streams={2: 1})
+    one = 2 * LARGE_PAGE if has_expandable_segments else 30 * MIB
+    assert replay(trace, expandable=has_expandable_segments).reserved_bytes == [one, one, 2 * one, 2 * one, 2 * one]
+    together = replace(trace, streams={})
+    assert replay(together, expandable=has_expandable_segments).peak_reserved_bytes == one
+
+
+@KINDS
+def test_streams_give_up_what_they_keep_before_the_card_is_full(has_expandable_segments: bool):
+    trace = replace(trace_of(40 * MIB, -1, 40 * MIB), streams={2: 1})
+    found = replayed(trace, workspaces=(), has_expandable_segments=has_expandable_segments, capacity_bytes=79 * MIB)
+    assert found.reserved_bytes == [40 * MIB, 40 * MIB, 40 * MIB]
 
 
 def test_small_and_large_storages_never_share_a_segment():

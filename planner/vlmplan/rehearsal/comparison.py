@@ -183,7 +183,9 @@ class Comparison:
             yield Unseen(what="NCCL's buffers", num_bytes=self.device.nccl_bytes)
         yield Unseen(what="workspaces of kernels other than attention's", num_bytes=None)
         if self.estimate.recipe.uses_deepspeed:
-            yield Unseen(what="free blocks that the allocator keeps apart for DeepSpeed's own streams", num_bytes=None)
+            yield Unseen(
+                what="memory that waits, once freed, until DeepSpeed's other streams are done with it", num_bytes=None
+            )
 
 
 def compared(rehearsed: Rehearsed, estimate: Estimate) -> Comparison:

@@ -2,7 +2,7 @@
 rank, as tensors ask for them; workspaces of libraries are not among them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
@@ -72,7 +72,8 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """``events`` are (storage, +bytes or -bytes) of the device in order, ``CACHE_EMPTIED`` among them."""
+    """``events`` are (storage, +bytes or -bytes) of the device in order, ``CACHE_EMPTIED`` among them; ``streams`` the
+    numbers of the streams on which storages were asked for, 0 for all that are not there."""
 
     rank: int
     num_ranks: int
@@ -84,6 +85,7 @@ class Rehearsed:
     messages: tuple[Messages, ...]
     events: Sequence[tuple[int, int]] = field(repr=False)
     marks: tuple[Mark, ...]
+    streams: Mapping[int, int] = field(default_factory=dict[int, int], repr=False)
 
     @property
     def last_phases(self) -> list[RehearsedPhase]:
@@ -124,6 +126,7 @@ def rehearsed_from_json(answer: JsonObject) -> Rehearsed:
         messages=tuple(_messages(one) for one in answer.objects("collectives")),
         events=events,
         marks=_marks(answer, len(events)),
+        streams=_streams(answer),
     )
 
 
@@ -178,6 +181,13 @@ def _marks(answer: JsonObject, num_events: int) -> tuple[Mark, ...]:
             answer.complain("marks", f"every phase lies within the {num_events} events")
         marks.append(Mark(begin=begin, name=name, step=step, end=end))
     return tuple(marks)
+
+
+def _streams(answer: JsonObject) -> dict[int, int]:
+    pairs = answer.raw("streams")
+    if not isinstance(pairs, list) or not all(_are_counts(pair) and len(pair) == 2 for pair in cast(list[Any], pairs)):
+        answer.refuse("streams", "a list of pairs of whole numbers")
+    return dict(cast(Any, pairs))
 
 
 def _are_counts(values: Any) -> bool:
