@@ -20,6 +20,9 @@ from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 
+GENERIC_TERMS = "activations, FLOPs and time are those of a generic decoder"
+"""What a note says of the numbers of such a tree, as long as nothing better is known."""
+
 
 class GenericModel(Model):
     """A model described by its layout. ``build_generic`` makes a subclass for each, with its paths and parts."""
@@ -173,8 +176,7 @@ def generic_notes(layout: ModelLayout, model_type: str) -> tuple[str, ...]:
     if mixers:
         kinds = " and ".join(mixers[:3])
         return (f"vlmplan does not describe {model_type}: {exact}; what {kinds} need in training is not known.",)
-    generic = "activations, FLOPs and time are those of a generic decoder"
-    notes = [f"vlmplan does not describe {model_type}: {exact}; {generic}."]
+    notes = [f"vlmplan does not describe {model_type}: {exact}; {GENERIC_TERMS}."]
     if stacked:
         notes.append(f"Of {' and '.join(stacked[:3])} only the weights are counted, not their products.")
     if not has_attention(build_generic(layout)):

@@ -40,6 +40,7 @@ def requested_estimate(given: dict[str, Any], catalog_files: tuple[Path, ...]) -
     from vlmplan import estimate as estimates
     from vlmplan.catalog import load_catalog
     from vlmplan.models import find_model
+    from vlmplan.models.tree import ProbedModelFiles
     from vlmplan.request import (
         ds_config_of,
         length_notes,
@@ -58,4 +59,9 @@ def requested_estimate(given: dict[str, Any], catalog_files: tuple[Path, ...]) -
     )
     run = estimates.estimate if ds_config is not None else estimates.estimate_with_sizes
     more = () if ds_config is None else ds_config.notes
-    return run(workload, recipe, cluster), [*notes, *length_notes(workload, given), *warnings, *more]
+    found = run(workload, recipe, cluster)
+    if isinstance(workload.model, ProbedModelFiles):
+        from vlmplan.rehearsal.unknown import with_rehearsed_activations
+
+        found = with_rehearsed_activations(found)
+    return found, [*notes, *length_notes(workload, given), *warnings, *more]

@@ -234,6 +234,11 @@ def _described(model: ModelFiles) -> ModelFiles:
     )
 
 
+def described(model: ModelFiles, config: Mapping[str, Any]) -> ModelFiles:
+    """``model`` with another config.json; of one without a family, looked up anew."""
+    return _described(ModelFiles(id=model.id, config=config, preprocessor=model.preprocessor, hub_id=model.hub_id))
+
+
 def brings_own_code(config: Mapping[str, Any]) -> bool:
     """Whether the checkpoint has classes of its own, for all of the model or a part (``auto_map``)."""
     sections = [cast(Mapping[str, Any], value) for value in config.values() if isinstance(value, Mapping)]

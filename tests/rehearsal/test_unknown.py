@@ -1,0 +1,150 @@
+"""Activations of a model without a family: what a rehearsal of one and two layers adds to the generic ones."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hub_server import isolated_cache
+from planned import cluster, workload
+from vlmplan.errors import UnavailableError
+from vlmplan.estimate import Estimate, estimate
+from vlmplan.models import find_model
+from vlmplan.recipe import Method, Recipe
+from vlmplan.rehearsal.unknown import (
+    CORRECTED_PHASES,
+    Peaks,
+    Rehearse,
+    num_layers_of,
+    shortened,
+    with_rehearsed_activations,
+)
+from vlmplan.workload import Workload
+
+NUM_LAYERS = 5
+CONFIG = {
+    "model_type": "olmo2",
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "transformers_version": "4.57.0",
+}
+RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=2, activation_checkpointing=False)
+FIRST, FURTHER = 3_000_000, 500_000
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    isolated_cache(monkeypatch, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estimate]:
+    pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("olmo2")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    with pytest.MonkeyPatch.context() as patch:
+        isolated_cache(patch, folder)
+        files = find_model(str(folder))
+        yield estimate(Workload(model=files, seq_len=512), RECIPE, cluster("rtx-4090"))
+
+
+def off_by(first: int, further: int, asked: list[int]) -> Rehearse:
+    """A rehearsal that sees so many bytes more than the formulas: a first layer's, and each further one's."""
+
+    def rehearse(short: Estimate) -> Peaks:
+        num_layers = num_layers_of(short.workload.model.config)
+        assert num_layers is not None
+        asked.append(num_layers)
+        more = first + (num_layers - 1) * further
+        return {p.name: (p.resident.total + more, p.peak.total + 2 * more) for p in short.timeline.phases}
+
+    return rehearse
+
+
+def test_what_the_formulas_miss_is_drawn_on_to_all_layers(found: Estimate):
+    asked: list[int] = []
+    corrected = with_rehearsed_activations(found, off_by(FIRST, FURTHER, asked))
+    assert asked == [1, 2]
+    more = 3_000_000 + 4 * 500_000
+    for before, after in zip(found.timeline.phases, corrected.timeline.phases, strict=True):
+        is_corrected = before.name in CORRECTED_PHASES
+        assert after.resident.total - before.resident.total == (more if is_corrected else 0)
+        assert after.peak.total - before.peak.total == (2 * more if is_corrected else 0)
+        assert after.peak.activations - before.peak.activations == (2 * more if is_corrected else 0)
+    assert corrected.peak_allocated_bytes == found.peak_allocated_bytes + 2 * more
+    assert corrected.device.device_bytes == found.device.device_bytes + 2 * more
+
+
+def test_no_more_activations_are_taken_away_than_there_are(found: Estimate):
+    corrected = with_rehearsed_activations(found, off_by(-(2**40), 0, []))
+    assert all(phase.peak.activations >= 0 for phase in corrected.timeline.phases)
+    assert corrected.timeline.phases[2].peak.weights == found.timeline.phases[2].peak.weights
+
+
+def test_the_notes_say_where_the_activations_come_from(found: Estimate):
+    (note,) = with_rehearsed_activations(found, off_by(0, 0, [])).workload.model.notes
+    assert "activations are rehearsed, with one layer and with two" in note
+    assert "generic decoder" in note
+
+
+def test_what_was_rehearsed_once_is_kept(found: Estimate):
+    asked: list[int] = []
+    first = with_rehearsed_activations(found, off_by(FIRST, FURTHER, asked))
+    again = with_rehearsed_activations(found, off_by(0, 0, asked))
+    assert asked == [1, 2]
+    assert again.timeline == first.timeline
+    other = replace(found, recipe=RECIPE.with_changes(micro_batch=4))
+    with_rehearsed_activations(other, off_by(0, 0, asked))
+    assert asked == [1, 2, 1, 2]
+
+
+def test_where_it_cannot_be_rehearsed_the_generic_activations_stay_and_a_note_says_why(found: Estimate):
+    def fails(short: Estimate) -> Peaks:
+        raise UnavailableError("the rehearsal ended in forward: no reason.")
+
+    same = with_rehearsed_activations(found, fails)
+    assert same.timeline == found.timeline
+    assert same.workload.model.notes[-1] == (
+        "Its activations are not rehearsed: the rehearsal ended in forward: no reason."
+    )
+
+
+def test_a_model_with_a_family_is_left_alone():
+    described = estimate(workload("smollm2-135m"), RECIPE, cluster("rtx-4090"))
+    asked: list[int] = []
+    assert with_rehearsed_activations(described, off_by(1, 1, asked)) is described
+    assert asked == []
+
+
+def test_a_shorter_configuration_keeps_everything_but_layers():
+    text = {"num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"], "rope": [1, 2, 3], "hidden_size": 8}
+    whole = {"model_type": "x", "text_config": text, "vision_config": {"num_hidden_layers": 4}}
+    assert shortened(whole, 1) == {
+        "model_type": "x",
+        "text_config": {"num_hidden_layers": 1, "layer_types": ["a"], "rope": [1, 2, 3], "hidden_size": 8},
+        "vision_config": {"num_hidden_layers": 4},
+    }
+    assert text["num_hidden_layers"] == 4
+    assert num_layers_of({"n_layer": 3}) == 3
+    assert num_layers_of({"model_type": "x"}) is None
+
+
+def test_two_layers_tell_of_five(found: Estimate):
+    """The real thing: what is drawn on from one and two layers is what a rehearsal of all five sees."""
+    from vlmplan.rehearsal.unknown import _rehearsed_peaks
+
+    corrected = with_rehearsed_activations(found)
+    assert "rehearsed, with one layer" in corrected.workload.model.notes[0], corrected.workload.model.notes
+    seen = _rehearsed_peaks(found)
+    for phase in corrected.timeline.phases:
+        if phase.name in CORRECTED_PHASES:
+            assert phase.peak.total == pytest.approx(seen[phase.name][1], rel=1e-3)
+            assert phase.resident.total == pytest.approx(seen[phase.name][0], rel=1e-3)
