@@ -1,0 +1,148 @@
+"""What each shim of ``shims.py`` is there for, with it and without."""
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from forked import main
+from worlds import gpu, join, rehearsing
+
+from vlmplan_trainer.rehearse import autocast, shims
+from vlmplan_trainer.rehearse.device import NAME
+from vlmplan_trainer.rehearse.dispatch import Rehearsal
+
+Check = Callable[[Rehearsal], Any]
+
+
+def one_kind_of_keys(mode: Rehearsal) -> str:
+    weight = torch.nn.Parameter(torch.empty(2, 3))
+    weight.data = weight.data.to(NAME)
+    return "moved"
+
+
+def telling_of_other_data(mode: Rehearsal) -> str:
+    weight = torch.nn.Parameter(torch.empty(2, 3))
+    weight.data = weight.data.to(NAME)
+    return (weight + weight).device.type
+
+
+def making_parameters_of_fake_tensors(mode: Rehearsal) -> list[str]:
+    from bitsandbytes.nn import Params4bit
+
+    made = Params4bit(torch.empty(64, 64), requires_grad=False)
+    return [kind.__name__ for kind in type(made).__mro__[1:3]]
+
+
+def moving_modules_in_place(mode: Rehearsal) -> bool:
+    layer = torch.nn.Linear(2, 3)
+    weight, seen = layer.weight, weakref.ref(layer.weight)
+    layer.to(NAME)
+    return seen() is weight is layer.weight
+
+
+def taking_fake_tensors_for_real(mode: Rehearsal) -> bool:
+    from transformers import LlamaConfig
+    from transformers.masking_utils import create_causal_mask
+
+    config = LlamaConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)
+    config._attn_implementation = "sdpa"
+    mask = create_causal_mask(
+        config, gpu(1, 5, 8), attention_mask=torch.ones(1, 5, dtype=torch.long, device=NAME), past_key_values=None
+    )
+    return mask is None
+
+
+def trusting_other_ranks(mode: Rehearsal) -> None:
+    from deepspeed.runtime.zero import utils
+
+    join(1, 2)
+    utils.assert_ints_same_as_other_ranks([7])
+
+
+def listing_known_values(mode: Rehearsal) -> list[Any]:
+    numbers = torch.tensor([[2, 3], [5, 7]])
+    before = mode.num_operations
+    return [numbers.tolist(), mode.num_operations - before]
+
+
+def forgetting_casts(mode: Rehearsal) -> int:
+    weight = torch.nn.Parameter(gpu(3, 5))
+    with torch.autocast(NAME, torch.bfloat16):
+        torch.nn.functional.linear(gpu(2, 5), weight)
+        assert len(autocast._cache) == 1
+    return len(autocast._cache)
+
+
+def making_numbers_on_the_host(mode: Rehearsal) -> str:
+    return torch.tensor([2.0, 3.0], device=NAME).device.type
+
+
+def recording_no_streams(mode: Rehearsal) -> None:
+    gpu(2).record_stream(torch.gpu.current_stream())  # type: ignore[attr-defined]
+
+
+def making_tensors_of_tensors(mode: Rehearsal) -> list[int]:
+    import deepspeed
+
+    numbers = [torch.tensor(5), torch.tensor(7)]
+    plain = torch.tensor(numbers)
+    join(0, 2)
+    with deepspeed.zero.Init(config_dict_or_path={"zero_optimization": {"stage": 3}, "train_batch_size": 2}):
+        return [*plain.tolist(), *torch.tensor(numbers).tolist()]
+
+
+def updating_nothing_on_the_host(mode: Rehearsal) -> str:
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    with tempfile.TemporaryDirectory() as folder:  # no compiler, so that it is not built
+        os.environ |= {"TORCH_EXTENSIONS_DIR": folder, "CXX": "false", "PATH": ""}
+        weight = torch.nn.Parameter(torch.zeros(3))
+        optimizer = DeepSpeedCPUAdam([weight])
+        weight.grad = torch.zeros(3)
+        optimizer.step()
+    return " ".join(sorted(optimizer.state[weight]))
+
+
+def paging_in_host_memory(mode: Rehearsal) -> list[str]:
+    from bitsandbytes.optim import PagedAdamW8bit
+
+    weight = torch.nn.Parameter(gpu(1 << 17))
+    optimizer = PagedAdamW8bit([weight])
+    return [optimizer.get_state_buffer(weight, dtype=torch.uint8).device.type]
+
+
+def counting_saved_bytes(mode: Rehearsal) -> int:
+    shared = gpu(3, 5, dtype=torch.bfloat16)
+    with tempfile.TemporaryDirectory() as folder:
+        content = {"weights": [shared, shared.view(5, 3)], "state": {"step": gpu(7, dtype=torch.float32)}}
+        with shims.counting_saved_bytes() as saved:
+            torch.save(content, Path(folder) / "file.pt")
+    return saved.num_bytes
+
+
+def saving_fake_tensors(mode: Rehearsal) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save({"weights": gpu(3, 5)}, Path(folder) / "file.pt")
+
+
+def checked(check: Check, without: str) -> Any:
+    with rehearsing(without=without) as mode:
+        return check(mode)
+
+
+SHIMS = {shim.__name__: globals()[shim.__name__] for shim in (*shims.SHIMS, *shims.DEVICE_SHIMS)}
+"""A check for every one; none is missing."""
+CHECKS = {
+    **{name: partial(checked, check, "") for name, check in SHIMS.items()},
+    **{f"no {name}": partial(checked, check, name) for name, check in SHIMS.items()},
+    "counting_saved_bytes": partial(checked, counting_saved_bytes, ""),
+    "no counting_saved_bytes": partial(checked, saving_fake_tensors, ""),
+}
+
+if __name__ == "__main__":
+    main(CHECKS)

@@ -1,0 +1,70 @@
+"""Every shim does what it is for, and is still needed: without it the libraries fail in the way that it says."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forked import outcomes_of
+
+HERE = Path(__file__).parent
+ANSWERS: dict[str, Any] = {
+    "one_kind_of_keys": "moved",
+    "telling_of_other_data": "gpu",
+    "making_parameters_of_fake_tensors": ["Params4bit", "Parameter"],
+    "moving_modules_in_place": True,
+    "taking_fake_tensors_for_real": True,
+    "trusting_other_ranks": None,
+    "listing_known_values": [[[2, 3], [5, 7]], 0],
+    "forgetting_casts": 0,
+    "making_numbers_on_the_host": "gpu",
+    "recording_no_streams": None,
+    "making_tensors_of_tensors": [5, 7, 5, 7],
+    "updating_nothing_on_the_host": "exp_avg exp_avg_sq step",
+    "paging_in_host_memory": ["cpu"],
+    "counting_saved_bytes": 2 * 3 * 5 + 4 * 7,
+}
+WITHOUT: dict[str, Any] = {
+    "one_kind_of_keys": "incompatible tensor type",
+    "telling_of_other_data": "cpu",
+    "making_parameters_of_fake_tensors": "not a subclass of the requested type",
+    "moving_modules_in_place": "Couldn't swap Linear.weight",
+    "taking_fake_tensors_for_real": False,
+    "trusting_other_ranks": "disagreement",
+    "listing_known_values": [[[2, 3], [5, 7]], 7],
+    "forgetting_casts": 1,
+    "making_numbers_on_the_host": "aten::empty_strided",
+    "recording_no_streams": "unknown parameter type",
+    "making_tensors_of_tensors": "aten::_local_scalar_dense",
+    "updating_nothing_on_the_host": "failed to build/load",
+    "paging_in_host_memory": "cget_managed_ptr",
+    "counting_saved_bytes": "Can't pickle",
+}
+"""What is found instead, or part of what is raised."""
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return outcomes_of(HERE / "shim_checks.py", [*ANSWERS, *(f"no {name}" for name in WITHOUT)])
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_shim_does_what_it_is_for(outcomes, name):
+    assert outcomes[name] == {"found": ANSWERS[name]}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_shim_is_still_needed(outcomes, name):
+    outcome, expected = outcomes[f"no {name}"], WITHOUT[name]
+    if "raised" in outcome:
+        assert isinstance(expected, str), outcome
+        assert expected in outcome["raised"]
+    else:
+        assert outcome == {"found": expected}
+        assert expected != ANSWERS[name]
+
+
+def test_no_shim_is_left_out():
+    from vlmplan_trainer.rehearse import shims
+
+    names = {shim.__name__ for shim in (*shims.SHIMS, *shims.DEVICE_SHIMS)} | {"counting_saved_bytes"}
+    assert set(ANSWERS) == set(WITHOUT) == names
