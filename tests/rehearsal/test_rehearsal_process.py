@@ -6,6 +6,7 @@ A few lines of Python stand for the trainer; ``test_real_rehearsals`` asks the r
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -195,3 +196,30 @@ def test_interrupting_ends_the_process(pretend: Pretend, tmp_path: Path):
         rehearse(plan, estimate)
     with pytest.raises(ProcessLookupError):
         os.kill(int(started.read_text()), 0)
+
+
+def test_a_signal_that_ends_vlmplan_ends_the_rehearsal(tmp_path: Path):
+    started = tmp_path / "pid"
+    sleeper = READ + f"open({str(started)!r}, 'w').write(str(os.getpid())); import time; time.sleep(600)"
+    script = (
+        f"from vlmplan.rehearsal.process import answer_of; import sys; answer_of([sys.executable, '-c', {sleeper!r}]"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", f"{script}, '{{}}', print)"])
+    while not (started.exists() and started.read_text()):
+        assert caller.poll() is None
+        time.sleep(0.01)
+    caller.terminate()
+    assert caller.wait() == -signal.SIGTERM
+    for _ in range(500):  # whoever adopts it has to notice
+        if not is_running(int(started.read_text())):
+            return
+        time.sleep(0.01)
+    raise AssertionError("the rehearsal goes on")
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process that has not ended."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,7 +1,9 @@
 """What a rehearsal looks like: sparkline, tables, picture, page and trace of the recorded one."""
 
+import io
 import json
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,6 +18,7 @@ from vlmplan.rehearsal import Comparison
 from vlmplan.rehearsal.perfetto import trace_text
 from vlmplan.rehearsal.result import Mark
 from vlmplan.render.plot import html_text, svg_text
+from vlmplan.render.progress import rehearsal_progress
 from vlmplan.render.rehearsal import print_rehearsal
 from vlmplan.render.sparkline import BLOCKS, PLAIN, highest_per_cell, phase_line, sparkline
 
@@ -190,3 +193,28 @@ def test_trace_has_a_slice_for_each_phase_that_ends_before_the_next():
     assert [event["name"] for event in slices] == [mark.name for mark in recorded().marks]
     for before, after in pairwise(slices):
         assert before["ts"] + before["dur"] <= after["ts"]
+
+
+# -- progress --------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def progressed(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    with rehearsal_progress(2) as say:
+        say("backward of step 1")
+        say("save")
+    return stream.getvalue()
+
+
+def test_a_terminal_sees_a_bar_with_the_phase(monkeypatch: pytest.MonkeyPatch):
+    assert "save" in progressed(Terminal(), monkeypatch)
+
+
+def test_a_pipe_sees_nothing(monkeypatch: pytest.MonkeyPatch):
+    assert progressed(io.StringIO(), monkeypatch) == ""

@@ -1,4 +1,4 @@
-"""``recommend --rehearse``: the winner is rehearsed before it is printed; one that does not fit makes way for others."""
+"""``recommend --rehearse``: the winner is rehearsed before it is shown; one that does not fit makes way for others."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,9 +141,13 @@ def _estimate_of(plan: "Plan", catalog_files: tuple[Path, ...]) -> "Estimate":
     from vlmplan.catalog import load_catalog
     from vlmplan.estimate import estimate
     from vlmplan.launch.plan_options import gpu_of
+    from vlmplan.models import described
+    from vlmplan.rehearsal.unknown import with_rehearsed_activations
     from vlmplan.request import requested_cluster
 
     catalog = load_catalog(catalog_files)
     options = {"gpu": gpu_of(plan, catalog), "num_nodes": plan.hardware.num_nodes}
     cluster, _ = requested_cluster(options, catalog)
-    return estimate(plan.workload, plan.recipe, cluster)
+    model = plan.workload.model
+    workload = replace(plan.workload, model=described(model, model.config))
+    return with_rehearsed_activations(estimate(workload, plan.recipe, cluster))

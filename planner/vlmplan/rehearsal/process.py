@@ -5,12 +5,14 @@ phase as it begins, among whatever the libraries print.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from threading import Thread
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import IO, Any
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
@@ -20,6 +22,7 @@ from vlmplan.launch.preflight import INSTALL, needed_packages
 from vlmplan.plan import Plan
 from vlmplan.rehearsal.result import Rehearsed, rehearsed_from_json
 
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 COMMAND = ("-m", "vlmplan_trainer.rehearse")
 SOURCE = "the rehearsal's answer"
 PHASE = "PHASE "
@@ -64,13 +67,14 @@ def answer_of(command: Sequence[str], request: str, say: Callable[[str], None]) 
     assert process.stdout is not None
     assert process.stderr is not None
     report = _Report(say)
-    reader = Thread(target=report.read, args=(process.stderr,), daemon=True)
+    reader = threading.Thread(target=report.read, args=(process.stderr,), daemon=True)
     reader.start()
     try:
-        with suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(request)
-        text = process.stdout.read()
-        code = process.wait()
+        with _ending_together(process):
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(request)
+            text = process.stdout.read()
+            code = process.wait()
     finally:
         process.kill()
         process.wait()
@@ -80,6 +84,25 @@ def answer_of(command: Sequence[str], request: str, say: Callable[[str], None]) 
     if code or not text:
         raise UnavailableError(f"the rehearsal ended {report.place}: {report.reason(code)}")
     return parse_json_object(text, source=SOURCE)
+
+
+@contextmanager
+def _ending_together(process: "subprocess.Popen[str]") -> Generator[None]:
+    """Within, a signal that ends this process ends ``process`` too. Ctrl-C is an exception, and needs none of it."""
+    old: dict[int, Any] = {}
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        process.kill()
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+
+    if threading.current_thread() is threading.main_thread():  # Python allows it nowhere else
+        old = {number: signal.signal(number, end) for number in SIGNALS if signal.getsignal(number) is signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
 
 
 class _Report:

@@ -51,6 +51,8 @@ def verdict_line(found: Comparison) -> str:
     device = found.device
     word, colour = VERDICTS[found.verdict]
     free = f"{gib_text(abs(device.free_bytes))} {'free' if device.free_bytes >= 0 else 'short'}"
+    if not device.runs and device.free_bytes >= 0:
+        free += "; torch's allocator runs out although the tensors would fit: try --expandable-segments"
     return (
         f"{click.style(word, fg=colour, bold=True)}: {gib_text(device.device_bytes)} of "
         f"{gib_text(device.usable_bytes)} usable on each GPU as rehearsed, "
