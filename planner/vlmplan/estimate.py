@@ -281,13 +281,14 @@ class Estimator:
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The memory timeline of the fullest GPU, library workspaces included."""
-        capability = cluster.node.gpu.compute_capability
+        capability, is_on_cpu = cluster.node.gpu.compute_capability, cluster.node.gpu.vendor is Vendor.CPU
         timeline = memory_timeline(
             self.table,
             self.trace(recipe, capability),
             recipe,
             num_ranks=cluster.num_gpus,
-            read_bytes=self._read_bytes(recipe) if cluster.node.gpu.vendor is Vendor.CPU else 0,
+            is_on_cpu=is_on_cpu,
+            read_bytes=self._read_bytes(recipe) if is_on_cpu else 0,
         )
         return _with_workspaces(timeline, workspace_bytes(cluster.node.gpu))
 

@@ -11,6 +11,7 @@ from enum import Enum
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Kind, Node, Tensor
 from vlmplan.units import DType
 
@@ -261,21 +262,35 @@ def _folded(x: Tensor, *, copies: bool) -> Tensor:
 
 
 def _math(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout: float) -> Tensor:
-    """torch's fallback: q, k, v scaled and cast to float32, scores and softmax in float32.
+    """torch's fallback: q, k, v cast to float32 and scaled, scores and softmax in float32.
 
-    Source: ``_scaled_dot_product_attention_math`` in ``attention.cpp`` (16-bit inputs are upcast unless
-    ``allow_fp16_bf16_reduction_math_sdp`` is set).
+    Causality is a mask of numbers that is added to the scores in place. The softmax finds out which scores are masked:
+    a byte for each. Source: ``_scaled_dot_product_attention_math`` and ``_safe_softmax`` in ``attention.cpp`` (16-bit
+    inputs are upcast unless ``allow_fp16_bf16_reduction_math_sdp`` is set).
     """
     batch, num_heads, num_tokens, head_dim = q.shape
-    dtype = q.dtype
-    k, v = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
+    dtype, num_keys, tape = q.dtype, k.shape[2], q.tape
     q, k, v = (ops.to(x, DType.FLOAT32) for x in (q, k, v))
-    num_keys = k.shape[2]
-    scores = ops.matmul(ops.scale(q), ops.scale(k), (batch, num_heads, num_tokens, num_keys), head_dim)
-    if is_causal:
-        scores = ops.shift(scores)
-    weights = ops.dropout(ops.softmax(scores), dropout)
-    del scores
+    scaled = ops.scale(q)
+    mask = _causal_mask(tape, num_tokens, num_keys) if is_causal else None
+    k, v = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
+    scores = ops.matmul(scaled, ops.scale(k), (batch, num_heads, num_tokens, num_keys), head_dim)
+    if mask is not None:
+        tape.move(2 * scores.num_bytes)
+    weights = ops.softmax(scores)
+    with tape.charged_to(Kind.TEMPORARY):
+        is_masked = tape.tensor(scores.shape, DType.BOOL)
+    tape.move(scores.num_bytes + is_masked.num_bytes)
+    del is_masked, scores
+    weights = ops.dropout(weights, dropout)
     out = ops.to(ops.matmul(weights, v, q.shape, num_keys), dtype)
-    del weights
+    del weights, mask
     return ops.copy(out, batch, num_tokens, num_heads * head_dim)
+
+
+def _causal_mask(tape: Tape, num_tokens: int, num_keys: int) -> Tensor:
+    """Zero or minus infinity by query and key, out of a boolean mask."""
+    with tape.charged_to(Kind.TEMPORARY):
+        mask = tape.tensor((num_tokens, num_keys), DType.FLOAT32)
+        tape.move(mask.num_bytes + mask.numel)
+        return mask

@@ -27,7 +27,6 @@ class MicroBatchProfile:
     forward_peak: int
     dropped_peak: int
     kept_peak: int
-    batch_bytes: int
     held_bytes: int
     unreleased_bytes: int
 
@@ -47,7 +46,7 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
         live += delta
         gradients += ready
     unreleased = sum([trace.sections[run.key].unreleased_bytes for run in trace.schedule])
-    return MicroBatchProfile(forward_peak, dropped, kept, rises["batch"][2], _held_bytes(trace), unreleased)
+    return MicroBatchProfile(forward_peak, dropped, kept, _held_bytes(trace), unreleased)
 
 
 def _held_bytes(trace: Trace) -> int:
@@ -101,7 +100,6 @@ def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) ->
         secant(low.forward_peak, high.forward_peak),
         secant(low.dropped_peak, high.dropped_peak),
         secant(low.kept_peak, high.kept_peak),
-        secant(low.batch_bytes, high.batch_bytes),
         max(low.held_bytes, high.held_bytes),
         max(low.unreleased_bytes, high.unreleased_bytes),
     )
@@ -126,7 +124,7 @@ def peak_bound(
     largest = table.largest_trained * p
     copied = max(recipe.zero.reduce_bucket_size * p, largest)
     accumulated = table.trained_bytes if accumulates else 0
-    step = states.step_peak.total + profile.batch_bytes
+    step = states.step_peak.total
     if recipe.zero_stage is None or recipe.zero_stage == 0:
         chunk = 0 if recipe.zero_stage is None else min(table.trained_bytes, 500_000_000 * p + largest)
         backward = max(profile.kept_peak, profile.dropped_peak + accumulated) + largest + chunk

@@ -16,6 +16,7 @@ from vlmplan.memory.parameters import (
     owned_elements,
     partition_of,
     sharded_elements,
+    sub_group_elements,
 )
 from vlmplan.recipe import Offload, Precision, Recipe
 from vlmplan.units import DType
@@ -142,7 +143,7 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     p, m = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
     shards, persistent = _stage3_weights(table, recipe, num_ranks)
     trained = sharded_elements(table.numels, num_ranks)
-    group = min(trained, recipe.zero.sub_group_size)
+    group = max(sub_group_elements(table.numels, num_ranks, recipe.zero.sub_group_size))
     bucket = Components(communication_buffers=recipe.zero.reduce_bucket_size * p)
     hooked = Components(weights=table.largest_trained * p)
     is_offloaded = recipe.offload_optimizer is not Offload.NONE
@@ -156,10 +157,9 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     start = weights + master + gradients + bucket
     making = weights + master + Components(temporaries=group * m)
     building = higher(making, start + hooked)
-    flat = [(group,)] if group == trained else [(group,)] * (trained // group) + [(trained % group or group,)]
     resident = start + Components(optimizer_states=state_bytes(recipe, [(trained,)], recipe.master_dtype))
     cast = group * (p + (m if m != p else 0))
-    update = group * m + update_bytes(recipe, flat[:1], recipe.master_dtype)
+    update = group * m + update_bytes(recipe, [(group,)], recipe.master_dtype)
     norm = -(-table.largest_trained // num_ranks) * NORM_BYTES
     check = trained * overflow_check_bytes(recipe)
     return ModelStates(start, resident, building, resident + Components(temporaries=max(cast, update, norm, check)))

@@ -155,6 +155,22 @@ def candidate_ranks(table: ParameterTable, num_ranks: int) -> list[int]:
     return sorted(rank for rank in ranks if rank < num_ranks)
 
 
+def sub_group_elements(numels: Sequence[int], num_ranks: int, limit: int) -> list[int]:
+    """Elements of a rank's shards that each step of the optimizer handles under ZeRO 3.
+
+    A group is full with the parameter that brings it to ``limit``, and larger than that by a part of the parameter.
+    Source: ``_create_fp16_sub_groups`` in ``stage3.py``.
+    """
+    groups: list[int] = []
+    running = 0
+    for numel in numels:
+        running += -(-numel // num_ranks)
+        if running >= limit:
+            groups.append(running)
+            running = 0
+    return [*groups, running] if running else groups
+
+
 def sharded_elements(numels: Sequence[int], num_ranks: int) -> int:
     """Elements of one rank's shards under ZeRO 3, where every parameter is padded by itself.
 

@@ -17,7 +17,7 @@ from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocato
 from vlmplan.memory.components import Components
 from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.gathering import GatheredWeights
-from vlmplan.memory.parameters import ParameterTable, fullest_rank, partition_size, sharded_elements
+from vlmplan.memory.parameters import ParameterTable, fullest_rank, partition_size, sub_group_elements
 from vlmplan.memory.replay import KeptGradients
 from vlmplan.memory.timeline import (
     arriving_bytes,
@@ -66,11 +66,10 @@ def engine_blocks(table: ParameterTable, recipe: Recipe, states: ModelStates, nu
 
 
 def _flat_numels(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[int]:
-    """Elements of each flat buffer of master weights or of a moment (stage 3: ``_create_fp16_sub_groups``)."""
+    """Elements of each flat buffer of master weights or of a moment."""
     if recipe.zero_stage != 3:
         return [partition_size(table.num_trained, num_ranks)]
-    trained, group = sharded_elements(table.numels, num_ranks), recipe.zero.sub_group_size
-    return [min(group, trained - begin) for begin in range(0, trained, group)]
+    return sub_group_elements(table.numels, num_ranks, recipe.zero.sub_group_size)
 
 
 def _flat_step(recipe: Recipe, num_bytes: int, numel: int) -> list[int]:
@@ -179,9 +178,8 @@ class Reservation:
             self._held.set(self._earlier)  # the new partition is added to the earlier one
         if is_last:
             self._reduce_at_boundary()
-        else:
-            self._free(list(self._storages.values()))
-            self._storages.clear()
+        self._free(list(self._storages.values()))  # the batch
+        self._storages.clear()
 
     def _start_gradients(self, accumulates: bool) -> None:
         self._store = gradient_store(self._table, self._recipe, self._num_ranks, self._rank, accumulates=accumulates)
@@ -273,8 +271,6 @@ class Reservation:
         self._free(passing)
         self._free(self._kept)
         self._held.set(0)
-        self._free(list(self._storages.values()))
-        self._storages.clear()
 
     def _free(self, blocks: list[Block]) -> None:
         for block in blocks:

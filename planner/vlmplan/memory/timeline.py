@@ -7,7 +7,7 @@ holds most; the first step lacks the optimizer's states until it ends.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vlmplan.architecture.model import Part
 from vlmplan.architecture.tensor import Parameter
@@ -25,7 +25,7 @@ from vlmplan.memory.engines import (
 from vlmplan.memory.gathering import GatheredWeights
 from vlmplan.memory.parameters import ParameterTable, fullest_rank, owned_elements, partition_of
 from vlmplan.memory.replay import GradientStore, KeptGradients, Moments
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Method, Offload, Recipe
 from vlmplan.units import DType
 
 
@@ -52,30 +52,35 @@ def memory_timeline(
     *,
     num_ranks: int = 1,
     rank: int | None = None,
+    is_on_cpu: bool = False,
     read_bytes: int = 0,
 ) -> Timeline:
     """Phases of training ``table``'s model on ``num_ranks`` GPUs, each running ``trace`` as its micro batch.
 
-    ``rank`` looks at one rank instead of the fullest (a rehearsal sees one). ``read_bytes``: what the rank that reads
-    the checkpoint holds of it in the same memory, where ranks run on the CPU (``host.read_bytes``).
+    ``rank`` looks at one rank instead of the fullest (a rehearsal sees one). ``is_on_cpu``: the ranks' devices are the
+    host itself; ``read_bytes``: what the rank that reads the checkpoint holds of it in that memory (``host.read_bytes``).
     """
     if rank is None:
         rank = fullest_rank(table, num_ranks) if recipe.zero_stage in (1, 2) else 0
     states = model_states(table, recipe, num_ranks, rank)
     forward, backward, boundary = _micro_batch(table, trace, recipe, num_ranks, rank, states)
-    batch = Components(activations=boundary.activations)
-    load = loading(table, recipe, num_ranks, read_bytes=read_bytes)
-    save = saving(table, recipe, states)
+    load = loading(table, recipe, num_ranks, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
     return Timeline(
         phases=(
             load,
             Phase(name="init", resident=states.at_start, peak=higher(states.init_peak, states.at_start)),
             forward,
             backward,
-            Phase(name="step", resident=states.resident + batch, peak=higher(states.step_peak + batch, boundary)),
-            save,
+            Phase(name="step", resident=states.resident, peak=higher(states.step_peak, without_batch(boundary))),
+            # A checkpoint is written from where the tensors lie, also at stage 3.
+            Phase(name="save", resident=states.resident, peak=states.resident),
         )
     )
+
+
+def without_batch(boundary: Components) -> Components:
+    """What the step begins with: the loop lets go of a micro batch, pixels and masks too, when its backward is over."""
+    return replace(boundary, activations=0)
 
 
 def model_states(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int) -> ModelStates:
@@ -88,16 +93,20 @@ def model_states(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: in
     return stage12_states(table, recipe, num_ranks, rank)
 
 
-def loading(table: ParameterTable, recipe: Recipe, num_ranks: int, *, read_bytes: int = 0) -> Phase:
-    """Weights arriving on the GPU, one tensor at a time, straight to where they stay.
+def loading(
+    table: ParameterTable, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool = False, read_bytes: int = 0
+) -> Phase:
+    """Weights arriving on the device, one tensor at a time, straight to where they stay.
 
-    But: stage 3 cuts them up (``engines.stage3_loading``); a 4-bit weight arrives in 16 bit and is packed there
-    (``Params4bit``); peft's upcast makes a float32 copy before the 16-bit weight goes (``param.data =
-    param.data.to(float32)``).
+    But: weights that are neither cut up nor packed arrive in host memory, from where the engine moves them; stage 3
+    cuts them up (``engines.stage3_loading``); a 4-bit weight arrives in 16 bit and is packed there (``Params4bit``);
+    peft's upcast makes a float32 copy before the 16-bit weight goes (``param.data = param.data.to(float32)``).
     """
     if recipe.zero_stage == 3:
         resident, peak = stage3_loading(table, recipe, num_ranks)
         return Phase(name="load", resident=resident, peak=peak + Components(temporaries=read_bytes))
+    if recipe.method is not Method.QLORA and not is_on_cpu:
+        return Phase(name="load", resident=NOTHING, peak=NOTHING)
     resident = Components(weights=table.total_bytes)
     passing = max(arriving_bytes(entry.parameter, recipe) for entry in table.entries)
     return Phase(name="load", resident=resident, peak=resident + Components(temporaries=passing))
@@ -109,12 +118,6 @@ def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
         return parameter.numel * parameter.dtype.num_bytes
     is_upcast = recipe.upcasts_frozen and not parameter.requires_grad and parameter.dtype is DType.FLOAT32
     return parameter.numel * recipe.precision.dtype.num_bytes if is_upcast else 0
-
-
-def saving(table: ParameterTable, recipe: Recipe, states: ModelStates) -> Phase:
-    """A checkpoint is written from where the tensors lie; stage 3 gathers one module's weights at a time for export."""
-    gathered = table.largest_bytes if recipe.zero_stage == 3 else 0
-    return Phase(name="save", resident=states.resident, peak=states.resident + Components(weights=gathered))
 
 
 def _micro_batch(
