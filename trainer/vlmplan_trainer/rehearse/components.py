@@ -114,7 +114,9 @@ class Owners:
                 found.setdefault(number, component)
 
     def _guess(self, entry: Entry) -> str:
-        maker, phase = entry.maker, entry.phase.partition("-")[0]
+        maker, phase = entry.maker, entry.phase
+        if not phase:
+            return "activations"  # a micro batch on its way to the device
         if maker.startswith("deepspeed "):
             function = maker.removeprefix("deepspeed ")
             if any(part in function for part in GATHERING):

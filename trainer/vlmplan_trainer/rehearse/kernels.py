@@ -21,6 +21,9 @@ SMALL_FLASH_HEAD_LIMIT = 224
 MASK_ALIGNMENT = 8
 """The memory-efficient kernel pads rows of a mask to a multiple of this (``preprocess_mask``)."""
 
+ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward")
+"""Operations that torch takes apart (``CompositeImplicitAutograd``) where a device has no kernel of its own."""
+
 _libraries: list[torch.library.Library] = []
 """Registrations last as long as these."""
 
@@ -52,7 +55,14 @@ def register(capability: tuple[int, int]) -> None:
     library = torch.library.Library("aten", "IMPL")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         library.impl("scaled_dot_product_attention", attention, key)
+    for name in ONE_KERNEL_ON_CUDA:
+        library.impl(name, _never_run, "PrivateUse1")
     _libraries.append(library)
+
+
+def _never_run(*args: Any) -> Any:
+    """That there is a kernel is enough: fake tensors ask for shapes before it is reached."""
+    raise AssertionError("fake tensors run no kernel")
 
 
 def runs_flash(capability: tuple[int, int], query: Tensor, attn_mask: Tensor | None) -> bool:
@@ -106,7 +116,13 @@ def _backward(
     return grads, passing
 
 
+def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Result:
+    """The softmax, and while it runs, of each score whether it is masked (``_safe_softmax`` in ``attention.cpp``)."""
+    return torch.empty_like(scores, dtype=dtype or scores.dtype), [scores.numel()]
+
+
 KERNELS: dict[Any, Callable[..., Result]] = {
     aten._scaled_dot_product_fused_attention_overrideable.default: _forward,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _backward,
+    aten._safe_softmax.default: _safe_softmax,
 }

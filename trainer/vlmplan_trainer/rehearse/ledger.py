@@ -31,7 +31,7 @@ class Place:
 
 @dataclass(slots=True)
 class Entry:
-    """A live storage. ``maker`` and ``op`` are empty for small ones."""
+    """A live storage. ``maker`` and ``op`` are empty for small ones, ``phase`` of what is made between phases."""
 
     num_bytes: int
     is_on_device: bool
@@ -81,7 +81,7 @@ class Ledger:
         self._last += 1
         number = self._numbers[key] = self._last
         entry = self.entries[number] = Entry(num_bytes, is_on_device)
-        entry.phase = self.phase
+        entry.phase = self.phase if self.is_in_phase else ""
         if num_bytes >= NAMED_BYTES:
             entry.shape, entry.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             entry.op, entry.maker = str(op), maker()
