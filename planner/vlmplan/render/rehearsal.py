@@ -16,6 +16,8 @@ from vlmplan.units import counted, duration_text, gib_text
 
 UNKNOWN = "-"
 ERROR = "error"
+LEAST_FRACTION = 0.001
+"""Of a component of fewer of the peak's bytes no error is shown: it would be large and mean nothing."""
 
 
 def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
@@ -107,7 +109,12 @@ def _print_components(found: Comparison) -> None:
     peak, estimated = found.peak, found.estimated_peak.as_json()
     step = f" of step {peak.step}" if peak.step else ""
     rows = [
-        (name.replace("_", " "), gib_text(num_bytes), gib_text(estimated[name]), _error(estimated[name], num_bytes))
+        (
+            name.replace("_", " "),
+            gib_text(num_bytes),
+            gib_text(estimated[name]),
+            _error(estimated[name], num_bytes) if num_bytes >= LEAST_FRACTION * peak.peak_bytes else UNKNOWN,
+        )
         for name, num_bytes in peak.components.as_json().items()
         if num_bytes or estimated[name]
     ]

@@ -18,9 +18,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
-from torch.utils.flop_counter import flop_registry
 
 from vlmplan_trainer.rehearse.collectives import Collectives
+from vlmplan_trainer.rehearse.flops import formula_of
 from vlmplan_trainer.rehearse.kernels import KERNELS
 from vlmplan_trainer.rehearse.ledger import Ledger
 
@@ -102,7 +102,7 @@ class Rehearsal(TorchDispatchMode):
         return result
 
     def _count_flops(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        formula = flop_registry.get(func._overloadpacket)
+        formula = formula_of(func._overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=result)
 

@@ -1,0 +1,51 @@
+"""FLOPs of the operations that torch's own counter does not know: attention of a backend, products with packed weights.
+
+As ``torch.utils.flop_counter`` counts: two for each multiplication with its addition, causal attention in full, and
+backward of attention with its scores computed anew.
+"""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+Formula = Callable[..., int]
+
+
+def attention_forward(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
+    """(batch, heads, tokens, head_dim). Scores, then their product with the values, for every head of the queries."""
+    batch, heads, tokens, head_dim = query.shape
+    pairs = batch * heads * tokens * key.shape[-2]
+    return 2 * pairs * (head_dim + value.shape[-1])
+
+
+def attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Scores anew, gradients of queries and keys from theirs; gradients of scores and of values."""
+    batch, heads, tokens, head_dim = query.shape
+    pairs = batch * heads * tokens * key.shape[-2]
+    return 2 * pairs * (3 * head_dim + 2 * value.shape[-1])
+
+
+def packed_product(inputs: Tensor, packed: Tensor, shape: Any, *args: Any, **kwargs: Any) -> int:
+    """(..., in) times a packed weight whose ``shape`` is (out, in)."""
+    return 2 * inputs.numel() // inputs.shape[-1] * prod(shape)
+
+
+FORMULAS: dict[Any, Formula] = {
+    aten._scaled_dot_product_fused_attention_overrideable: attention_forward,
+    aten._scaled_dot_product_fused_attention_overrideable_backward: attention_backward,
+}
+PACKED = ("gemm_4bit", "gemv_4bit")
+"""bitsandbytes' products, which are registered with torch when it is imported."""
+
+
+def formula_of(packet: Any) -> Formula | None:
+    """How the FLOPs of an operation are counted, from its arguments; None for those that multiply no matrices."""
+    known = flop_registry.get(packet) or FORMULAS.get(packet)
+    if known is None and packet.__name__ in PACKED:
+        return packed_product
+    return known
