@@ -1,15 +1,12 @@
 """Fake tensors as a rehearsal has them, for checks of its parts. Once in a process."""
 
 import os
-
-os.environ["DS_ACCELERATOR"] = "cpu"
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import bitsandbytes  # noqa: F401
 import deepspeed
+import imported  # noqa: F401
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 

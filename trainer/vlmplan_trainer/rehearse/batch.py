@@ -15,6 +15,8 @@ from vlmplan.errors import InputError
 IGNORED_LABEL = -100
 FIRST_IMAGE = 4
 """Tokens of text before the first image."""
+BETWEEN_IMAGES = 2
+"""... and between images, if there are so many: what chat templates write around each."""
 TEXT_TOKENS = 60
 """Ids that text is made of, from 5 on, the images' own left out."""
 GRID_TYPES = ("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
@@ -95,10 +97,12 @@ def _token_ids(samples: Samples, token: int | None) -> torch.Tensor:
     if token is not None:
         row[row == token] += 1
         assert samples.image is not None
-        place = min(FIRST_IMAGE, samples.num_tokens - samples.image.num_tokens * samples.images_per_sample)
+        num_text = samples.num_tokens - samples.image.num_tokens * samples.images_per_sample
+        between = min(BETWEEN_IMAGES, num_text // samples.images_per_sample)
+        place = min(FIRST_IMAGE, num_text - between * (samples.images_per_sample - 1))
         for _ in range(samples.images_per_sample):
             row[place : place + samples.image.num_placeholder_tokens] = token
-            place += samples.image.num_tokens
+            place += samples.image.num_tokens + between
     return row.repeat(samples.micro_batch, 1)
 
 
@@ -169,6 +173,42 @@ def _idefics3(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor
     return {"pixel_attention_mask": mask}, {"pixel_values": (samples.micro_batch, per_sample, 3, *sides)}
 
 
+def _idefics2(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """Pictures at about their own size, the image and its quarters, padded to the largest."""
+    height, width = image.resized_height, image.resized_width
+    per_sample = samples.images_per_sample * image.num_vision_sequences
+    mask = torch.ones(samples.micro_batch, per_sample, height, width, dtype=torch.int64)
+    if image.has_padded_sequences:
+        mask[:, 0, height // 2 :] = 0
+    return {"pixel_attention_mask": mask}, {"pixel_values": (samples.micro_batch, per_sample, 3, height, width)}
+
+
+def _mllama(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """All tiles of every image, those that it does not fill too; text from the first image's marker on sees them."""
+    vision, pictures = config.vision_config, (samples.micro_batch, samples.images_per_sample)
+    num_filled = image.num_tile_rows * image.num_tile_columns
+    ratio = vision.supported_aspect_ratios.index([image.num_tile_rows, image.num_tile_columns])
+    tiles = torch.arange(image.num_vision_sequences) < num_filled
+    seen = torch.zeros(*ids.shape, samples.images_per_sample, image.num_vision_sequences, dtype=torch.int64)
+    seen[:, FIRST_IMAGE:, :, :num_filled] = 1
+    values = {
+        "aspect_ratio_ids": torch.full(pictures, 1 + ratio),
+        "aspect_ratio_mask": tiles.long().expand(*pictures, -1).contiguous(),
+        "cross_attention_mask": seen,
+    }
+    side = vision.image_size
+    return values, {"pixel_values": (*pictures, image.num_vision_sequences, 3, side, side)}
+
+
+def _queries(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """One picture each for a Q-Former, InstructBLIP's with the text (BLIP-2, InstructBLIP)."""
+    values = {}
+    if config.model_type == "instructblip":
+        values["qformer_input_ids"] = ids[:, image.num_tokens * samples.images_per_sample :].clone()
+        values["qformer_attention_mask"] = torch.ones_like(values["qformer_input_ids"])
+    return values, {"pixel_values": (samples.num_images, 3, image.resized_height, image.resized_width)}
+
+
 def _side(value: Any) -> int:
     return int(value if isinstance(value, int) else value[0])
 
@@ -179,4 +219,7 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     **dict.fromkeys(("gemma3", "llava", "mistral3", "paligemma"), _squares),
     **dict.fromkeys(("llava_next", "llava_onevision"), _anyres),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
+    **dict.fromkeys(("blip-2", "instructblip"), _queries),
+    "idefics2": _idefics2,
+    "mllama": _mllama,
 }

@@ -1,0 +1,100 @@
+"""Micro batches of every family that the planner knows and transformers has: the model takes them, and as planned."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from forked import outcomes_of
+
+from image_batches import packaged_preprocessor
+from model_table import packaged_config
+from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
+
+HERE = Path(__file__).parent
+MICRO_BATCH, IMAGES, TEXT_TOKENS = 2, 2, 67
+SIZE = (700, 500)
+REMOTE = {"qwen"}
+"""Their code is not in transformers, so the trainer has no model of them."""
+ALIASES = {
+    "blip-2": "blip2-opt-2.7b",
+    "gemma3": "gemma-3-4b",
+    "glm4v": "glm-4.1v-9b",
+    "idefics2": "idefics2-8b",
+    "idefics3": "smolvlm-256m",
+    "instructblip": "instructblip-vicuna-7b",
+    "internvl": "internvl3-1b",
+    "llava": "llava-1.5-7b",
+    "llava_next": "llava-v1.6-mistral-7b",
+    "llava_onevision": "llava-onevision-0.5b",
+    "mistral3": "mistral-small-3.1-24b",
+    "mllama": "llama-3.2-11b-vision",
+    "ovis2": "ovis2-1b",
+    "paligemma": "paligemma-3b",
+    "pixtral": "pixtral-12b",
+    "qwen2_5_vl": "qwen2.5-vl-3b",
+    "qwen2_vl": "qwen2-vl-2b",
+    "qwen3_vl": "qwen3-vl-2b",
+    "qwen3_vl_moe": "qwen3-vl-30b-a3b",
+    "smolvlm": "smolvlm2-256m",
+}
+ONE_IMAGE = {"blip-2", "instructblip"}
+NUM_LAYERS = 2
+
+
+def cut(alias):
+    """The published configuration with few layers of each kind."""
+    config = packaged_config(alias)
+    for part in (config, config.get("text_config", {}), config.get("vision_config", {})):
+        for key in ("num_hidden_layers", "depth", "num_global_layers"):
+            if key in part:
+                part[key] = NUM_LAYERS
+        part.pop("layer_types", None)
+        if "cross_attention_layers" in part:
+            part["cross_attention_layers"] = [1]
+        for key in ("fullatt_block_indexes", "deepstack_visual_indexes", "intermediate_layers_indices"):
+            if key in part:
+                part[key] = [index % NUM_LAYERS for index in range(len(part[key]))]
+    return config
+
+
+def test_no_family_is_left_out():
+    assert set(ALIASES) - {"pixtral"} == set(IMAGE_MODEL_TYPES) - REMOTE
+
+
+@pytest.fixture(scope="module")
+def asked():
+    found = {}
+    for family, alias in ALIASES.items():
+        config = cut(alias)
+        num_images = 1 if family in ONE_IMAGE else IMAGES
+        image = image_shape(
+            config, packaged_preprocessor(alias), width=SIZE[0], height=SIZE[1], num_images_per_sample=num_images
+        )
+        samples = {
+            "micro_batch": MICRO_BATCH,
+            "num_tokens": num_images * image.num_tokens + TEXT_TOKENS,
+            "images_per_sample": num_images,
+            "image": asdict(image),
+            "width": SIZE[0],
+            "height": SIZE[1],
+        }
+        found[family] = {"config": config, "samples": samples}
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcomes(asked, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("asked")
+    for family, content in asked.items():
+        (folder / f"{family}.json").write_text(json.dumps(content))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FOLDER", str(folder))
+        return outcomes_of(HERE / "batch_checks.py", list(asked))
+
+
+@pytest.mark.parametrize("family", ALIASES)
+def test_model_takes_the_micro_batch(asked, outcomes, family):
+    assert "found" in outcomes[family], outcomes[family]
+    found, samples = outcomes[family]["found"], asked[family]["samples"]
+    assert found["logits"][:2] == found["input_ids"] == [samples["micro_batch"], samples["num_tokens"]]
