@@ -1,7 +1,7 @@
 """A recorded rehearsal beside its estimate: sums, errors, what is added, and when it does not fit."""
 
 import pytest
-from recorded_rehearsal import comparison, recorded
+from recorded_rehearsal import comparison, planned, recorded
 
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES, NUM_CUBLAS_HANDLES
@@ -107,6 +107,11 @@ def test_more_tensors_than_the_card_has_do_not_fit(monkeypatch: pytest.MonkeyPat
     small = found.device.device_bytes - 1
     monkeypatch.setattr("vlmplan.hardware.Gpu.usable_bytes", small)
     assert comparison().verdict is Verdict.DOES_NOT_FIT
+
+
+def test_flops_of_a_step_are_those_of_the_estimate():
+    """Counted operation by operation there, layer by layer here."""
+    assert recorded().flops_per_step == planned()[1].flops_per_step
 
 
 def test_collectives_of_a_step_add_up_by_kind():

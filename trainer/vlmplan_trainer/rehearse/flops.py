@@ -1,4 +1,5 @@
-"""FLOPs of the operations that torch's own counter does not know: attention of a backend, products with packed weights.
+"""FLOPs of the operations that torch's own counter does not know: attention of a backend, products with packed weights
+and products that are added to what is there.
 
 As ``torch.utils.flop_counter`` counts: two for each multiplication with its addition, causal attention in full, and
 backward of attention with its scores computed anew.
@@ -38,6 +39,8 @@ def packed_product(inputs: Tensor, packed: Tensor, shape: Any, *args: Any, **kwa
 FORMULAS: dict[Any, Formula] = {
     aten._scaled_dot_product_fused_attention_overrideable: attention_forward,
     aten._scaled_dot_product_fused_attention_overrideable_backward: attention_backward,
+    aten.addmm_: flop_registry[aten.addmm],
+    aten.baddbmm_: flop_registry[aten.baddbmm],
 }
 PACKED = ("gemm_4bit", "gemv_4bit")
 """bitsandbytes' products, which are registered with torch when it is imported."""

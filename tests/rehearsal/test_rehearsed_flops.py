@@ -1,0 +1,56 @@
+"""FLOPs that torch's counter does not know, in unreduced arithmetic, beside what torch counts for the same products."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count  # noqa: E402
+
+from vlmplan_trainer.rehearse.flops import (  # noqa: E402
+    attention_backward,
+    attention_forward,
+    formula_of,
+    packed_product,
+)
+
+BATCH, HEADS, GROUPS, QUERIES, KEYS, HEAD, VALUE = 2, 6, 3, 5, 7, 11, 13
+
+
+def tensors(heads_of_keys: int) -> list:
+    shapes = ((HEADS, QUERIES, HEAD), (heads_of_keys, KEYS, HEAD), (heads_of_keys, KEYS, VALUE))
+    return [torch.empty(BATCH, *shape, device="meta") for shape in shapes]
+
+
+def test_attention_counts_as_torch_does_for_its_own_kernels():
+    query, key, value = tensors(HEADS)
+    grad = torch.empty(BATCH, HEADS, QUERIES, VALUE, device="meta")
+    shapes = query.shape, key.shape, value.shape
+    assert attention_forward(query, key, value) == sdpa_flop_count(*shapes)
+    assert attention_backward(grad, query, key, value) == sdpa_backward_flop_count(grad.shape, *shapes)
+
+
+def test_shared_keys_are_multiplied_with_every_head_of_the_queries():
+    query, key, value = tensors(GROUPS)
+    assert attention_forward(query, key, value) == 2 * 2 * 6 * 5 * 7 * 11 + 2 * 2 * 6 * 5 * 7 * 13
+
+
+def test_a_packed_weight_is_as_large_as_it_says():
+    inputs, packed = torch.empty(2, 3, 8, device="meta"), torch.empty(8 * 5 // 2, 1, device="meta", dtype=torch.uint8)
+    assert packed_product(inputs, packed, (5, 8)) == 2 * (2 * 3) * 8 * 5
+
+
+def test_products_that_are_added_in_place_count_as_others():
+    kept, left, right = (torch.empty(shape, device="meta") for shape in ((2, 5), (2, 3), (3, 5)))
+    formula = formula_of(torch.ops.aten.addmm_)
+    assert formula is not None
+    assert formula(kept, left, right, out_val=kept) == 2 * 2 * 3 * 5
+
+
+def test_what_multiplies_no_matrices_has_no_formula():
+    assert formula_of(torch.ops.aten.add) is None
+    assert formula_of(torch.ops.aten.mm) is not None
+
+
+def test_packed_products_are_known_by_their_name():
+    pytest.importorskip("bitsandbytes")
+    assert formula_of(torch.ops.bitsandbytes.gemm_4bit) is packed_product
+    assert formula_of(torch.ops.bitsandbytes.dequantize_4bit) is None
