@@ -1,7 +1,7 @@
 """Checks that change the process they run in, each in one of its own that begins with all libraries imported.
 
 ``python FILE NAME ...`` of a file that ends with ``forked.main(CHECKS)`` prints what each named function of CHECKS
-returns, as JSON: {name: {"found": ...}}, {name: {"raised": "Type: message"}} or {name: {"died": signal or exit status}}.
+returns, as JSON: {name: {"found": ...}}, or {"raised": "Type: message"}, or {"died": signal or exit status}.
 """
 
 import json

@@ -1,0 +1,40 @@
+"""Rehearsed bytes are those of the same trainer on real CPU tensors; ``beside_real_runs.py`` has all combinations."""
+
+import pytest
+from beside_real_runs import compared, plan_named, write_model
+from rehearsals import rehearsed, request_for
+
+TOLERANCE = 0.005
+PLAIN = ["lora-none-whole_loss"]
+SHARDED = ["full-0", "qlora-1", "lora-2", "full-3"]
+RANKS = [*((name, 0) for name in SHARDED), ("full-3", 1)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models"))
+
+
+def assert_equal(found):
+    wrong = [line for line in found if abs(line.error) > TOLERANCE]
+    assert found
+    assert not wrong, wrong
+
+
+def test_one_rank_without_deepspeed_has_the_bytes_of_its_rehearsal(model, tmp_path):
+    plans = {name: plan_named(model, name, num_ranks=1) for name in PLAIN}
+    assert_equal(compared(plans, tmp_path, num_ranks=1))
+
+
+def test_two_ranks_have_the_bytes_of_their_rehearsals_in_every_phase_of_every_step(model, tmp_path):
+    plans = {name: plan_named(model, name, num_ranks=2) for name in SHARDED}
+    assert_equal(compared(plans, tmp_path, num_ranks=2, asked=RANKS))
+
+
+def test_qlora_with_stage_3_is_refused_in_a_sentence(model):
+    plan = plan_named(model, "lora-3", num_ranks=2)
+    request = request_for(plan)
+    request["plan"]["recipe"]["method"] = "qlora"
+    answer = rehearsed(request)
+    assert list(answer) == ["error"]
+    assert "--zero-stage 3" in answer["error"]
