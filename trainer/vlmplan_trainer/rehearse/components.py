@@ -127,10 +127,8 @@ class Owners:
             return "temporaries"
         if entry.shape in self._shapes and (COPY not in entry.op or maker.endswith(BACKWARD)):
             return "gradients"
-        if (
-            self._vocab_size is not None and self._vocab_size in entry.shape
-        ):  # logits, and the head in another type to make them
-            return "logits"
+        if self._vocab_size is not None and self._vocab_size in entry.shape:
+            return "logits"  # or the head in another type, to make them
         return "activations"
 
 
