@@ -6,6 +6,7 @@ them, so that control flow is what it would be. What is not known reads as zero:
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from vlmplan_trainer.rehearse.collectives import Collectives
 from vlmplan_trainer.rehearse.flops import formula_of
 from vlmplan_trainer.rehearse.kernels import KERNELS
 from vlmplan_trainer.rehearse.ledger import Ledger
+from vlmplan_trainer.rehearse.shapes import Remembered, Unknown, is_rememberable, made, remembered, signature
 
 aten = torch.ops.aten
 VALUE = "_rehearsed_value"
@@ -38,6 +40,22 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return getattr(tensor, VALUE, None) if isinstance(tensor, FakeTensor) else tensor
 
 
+Results = dict[tuple[Any, ...], Remembered]
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation:
+    """An operation and what happens to it. ``results`` is None where they are not told by the inputs' shapes."""
+
+    func: Any
+    special: Any
+    kernel: Any
+    is_message: bool
+    is_mutable: bool
+    flops: Callable[..., int] | None
+    results: Results | None
+
+
 class Rehearsal(TorchDispatchMode):
     """Stands between the trainer and fake tensors."""
 
@@ -47,6 +65,8 @@ class Rehearsal(TorchDispatchMode):
         self.collectives = Collectives()
         self.flops = 0
         self.num_operations = 0
+        self._operations: dict[int, Operation] = {}
+        fake_mode.cache_enabled = False  # see shapes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -62,35 +82,106 @@ class Rehearsal(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
-            return args[0].device
+            return args[0]._fake_device
         kwargs = kwargs or {}
         self.num_operations += 1
-        special = SPECIAL.get(func)
-        if special is not None:
-            result = special(self, func, args, kwargs)
+        operation = self._operations.get(id(func)) or self._met(func)
+        if operation.special is not None:
+            result = operation.special(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        if func.namespace == "c10d":
+        if operation.is_message:
             return self._counted(self.collectives(func, args, kwargs), func)
-        kernel = KERNELS.get(func)
-        if kernel is not None:
-            result, passing = kernel(*args, **kwargs)
-            self._count_flops(func, args, kwargs, result)
+        if operation.kernel is not None:
+            result, passing = operation.kernel(*args, **kwargs)
+            self._count_flops(operation, args, kwargs, result)
             self._counted(result, func)
             self.ledger.pass_through(passing)
             return result
-        inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
-        is_known = all(value_of(t) is not None for t in inputs)
+        return self._shaped(operation, args, kwargs)
+
+    def _met(self, func: Any) -> Operation:
+        """What is to be known of an operation, when it comes for the first time."""
+        found = self._operations[id(func)] = Operation(
+            func=func,
+            special=SPECIAL.get(func),
+            kernel=KERNELS.get(func),
+            is_message=func.namespace == "c10d",
+            is_mutable=func._schema.is_mutable,
+            flops=formula_of(func._overloadpacket),
+            results={} if is_rememberable(func) else None,
+        )
+        return found
+
+    def _shaped(self, operation: Operation, args: Any, kwargs: Any) -> Any:
+        """The result of torch's shape function: of the call before this with equal shapes, where there was one."""
+        func, key = operation.func, None
+        inputs: list[Any] = []
+        if operation.results is not None:
+            try:
+                key = signature(args, kwargs, inputs)
+            except Unknown:
+                inputs = []
+        if key is None:
+            inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+            is_known = all(value_of(t) is not None for t in inputs)
+            has_values = True
+        else:
+            assert operation.results is not None
+            num_known = sum(1 for t in inputs if t.__dict__.get(VALUE) is not None)
+            is_known, has_values = num_known == len(inputs), num_known > 0
+            found = operation.results.get(key)
+            if found is not None:
+                return self._again(operation, found, inputs, args, kwargs, is_known=is_known, has_values=has_values)
         try:
             result = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             if not is_known:
                 raise
             return tree_map(self._fake_like(inputs), self._real(func, args, kwargs))
-        if is_known or func._schema.is_mutable:
+        flops = self._count_flops(operation, args, kwargs, result)
+        if key is not None and operation.results is not None:
+            self._remember(operation.results, key, result, inputs, args, kwargs, flops)
+        if is_known or (has_values and operation.is_mutable):
             self._follow(func, args, kwargs, result, is_known=is_known)
-        self._count_flops(func, args, kwargs, result)
         return self._counted(result, func)
+
+    def _again(
+        self,
+        operation: Operation,
+        found: Remembered,
+        inputs: list[Any],
+        args: Any,
+        kwargs: Any,
+        *,
+        is_known: bool,
+        has_values: bool,
+    ) -> Any:
+        """The result of a call with equal shapes, made anew."""
+        self.flops += found.flops
+        result: Any = None
+        if found.outputs is not None:
+            made_now = []
+            for output in found.outputs:
+                tensor = made(output, inputs)
+                made_now.append(tensor)
+                if output.is_new:
+                    self.ledger.note(tensor, operation.func, self._maker)
+            result = made_now[0] if found.kind is None else found.kind(made_now)
+        if is_known or (has_values and operation.is_mutable):
+            self._follow(operation.func, args, kwargs, result, is_known=is_known)
+        return result
+
+    def _remember(
+        self, results: Results, key: Any, result: Any, inputs: list[Any], args: Any, kwargs: Any, flops: int
+    ) -> None:
+        after: list[Any] = []
+        if signature(args, kwargs, after) != key:  # it has changed the shape of what it was given
+            return
+        found = remembered(result, inputs)
+        if found is not None:
+            found.flops = flops
+            results[key] = found
 
     def _counted(self, result: Any, func: Any) -> Any:
         if isinstance(result, torch.Tensor):
@@ -101,10 +192,10 @@ class Rehearsal(TorchDispatchMode):
                 self.ledger.note(item, func, self._maker)
         return result
 
-    def _count_flops(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        formula = formula_of(func._overloadpacket)
-        if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=result)
+    def _count_flops(self, operation: Operation, args: Any, kwargs: Any, result: Any) -> int:
+        flops = 0 if operation.flops is None else operation.flops(*args, **kwargs, out_val=result)
+        self.flops += flops
+        return flops
 
     # -- values --------------------------------------------------------------------------------------------------
 

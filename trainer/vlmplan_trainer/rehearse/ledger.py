@@ -42,6 +42,14 @@ class Entry:
     phase: str = ""
 
 
+class Watched(weakref.ref[Any]):
+    """Tells when a storage goes; ``weakref.finalize`` takes several times as long."""
+
+    __slots__ = ("key", "number")
+    key: int
+    number: int
+
+
 @dataclass
 class Ledger:
     """All live storages by number; numbers are never used twice.
@@ -61,6 +69,7 @@ class Ledger:
     """When the device first holds so many, ``snapshot`` is taken."""
     snapshot: Callable[[], None] | None = None
     _numbers: dict[int, int] = field(default_factory=dict)
+    _held: dict[int, "Watched"] = field(default_factory=dict)
     _last: int = 0
 
     def number_of(self, storage: Any) -> int | None:
@@ -86,7 +95,8 @@ class Ledger:
             entry.shape, entry.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             entry.op, entry.maker = str(op), maker()
         self._add(entry, number, num_bytes)
-        weakref.finalize(storage, self._forget, key, number)
+        held = self._held[number] = Watched(storage, self._forget)
+        held.key, held.number = key, number
 
     def pass_through(self, sizes: Sequence[int]) -> None:
         """Memory of the device that a kernel takes for itself while it runs."""
@@ -117,7 +127,7 @@ class Ledger:
                 self.watched_bytes = None
                 self.snapshot()
 
-    def _forget(self, key: int, number: int) -> None:
-        del self._numbers[key]
-        entry = self.entries.pop(number)
-        self._add(entry, number, -entry.num_bytes)
+    def _forget(self, held: "Watched") -> None:
+        del self._held[held.number], self._numbers[held.key]
+        entry = self.entries.pop(held.number)
+        self._add(entry, held.number, -entry.num_bytes)
