@@ -37,7 +37,7 @@ def predicted_step(
     tree = model if isinstance(model, Model) else build_model(model)
     for _, stack in tree.stacks():
         stack.checkpoints = checkpoints
-    tape = Tape(autocast=autocast, accumulates_in_place=False, fuses_dropout=False)
+    tape = Tape(autocast=autocast, accumulates_in_place=False, fuses_dropout=False, makes_loss_inside=True)
     backend = AttentionBackend(implementation=implementation, has_workspaces=False)
     trace = tree.run(tape, batch, backend, chunks_loss=chunks_loss)
     result = Predicted(trace=trace)

@@ -47,6 +47,12 @@ def stage_3(*, num_ranks: int = 3, ties: bool = True, **fields: Any) -> Phase:
 # On the device
 
 
+def test_where_ranks_run_on_the_cpu_weights_arrive_where_they_stay():
+    recipe = Recipe()
+    load = loading(estimator(recipe).table, recipe, 1, is_on_cpu=True)
+    assert load.peak.total == load.resident.total == 4 * sum(WEIGHTS)
+
+
 def test_stage_3_gathers_one_module_beside_all_shards_while_it_loads():
     load = stage_3(ties=False)
     assert load.resident.total == shards([*WEIGHTS, EMBEDDING], 3)

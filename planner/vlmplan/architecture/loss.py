@@ -24,14 +24,17 @@ PIECES_PER_CHUNK = 8
 """The trainer's softmax runs over one of them at a time (``vlmplan_trainer.cross_entropy.PIECES_PER_CHUNK``)."""
 
 
-def full_loss(hidden: Tensor, head: Module, *, caps: bool = False) -> tuple[Tensor, Tensor]:
-    """(loss, logits). The caller holds the logits through backward, as ``outputs = model(**batch)`` does."""
-    tape = hidden.tape
-    with tape.charged_to(Kind.LOGITS):
+def whole_logits(hidden: Tensor, head: Module, *, caps: bool = False) -> Tensor:
+    """The logits of all tokens, which the caller holds through backward, as ``outputs = model(**batch)`` does."""
+    with hidden.tape.charged_to(Kind.LOGITS):
         logits = head(hidden)
-        if caps:
-            logits = ops.scale(ops.tanh(ops.scale(logits)))
-        return _cross_entropy(logits), logits.detached()
+        return ops.scale(ops.tanh(ops.scale(logits))) if caps else logits
+
+
+def full_loss(logits: Tensor) -> Tensor:
+    """The loss of all tokens at once, made of logits that the model has returned."""
+    with logits.tape.charged_to(Kind.LOGITS):
+        return _cross_entropy(logits)
 
 
 def _cross_entropy(logits: Tensor) -> Tensor:
@@ -80,6 +83,8 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
     with tape.charged_to(Kind.LOGITS):
         operands = [operand for x, layer in summands for operand in (x, layer.weight)]
         node = tape.node((*operands, first.bias), _chunked_backward)
+        if node is not None:
+            node.module = summands[-1][1]  # ZeRO-3 fetches what was called for the backward too, which does not use it
         weights = [ops.cast_weight(layer.weight, dtype, tape) for _, layer in summands]
         kept: list[Tensor] = []
         for x, layer in summands:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vlmplan.architecture.attention import AttentionBackend
-from vlmplan.architecture.loss import chunked_loss, full_loss
+from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Parameter, Tensor
@@ -163,15 +163,22 @@ class Model(Module):
             pixels = None if pixel_shape is None else tape.tensor(pixel_shape, self.compute_dtype(tape))
             if batch.num_images:
                 others += [tape.tensor(*described) for described in self.more_inputs(batch)]
-        hidden = self.last_hidden_state(batch, ids, pixels, backend)
+        hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, backend)
         outputs: Tensor | None = None
         with tape.section("head"):
             if chunks_loss:
                 loss = chunked_loss(hidden, self.head)
+                tape.leave_model()
             else:
-                loss, outputs = full_loss(hidden, self.head, caps=self.caps_logits)
+                logits = whole_logits(hidden, self.head, caps=self.caps_logits)
+                outputs = logits.detached()
+                tape.locals.append(hidden.detached())
+                hidden = None
+                tape.leave_model()
+                loss = full_loss(logits)
+                del logits
+            hidden = None
             tape.locals.clear()
-            del hidden
         tape.run_backward(loss)
         tape.end_backward()
         del outputs, loss

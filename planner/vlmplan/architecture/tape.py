@@ -34,6 +34,8 @@ class Tape(Recorder):
     ``accumulates_in_place``: two gradients of one tensor are summed into the first, as torch's engine does unless a
     dispatch mode watches it (``InputBuffer::accumulate``); a rehearsal under a dispatch mode allocates the sum.
     ``fuses_dropout``: dropout keeps a mask of one byte an element, as on CUDA; on CPU it keeps noise of x's type.
+    ``makes_loss_inside``: transformers' forward gets the labels, and makes the loss beside its local variables; all of
+    its output is held through backward, as ``outputs = model(**batch)`` does. The trainer takes only the logits.
     ``keeps_linear_inputs``: ``F.linear`` is DeepSpeed's, which keeps input and weight whatever needs a gradient.
     """
 
@@ -45,6 +47,7 @@ class Tape(Recorder):
         autocast: DType | None = None,
         accumulates_in_place: bool = True,
         fuses_dropout: bool = True,
+        makes_loss_inside: bool = False,
         keeps_linear_inputs: bool = False,
         follows_weights: bool = True,
     ) -> None:
@@ -53,10 +56,11 @@ class Tape(Recorder):
         self.keeps_linear_inputs = keeps_linear_inputs
         self.accumulates_in_place = accumulates_in_place
         self.fuses_dropout = fuses_dropout
+        self.makes_loss_inside = makes_loss_inside
         self.modules: list[Any] = []
-        # What the model's output object holds until the micro batch ends, besides the logits (image_hidden_states).
+        # What the model's output object holds, besides the logits (image_hidden_states).
         self.outputs: list[Tensor] = []
-        # What the outermost ``forward`` holds in local variables until it has the loss.
+        # What the outermost ``forward`` holds in local variables.
         self.locals: list[Tensor] = []
         # The widest attention head seen, for which kernels differ between GPUs.
         self.widest_head = 0
@@ -92,6 +96,12 @@ class Tape(Recorder):
             return self.tensor(shape, dtype)
         finally:
             self.kind = before
+
+    def leave_model(self) -> None:
+        """The outermost ``forward`` returns: nothing but logits stays, where the loss is made outside of it."""
+        if not self.makes_loss_inside:
+            self.locals.clear()
+            self.outputs.clear()
 
     # -- graph ---------------------------------------------------------------------------------------------------
 

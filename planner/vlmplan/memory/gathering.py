@@ -18,6 +18,11 @@ ParameterKey = tuple[int, int | None]
 ModuleKey = tuple[int, int | None]
 
 
+WRAPPERS, ADAPTER_WRAPPERS = 3, 2
+"""Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
+without; peft's two around the model. Each prefetches before it runs, forward and backward."""
+
+
 @dataclass(slots=True)
 class _Gather:
     """One collective that is under way or whose flat buffer still exists."""
@@ -42,12 +47,16 @@ class GatheredWeights:
     live during it. Weights up to the persistence threshold are always whole and not counted here.
     """
 
-    def __init__(self, *, trace: Trace, zero: ZeroSettings, num_ranks: int) -> None:
-        self._zero, self._num_ranks = zero, num_ranks
+    def __init__(self, *, trace: Trace, zero: ZeroSettings, num_ranks: int, num_wrappers: int = WRAPPERS) -> None:
+        """``num_wrappers``: modules without weights of their own around the first that has some."""
+        self._zero, self._num_ranks, self._num_wrappers = zero, num_ranks, num_wrappers
         self._numel: dict[ParameterKey, int] = {}
         self._bytes: dict[ParameterKey, int] = {}
         self._members: dict[ModuleKey, list[ParameterKey]] = {}
-        self._steps: list[ModuleKey] = [self._module_key(event.module, run) for run, event in _fetches(trace)]
+        forward = [self._module_key(event.module, run) for run, event in _forward_fetches(trace)]
+        backward = [self._module_key(event.module, run) for run, event in _backward_fetches(trace)]
+        self._steps: list[ModuleKey] = forward + backward
+        self._outermost_steps = (0, len(forward))
         self._traversed = self._cumulative_elements()
         self._uses = self._uses_by_parameter()
         self._queue = deque((key, step) for step, module in enumerate(self._steps) for key in self._members[module])
@@ -99,9 +108,11 @@ class GatheredWeights:
         module_key = (id(module), run.layer)
         members = self._members[module_key]
         self._active[module_key] = None
-        missing = [key for key in members if not self._is_persistent(key) and not self._is_here(key)]
+        if self._step in self._outermost_steps:
+            for _ in range(self._num_wrappers):
+                self._prefetch()
         peak = self.live_bytes
-        if missing:
+        if missing := [key for key in members if not self._is_persistent(key) and not self._is_here(key)]:
             self._gather(missing)
         for key in members:
             gather = self._in_flight.pop(key, None)
@@ -158,13 +169,17 @@ class GatheredWeights:
         return key in self._available or key in self._in_flight
 
     def _gather(self, keys: list[ParameterKey]) -> None:
-        """Start one collective. A single weight lands in its own buffer; several share a flat one."""
-        flat = sum(self._aligned_bytes(key) for key in keys)
+        """Start one collective. A single weight lands in its own buffer; several share a flat one.
+
+        A rank that is alone brings each weight from the host to where it stays (``NoGatherCoalescedHandle``).
+        """
+        is_alone = self._num_ranks == 1
+        flat = 0 if is_alone else sum(self._aligned_bytes(key) for key in keys)
         gather = _Gather(flat, len(keys))
         for key in keys:
             self._in_flight[key] = gather
             self._num_available += self._numel[key]
-        self.live_bytes += flat
+        self.live_bytes += sum(self._bytes[key] for key in keys) if is_alone else flat
 
     def _wait(self, gather: _Gather, key: ParameterKey) -> int:
         """The collective is needed: weights are copied out of a shared buffer, which goes with its last user."""
@@ -172,7 +187,9 @@ class GatheredWeights:
             gather.is_done = True
             waiting = [other for other, its in self._in_flight.items() if its is gather] + [key]
             self._available.update((other, _Storage()) for other in waiting)
-            if gather.num_waiting == 1:
+            if self._num_ranks == 1:
+                pass
+            elif gather.num_waiting == 1:
                 self.live_bytes += self._bytes[key] - gather.flat_bytes
                 gather.flat_bytes = 0
             else:
@@ -219,8 +236,11 @@ class GatheredWeights:
         return self._traversed[uses[0]] - self._traversed[self._step] < self._zero.stage3_max_reuse_distance
 
 
-def _fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
+def _forward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
     for run, section in trace.forward():
         yield from ((run, event) for event in section.forward if isinstance(event, Fetch))
+
+
+def _backward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
     for run, section in trace.backward():
         yield from ((run, event) for event in section.backward if isinstance(event, Fetch))

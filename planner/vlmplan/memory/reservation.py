@@ -23,6 +23,7 @@ from vlmplan.memory.timeline import (
     arriving_bytes,
     boundary_reduction,
     cached_casts,
+    gathered_weights,
     gathers_weights,
     gradient_store,
     model_states,
@@ -192,9 +193,9 @@ class Reservation:
     def _gathered_bytes(self) -> list[tuple[int, int]]:
         """(bytes of whole weights after, the most during) each event about weights, and at the end of backward; every
         micro batch is the same."""
-        if not gathers_weights(self._recipe, self._num_ranks):
+        gathered = gathered_weights(self._trace, self._recipe, self._num_ranks)
+        if gathered is None:
             return []
-        gathered = GatheredWeights(trace=self._trace, zero=self._recipe.zero, num_ranks=self._num_ranks)
         operations = self._operations
         events = (
             operation

@@ -22,7 +22,7 @@ from vlmplan.memory.engines import (
     stage3_states,
     stage12_states,
 )
-from vlmplan.memory.gathering import GatheredWeights
+from vlmplan.memory.gathering import ADAPTER_WRAPPERS, WRAPPERS, GatheredWeights
 from vlmplan.memory.parameters import ParameterTable, fullest_rank, owned_elements, partition_of
 from vlmplan.memory.replay import GradientStore, KeptGradients, Moments
 from vlmplan.recipe import Method, Offload, Recipe
@@ -58,7 +58,7 @@ def memory_timeline(
     """Phases of training ``table``'s model on ``num_ranks`` GPUs, each running ``trace`` as its micro batch.
 
     ``rank`` looks at one rank instead of the fullest (a rehearsal sees one). ``is_on_cpu``: the ranks' devices are the
-    host itself; ``read_bytes``: what the rank that reads the checkpoint holds of it in that memory (``host.read_bytes``).
+    host itself; ``read_bytes``: what the rank that reads the checkpoint holds of it there (``host.read_bytes``).
     """
     if rank is None:
         rank = fullest_rank(table, num_ranks) if recipe.zero_stage in (1, 2) else 0
@@ -124,9 +124,7 @@ def _micro_batch(
     table: ParameterTable, trace: Trace, recipe: Recipe, num_ranks: int, rank: int, states: ModelStates
 ) -> tuple[Phase, Phase, Components]:
     """(forward, backward, what is live when the step begins) of the last micro batch before a step."""
-    gathered = None
-    if gathers_weights(recipe, num_ranks):
-        gathered = GatheredWeights(trace=trace, zero=recipe.zero, num_ranks=num_ranks)
+    gathered = gathered_weights(trace, recipe, num_ranks)
     store = gradient_store(table, recipe, num_ranks, rank, accumulates=recipe.grad_accum > 1)
     earlier = earlier_partition(table, recipe, num_ranks, rank)
     held = states.resident + earlier
@@ -151,6 +149,14 @@ def _micro_batch(
 def gathers_weights(recipe: Recipe, num_ranks: int) -> bool:
     """Whether weights come and go: stage 3 with something to fetch from."""
     return recipe.zero_stage == 3 and (num_ranks > 1 or recipe.offload_params is not Offload.NONE)
+
+
+def gathered_weights(trace: Trace, recipe: Recipe, num_ranks: int) -> GatheredWeights | None:
+    """The whole weights of a micro batch; None where all stay."""
+    if not gathers_weights(recipe, num_ranks):
+        return None
+    num_wrappers = WRAPPERS + (ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
+    return GatheredWeights(trace=trace, zero=recipe.zero, num_ranks=num_ranks, num_wrappers=num_wrappers)
 
 
 def gradient_store(
