@@ -1,0 +1,208 @@
+"""What the parts of a rehearsal do with fake tensors."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from forked import main
+from torch import Tensor
+from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention, softmax
+from worlds import AMPERE, gpu, join, rehearsing
+
+from vlmplan_trainer.rehearse.device import NAME
+from vlmplan_trainer.rehearse.dispatch import Rehearsal, value_of
+
+TURING = (7, 5)
+NUM_BYTES = 4 * 1000
+
+
+def new_bytes(mode: Rehearsal, run: Callable[[], Any]) -> list[int]:
+    """Sizes of what was allocated on the device meanwhile."""
+    before = len(mode.ledger.device.events)
+    kept = run()
+    del kept
+    return [size for _, size in mode.ledger.device.events[before:] if size > 0]
+
+
+def dtypes_under_autocast(mode: Rehearsal) -> dict[str, str]:
+    half, whole = gpu(3, 5, dtype=torch.bfloat16), gpu(3, 5)
+    weight, double = gpu(7, 5, requires_grad=True), gpu(7, 5, dtype=torch.float64)
+    with torch.autocast(NAME, torch.bfloat16):
+        results = {
+            "linear": linear(whole, weight),
+            "matmul of float64": double @ gpu(5, 2, dtype=torch.float64),
+            "layer_norm": layer_norm(half, (5,)),
+            "softmax": softmax(half, dim=-1),
+            "softmax to bfloat16": softmax(whole, dim=-1, dtype=torch.bfloat16),
+            "sum": half.sum(),
+            "addcmul": torch.addcmul(half, half, whole),
+            "addcmul of halves": torch.addcmul(half, half, half),
+            "mul": half * half,
+            "interpolate": torch.nn.functional.interpolate(half[None, None], (6, 10), mode="bilinear"),
+            "linear of float16 asked": None,
+        }
+        with torch.autocast(NAME, enabled=False):
+            results["linear outside"] = linear(whole, weight)
+    with torch.autocast(NAME, torch.float16):
+        results["linear of float16 asked"] = linear(whole, weight)
+    return {name: str(result.dtype).removeprefix("torch.") for name, result in results.items() if result is not None}
+
+
+def casts_of_a_weight(mode: Rehearsal) -> dict[str, int]:
+    """How often its copy is made in two uses."""
+    weight, size = gpu(500, 300, requires_grad=True), 2 * 500 * 300
+    x = gpu(2, 300, dtype=torch.bfloat16)
+
+    def use(*, cache_enabled: bool) -> list[Tensor]:
+        with torch.autocast(NAME, torch.bfloat16, cache_enabled=cache_enabled):
+            return [linear(x, weight), linear(x, weight)]
+
+    return {
+        str(is_cached): new_bytes(mode, partial(use, cache_enabled=is_cached)).count(size)
+        for is_cached in (True, False)
+    }
+
+
+def attention(*, num_groups: int = 4, has_mask: bool = False, dtype: torch.dtype = torch.bfloat16) -> str:
+    """The backward of what attention ran."""
+    query = gpu(2, 4, 300, 64, dtype=dtype, requires_grad=True)
+    key, value = (gpu(2, num_groups, 300, 64, dtype=dtype) for _ in "kv")
+    mask = gpu(2, 1, 300, 300, dtype=torch.bool) if has_mask else None
+    result = scaled_dot_product_attention(query, key, value, mask, is_causal=not has_mask, enable_gqa=num_groups != 4)
+    return "math" if "Overrideable" not in result.grad_fn.name() else "fused"
+
+
+def attention_by_card(capability: tuple[int, int], mode: Rehearsal) -> dict[str, str]:
+    return {
+        "alike": attention(),
+        "grouped": attention(num_groups=2),
+        "grouped, masked": attention(num_groups=2, has_mask=True),
+        "masked": attention(has_mask=True),
+        "grouped float32": attention(num_groups=2, dtype=torch.float32),
+    }
+
+
+def inside_flash_backward(mode: Rehearsal) -> list[int]:
+    """What is allocated by the backward of grouped attention: dq, dk, dv, then the kernel's own."""
+    batch, heads, groups, tokens, width = 2, 6, 3, 130, 40
+    kwargs = {"dtype": torch.bfloat16, "requires_grad": True}
+    query = gpu(batch, heads, tokens, width, **kwargs)
+    key, value = (gpu(batch, groups, tokens, width, **kwargs) for _ in "kv")
+    result = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    grad = gpu(*result.shape, dtype=torch.bfloat16)
+    return sorted(new_bytes(mode, lambda: torch.autograd.grad(result, (query, key, value), grad)))
+
+
+class Given(torch.autograd.Function):
+    """Some number of its input. The gradient of that is a new tensor, which ``keep`` is told of."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
+        ctx.keep = keep
+        return x.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        made = torch.empty(1000, device=grad.device)
+        ctx.keep(made)
+        return made, None
+
+
+def summed_gradients(mode: Rehearsal) -> dict[str, int]:
+    """New tensors of an activation's size in a backward that gives it two gradients, each told to somebody."""
+
+    def num_made(keep: Callable[[Tensor], None]) -> int:
+        x = gpu(1000, requires_grad=True)
+        y = x.view(1000)
+        total = Given.apply(y, keep) + Given.apply(y, keep)
+        return new_bytes(mode, total.backward).count(NUM_BYTES)
+
+    kept: list[Tensor] = []
+    return {"alone": num_made(lambda gradient: None), "held": num_made(kept.append)}
+
+
+def values(mode: Rehearsal) -> dict[str, Any]:
+    """What is known of integer tensors after operations, on the device."""
+    ids = torch.tensor([[2, 3, 5], [5, 7, 2]]).to(NAME)
+    is_five = ids == 5
+    picked = gpu(2, 3, 11)[is_five]
+    changed = ids.clone()
+    changed[is_five] = 13
+    changed += 1
+    lost = ids.clone()
+    lost.copy_(gpu(2, 3, dtype=torch.int64))
+    return {
+        "list": ids.tolist(),
+        "sum": int(ids.sum()),
+        "where": is_five.nonzero().tolist(),
+        "picked": list(picked.shape),
+        "changed": changed.tolist(),
+        "untouched": ids.tolist(),
+        "unique": ids.unique().tolist(),
+        "repeated": torch.repeat_interleave(ids[0], ids[1]).shape[0],
+        "view": ids.view(-1)[1:4].tolist(),
+        "is lost": value_of(lost) is None,
+        "unknown": [float(gpu(3).sum()), bool(gpu(1, dtype=torch.bool)), int(gpu(1, dtype=torch.int64))],
+        "pixels are not zero": bool((gpu(2, 3) == 0).any()),
+    }
+
+
+def collectives(mode: Rehearsal) -> list[dict[str, Any]]:
+    """Two ranks' worth of four; the larger side counts."""
+    join(3, 4)
+    mode.collectives.key = ("step", 2)
+    part, whole = gpu(25, dtype=torch.bfloat16), gpu(100, dtype=torch.bfloat16)
+    dist.all_gather_into_tensor(whole, part)
+    dist.all_gather_into_tensor(whole, part)
+    dist.reduce_scatter_tensor(part, whole)
+    dist.all_reduce(gpu(7))
+    dist.broadcast(gpu(3, dtype=torch.int64), 0)
+    dist.barrier()
+    return mode.collectives.as_json()
+
+
+def accelerator(capability: tuple[int, int]) -> dict[str, Any]:
+    from vlmplan_trainer.rehearse import device
+    from vlmplan_trainer.rehearse.accelerator import RehearsalAccelerator
+    from vlmplan_trainer.rehearse.ledger import Ledger
+
+    module = device.register(Ledger())
+    made = RehearsalAccelerator(module, compute_capability=capability, total_bytes=2**34)
+    return {
+        "bf16": made.is_bf16_supported(),
+        "fp16": made.is_fp16_supported(),
+        "name": made.device_name(0),
+        "resolves_data_dependency": made.resolves_data_dependency(),
+        "is_synchronized_device": made.is_synchronized_device(),
+        "total": made.total_memory(),
+    }
+
+
+def in_world(check: Callable[[Rehearsal], Any], capability: tuple[int, int] = AMPERE) -> Any:
+    with rehearsing(capability=capability) as mode:
+        return check(mode)
+
+
+CHECKS = {
+    **{
+        check.__name__: partial(in_world, check)
+        for check in (
+            dtypes_under_autocast,
+            casts_of_a_weight,
+            inside_flash_backward,
+            summed_gradients,
+            values,
+            collectives,
+        )
+    },
+    **{
+        f"attention on {name}": partial(in_world, partial(attention_by_card, capability), capability)
+        for name, capability in (("ampere", AMPERE), ("turing", TURING))
+    },
+    **{f"accelerator {a}.{b}": partial(accelerator, (a, b)) for a, b in ((7, 0), (7, 5), (8, 0), (9, 0))},
+}
+
+if __name__ == "__main__":
+    main(CHECKS)

@@ -1,0 +1,172 @@
+"""Autocast, attention, sums of gradients, known values, messages and DeepSpeed's accelerator of a rehearsal."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from forked import outcomes_of
+from rehearsals import many_rehearsed, request_for
+from trainer_runs import planned
+
+from vlmplan_trainer.models.tiny import write_tiny_model
+from vlmplan_trainer.rehearse import autocast
+
+HERE = Path(__file__).parent
+CAPABILITIES = ("7.0", "7.5", "8.0", "9.0")
+CHECKS = [
+    "dtypes_under_autocast",
+    "casts_of_a_weight",
+    "inside_flash_backward",
+    "summed_gradients",
+    "values",
+    "collectives",
+    "attention on ampere",
+    "attention on turing",
+    *(f"accelerator {capability}" for capability in CAPABILITIES),
+]
+LISTS = {
+    "AT_FORALL_LOWER_PRECISION_FP": autocast.LOWER_PRECISION,
+    "AT_FORALL_FP32": autocast.FLOAT32,
+    "AT_FORALL_FP32_SET_OPT_DTYPE": autocast.FLOAT32_RESULT,
+    "AT_FORALL_PROMOTE": autocast.WIDEST,
+}
+NOT_MET = {
+    "_scaled_dot_product_flash_attention",  # what scaled_dot_product_attention calls below autocast
+    "_thnn_fused_gru_cell",
+    "_thnn_fused_lstm_cell",
+    "binary_cross_entropy",  # refused under autocast
+    "cudnn_convolution",
+    "cudnn_convolution_transpose",
+    "gru_cell",
+    "lstm_cell",
+    "norm.Scalar",
+    "norm.ScalarOpt_dim",
+    "rnn_relu_cell",
+    "rnn_tanh_cell",
+}
+"""Operations of CUDA's autocast that training a language model does not meet."""
+
+
+@pytest.fixture(scope="module")
+def found():
+    outcomes = outcomes_of(HERE / "part_checks.py", CHECKS)
+    assert all("found" in outcome for outcome in outcomes.values()), outcomes
+    return {name: outcome["found"] for name, outcome in outcomes.items()}
+
+
+def test_autocast_has_all_operations_of_cudas_but_those_that_training_does_not_meet():
+    names = torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCUDA")
+    here = {name for names in LISTS.values() for name in names}
+    assert sum(map(len, LISTS.values())) == len(here)
+    assert here | NOT_MET == {name.removeprefix("aten::") for name in names}
+    assert not here & NOT_MET
+
+
+@pytest.mark.parametrize("macro", LISTS)
+def test_autocast_has_every_operation_in_the_list_that_torch_has_it_in(macro):
+    text = (Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h").read_text()
+    [body] = re.findall(rf"#define {macro}\(_\)((?:.*\\\n)+.*\n)", text)
+    torchs = {name.replace(", ", ".") for name in re.findall(r"_\(([\w, ]+)\)", body)}
+    assert torchs - NOT_MET == set(LISTS[macro])
+
+
+def test_autocast_treats_results_as_cudas_does(found):
+    assert found["dtypes_under_autocast"] == {
+        "linear": "bfloat16",
+        "linear of float16 asked": "float16",
+        "linear outside": "float32",
+        "matmul of float64": "float64",
+        "layer_norm": "float32",
+        "softmax": "float32",
+        "softmax to bfloat16": "bfloat16",
+        "sum": "float32",
+        "addcmul": "float32",
+        "addcmul of halves": "bfloat16",
+        "mul": "bfloat16",
+        "interpolate": "float32",
+    }
+
+
+def test_autocast_copies_a_weight_once_where_it_caches(found):
+    assert found["casts_of_a_weight"] == {"True": 1, "False": 2}
+
+
+def test_ampere_runs_flash_attention_where_it_can(found):
+    assert found["attention on ampere"] == {
+        "alike": "fused",
+        "grouped": "fused",
+        "masked": "fused",  # memory-efficient
+        "grouped, masked": "math",
+        "grouped float32": "math",
+    }
+
+
+def test_turing_has_no_flash_attention_so_grouped_heads_have_no_fused_kernel(found):
+    on_turing = found["attention on turing"]
+    assert on_turing["alike"] == on_turing["masked"] == "fused"
+    assert on_turing["grouped"] == on_turing["grouped, masked"] == on_turing["grouped float32"] == "math"
+
+
+def test_backward_of_flash_attention_takes_what_the_kernel_allocates(found):
+    batch, heads, groups, tokens, width = 2, 6, 3, 130, 40
+    rows, columns = 256, 64  # rounded up to tiles
+    gradient, narrow = 2 * batch * heads * tokens * width, 2 * batch * groups * tokens * width
+    of_kernel = [4 * batch * heads * rows, 4 * batch * heads * rows * columns, gradient, gradient]
+    assert found["inside_flash_backward"] == sorted([gradient, narrow, narrow, *of_kernel])
+
+
+def test_second_gradient_is_added_to_the_first_unless_somebody_else_holds_it(found):
+    assert found["summed_gradients"] == {"alone": 2, "held": 3}
+
+
+def test_values_of_integers_are_followed(found):
+    assert found["values"] == {
+        "list": [[2, 3, 5], [5, 7, 2]],
+        "sum": 2 + 3 + 5 + 5 + 7 + 2,
+        "where": [[0, 2], [1, 0]],
+        "picked": [2, 11],
+        "changed": [[3, 4, 14], [14, 8, 3]],
+        "untouched": [[2, 3, 5], [5, 7, 2]],
+        "unique": [2, 3, 5, 7],
+        "repeated": 5 + 7 + 2,
+        "view": [3, 5, 5],
+        "is lost": True,
+        "unknown": [0.0, False, 0],
+        "pixels are not zero": False,
+    }
+
+
+def test_messages_are_counted_by_their_larger_side(found):
+    common = {"phase": "step", "step": 2}
+    assert found["collectives"] == [
+        {**common, "kind": "allgather_base", "count": 2, "num_bytes": 2 * 100 * 2},
+        {**common, "kind": "reduce_scatter_base", "count": 1, "num_bytes": 100 * 2},
+        {**common, "kind": "allreduce", "count": 1, "num_bytes": 7 * 4},
+        {**common, "kind": "broadcast", "count": 1, "num_bytes": 3 * 8},
+    ]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_accelerator_is_cuda_of_its_capability(found, capability):
+    accelerator = found[f"accelerator {capability}"]
+    assert accelerator["bf16"] == (capability >= "8.0")
+    assert accelerator["fp16"]
+    assert not accelerator["resolves_data_dependency"]
+    assert not accelerator["is_synchronized_device"]
+    assert accelerator["name"] == "gpu:0"
+
+
+def test_overlapped_reduction_has_a_second_bucket(tmp_path):
+    model = write_tiny_model(tmp_path / "llama", "llama", hidden_size=128, vocab_size=2048)
+    plan = planned(model, gpu="h100-sxm5-80gb:2", zero_stage="2", activation_checkpointing=False)
+    requests = [request_for(plan, num_steps=2, saves=False) for _ in range(2)]
+    bucket_elements = 32768
+    for request, overlaps in zip(requests, (True, False), strict=True):
+        for settings in (request["plan"]["ds_config"]["zero_optimization"], request["plan"]["recipe"]["zero"]):
+            settings |= {"overlap_comm": overlaps, "reduce_bucket_size": bucket_elements}
+    overlapped, plain = (
+        next(phase["peak_bytes"] for phase in answer["phases"] if (phase["name"], phase["step"]) == ("backward", 2))
+        for answer in many_rehearsed(requests)
+    )
+    assert overlapped - plain == 2 * bucket_elements
