@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def request_for(plan: Plan, *, rank: int = 0, num_steps: int = NUM_STEPS, **more
         "width": workload.image_width,
         "height": workload.image_height,
     }
-    request = {"plan": plan.as_json(), "samples": samples, "rank": rank, "num_steps": num_steps}
+    request = {"plan": deepcopy(plan.as_json()), "samples": samples, "rank": rank, "num_steps": num_steps}
     return request | {"compute_capability": [8, 0]} | more
 
 
