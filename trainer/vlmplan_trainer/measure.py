@@ -59,6 +59,15 @@ class LiveStorages(TorchDispatchMode):
         self.num_bytes -= num_bytes
 
 
+def quantisation_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """What bitsandbytes keeps beside packed weights: scales, their own scales, tables."""
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        while state is not None:
+            yield from (value for value in vars(state).values() if isinstance(value, torch.Tensor))
+            state = state.state2
+
+
 @dataclass(slots=True)
 class PhaseMemory:
     """Bytes of one rank: when the phase ends, and at its highest point."""
@@ -125,9 +134,9 @@ class Meter:
         return self._bytes() if self.is_following else None
 
     def count(self, model: torch.nn.Module) -> None:
-        """Add the weights of a model that came into being unseen (read from files by libraries of their own)."""
+        """Add the weights of a model that came into being unseen (read from files by threads of transformers')."""
         if self._storages is not None:
-            self._storages.count(*model.parameters(), *model.buffers())
+            self._storages.count(*model.parameters(), *model.buffers(), *quantisation_tensors(model))
 
     def _mode(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._storages is None else self._storages

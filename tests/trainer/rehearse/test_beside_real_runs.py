@@ -1,8 +1,8 @@
 """Rehearsed bytes are those of the same trainer on real CPU tensors; ``beside_real_runs.py`` has all combinations."""
 
 import pytest
-from beside_real_runs import compared, plan_named, write_model
-from rehearsals import rehearsed, request_for
+from beside_real_runs import WORDS, compared, plan_named, write_model
+from rehearsals import many_rehearsed, really_run, rehearsed, request_for
 
 TOLERANCE = 0.005
 PLAIN = ["lora-none-whole_loss"]
@@ -24,6 +24,17 @@ def assert_equal(found):
 def test_one_rank_without_deepspeed_has_the_bytes_of_its_rehearsal(model, tmp_path):
     plans = {name: plan_named(model, name, num_ranks=1) for name in PLAIN}
     assert_equal(compared(plans, tmp_path, num_ranks=1))
+
+
+def test_weights_from_files_are_seen_though_threads_load_them(model, tmp_path):
+    plans = {"qlora-none": plan_named(model, "qlora-none", num_ranks=1)}
+    words = [word for word in WORDS if word != "--random-weights"]
+    [real] = really_run(plans, tmp_path, num_ranks=1, words=words)
+    [answer] = many_rehearsed([request_for(plan) for plan in plans.values()])
+    here, there = real["qlora-none"], answer["phases"]
+    assert [phase["name"] for phase in here] == [phase["name"] for phase in there]
+    resident = [(phase["resident_bytes"], other["resident_bytes"]) for phase, other in zip(here, there, strict=True)]
+    assert [found for found, _ in resident] == pytest.approx([expected for _, expected in resident], rel=TOLERANCE)
 
 
 def test_two_ranks_have_the_bytes_of_their_rehearsals_in_every_phase_of_every_step(model, tmp_path):
