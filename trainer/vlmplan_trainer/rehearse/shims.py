@@ -55,7 +55,7 @@ def one_kind_of_keys() -> Iterator[None]:
 
 @contextmanager
 def telling_of_other_data() -> Iterator[None]:
-    """Fake tensors know for themselves where they are and what they hold, and have to be told when they get other data."""
+    """Fake tensors know for themselves where they are and what they hold; they have to be told of other data."""
 
     def set_data(self: Any, other: Any) -> None:
         torch.Tensor.data.__set__(self, other)
@@ -201,8 +201,8 @@ def recording_no_streams() -> Iterator[None]:
 
 @contextmanager
 def making_tensors_of_tensors() -> Iterator[None]:
-    """``torch.tensor([tensor, ...])`` reads its elements where no fake tensor can answer. ``zero.Init`` puts DeepSpeed's
-    copy of the function in torch's place."""
+    """``torch.tensor([tensor, ...])`` reads its elements where no fake tensor can answer. ``zero.Init`` puts back the
+    function that DeepSpeed has kept."""
     import deepspeed.runtime.zero.partition_parameters as parameters
 
     make = torch.tensor
