@@ -165,7 +165,8 @@ class Rehearsal(TorchDispatchMode):
             for output in found.outputs:
                 tensor = made(output, inputs)
                 made_now.append(tensor)
-                if output.is_new:
+                # Ranks on CPUs see what was made between phases once a view of it is taken.
+                if output.is_new or self.ledger.counts_host_as_device:
                     self.ledger.note(tensor, operation.func, self._maker)
             result = made_now[0] if found.kind is None else found.kind(made_now)
         if is_known or (has_values and operation.is_mutable):
