@@ -32,7 +32,11 @@ class Makers:
                     if library in ("/deepspeed/", "/torch/optim/", "/bitsandbytes/"):
                         return function
             if code.co_name == "forward" and "self" in code.co_varnames:
-                name = self._names.get(id(frame.f_locals.get("self")))
+                variables = frame.f_locals
+                name = self._names.get(id(variables.get("self")))
+                if type(variables) is dict:  # before Python 3.13 a copy, which would keep tensors until forward ends
+                    variables.clear()
+                del variables
                 if name:
                     return name
             frame = frame.f_back
