@@ -43,8 +43,9 @@ def language_loss(
 
     ``batch`` is what the model's forward takes and ``labels`` (batch, tokens), those of the tokens themselves.
     ``num_items`` None: over the label tokens of this micro batch, so that the loss is their mean, and 0 without any.
-    ``chunk_tokens`` None: as the planner counts. ``hold`` gets the logits of the plain path. Under DeepSpeed this has to run inside the forward of the engine's
-    module, whose result the loss must be: the engine prepares backward from there.
+    ``chunk_tokens`` None: as the planner counts. ``hold`` gets the logits of the plain path. Under DeepSpeed this has
+    to run inside the forward of the engine's module, whose result the loss must be: the engine prepares backward from
+    there.
     Raises InputError for a model whose logits no rule here describes.
     """
     inputs = model_inputs(batch)
@@ -52,10 +53,8 @@ def language_loss(
     if num_items is None:
         num_items = (labels != IGNORED).sum().clamp(min=1)
     if is_chunked:
-        total = _chunked_sum(model, inputs, labels, chunk_tokens)
-    else:
-        total = _plain_sum(model, inputs, labels, hold)
-    return total / num_items
+        return _chunked_sum(model, inputs, labels, chunk_tokens) / num_items
+    return _plain_sum(model, inputs, labels, hold) / num_items
 
 
 def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:

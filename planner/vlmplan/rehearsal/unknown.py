@@ -42,7 +42,7 @@ Rehearse = Callable[[Estimate], Peaks]
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Bytes that the formulas miss in a phase, with one layer and for each further one; below zero: what is too much."""
+    """Bytes that the formulas miss in a phase, with one layer and for each further one; below 0: too many."""
 
     first: int
     further: int

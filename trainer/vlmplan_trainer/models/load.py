@@ -62,8 +62,9 @@ def load_model(
     """The model of a plan, ready for an engine, and what makes its inputs.
 
     ``random_weights``: the plan's config.json, and no weights. ``seed`` is that of random weights and adapters; torch's
-    generator is set to it. ``adapter``: a folder with weights that the adapters start from. ``device``: where weights are quantised; a
-    card of this rank or the CPU. ``has_processor``: False where inputs come from elsewhere. Under ZeRO-3 the process group must stand already; no rank ever has the whole model then.
+    generator is set to it. ``adapter``: a folder with weights that the adapters start from. ``device``: where weights
+    are quantised, this rank's card or the CPU. ``has_processor``: False where inputs come from elsewhere. Under ZeRO-3
+    the process group must stand already; no rank ever has the whole model then.
     Raises InputError, UnavailableError or MissingPackageError with what to do.
     """
     recipe = plan.recipe
