@@ -13,6 +13,8 @@ from worlds import AMPERE, gpu, join, rehearsing
 
 from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.dispatch import Rehearsal, value_of
+from vlmplan_trainer.rehearse.ledger import NAMED_BYTES
+from vlmplan_trainer.rehearse.makers import Makers
 
 TURING = (7, 5)
 NUM_BYTES = 4 * 1000
@@ -123,6 +125,25 @@ def summed_gradients(mode: Rehearsal) -> dict[str, int]:
     return {"alone": num_made(lambda gradient: None), "held": num_made(kept.append)}
 
 
+class Doubler(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(5):
+            x = x * 2
+        return x
+
+
+def live_while_makers_are_asked(mode: Rehearsal) -> dict[str, Any]:
+    """The highest moment of a module that rebinds its variable, in tensors, and who is said to have made the last."""
+    model, makers = torch.nn.Sequential(Doubler()), Makers()
+    makers.learn(model)
+    mode._maker = makers
+    x = gpu(NAMED_BYTES, dtype=torch.uint8)
+    with torch.no_grad():
+        result = model(x)
+    entry = mode.ledger.entries[mode.ledger.number_of(result.untyped_storage()) or 0]
+    return {"tensors": mode.ledger.device.peak_bytes / NAMED_BYTES, "maker": entry.maker}
+
+
 def values(mode: Rehearsal) -> dict[str, Any]:
     """What is known of integer tensors after operations, on the device."""
     ids = torch.tensor([[2, 3, 5], [5, 7, 2]]).to(NAME)
@@ -193,6 +214,7 @@ CHECKS = {
             casts_of_a_weight,
             inside_flash_backward,
             summed_gradients,
+            live_while_makers_are_asked,
             values,
             collectives,
         )

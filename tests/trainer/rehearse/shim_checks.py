@@ -12,7 +12,7 @@ import torch
 from forked import main
 from worlds import gpu, join, rehearsing
 
-from vlmplan_trainer.rehearse import autocast, shims
+from vlmplan_trainer.rehearse import autocast, flash, shims
 from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 
@@ -130,6 +130,21 @@ def saving_fake_tensors(mode: Rehearsal) -> None:
         torch.save({"weights": gpu(3, 5)}, Path(folder) / "file.pt")
 
 
+def flash_attention_from_torch(mode: Rehearsal) -> list[int]:
+    with flash.flash_attention_from_torch():
+        return logits_shape_of_flash_attention(mode)
+
+
+def logits_shape_of_flash_attention(mode: Rehearsal) -> list[int]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1, vocab_size=50
+    )
+    model = LlamaForCausalLM._from_config(config, attn_implementation="flash_attention_2", dtype=torch.bfloat16)
+    return list(model.to(NAME)(torch.zeros(3, 7, dtype=torch.long, device=NAME)).logits.shape)
+
+
 def checked(check: Check, without: str) -> Any:
     with rehearsing(without=without) as mode:
         return check(mode)
@@ -142,6 +157,8 @@ CHECKS = {
     **{f"no {name}": partial(checked, check, name) for name, check in SHIMS.items()},
     "counting_saved_bytes": partial(checked, counting_saved_bytes, ""),
     "no counting_saved_bytes": partial(checked, saving_fake_tensors, ""),
+    "flash_attention_from_torch": partial(checked, flash_attention_from_torch, ""),
+    "no flash_attention_from_torch": partial(checked, logits_shape_of_flash_attention, ""),
 }
 
 if __name__ == "__main__":

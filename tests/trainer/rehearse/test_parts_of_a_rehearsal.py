@@ -19,6 +19,7 @@ CHECKS = [
     "casts_of_a_weight",
     "inside_flash_backward",
     "summed_gradients",
+    "live_while_makers_are_asked",
     "values",
     "collectives",
     "attention on ampere",
@@ -118,6 +119,11 @@ def test_backward_of_flash_attention_takes_what_the_kernel_allocates(found):
 
 def test_second_gradient_is_added_to_the_first_unless_somebody_else_holds_it(found):
     assert found["summed_gradients"] == {"alone": 2, "held": 3}
+
+
+def test_asking_who_makes_a_tensor_keeps_no_other(found):
+    of_caller, before, new = 1, 1, 1
+    assert found["live_while_makers_are_asked"] == {"tensors": of_caller + before + new, "maker": "0"}
 
 
 def test_values_of_integers_are_followed(found):
