@@ -64,6 +64,29 @@ def trusting_other_ranks(mode: Rehearsal) -> None:
     utils.assert_ints_same_as_other_ranks([7])
 
 
+def looping_over_no_ranks(mode: Rehearsal) -> dict[str, Any]:
+    """One gathering of two parameters and one reduce-scatter of their gradients, padded both."""
+    from deepspeed.runtime.zero import stage3
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    num_ranks = 16
+    join(5, num_ranks)
+    with Init(dtype=torch.bfloat16):
+        layer = torch.nn.Linear(101, 7)
+    host, params = mode.ledger.host, [layer.weight, layer.bias]
+    mode.ledger.restart_peaks()
+    operations = mode.num_operations
+    params[0].all_gather_coalesced(params).wait()
+    parts = stage3.reduce_scatter_coalesced([torch.empty_like(param) for param in params])
+    return {
+        "an operation a rank": mode.num_operations - operations > 2 * num_ranks,
+        "shapes": [list(tensor.shape) for tensor in (*params, *parts)],
+        "peak_bytes": host.peak_bytes,
+        "live_bytes": host.live_bytes,
+        "messages": [[kind, one.count, one.num_bytes] for (_, _, kind), one in mode.collectives.traffic.items()],
+    }
+
+
 def listing_known_values(mode: Rehearsal) -> list[Any]:
     numbers = torch.tensor([[2, 3], [5, 7]])
     before = mode.num_operations

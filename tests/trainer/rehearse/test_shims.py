@@ -7,6 +7,14 @@ import pytest
 from forked import outcomes_of
 
 HERE = Path(__file__).parent
+SHARDS, WHOLE, PADDED = 2 * (45 + 1), 2 * (7 * 101 + 7), 2 * 16 * (45 + 1)
+"""Bytes of a Linear(101, 7) in two bytes each on one of 16 ranks, on all, and padded to shards of equal size."""
+GATHERED = {
+    "shapes": [[7, 101], [7], [45], [1]],
+    "peak_bytes": SHARDS + WHOLE + WHOLE + PADDED + (PADDED - WHOLE),  # with gradients, their buffer and its padding
+    "live_bytes": SHARDS + WHOLE + PADDED,
+    "messages": [["broadcast", 2, WHOLE], ["allgather_base", 1, PADDED], ["reduce_scatter_base", 1, PADDED]],
+}
 ANSWERS: dict[str, Any] = {
     "one_kind_of_keys": "moved",
     "telling_of_other_data": "gpu",
@@ -14,6 +22,7 @@ ANSWERS: dict[str, Any] = {
     "moving_modules_in_place": True,
     "taking_fake_tensors_for_real": True,
     "trusting_other_ranks": None,
+    "looping_over_no_ranks": {"an operation a rank": False, **GATHERED},
     "listing_known_values": [[[2, 3], [5, 7]], 0],
     "forgetting_casts": 0,
     "making_numbers_on_the_host": "gpu",
@@ -31,6 +40,7 @@ WITHOUT: dict[str, Any] = {
     "moving_modules_in_place": "Couldn't swap Linear.weight",
     "taking_fake_tensors_for_real": False,
     "trusting_other_ranks": "disagreement",
+    "looping_over_no_ranks": {"an operation a rank": True, **GATHERED},
     "listing_known_values": [[[2, 3], [5, 7]], 7],
     "forgetting_casts": 1,
     "making_numbers_on_the_host": "aten::empty_strided",

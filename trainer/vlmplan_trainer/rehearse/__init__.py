@@ -5,5 +5,6 @@ device       a GPU that is not there; accelerator tells DeepSpeed of it, autocas
 dispatch     what happens to every operation, shapes remembers what it returns; collectives what happens to every message
 ledger       which storages are alive; makers says who asked for them, components what they are for
 batch        a micro batch of the plan's samples
+ranks        loops over ranks, answered at once
 shims        what has to be put in the way of the libraries, each with its reason
 """

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from vlmplan_trainer.rehearse import ranks
 from vlmplan_trainer.rehearse.autocast import forget_casts
 from vlmplan_trainer.rehearse.components import tensors_in
 from vlmplan_trainer.rehearse.device import NAME
@@ -30,11 +31,13 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def installed(*, has_device: bool = True) -> Iterator[None]:
-    """All shims; without those of a device of its own where ranks run on the CPU."""
+def installed(*, has_device: bool = True, has_paged_states: bool = True) -> Iterator[None]:
+    """All shims; without those of a device of its own where ranks run on the CPU, and without that of bitsandbytes,
+    which takes a second to import, where no optimizer state is paged."""
     with ExitStack() as stack:
         for shim in (*SHIMS, *(DEVICE_SHIMS if has_device else ())):
-            stack.enter_context(shim())
+            if shim is not paging_in_host_memory or has_paged_states:
+                stack.enter_context(shim())
         yield
 
 
@@ -144,6 +147,25 @@ def trusting_other_ranks() -> Iterator[None]:
             for name in dir(module):
                 if name.startswith("assert_") and name.endswith("_same_as_other_ranks"):
                     stack.enter_context(replaced(module, name, lambda *args, **kwargs: None))
+        yield
+
+
+@contextmanager
+def looping_over_no_ranks() -> Iterator[None]:
+    """ZeRO-3 makes views for every rank of a message, so that 512 ranks take 20 times as long as 4; see ``ranks``."""
+    import deepspeed.runtime.zero.stage3 as stage3
+    from deepspeed.runtime.zero.partition_parameters import Init
+
+    convert = Init._convert_to_deepspeed_param
+
+    def convert_once(self: Any, param: Any) -> None:
+        convert(self, param)
+        ranks.gather_at_once(param)
+
+    with (
+        replaced(Init, "_convert_to_deepspeed_param", convert_once),
+        replaced(stage3, "reduce_scatter_coalesced", ranks.reduce_scatter),
+    ):
         yield
 
 
@@ -287,6 +309,7 @@ SHIMS = (
     moving_modules_in_place,
     taking_fake_tensors_for_real,
     trusting_other_ranks,
+    looping_over_no_ranks,
     listing_known_values,
     making_tensors_of_tensors,
     updating_nothing_on_the_host,
