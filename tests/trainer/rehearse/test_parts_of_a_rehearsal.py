@@ -123,7 +123,7 @@ def test_second_gradient_is_added_to_the_first_unless_somebody_else_holds_it(fou
 
 def test_asking_who_makes_a_tensor_keeps_no_other(found):
     of_caller, before, new = 1, 1, 1
-    assert found["live_while_makers_are_asked"] == {"tensors": of_caller + before + new, "maker": "0"}
+    assert found["live_while_makers_are_asked"] == {"tensors": of_caller + before + new, "maker": "inner"}
 
 
 def test_values_of_integers_are_followed(found):
