@@ -1,7 +1,7 @@
 """Fused attention of CUDA: which kernel a GPU would take, and the memory that torch's shape functions do not tell.
 
-torch 2.13: ``aten/src/ATen/native/transformers/attention.cpp``, ``cuda/sdp_utils.cpp``, ``cuda/flash_attn/flash_api.cpp``,
-``cuda/attention_backward.cu``.
+torch 2.13: ``aten/src/ATen/native/transformers/attention.cpp``, ``cuda/sdp_utils.cpp``,
+``cuda/flash_attn/flash_api.cpp``, ``cuda/attention_backward.cu``.
 """
 
 from collections.abc import Callable
@@ -55,9 +55,21 @@ def register(capability: tuple[int, int]) -> None:
     library = torch.library.Library("aten", "IMPL")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         library.impl("scaled_dot_product_attention", attention, key)
+        for name, kernel in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
+            library.impl(name, _casting_inside(kernel), key)
     for name in ONE_KERNEL_ON_CUDA:
         library.impl(name, _never_run, "PrivateUse1")
     _libraries.append(library)
+
+
+def _casting_inside(kernel: Any) -> Callable[..., Tensor]:
+    """Float16 to float32 is done by CUDA's kernel itself (``softmax`` in ``SoftMax.cpp``)."""
+
+    def softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        is_inside = scores.dtype == torch.float16 and dtype == torch.float32
+        return kernel(scores if is_inside or dtype is None else scores.to(dtype), dim, is_inside)
+
+    return softmax
 
 
 def _never_run(*args: Any) -> Any:
@@ -104,8 +116,8 @@ def _forward(
 def _backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any
 ) -> Result:
-    """dq, dk, dv. While it runs: dq added up in float32, a sum per row, and for grouped heads dk and dv of every head of
-    the queries."""
+    """dq, dk, dv. While it runs: dq added up in float32, a sum per row, and for grouped heads dk and dv of every head
+    of the queries."""
     batch, heads, tokens, head_dim = query.shape
     grads = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None)
     rows = -(-tokens // FLASH_TILE) * FLASH_TILE
