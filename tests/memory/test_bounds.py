@@ -164,13 +164,15 @@ def test_views_of_weights_count_where_zero_3_takes_the_weights_away():
     assert none == 0
 
 
-PROFILES = st.builds(MicroBatchProfile, *[st.integers(0, 2**45)] * 5)
+PROFILES = st.builds(MicroBatchProfile, *[st.integers(0, 2**45)] * 6)
 
 
 @given(low=PROFILES, more=PROFILES, fraction=st.floats(0, 1))
 def test_profile_between_two_others_lies_between_them(low: MicroBatchProfile, more: MicroBatchProfile, fraction: float):
     names = ("forward_peak", "dropped_peak", "kept_peak")
-    most = (max(low.held_bytes, more.held_bytes), max(low.unreleased_bytes, more.unreleased_bytes))
+    most = tuple(
+        max(getattr(low, name), getattr(more, name)) for name in ("held_bytes", "unreleased_bytes", "recomputed_bytes")
+    )
     high = MicroBatchProfile(*(getattr(low, name) + getattr(more, name) for name in names), *most)
     middle = between(low, high, fraction)
     for name in names:

@@ -4,7 +4,7 @@
 lies between two events for the engine; ``trace`` is the record.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,8 @@ class Recorder:
         self._drops: list[Event] = []  # of the running span
         # While a checkpoint is replayed, everything after its last saved tensor is skipped, as torch's early stop does.
         self._is_phantom = False
+        # Modules that were run again and whose weights stay until the backward that asked for it is over.
+        self._recomputed: list[Any] | None = None
 
     # -- storages ------------------------------------------------------------------------------------------------
 
@@ -144,9 +146,24 @@ class Recorder:
             self._events.append(Fetch(module))
 
     def release(self, module: Any) -> None:
-        if self.follows_weights and not self._is_phantom:
+        if not self.follows_weights or self._is_phantom:
+            return
+        if self._recomputed is not None and _is_frozen(module):
+            self._recomputed.append(module)
+            self._sections[self._key].recomputed_bytes += _weight_bytes(module)
+            return
+        self._flush()
+        self._events.append(Release(module))
+
+    def end_recomputation(self, modules: Sequence[Any]) -> None:
+        """The module in whose backward a checkpointed layer was run again is done: frozen weights of the layer go.
+
+        Source: ``update_recompute_parameters`` and ``release_sub_module`` in deepspeed 0.19.8
+        ``zero/partitioned_param_coordinator.py``.
+        """
+        if modules:
             self._flush()
-            self._events.append(Release(module))
+            self._events += [Release(module, ends_recomputation=True) for module in modules]
 
     def keep(self, module: Any) -> None:
         """The backward of ``module`` is over, but no gradient reaches its input, which needs none (token ids, pixels,
@@ -154,9 +171,7 @@ class Recorder:
 
         Source: ``PostBackwardFunctionModule`` in deepspeed 0.19.8 ``zero/parameter_offload.py``.
         """
-        weights = module.parameters_by_name.values()
-        num_bytes = sum([weight.numel * weight.dtype.num_bytes for weight in weights])
-        self._sections[self._key].unreleased_bytes += num_bytes
+        self._sections[self._key].unreleased_bytes += _weight_bytes(module)
 
     def end_backward(self) -> None:
         """What is freed from here on (the model's outputs) belongs to what follows backward."""
@@ -166,6 +181,14 @@ class Recorder:
     def trace(self) -> Trace:
         self._flush()
         return Trace(self._sections, self._schedule, self._after)
+
+
+def _weight_bytes(module: Any) -> int:
+    return sum([weight.numel * weight.dtype.num_bytes for weight in module.parameters_by_name.values()])
+
+
+def _is_frozen(module: Any) -> bool:
+    return not any(weight.requires_grad for weight in module.parameters_by_name.values())
 
 
 def _difference(left: Parts, right: Parts) -> Parts:

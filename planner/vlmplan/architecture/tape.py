@@ -149,7 +149,7 @@ class Tape(Recorder):
         return node
 
     def save(self, node: Node | None, *outputs: Tensor) -> None:
-        """Keep outputs of an operation for its backward."""
+        """Keep outputs of an operation for its backward, or inputs that it saves at its end."""
         if node is None:
             return
         if self._packs or self._stop_after is not None:
@@ -196,11 +196,16 @@ class Tape(Recorder):
     def replay(self, function: Callable[..., Tensor], inputs: Sequence[Tensor], num_saved: int) -> Tensor:
         """Run ``function`` again with its graph, up to the last tensor that its backward needs."""
         work, self._work = self._work, self._sections[self._key].recompute_work
-        self._num_saved, self._stop_after = 0, num_saved
+        self._num_saved, self._stop_after, self._recomputed = 0, num_saved, []
         try:
             return function(*inputs)
         finally:
             self._stop_after, self._is_phantom, self._work = None, False, work
+
+    def take_recomputed(self) -> Sequence[Any]:
+        """The modules with frozen weights that the last replay has run."""
+        modules, self._recomputed = self._recomputed or (), None
+        return modules
 
     # -- backward ------------------------------------------------------------------------------------------------
 
@@ -215,10 +220,13 @@ class Tape(Recorder):
         loss.node = None
         self.backpropagate(root, grads)
 
-    def backpropagate(self, root: Node, grads: list[Tensor | None], output_index: int = 0) -> None:
+    def backpropagate(
+        self, root: Node, grads: list[Tensor | None], output_index: int = 0, recomputed: Sequence[Any] = ()
+    ) -> None:
         """Run the graph below ``root`` as torch's engine does: by sequence number, latest first.
 
         ``grads`` holds the gradient of the root, and is emptied: only the graph refers to it from here on.
+        ``recomputed``: modules whose weights wait for the first module's backward to end.
         Source: ``torch/csrc/autograd/engine.cpp`` (``compareByNode``: weights' accumulators before everything else).
         """
         pending_parameters = self._count_dependencies(root)
@@ -236,6 +244,8 @@ class Tape(Recorder):
             if fetched is not None and (node.module is not fetched or node.section != self._key):
                 self.release(fetched) if has_input_grad else self.keep(fetched)
                 fetched = None
+                self.end_recomputation(recomputed)
+                recomputed = ()
             if node.section != self._key:
                 self._enter(node.section)
             if fetched is None and node.module is not None:
@@ -264,6 +274,7 @@ class Tape(Recorder):
                     heapq.heappush(ready, (-target.sequence, target))
         if fetched is not None:
             self.release(fetched) if has_input_grad else self.keep(fetched)
+        self.end_recomputation(recomputed)
 
     def _receive_parameter_gradient(
         self,
@@ -344,7 +355,7 @@ def _checkpoint_backward(node: Node, grads: list[Tensor | None]) -> Sequence[Ten
     inputs.clear()
     # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs).
     assert root is not None
-    tape.backpropagate(root, grads, index)
+    tape.backpropagate(root, grads, index, tape.take_recomputed())
     return [into.pop() if into else None for into in captured]
 
 

@@ -63,9 +63,13 @@ class Fetch(NamedTuple):
 
 
 class Release(NamedTuple):
-    """``module`` is done with its own weights (ZeRO-3 may partition them again)."""
+    """``module`` is done with its own weights (ZeRO-3 may partition them again).
+
+    ``ends_recomputation``: they were frozen and gathered to run a checkpointed layer again, and go whatever comes next.
+    """
 
     module: Any
+    ends_recomputation: bool = False
 
 
 class Hold(NamedTuple):
@@ -172,6 +176,8 @@ class Section:
     backward_work: Work = field(default_factory=Work)
     unreleased_bytes: int = 0
     """Weights of modules that backward fetches and does not release."""
+    recomputed_bytes: int = 0
+    """Frozen weights that stay whole while the section is run again."""
 
 
 class Run(NamedTuple):

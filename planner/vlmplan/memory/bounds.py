@@ -21,7 +21,7 @@ class MicroBatchProfile:
 
     ``dropped_peak``: backward if every gradient vanished once it is whole; ``kept_peak``: if all stayed.
     ``held_bytes``: weights that autograd's views keep whole where ZeRO-3 takes them away. ``unreleased_bytes``: weights
-    of modules that stay whole to the end of backward.
+    of modules that stay whole to the end of backward. ``recomputed_bytes``: frozen weights of a layer that runs again.
     """
 
     forward_peak: int
@@ -29,6 +29,7 @@ class MicroBatchProfile:
     kept_peak: int
     held_bytes: int
     unreleased_bytes: int
+    recomputed_bytes: int
 
 
 def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
@@ -46,7 +47,8 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
         live += delta
         gradients += ready
     unreleased = sum([trace.sections[run.key].unreleased_bytes for run in trace.schedule])
-    return MicroBatchProfile(forward_peak, dropped, kept, _held_bytes(trace), unreleased)
+    recomputed = max(section.recomputed_bytes for section in trace.sections.values())
+    return MicroBatchProfile(forward_peak, dropped, kept, _held_bytes(trace), unreleased, recomputed)
 
 
 def _held_bytes(trace: Trace) -> int:
@@ -102,6 +104,7 @@ def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) ->
         secant(low.kept_peak, high.kept_peak),
         max(low.held_bytes, high.held_bytes),
         max(low.unreleased_bytes, high.unreleased_bytes),
+        max(low.recomputed_bytes, high.recomputed_bytes),
     )
 
 
@@ -135,7 +138,7 @@ def peak_bound(
         live = kept + 2 * zero.stage3_prefetch_bucket_size
         one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
         gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
-        gathered += profile.held_bytes
+        gathered += profile.held_bytes + profile.recomputed_bytes
         shard = table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
         backward = profile.dropped_peak + gathered + copied + largest + shard * (p + NORM_BYTES)
         forward = profile.forward_peak + gathered

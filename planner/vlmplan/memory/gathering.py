@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.architecture.trace import Drop, Fetch, Hold, Run, Trace
+from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.recipe import ZeroSettings
 
 ParameterKey = tuple[int, int | None]
@@ -123,12 +123,12 @@ class GatheredWeights:
         self._step += 1
         return max(peak, self.live_bytes)
 
-    def release(self, module: Any, run: Run) -> None:
+    def release(self, event: Release, run: Run) -> None:
         """The module is done: partition what is not used again within the reuse distance (``release_sub_module``)."""
-        module_key = (id(module), run.layer)
+        module_key = (id(event.module), run.layer)
         self._active.pop(module_key, None)
         for key in self._members[module_key]:
-            if key in self._available and not self._is_kept(key):
+            if key in self._available and (event.ends_recomputation or not self._is_kept(key)):
                 self._take(key)
 
     def end_backward(self) -> None:

@@ -87,7 +87,7 @@ class Moments:
             elif gathered is not None and isinstance(event, Fetch):
                 self._touch(self.parts, weights=gathered.fetch(event.module, run))
             elif gathered is not None and isinstance(event, Release):
-                gathered.release(event.module, run)
+                gathered.release(event, run)
             elif gathered is not None and isinstance(event, Hold):
                 gathered.hold(event, run)
             elif gathered is not None and isinstance(event, Drop):

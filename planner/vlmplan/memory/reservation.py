@@ -284,7 +284,7 @@ def _gathering(gathered: GatheredWeights, event: Any, run: Run) -> tuple[int, in
     if isinstance(event, Fetch):
         peak = gathered.fetch(event.module, run)
     elif isinstance(event, Release):
-        gathered.release(event.module, run)
+        gathered.release(event, run)
     elif isinstance(event, Hold):
         gathered.hold(event, run)
     elif isinstance(event, Drop):

@@ -10,7 +10,7 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     """``F.linear``: saves x if the weight needs a gradient, and if x does, the weight, as a view (``weight.t()``).
 
     Where the weight ``is_transposed`` it is ``addmm``, which saves the weight itself. DeepSpeed's ``F.linear``
-    (``LinearFunctionForZeroStage3``) saves both as they are.
+    (``LinearFunctionForZeroStage3``) saves both as they are, once it has its result.
 
     Shapes: x (..., k), weight (n, k), or (k, n) where it ``is_transposed`` (``x @ weight``), result (..., n):
     ``2 * rows * n * k`` operations forward, the same again for each gradient. Autocast casts x and the weight first;
@@ -25,13 +25,15 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     if is_transposed:
         out_width, in_width = in_width, out_width
     is_replaced = tape.keeps_linear_inputs and not is_transposed
-    saves_x = weight.requires_grad or is_replaced
+    saves_x = weight.requires_grad and not is_replaced
     saved = (x.detached() if saves_x else None, detached(weight) if x.requires_grad else None)
     saves_view = x.requires_grad and not is_transposed and not is_replaced
     view_of = weight if saves_view and isinstance(weight, Parameter) else None
     meta = (x.shape, x.dtype, weight.shape, bias and bias.shape)
     node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
     out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
+    if is_replaced:
+        tape.save(node, x)
     rows = x.numel // in_width
     tape.matmul(2 * rows * out_width * in_width, x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes)
     return out
