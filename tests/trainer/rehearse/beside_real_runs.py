@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from cpu_adam_build import can_compile, cheap_build
@@ -90,7 +91,9 @@ def compared(
     plans: Mapping[str, Plan], folder: Path, *, num_ranks: int, asked: Sequence[tuple[str, int]] | None = None
 ) -> list[Line]:
     """Every phase of every run on every rank, or on the ranks that are ``asked`` (run, rank)."""
-    environment = cheap_build(folder) if any(name.endswith("offload") for name in plans) else None
+    environment = None
+    if any(name.endswith("offload") for name in plans):
+        environment = cheap_build(Path(mkdtemp(dir=folder)))
     real = really_run(plans, folder, num_ranks=num_ranks, words=WORDS, environment=environment)
     asked = asked or [(name, rank) for rank in range(num_ranks) for name in plans]
     answers = many_rehearsed([request_for(plans[name], rank=rank) for name, rank in asked])
