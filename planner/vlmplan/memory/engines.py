@@ -131,8 +131,8 @@ def largest_slice(table: ParameterTable, partition: Partition) -> int:
 def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:
     """ZeRO stage 3 (``stage3.py``): shards of weights, gradients and states; the bucket lives from init on.
 
-    pΨ/N + whole small weights (persistent) + pΦ/N gradient buffer + mΦ/N + sΦ/N + p·bucket. The step works in
-    sub-groups: it flattens the gradients of one (p) and casts them (m), where the types differ. There is a master copy
+    pΨ/N + whole small weights (persistent, from their first use on) + pΦ/N gradient buffer + mΦ/N + sΦ/N + p·bucket.
+    The step works in sub-groups: it flattens the gradients of one (p) and casts them (m), where the types differ. There is a master copy
     even where they are the same: ``_create_fp32_partitions`` compares ``tensor.device == self.device``, a
     ``torch.device`` with the string ``cuda:0``, which are never equal. Beside the master copies there is once the
     gradient of a sub-group in their type (``converted``, then ``initialize_optimizer_states``), and every trained
@@ -147,17 +147,19 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     bucket = Components(communication_buffers=recipe.zero.reduce_bucket_size * p)
     hooked = Components(weights=table.largest_trained * p)
     is_offloaded = recipe.offload_optimizer is not Offload.NONE
-    weights = Components(weights=(0 if recipe.offload_params is not Offload.NONE else shards) + persistent)
+    weights = Components(weights=0 if recipe.offload_params is not Offload.NONE else shards)
+    whole = Components(weights=persistent)
     if is_offloaded:
         start = weights + bucket
         building = start + hooked
-        return ModelStates(start, start, building, start)
+        return ModelStates(start, start + whole, building, start + whole)
     master = Components(optimizer_states=trained * m)
     gradients = Components(gradients=trained * p)
     start = weights + master + gradients + bucket
     making = weights + master + Components(temporaries=group * m)
     building = higher(making, start + hooked)
-    resident = start + Components(optimizer_states=state_bytes(recipe, [(trained,)], recipe.master_dtype))
+    states = Components(optimizer_states=state_bytes(recipe, [(trained,)], recipe.master_dtype))
+    resident = start + whole + states
     cast = group * (p + (m if m != p else 0))
     update = group * m + update_bytes(recipe, [(group,)], recipe.master_dtype)
     norm = -(-table.largest_trained // num_ranks) * NORM_BYTES

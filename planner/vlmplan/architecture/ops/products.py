@@ -32,10 +32,10 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     meta = (x.shape, x.dtype, weight.shape, bias and bias.shape)
     node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
     out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
-    if is_replaced:
-        tape.save(node, x)
     rows = x.numel // in_width
     tape.matmul(2 * rows * out_width * in_width, x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes)
+    if is_replaced:
+        tape.save(node, x)
     return out
 
 
