@@ -138,6 +138,8 @@ def peak_bound(
         live = kept + 2 * zero.stage3_prefetch_bucket_size
         one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
         gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
+        if recipe.offload_params is not Offload.NONE:
+            gathered += gathered // 2  # shards on their way from the host, of two ranks or more
         gathered += profile.held_bytes + profile.recomputed_bytes
         shard = table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
         backward = profile.dropped_peak + gathered + copied + largest + shard * (p + NORM_BYTES)

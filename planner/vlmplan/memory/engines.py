@@ -132,11 +132,11 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     """ZeRO stage 3 (``stage3.py``): shards of weights, gradients and states; the bucket lives from init on.
 
     pΨ/N + whole small weights (persistent, from their first use on) + pΦ/N gradient buffer + mΦ/N + sΦ/N + p·bucket.
-    The step works in sub-groups: it flattens the gradients of one (p) and casts them (m), where the types differ. There is a master copy
-    even where they are the same: ``_create_fp32_partitions`` compares ``tensor.device == self.device``, a
-    ``torch.device`` with the string ``cuda:0``, which are never equal. Beside the master copies there is once the
-    gradient of a sub-group in their type (``converted``, then ``initialize_optimizer_states``), and every trained
-    weight is whole for a moment when it gets the hook that takes its gradient
+    The step works in sub-groups: it flattens the gradients of one (p) and casts them (m), where the types differ. There
+    is a master copy even where they are the same: ``_create_fp32_partitions`` compares ``tensor.device ==
+    self.device``, a ``torch.device`` with the string ``cuda:0``, which are never equal. Beside the master copies there
+    is once the gradient of a sub-group in their type (``converted``, then ``initialize_optimizer_states``), and every
+    trained weight is whole for a moment when it gets the hook that takes its gradient
     (``create_reduce_and_remove_grad_hooks``). With ``offload_params`` the shards live on the host, with
     ``offload_optimizer`` everything of the optimizer does, gradients included.
     """
@@ -145,9 +145,11 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     trained = sharded_elements(table.numels, num_ranks)
     group = max(sub_group_elements(table.numels, num_ranks, recipe.zero.sub_group_size))
     bucket = Components(communication_buffers=recipe.zero.reduce_bucket_size * p)
-    hooked = Components(weights=table.largest_trained * p)
+    offloads_weights = recipe.offload_params is not Offload.NONE
+    coming = -(-table.largest_trained // num_ranks) * p if offloads_weights and num_ranks > 1 else 0
+    hooked = Components(weights=table.largest_trained * p, temporaries=coming)
     is_offloaded = recipe.offload_optimizer is not Offload.NONE
-    weights = Components(weights=0 if recipe.offload_params is not Offload.NONE else shards)
+    weights = Components(weights=0 if offloads_weights else shards)
     whole = Components(weights=persistent)
     if is_offloaded:
         start = weights + bucket

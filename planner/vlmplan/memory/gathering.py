@@ -47,9 +47,19 @@ class GatheredWeights:
     live during it. Weights up to the persistence threshold are always whole and not counted here.
     """
 
-    def __init__(self, *, trace: Trace, zero: ZeroSettings, num_ranks: int, num_wrappers: int = WRAPPERS) -> None:
-        """``num_wrappers``: modules without weights of their own around the first that has some."""
-        self._zero, self._num_ranks, self._num_wrappers = zero, num_ranks, num_wrappers
+    def __init__(
+        self,
+        *,
+        trace: Trace,
+        zero: ZeroSettings,
+        num_ranks: int,
+        num_wrappers: int = WRAPPERS,
+        offloads: bool = False,
+    ) -> None:
+        """``num_wrappers``: modules without weights of their own around the first that has some. ``offloads``: this
+        rank's shards are on the host, and come to the GPU before they are sent."""
+        self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
+        self._peak = 0
         self._numel: dict[ParameterKey, int] = {}
         self._bytes: dict[ParameterKey, int] = {}
         self._members: dict[ModuleKey, list[ParameterKey]] = {}
@@ -108,20 +118,20 @@ class GatheredWeights:
         module_key = (id(module), run.layer)
         members = self._members[module_key]
         self._active[module_key] = None
+        self._peak = self.live_bytes
         if self._step in self._outermost_steps:
             for _ in range(self._num_wrappers):
                 self._prefetch()
-        peak = self.live_bytes
         if missing := [key for key in members if not self._is_persistent(key) and not self._is_here(key)]:
             self._gather(missing)
         for key in members:
             gather = self._in_flight.pop(key, None)
             if gather is not None:
-                peak = max(peak, self._wait(gather, key))
+                self._wait(gather, key)
         self._drop_from_queue(members)
         self._prefetch()
         self._step += 1
-        return max(peak, self.live_bytes)
+        return max(self._peak, self.live_bytes)
 
     def release(self, event: Release, run: Run) -> None:
         """The module is done: partition what is not used again within the reuse distance (``release_sub_module``)."""
@@ -180,8 +190,10 @@ class GatheredWeights:
             self._in_flight[key] = gather
             self._num_available += self._numel[key]
         self.live_bytes += sum(self._bytes[key] for key in keys) if is_alone else flat
+        shards = flat // self._num_ranks if self._offloads else 0
+        self._peak = max(self._peak, self.live_bytes + shards)
 
-    def _wait(self, gather: _Gather, key: ParameterKey) -> int:
+    def _wait(self, gather: _Gather, key: ParameterKey) -> None:
         """The collective is needed: weights are copied out of a shared buffer, which goes with its last user."""
         if not gather.is_done:
             gather.is_done = True
@@ -194,11 +206,10 @@ class GatheredWeights:
                 gather.flat_bytes = 0
             else:
                 self.live_bytes += sum(self._bytes[other] for other in waiting)
-        peak = self.live_bytes
+        self._peak = max(self._peak, self.live_bytes)
         gather.num_waiting -= 1
         if gather.num_waiting == 0:
             self.live_bytes -= gather.flat_bytes
-        return peak
 
     def _aligned_bytes(self, key: ParameterKey) -> int:
         return -(-self._bytes[key] // self._num_ranks) * self._num_ranks

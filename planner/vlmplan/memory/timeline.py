@@ -156,7 +156,13 @@ def gathered_weights(trace: Trace, recipe: Recipe, num_ranks: int) -> GatheredWe
     if not gathers_weights(recipe, num_ranks):
         return None
     num_wrappers = WRAPPERS + (ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
-    return GatheredWeights(trace=trace, zero=recipe.zero, num_ranks=num_ranks, num_wrappers=num_wrappers)
+    return GatheredWeights(
+        trace=trace,
+        zero=recipe.zero,
+        num_ranks=num_ranks,
+        num_wrappers=num_wrappers,
+        offloads=recipe.offload_params is not Offload.NONE,
+    )
 
 
 def gradient_store(
