@@ -102,3 +102,13 @@ def test_snapshot_is_taken_once_where_the_watched_height_is_reached():
     tensors = [noted(kept, size) for size in (5, 7, 11)]
     assert taken == [5 + 7]
     assert sum(tensor.numel() for tensor in tensors) == kept.device.peak_bytes
+
+
+@given(st.integers(1, 5000), st.integers(1, 9000))
+def test_a_gpu_counts_whole_blocks_and_the_host_what_was_asked_for(num_bytes: int, workspace: int):
+    kept = Ledger(is_in_phase=True, block_bytes=512)
+    tensor = noted(kept, num_bytes)
+    kept.pass_through([workspace])
+    assert kept.host.live_bytes == num_bytes == tensor.numel()
+    assert workspace <= kept.device.peak_bytes < workspace + 512
+    assert kept.device.peak_bytes % 512 == kept.device.live_bytes == 0

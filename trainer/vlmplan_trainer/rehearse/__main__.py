@@ -17,6 +17,7 @@ from vlmplan.errors import VlmplanError
 def main() -> int:
     answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries that print must not spoil the answer
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # nothing is compiled, so that no compiler need be imported
     request = json.load(sys.stdin)
     warnings.filterwarnings("ignore")
     try:

@@ -67,11 +67,11 @@ class RehearsalAccelerator(CUDA_Accelerator):
     # -- streams -------------------------------------------------------------------------------------------------
 
     @property
-    def Stream(self) -> type[Stream]:
+    def Stream(self) -> type[Stream]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return Stream
 
     @property
-    def Event(self) -> type[Event]:
+    def Event(self) -> type[Event]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return Event
 
     def stream(self, stream: Any) -> Any:

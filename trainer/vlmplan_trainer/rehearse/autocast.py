@@ -5,7 +5,7 @@ the lower precision, what sums many numbers in float32, and the rest in the wide
 for every device type, and none for those of others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def register() -> None:
     _libraries.append(everything)
     aten = torch.library.Library("aten", "IMPL")
     _libraries.append(aten)
-    policies: tuple[tuple[list[str], Callable[[Any], Callable[..., Any]]], ...] = (
+    policies: tuple[tuple[Sequence[str], Callable[[Any], Callable[..., Any]]], ...] = (
         (LOWER_PRECISION, _lower_precision),
         (FLOAT32, _float32),
         (FLOAT32_RESULT, _float32_result),

@@ -34,7 +34,8 @@ ENGINE_STORES = {
     "grads_in_partition": "gradients",
     "temp_grad_buffer_for_gpu_offload": "communication_buffers",
 }
-"""Attributes of DeepSpeed's optimizers (``runtime/zero/stage3.py``, ``stage_1_and_2.py``, ``fp16/unfused_optimizer.py``)."""
+"""Attributes of DeepSpeed's optimizers (``runtime``): ``zero/stage3.py``, ``zero/stage_1_and_2.py``,
+``fp16/unfused_optimizer.py``."""
 GATHERING = ("all_gather", "allgather", "_fetch", "fetch_sub_module", "_alloc")
 REDUCING = ("reduce", "average", "bucket", "ipg")
 """Parts of the names of DeepSpeed's functions that make whole weights, and that make what is sent."""

@@ -47,13 +47,13 @@ class DeviceModule:
     def device(self, device: Any) -> Iterator[None]:
         yield
 
-    def stream(self, stream: Any) -> Stream:
+    def stream(self, stream: Any) -> Any:
         return stream or current()
 
-    def current_stream(self, device: Any = None) -> Stream:
+    def current_stream(self, device: Any = None) -> Any:
         return current()
 
-    def default_stream(self, device: Any = None) -> Stream:
+    def default_stream(self, device: Any = None) -> Any:
         return DEFAULT_STREAM
 
     def synchronize(self, device: Any = None) -> None:

@@ -342,8 +342,8 @@ def _summed(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
     return first
 
 
-def is_owned_by_engine(tensor: torch.Tensor) -> bool:
-    """Whether nobody but the engine's buffer holds a fake tensor and its storage, as ``can_accumulate_inplace`` asks."""
+def is_owned_by_engine(tensor: Any) -> bool:
+    """Whether only the engine's buffer holds a fake tensor and its storage, as ``can_accumulate_inplace`` asks."""
     holders = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
     if tensor._use_count() > TENSOR_HOLDERS or holders > STORAGE_HOLDERS:
         return False
@@ -351,9 +351,9 @@ def is_owned_by_engine(tensor: torch.Tensor) -> bool:
 
 
 TENSOR_HOLDERS, STORAGE_HOLDERS, OBJECT_HOLDERS = 4, 2, 5
-"""While an operation on the engine's only copy is looked at: of the tensor the buffer, its argument and two of Python's;
-of the storage the fake tensor and the meta tensor inside it; of Python's object the tensor, the operation's arguments,
-a variable of ``_summed`` and one here, and the question itself."""
+"""While an operation on the engine's only copy is looked at: of the tensor the buffer, its argument and two of
+Python's; of the storage the fake tensor and the meta tensor inside it; of Python's object the tensor, the operation's
+arguments, a variable of ``_summed`` and one here, and the question itself."""
 
 SPECIAL: dict[Any, Special] = {
     aten._local_scalar_dense.default: _scalar,

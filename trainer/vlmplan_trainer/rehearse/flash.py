@@ -50,8 +50,8 @@ def flash_attn_varlen_func(
     block_table: Any = None,
 ) -> Tensor:
     """Sequences one behind the other, (tokens, heads, head_dim)."""
-    one = (x.unsqueeze(0) for x in (q, k, v))
-    return flash_attn_func(*one, dropout_p, softmax_scale, causal).squeeze(0)
+    query, key, value = (x.unsqueeze(0) for x in (q, k, v))
+    return flash_attn_func(query, key, value, dropout_p, softmax_scale, causal).squeeze(0)
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Which storages are alive on the GPU and on the host, how many bytes they take, and who made them.
 
-Sizes are those that were asked for, as ``torch.cuda.max_memory_allocated`` counts them before rounding to 512 bytes;
-``events`` lets an allocator be replayed.
+Sizes are of blocks, as ``torch.cuda.memory_allocated`` counts them: on a GPU what was asked for, rounded up to 512
+bytes (``kMinBlockSize``, ``c10/core/CachingDeviceAllocator.h``); in host memory what was asked for, as
+``measure.LiveStorages`` counts it. ``events`` lets an allocator be replayed.
 """
 
 import weakref
@@ -14,6 +15,7 @@ from vlmplan_trainer.rehearse.streams import current_number
 Maker = Callable[[], str]
 CACHE_EMPTIED = (0, 0)
 """The event of a cache that is emptied: no storage has the number 0."""
+GPU_BLOCK_BYTES = 512
 NAMED_BYTES = 1 << 20
 """Storages from this size on are remembered with their maker: looking through the stack takes time."""
 
@@ -59,6 +61,8 @@ class Ledger:
     """
 
     counts_host_as_device: bool = False
+    block_bytes: int = 1
+    """What the device's allocator rounds up to."""
     is_in_phase: bool = False
 
     device: Place = field(default_factory=Place)
@@ -87,6 +91,8 @@ class Ledger:
         if kind == "meta" or (self.counts_host_as_device and not self.is_in_phase):
             return
         is_on_device = kind != "cpu" or self.counts_host_as_device
+        if is_on_device:
+            num_bytes = self._block(num_bytes)
         self._last += 1
         number = self._numbers[key] = self._last
         entry = self.entries[number] = Entry(num_bytes, is_on_device)
@@ -101,7 +107,7 @@ class Ledger:
     def pass_through(self, sizes: Sequence[int]) -> None:
         """Memory of the device that a kernel takes for itself while it runs."""
         numbers = []
-        for num_bytes in sizes:
+        for num_bytes in map(self._block, sizes):
             self._last += 1
             numbers.append(self._last)
             entry = self.entries[self._last] = Entry(num_bytes, True, op="workspace", phase=self.phase)
@@ -114,6 +120,9 @@ class Ledger:
         """Look for the highest moments from here on."""
         for place in (self.device, self.host):
             place.peak_bytes = place.live_bytes
+
+    def _block(self, num_bytes: int) -> int:
+        return -(-num_bytes // self.block_bytes) * self.block_bytes
 
     def _add(self, entry: Entry, number: int, num_bytes: int) -> None:
         place = self.device if entry.is_on_device else self.host

@@ -36,7 +36,7 @@ class PhaseMeter(Meter):
 
     def __init__(self, ledger: Ledger, mode: Rehearsal, *, num_steps: int, say: Callable[[str], None]) -> None:
         super().__init__(torch.device("cpu"), num_steps=num_steps)
-        self._ledger, self._mode, self._num_steps, self._say = ledger, mode, num_steps, say
+        self._ledger, self._rehearsal, self._num_steps, self._say = ledger, mode, num_steps, say
         self.owners: Owners | None = None
         self._phases: dict[tuple[str, int], dict[str, Any]] = {}
         self._marks: list[list[Any]] = []
@@ -51,20 +51,20 @@ class PhaseMeter(Meter):
         label = name if not key[1] else f"{name} of step {key[1]}"
         self._say(label)
         gc.collect()  # what reference cycles of the phase before hold
-        self._ledger.phase, self._mode.collectives.key = name, key
+        self._ledger.phase, self._rehearsal.collectives.key = name, key
         self._ledger.is_in_phase = True
         self._ledger.restart_peaks()
         mark = [len(self._ledger.device.events), name, key[1]]
         self._marks.append(mark)
         self._watch(key)
-        start, flops = time.perf_counter(), self._mode.flops
+        start, flops = time.perf_counter(), self._rehearsal.flops
         self.in_progress = name
         with collector_at_rest():
             yield
             self._ledger.is_in_phase = False
             self._ledger.watched_bytes = None
             mark.append(len(self._ledger.device.events))
-            self._note(key, seconds=time.perf_counter() - start, flops=self._mode.flops - flops)
+            self._note(key, seconds=time.perf_counter() - start, flops=self._rehearsal.flops - flops)
 
     def _watch(self, key: tuple[str, int]) -> None:
         """In the last step: look when the peak of the step before is reached."""
@@ -96,7 +96,7 @@ class PhaseMeter(Meter):
 
     def _summary(self, live: dict[int, int], phase: str) -> dict[str, Any]:
         """Bytes of the live storages by component, and the largest of them."""
-        totals = dict.fromkeys(COMPONENTS, 0)
+        totals: dict[str, int] = dict.fromkeys(COMPONENTS, 0)
         for number, num_bytes in live.items():
             totals[component_of(number, phase, self._known)] += num_bytes
         largest = sorted(live, key=lambda number: -live[number])[:NUM_LARGEST]
@@ -129,7 +129,7 @@ class PhaseMeter(Meter):
             self._phases[key] |= self._summary(live, key[0])
         return {
             "phases": list(self._phases.values()),
-            "collectives": self._mode.collectives.as_json(),
+            "collectives": self._rehearsal.collectives.as_json(),
             "events": {"storages": [number for number, _ in events], "bytes": [size for _, size in events]},
             "marks": self._marks,
             "streams": [list(pair) for pair in self._ledger.device.streams.items()],

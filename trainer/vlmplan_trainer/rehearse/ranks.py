@@ -30,11 +30,12 @@ def _cell(function: Any, name: str) -> Any:
 
 def gathered(params: Sequence[Any], world_size: int, rank: int, group: Any, dtype: torch.dtype) -> Any:
     """``_all_gather_dtype``: one buffer for all parameters of all ranks, this rank's part filled."""
-    from deepspeed.accelerator import get_accelerator
+    import deepspeed.accelerator
     from deepspeed.runtime.zero import partition_parameters
 
     assert params[0].ds_secondary_tensor is None, "no plan has secondary partitions (zero_hpz_partition_size)"
-    device = get_accelerator().current_device_name()
+    accelerator: Any = deepspeed.accelerator.get_accelerator()
+    device = accelerator.current_device_name()
     size = sum(param.ds_tensor.ds_numel for param in params)
     flat = torch.empty(size * world_size, dtype=dtype, device=device, requires_grad=False)
     own = flat.narrow(0, size * rank, size)
@@ -48,7 +49,7 @@ def gathered(params: Sequence[Any], world_size: int, rank: int, group: Any, dtyp
 @cache
 def _handle_class() -> Any:
     """DeepSpeed's handle, whose ``wait`` puts each parameter together from the parts of all ranks."""
-    from deepspeed.accelerator import get_accelerator
+    import deepspeed.accelerator
     from deepspeed.runtime.zero.partition_parameters import AllGatherCoalescedHandle, ZeroParamStatus
 
     class Gathered(AllGatherCoalescedHandle):
@@ -56,14 +57,16 @@ def _handle_class() -> Any:
             if self.complete:
                 return
             self.allgather_handle.wait()
-            for param in self.params:
+            params: list[Any] = self.params
+            for param in params:
                 # in place of ``torch.cat`` of the ranks' parts
                 whole = self.partitions[0].new_empty(param.ds_numel).view(param.ds_shape)
                 param.data = whole.to(param.ds_tensor.dtype)
                 del whole
                 param.ds_status = ZeroParamStatus.AVAILABLE
             self.complete = True
-            if not get_accelerator().is_synchronized_device() and not handle_dependency:
+            accelerator: Any = deepspeed.accelerator.get_accelerator()
+            if not accelerator.is_synchronized_device() and not handle_dependency:
                 AllGatherCoalescedHandle.data_buffer.append(self.partitions)
 
     return Gathered

@@ -25,7 +25,7 @@ from vlmplan_trainer.rehearse.batch import Samples, micro_batch
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
-from vlmplan_trainer.rehearse.ledger import Ledger
+from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.rehearse.makers import Makers
 from vlmplan_trainer.rehearse.meter import PhaseMeter
 
@@ -75,7 +75,7 @@ def rehearse(request: Request) -> dict[str, Any]:
     plan = request.plan
     is_on_cpu = plan.hardware.vendor == "cpu"
     os.environ["DS_ACCELERATOR"] = "cpu"  # what DeepSpeed finds by itself when it is imported
-    ledger, makers = Ledger(counts_host_as_device=is_on_cpu), Makers()
+    ledger, makers = Ledger(counts_host_as_device=is_on_cpu, block_bytes=1 if is_on_cpu else GPU_BLOCK_BYTES), Makers()
     place = torch.device("cpu") if is_on_cpu else _registered(ledger, request)
     _start_ranks(request, is_on_cpu=is_on_cpu)
     warnings.filterwarnings("ignore")
@@ -96,7 +96,7 @@ def rehearse(request: Request) -> dict[str, Any]:
         makers.learn(loaded.model)
         with meter.phase("init"):
             engine = make_engine(loaded.model, plan, device=place, weight_decay=0.0)
-        config = loaded.model.config
+        config: Any = loaded.model.config
         vocab_size = getattr(config.get_text_config(), "vocab_size", None)
         meter.owners = Owners(ledger, loaded.model, engine, vocab_size)
         checkpoint_bytes = _train(

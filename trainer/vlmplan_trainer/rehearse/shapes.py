@@ -115,15 +115,14 @@ def _output(tensor: Any, tensors: Sequence[FakeTensor]) -> Output | None:
     bases = [place for place, item in enumerate(tensors) if item.untyped_storage()._cdata == storage]
     if len(bases) > 1:
         return None
-    state = {name: value for name, value in vars(tensor).items()}
     return Output(
         view_of=bases[0] if bases else -1,
         shape=tuple(tensor.shape),
         stride=tensor.stride(),
-        offset=tensor.storage_offset() - (tensors[bases[0]].storage_offset() if bases else 0),
+        offset=int(tensor.storage_offset()) - (int(tensors[bases[0]].storage_offset()) if bases else 0),
         dtype=tensor.dtype,
         device=tensor._fake_device,
-        state=state,
+        state=dict(vars(tensor)),
         is_new=not bases,
     )
 
@@ -142,5 +141,5 @@ def made(output: Output, tensors: Sequence[FakeTensor]) -> FakeTensor:
         FakeTensor, element, False, dispatch_device=True, device_for_backend_keys=output.device
     )
     torch._C._set_warn_deprecated_on_mutable_data_ptr(fake)
-    fake.__dict__.update(output.state)
+    vars(fake).update(output.state)
     return fake

@@ -59,14 +59,15 @@ def one_kind_of_keys() -> Iterator[None]:
 @contextmanager
 def telling_of_other_data() -> Iterator[None]:
     """Fake tensors know for themselves where they are and what they hold; they have to be told of other data."""
+    plain: Any = torch.Tensor.data
 
     def set_data(self: Any, other: Any) -> None:
-        torch.Tensor.data.__set__(self, other)
+        plain.__set__(self, other)
         if isinstance(other, FakeTensor):
             self.fake_device = other.fake_device
             setattr(self, VALUE, value_of(other))
 
-    FakeTensor.data = property(torch.Tensor.data.__get__, set_data)  # pyright: ignore[reportAttributeAccessIssue]
+    FakeTensor.data = property(plain.__get__, set_data)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
@@ -251,9 +252,10 @@ class NoAdam:
 @contextmanager
 def updating_nothing_on_the_host() -> Iterator[None]:
     """DeepSpeed's ``cpu_adam`` would be compiled, and then write through pointers that fake tensors have not."""
-    from deepspeed.ops.op_builder import CPUAdamBuilder
+    import deepspeed.ops.op_builder
 
-    with replaced(CPUAdamBuilder, "load", lambda self, verbose=True: NoAdam()):
+    builders: Any = deepspeed.ops.op_builder  # which names its builders when it is imported
+    with replaced(builders.CPUAdamBuilder, "load", lambda self, verbose=True: NoAdam()):
         yield
 
 

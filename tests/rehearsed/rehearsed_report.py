@@ -1,0 +1,192 @@
+"""Estimates beside the rehearsals of ``golden.json``: ``python tests/rehearsed/rehearsed_report.py`` writes README.md.
+
+Bytes are of tensors: what cuBLAS takes is left out of estimates, since a rehearsal has no cuBLAS.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+from typing import Any
+
+from rehearsed_cases import CASES, HERE, estimated
+
+from vlmplan.memory.components import Phase
+from vlmplan.memory.overhead import workspace_bytes
+from vlmplan.units import MIB
+
+GOLDEN: dict[str, Any] = json.loads((HERE / "golden.json").read_text())
+TABLE = HERE / "README.md"
+PHASES = ("init", "forward", "backward", "step", "save")
+"""Without load: a rehearsal makes random weights, which is not how a checkpoint is read."""
+OWN_PHASES = ("forward", "backward", "step")
+WITHOUT_WORKSPACES = ("load", "init")
+COMPONENTS = (
+    "weights",
+    "gradients",
+    "optimizer_states",
+    "activations",
+    "logits",
+    "communication_buffers",
+    "temporaries",
+)
+HEADER = """# Estimates beside rehearsals
+
+{num_cases} rehearsals of {num_models} models of {num_families} families, {num_vision} of which see, each on one rank of
+its plan: {versions}.
+`cases.yaml` has the options, `golden.json` what happened; `rehearse_all.py` rehearses anew. Every phase is one of a
+later step, at its highest moment, in allocated bytes of tensors. `python tests/rehearsed/rehearsed_report.py` rewrites
+this file, and `test_rehearsed.py` fails when it is out of date.
+
+Errors are estimate / rehearsal - 1.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One phase of one case, in bytes."""
+
+    case: str
+    name: str
+    rehearsed: int
+    estimated: int
+    rehearsed_resident: int
+    estimated_resident: int
+    rehearsed_parts: Mapping[str, int]
+    estimated_parts: Mapping[str, int]
+
+    @property
+    def error(self) -> float:
+        return self.estimated / self.rehearsed - 1
+
+    @property
+    def resident_error(self) -> float:
+        return self.estimated_resident / self.rehearsed_resident - 1
+
+
+@cache
+def compared(case: str) -> tuple[Compared, ...]:
+    """The phases of a case, in order."""
+    estimate = estimated(case)
+    phases = {phase.name: phase for phase in estimate.timeline.phases}
+    last = steady_phases(GOLDEN["cases"][case]["phases"])
+    workspaces = workspace_bytes(estimate.cluster.node.gpu)
+    return tuple(_compared(case, last[name], phases[name], workspaces) for name in PHASES)
+
+
+def steady_phases(phases: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The phases of the last step by name. What is alive at their peaks was looked at in the step before, if equal."""
+    last: dict[str, dict[str, Any]] = {}
+    for phase in phases:
+        before = last.get(phase["name"], {})
+        last[phase["name"]] = dict(phase)
+        if before.get("peak_bytes") == phase["peak_bytes"] and "components" in before:
+            last[phase["name"]]["components"] = before["components"]
+    return last
+
+
+def _compared(case: str, rehearsed: Mapping[str, Any], phase: Phase, workspaces: int) -> Compared:
+    unseen = 0 if phase.name in WITHOUT_WORKSPACES else workspaces
+    parts = phase.peak.as_json()
+    parts["temporaries"] -= unseen
+    return Compared(
+        case=case,
+        name=phase.name,
+        rehearsed=rehearsed["peak_bytes"],
+        estimated=phase.peak.total - unseen,
+        rehearsed_resident=rehearsed["resident_bytes"],
+        estimated_resident=phase.resident.total - unseen,
+        rehearsed_parts=rehearsed["components"],
+        estimated_parts=parts,
+    )
+
+
+def highest(phases: Iterable[Compared]) -> Compared:
+    """The phase of the rehearsed peak, with the estimate's own peak, wherever that is."""
+    phases = list(phases)
+    top = max(phases, key=lambda phase: phase.rehearsed)
+    other = max(phases, key=lambda phase: phase.estimated)
+    return Compared(**{name: getattr(top, name) for name in Compared.__slots__} | {"estimated": other.estimated})
+
+
+def rehearsed_flops(case: str) -> int:
+    """Of one step."""
+    return sum(phase["flops"] for phase in steady_phases(GOLDEN["cases"][case]["phases"]).values())
+
+
+def table() -> str:
+    cases = list(GOLDEN["cases"])
+    peaks = [highest(compared(case)) for case in cases]
+    return "\n".join([_header(), *_by_phase(cases, peaks), "", *_by_component(cases), "", *_by_case(peaks), ""])
+
+
+def _header() -> str:
+    models = {case["model"] for case in CASES["cases"]}
+    families = {estimated(case["name"]).workload.model.model_type for case in CASES["cases"]}
+    seeing = {
+        estimated(case["name"]).workload.model.model_type
+        for case in CASES["cases"]
+        if estimated(case["name"]).workload.images_per_sample
+    }
+    return HEADER.format(
+        num_cases=len(GOLDEN["cases"]),
+        num_models=len(models),
+        num_families=len(families),
+        num_vision=len(seeing),
+        versions=", ".join(f"{name} {version}" for name, version in GOLDEN["versions"].items()),
+    )
+
+
+def _by_phase(cases: Iterable[str], peaks: Iterable[Compared]) -> list[str]:
+    rows = [
+        "| | median | most over | most under | resident, median | resident, worst |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    groups = {"the whole run": list(peaks)}
+    groups |= {name: [phase for case in cases for phase in compared(case) if phase.name == name] for name in PHASES}
+    for name, phases in groups.items():
+        errors, residents = [phase.error for phase in phases], [phase.resident_error for phase in phases]
+        resident = ["", ""]
+        if name in PHASES:
+            resident = [f"{median(map(abs, residents)):.2%}", f"{max(residents, key=abs):+.2%}"]
+        most = [f"{max(0.0, *errors):+.2%}", f"{min(0.0, *errors):+.2%}"]
+        rows.append(f"| {name} | {median(map(abs, errors)):.2%} | {' | '.join([*most, *resident])} |")
+    return rows
+
+
+def _by_component(cases: Iterable[str]) -> list[str]:
+    """Differences at the peaks, in parts of the rehearsed peak."""
+    cases = list(cases)
+    rows = [
+        "By component, estimate - rehearsal in parts of the rehearsed peak: the median of its size, and the largest.",
+        "",
+        f"| | {' | '.join(OWN_PHASES)} |",
+        f"|---|{'---:|' * len(OWN_PHASES)}",
+    ]
+    for component in COMPONENTS:
+        cells: list[str] = []
+        for name in OWN_PHASES:
+            phases = [phase for case in cases for phase in compared(case) if phase.name == name]
+            gaps = [
+                (phase.estimated_parts[component] - phase.rehearsed_parts[component]) / phase.rehearsed
+                for phase in phases
+            ]
+            cells.append(f"{median(map(abs, gaps)):.2%}, {max(gaps, key=abs):+.2%}")
+        rows.append(f"| {component.replace('_', ' ')} | {' | '.join(cells)} |")
+    return rows
+
+
+def _by_case(peaks: Iterable[Compared]) -> list[str]:
+    rows = [
+        f"| case | peak in | rehearsed MiB | error | {' | '.join(PHASES)} |",
+        f"|---|---|{'---:|' * (2 + len(PHASES))}",
+    ]
+    for peak in peaks:
+        errors = " | ".join(f"{phase.error:+.2%}" for phase in compared(peak.case))
+        rows.append(f"| {peak.case} | {peak.name} | {peak.rehearsed / MIB:,.0f} | {peak.error:+.2%} | {errors} |")
+    return rows
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table())
