@@ -79,6 +79,8 @@ class Lora(Module):
     """``peft.tuners.lora.Linear`` (or ``Linear4bit``, ``Conv3d``): the base layer plus a product of two thin ones.
 
     ``result + lora_B(lora_A(x)) * scaling``; the adapters may be wider than the model's type, then x is cast.
+    ``forward`` looks at the type of ``lora_A.weight``, which ZeRO-3 takes for a use of it by this module
+    (``ZeROOrderedDict``).
     """
 
     def __init__(self, base: Module, in_features: int, out_features: int, rank: int) -> None:
@@ -92,6 +94,15 @@ class Lora(Module):
         return self.base_layer.weight  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
+        tape = x.tape
+        tape.modules.append(self.lora_A)
+        tape.fetch(self.lora_A)
+        result = self._adapted(x)
+        tape.release(self.lora_A)
+        tape.modules.pop()
+        return result
+
+    def _adapted(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
         dtype = result.dtype
         is_4bit = isinstance(self.base_layer, Linear4bit)
