@@ -57,6 +57,21 @@ def taking_fake_tensors_for_real(mode: Rehearsal) -> bool:
     return mask is None
 
 
+def raising_after_backward(mode: Rehearsal) -> list[str]:
+    def fail(weight: torch.Tensor) -> None:
+        raise ValueError(f"{tuple(weight.shape)}")
+
+    found = []
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        weight = torch.nn.Parameter(gpu(3, 5))
+        getattr(weight, name)(fail)
+        try:
+            (weight + weight).sum().backward()
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
 def trusting_other_ranks(mode: Rehearsal) -> None:
     from deepspeed.runtime.zero import utils
 

@@ -212,6 +212,43 @@ def making_numbers_on_the_host() -> Iterator[None]:
 
 
 @contextmanager
+def raising_after_backward() -> Iterator[None]:
+    """An exception in a hook of a tensor, where DeepSpeed reduces gradients and gathers weights, ends the process where
+    the tensor is on a device that is registered in Python ("terminate called without an active exception"; those of
+    autograd functions pass). It is raised when the engine has returned; hooks after it do nothing."""
+    failed: list[BaseException] = []
+    run = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        finally:
+            if failed:
+                raise failed.pop()
+
+    def keeping(register: Callable[..., Any]) -> Callable[..., Any]:
+        def register_keeping(self: Any, hook: Callable[..., Any]) -> Any:
+            return register(self, lambda *args: kept(hook, *args))
+
+        return register_keeping
+
+    def kept(hook: Callable[..., Any], *args: Any) -> Any:
+        if failed:
+            return None
+        try:
+            return hook(*args)
+        except BaseException as error:
+            failed.append(error)
+            return None
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch.autograd, "_engine_run_backward", run_backward))
+        for name in ("register_hook", "register_post_accumulate_grad_hook"):
+            stack.enter_context(replaced(torch.Tensor, name, keeping(getattr(torch.Tensor, name))))
+        yield
+
+
+@contextmanager
 def recording_no_streams() -> Iterator[None]:
     """``record_stream`` wants a stream of torch's own kind. It keeps freed memory from other streams for a while, which
     changes nothing in what is allocated."""
@@ -302,6 +339,7 @@ DEVICE_SHIMS = (
     one_kind_of_keys,
     forgetting_casts,
     making_numbers_on_the_host,
+    raising_after_backward,
     recording_no_streams,
     paging_in_host_memory,
 )
