@@ -216,16 +216,12 @@ class Estimator:
     def _trace_key(self, recipe: Recipe, backend: AttentionBackend) -> Any:
         """What the micro batch of a recipe depends on, beside what an estimator is made for."""
         checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
-        return (recipe.micro_batch, checkpoints, backend, recipe.loss, self.keeps_linear_inputs(recipe))
-
-    def keeps_linear_inputs(self, recipe: Recipe) -> bool:
-        """Where every weight is trained, both kinds of linears keep the same, and one trace serves all engines."""
-        return recipe.keeps_linear_inputs or (self.table.frozen_bytes == 0 and recipe.zero_stage != 3)
+        return (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.keeps_linear_inputs)
 
     def _tape(self, kind: type[Tape], recipe: Recipe) -> Tape:
         return kind(
             autocast=recipe.autocast,
-            keeps_linear_inputs=self.keeps_linear_inputs(recipe),
+            keeps_linear_inputs=recipe.keeps_linear_inputs,
             follows_weights=recipe.uses_deepspeed,
         )
 

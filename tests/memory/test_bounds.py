@@ -47,6 +47,7 @@ def bound(alias: str, recipe: Recipe, num_ranks: int) -> int:
         recipe,
         model_states(table, recipe, num_ranks, rank),
         micro_batch_profile(found.trace(recipe, CAPABILITY)),
+        num_ranks=num_ranks,
         owned_bytes=owned * table.trained_dtype.num_bytes,
         accumulates=recipe.grad_accum > 1,
     )

@@ -114,6 +114,7 @@ def peak_bound(
     states: ModelStates,
     profile: MicroBatchProfile,
     *,
+    num_ranks: int,
     owned_bytes: int,
     accumulates: bool,
 ) -> int:
@@ -138,12 +139,15 @@ def peak_bound(
         live = kept + 2 * zero.stage3_prefetch_bucket_size
         one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
         gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
-        if recipe.offload_params is not Offload.NONE:
-            gathered += gathered // 2  # shards on their way from the host, of two ranks or more
-        gathered += profile.held_bytes + profile.recomputed_bytes
+        again = profile.recomputed_bytes + largest  # and the trained weight that is used meanwhile
+        more = profile.held_bytes
+        if recipe.offload_params is not Offload.NONE and num_ranks > 1:
+            # this rank's shards on their way from the host
+            more += (zero.stage3_prefetch_bucket_size * width + table.largest_module_bytes) // num_ranks
         shard = table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
-        backward = profile.dropped_peak + gathered + copied + largest + shard * (p + NORM_BYTES)
-        forward = profile.forward_peak + gathered
+        weights = (gathered + profile.recomputed_bytes if live else max(gathered, again)) + more
+        backward = profile.dropped_peak + weights + copied + largest + shard * (p + NORM_BYTES)
+        forward = profile.forward_peak + gathered + more
     else:
         owned = 0 if recipe.offload_optimizer is not Offload.NONE else owned_bytes
         norms = 8 * table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0

@@ -14,7 +14,7 @@ from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.bounds import peak_bound
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.overhead import RESERVE_FRACTION
-from vlmplan.recipe import ALL_LINEAR, Method, Offload, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import Method, Offload, Precision, Recipe, ZeroSettings
 from vlmplan.rules import Severity, default_attention, model_facts, problems
 from vlmplan.search.micro_batches import MicroBatches, States
 from vlmplan.sizes import zero_settings
@@ -207,17 +207,12 @@ class SetupSpace:
         return self._estimators[key]
 
     def micro_batches(self, recipe: Recipe, cluster: Cluster) -> MicroBatches:
-        """What micro batches of the recipe take at most.
-
-        Adapters on every Linear keep its input as ZeRO-3's linears do, so for a bound one trace serves all stages.
-        """
+        """What micro batches of the recipe take at most."""
         capability = cluster.node.gpu.compute_capability
         estimator, _ = self._estimator(recipe)
         backend = estimator.backend(recipe, capability)
-        if recipe.method is Method.LORA and recipe.lora_targets == ALL_LINEAR and recipe.uses_deepspeed:
-            recipe = recipe.with_changes(zero_stage=3)
         checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
-        key = (id(estimator), backend, checkpoints, estimator.keeps_linear_inputs(recipe))
+        key = (id(estimator), backend, checkpoints, recipe.keeps_linear_inputs)
         if key not in self._batches:
             largest = self.batch_sizes(1)[-1][0]
             self._batches[key] = MicroBatches(estimator, recipe, capability, largest)
@@ -240,7 +235,15 @@ class SetupSpace:
         owned = states.owned_bytes(num_ranks) if recipe.zero_stage in (1, 2) else 0
         profile = self.micro_batches(recipe, cluster).profile(micro_batch)
         resident = states.states(recipe, num_ranks)
-        return peak_bound(estimator.table, recipe, resident, profile, owned_bytes=owned, accumulates=accumulates)
+        return peak_bound(
+            estimator.table,
+            recipe,
+            resident,
+            profile,
+            num_ranks=num_ranks,
+            owned_bytes=owned,
+            accumulates=accumulates,
+        )
 
     # -- numbers -------------------------------------------------------------------------------------------------
 
