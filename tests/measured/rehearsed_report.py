@@ -8,8 +8,8 @@ from importlib.metadata import version
 from typing import Any
 
 from click.testing import CliRunner
-
 from measured_report import CASES, HERE, KEY_OF_COUNTER, command_of
+
 from vlmplan.cli import cli
 from vlmplan.units import GIB
 
