@@ -60,6 +60,26 @@ def test_unknown_provider_is_named_with_the_nearest():
         found(offers=OfferFilter(providers=("runpot",)))
 
 
+def test_only_named_regions_count_and_machines_of_ones_own():
+    some = found(offers=OfferFilter(regions=("us-east-1", "eastus")))
+    assert {one.region for candidate in some for one in candidate.offers} == {"us-east-1", "eastus"}
+    own, rented = offer(GPU, 0.1, pricing=Pricing.OWN), offer(GPU, 0.1)
+    wanted = OfferFilter(regions=("eastus",))
+    assert (wanted.admits(own, 1), wanted.admits(rented, 1)) == (True, False)
+
+
+def test_a_region_leaves_no_machine_without_an_offer():
+    nowhere = next(one.gpu_id for one in SHIPPED.offers if not SHIPPED.offers_for(one.gpu_id)[0].region)
+    assert found(nowhere)
+    with pytest.raises(DoesNotFitError, match="region"):
+        found(f"{nowhere}:7", offers=OfferFilter(regions=("francecentral",)))
+
+
+def test_unknown_region_is_named_with_the_nearest_and_all_there_are():
+    with pytest.raises(UnknownNameError, match=r"unknown region 'us-east'; did you mean .*'us-east-1'.*westeurope"):
+        found(offers=OfferFilter(regions=("us-east",)))
+
+
 @given(st.floats(0.2, 40), st.integers(1, 5))
 def test_hourly_limit_is_for_all_machines_together(usd: float, num_nodes: int):
     within = found(offers=OfferFilter(max_usd_per_hour=usd * num_nodes), num_nodes=num_nodes)

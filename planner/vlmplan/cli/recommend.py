@@ -28,6 +28,7 @@ SCHEMA = "vlmplan.recommendation/1"
 @click.option("--max-usd", type=float, metavar="N", help="For the whole run.")
 @click.option("--max-hours", type=float, metavar="N", help="For the whole run.")
 @click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable).")
+@click.option("--region", multiple=True, metavar="NAME", help="Only offers that say this region (repeatable).")
 @click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="[default: on_demand and own; repeatable]")
 @options(RECIPE, CATALOG)
 @click.option("--out", type=FILE, metavar="DIR", help="Write plan.json, ds_config.json, launch.sh.")
@@ -99,6 +100,7 @@ def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, .
     offers = OfferFilter(
         pricing=tuple(Pricing(name) for name in given["pricing"]),
         providers=given["provider"],
+        regions=given["region"],
         max_usd_per_hour=given["max_usd_per_hour"],
     )
     choices = [parse_gpu_choice(text) for text in given["gpu"]]

@@ -59,10 +59,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferFilter:
-    """Which offers count. ``pricing`` empty: on demand and own machines."""
+    """Which offers count. ``pricing`` empty: on demand and own machines.
+
+    With ``regions`` those whose region nobody says are left out; a machine of one's own is where it is.
+    """
 
     pricing: tuple[Pricing, ...] = ()
     providers: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
     max_usd_per_hour: float | None = None
 
     def __post_init__(self) -> None:
@@ -71,13 +75,15 @@ class OfferFilter:
 
     @property
     def is_narrowed(self) -> bool:
-        """Whether the user named a price, providers or terms, so that a machine without such an offer is no answer."""
-        return bool(self.pricing or self.providers) or self.max_usd_per_hour is not None
+        """Whether the user named a price, places or terms, so that a machine without such an offer is no answer."""
+        return bool(self.pricing or self.providers or self.regions) or self.max_usd_per_hour is not None
 
     def admits(self, offer: Offer, num_nodes: int) -> bool:
         if offer.pricing not in (self.pricing or DEFAULT_PRICING):
             return False
         if self.providers and offer.provider not in self.providers:
+            return False
+        if self.regions and offer.region not in self.regions and offer.pricing is not Pricing.OWN:
             return False
         return self.max_usd_per_hour is None or offer.usd_per_hour * num_nodes <= self.max_usd_per_hour
 
@@ -94,10 +100,10 @@ def candidates(
 
     Without ``choices`` every GPU and count that an admitted offer has, at its cheapest current price; with them those
     GPUs, priced where an offer has that count, and only those that are if the user narrowed ``offers`` down. Raises
-    UnknownNameError for a provider that no offer has, and DoesNotFitError if no offer is admitted.
+    UnknownNameError for a provider or region that no offer has, and DoesNotFitError if no offer is admitted.
     """
     offers = offers or OfferFilter()
-    _check_providers(catalog, offers.providers)
+    _check_names(catalog, offers)
     if choices:
         found, notes = _chosen(catalog, choices, offers, num_nodes, today)
         return _some(found), notes
@@ -116,7 +122,9 @@ def candidates(
 
 def _some(found: list[Candidate]) -> list[Candidate]:
     if not found:
-        raise DoesNotFitError("no offer of the catalog is left under these limits on price, provider and pricing")
+        raise DoesNotFitError(
+            "no offer of the catalog is left under these limits on price, provider, region and pricing"
+        )
     return found
 
 
@@ -168,10 +176,14 @@ def offer_ladder(offers: Sequence[Offer], gpu: Gpu, today: date) -> tuple[Offer,
     return tuple(ladder)
 
 
-def _check_providers(catalog: Catalog, providers: Sequence[str]) -> None:
-    if not providers:
-        return
-    known = {offer.provider for offer in catalog.offers}
-    for provider in providers:
-        if provider not in known:
-            raise UnknownNameError("provider", provider, sorted(known), "`vlmplan gpus --offers` lists them")
+def _check_names(catalog: Catalog, offers: OfferFilter) -> None:
+    if offers.providers:
+        known = {offer.provider for offer in catalog.offers}
+        for provider in offers.providers:
+            if provider not in known:
+                raise UnknownNameError("provider", provider, sorted(known), "`vlmplan gpus --offers` lists them")
+    if offers.regions:
+        places = {offer.region for offer in catalog.offers if offer.region is not None}
+        for region in offers.regions:
+            if region not in places:
+                raise UnknownNameError("region", region, sorted(places), f"offers name {', '.join(sorted(places))}")
