@@ -17,6 +17,7 @@ from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method, Recipe
 from vlmplan.search.clusters import Candidate, taken_host_bytes
+from vlmplan.search.pareto import Point, settled
 from vlmplan.search.setups import Setup, SetupSpace
 from vlmplan.units import duration_text, gib_text, usd_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
@@ -89,7 +90,11 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """Plans best first, what was rejected, and how much was looked at."""
+    """Plans best first, what was rejected, and how much was looked at.
+
+    ``pareto`` are the setups than which none of ``scored``, those within the limits, is both faster and cheaper, the
+    fastest first; both leave out what has no price or no known speed.
+    """
 
     workload: Workload
     objective: Objective
@@ -99,6 +104,8 @@ class Recommendation:
     num_considered: int
     as_of: date
     notes: tuple[str, ...] = field(default=())
+    pareto: tuple[Point, ...] = ()
+    scored: tuple[Point, ...] = ()
 
     def best_of(self, method: Method) -> RankedPlan | None:
         return next((plan for plan in self.plans if plan.estimate.recipe.method is method), None)
@@ -109,13 +116,18 @@ MAX_PLANS = 12
 
 @dataclass(slots=True)
 class _Scored:
-    """A setup on a machine of a candidate, with the numbers it is ranked by."""
+    """A setup on a machine of a candidate, with the numbers it is ranked by: those of ``plan`` once that is known."""
 
     candidate: Candidate
     cluster: Cluster
     offer: Offer | None
     setup: Setup
     hours: float | None
+    plan: RankedPlan | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        return self.plan is not None
 
     @property
     def usd(self) -> float | None:
@@ -156,6 +168,7 @@ def recommend(
     for candidate in candidates:
         search.consider(candidate)
     plans = search.best_plans()
+    pareto, scored = search.front()
     return Recommendation(
         workload=workload,
         objective=objective,
@@ -165,6 +178,8 @@ def recommend(
         num_considered=search.space.num_considered,
         as_of=today,
         notes=tuple(notes),
+        pareto=pareto,
+        scored=scored,
     )
 
 
@@ -207,7 +222,10 @@ class _Search:
         if setup is None:
             return None
         scored = self._score(entry.candidate, entry.cluster, entry.offer, setup)
-        return scored if self._is_within_limits(scored) else None
+        if not self._is_within_limits(scored):
+            return None
+        self._within.append(scored)
+        return scored
 
     def _refuse(self, candidate: Candidate, reason: str, change: str | None) -> None:
         self._refused.setdefault(id(candidate), (candidate, reason, change))
@@ -242,21 +260,43 @@ class _Search:
             place = (id(entry.candidate), method)
             if place in seen or (len(plans) >= MAX_PLANS and method not in wanted):
                 continue
-            estimate = self.space.estimate(entry.setup, entry.cluster)
-            if estimate.verdict is not Verdict.FITS:
-                self._failed.add(id(entry))
+            plan = self._exact_plan(entry)
+            if plan is None:
                 smaller = self._with_smaller_batch(entry)
                 if smaller is not None:
-                    self._within.append(smaller)
                     heapq.heappush(ordered, (smaller.key(self.objective), len(self._within), smaller))
-                self._refuse(entry.candidate, f"{method.value} fits by its bound, but not when computed exactly", None)
                 continue
             seen.add(place)
             wanted.discard(method)
-            plans.append(RankedPlan(estimate=estimate, offer=entry.offer))
+            plans.append(plan)
             if len(plans) >= MAX_PLANS and not wanted:
                 break
         return sorted(plans, key=self._plan_key)
+
+    def _exact_plan(self, entry: _Scored) -> RankedPlan | None:
+        """The entry computed exactly, once; None where it does not fit then."""
+        if entry.plan is None:
+            plan = RankedPlan(estimate=self.space.estimate(entry.setup, entry.cluster), offer=entry.offer)
+            if plan.estimate.verdict is not Verdict.FITS:
+                self._failed.add(id(entry))
+                method = entry.setup.recipe.method.value
+                self._refuse(entry.candidate, f"{method} fits by its bound, but not when computed exactly", None)
+                return None
+            entry.plan, entry.hours = plan, plan.hours
+        return entry.plan
+
+    def _settled(self, entry: _Scored) -> _Scored | None:
+        """What takes the place of an entry on the front: its exact self, else the same with a smaller micro batch."""
+        if self._exact_plan(entry) is None:
+            return self._with_smaller_batch(entry)
+        return entry if self._is_within_limits(entry) else None
+
+    def front(self) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+        """The front of cost against time, its members computed exactly, and everything that it is the front of."""
+        fitting = [entry for entry in self._within if id(entry) not in self._failed]
+        members, left = settled(fitting, self._settled)
+        points = {id(entry): point for entry in left if (point := _point(entry)) is not None}
+        return tuple(points[id(entry)] for entry in members), tuple(points.values())
 
     def _plan_key(self, plan: RankedPlan) -> tuple[Any, ...]:
         num_gpus, num_bytes = plan.estimate.cluster.num_gpus, plan.estimate.device.device_bytes
@@ -268,6 +308,14 @@ class _Search:
         for key, (candidate, reason, change) in self._refused.items():
             if key not in left:
                 yield Rejection(cluster=candidate.cluster, reason=reason, smallest_change=change)
+
+
+def _point(entry: _Scored) -> Point | None:
+    hours, usd, recipe = entry.hours, entry.usd, entry.setup.recipe
+    if hours is None or usd is None:
+        return None
+    offer, is_exact = entry.offer, entry.is_exact
+    return Point(cluster=entry.cluster, offer=offer, recipe=recipe, hours=hours, usd=usd, is_exact=is_exact)
 
 
 def _over_limits(scored: Sequence[_Scored]) -> str:
