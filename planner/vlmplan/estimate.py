@@ -15,6 +15,7 @@ from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
+from vlmplan.communication import Messages, messages_json, traffic
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.allocator import SMALL_BYTES
@@ -48,6 +49,8 @@ class Estimate:
     host: HostMemory
     disk: DiskSpace
     flops_per_step: int
+    messages: tuple[Messages, ...]
+    """The collectives of one step on one rank."""
     step_time: StepTime | None
 
     @property
@@ -131,6 +134,7 @@ class Estimate:
             "export_bytes": self.disk.export_bytes,
             "nvme_swap_bytes": self.disk.nvme_swap_bytes,
             "flops_per_step": self.flops_per_step,
+            "collective_bytes": messages_json(self.messages),
             "step_seconds": self.step_seconds,
             "step_seconds_by_part": None if self.step_time is None else self.step_time.as_json(),
             "tokens_per_second": self.tokens_per_second,
@@ -298,6 +302,10 @@ class Estimator:
             stored=self.stored_dtype,
         )
 
+    def disk(self, recipe: Recipe) -> DiskSpace:
+        """Disk space over all nodes, whatever the batch."""
+        return disk_space(self.table, recipe, stored=self.stored_dtype)
+
     def _read_bytes(self, recipe: Recipe) -> int:
         return read_bytes(self.table, recipe, self.stored_dtype)
 
@@ -324,8 +332,9 @@ class Estimator:
             timeline=timeline,
             device=device,
             host=host,
-            disk=disk_space(self.table, recipe),
+            disk=self.disk(recipe),
             flops_per_step=step_flops(trace) * recipe.grad_accum,
+            messages=traffic(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
             step_time=step_time(self.table, trace, recipe, cluster),
         )
 

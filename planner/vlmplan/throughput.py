@@ -7,7 +7,7 @@ exchange and the optimizer. Every efficiency is one constant below with its grad
 from dataclasses import dataclass
 
 from vlmplan.architecture.trace import PhaseWork, Trace
-from vlmplan.communication import OVERLAP_FRACTION, exchange_seconds, link_bytes_per_second, traffic
+from vlmplan.communication import OVERLAP_FRACTION, exchange_seconds, traffic
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.optimizer_states import state_bytes
 from vlmplan.memory.parameters import ParameterTable, partition_size
@@ -174,19 +174,19 @@ def offload_seconds(table: ParameterTable, recipe: Recipe, cluster: Cluster) -> 
 def step_time(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster) -> StepTime | None:
     """Seconds of one optimizer step on ``cluster``; None if the speed of the GPU or of a link is not known."""
     seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe)
-    return None if seconds is None else step_of(table, seconds.phases, len(trace.schedule), recipe, cluster)
+    return None if seconds is None else step_of(table, seconds.phases, trace, recipe, cluster)
 
 
 def step_of(
     table: ParameterTable,
     micro_batch: PhaseSeconds,
-    num_modules: int,
+    trace: Trace,
     recipe: Recipe,
     cluster: Cluster,
 ) -> StepTime | None:
-    """A step of ``grad_accum`` micro batches of (forward, recompute, backward) seconds; ``num_modules`` gathers."""
+    """A step of ``grad_accum`` micro batches of (forward, recompute, backward) seconds, sending what ``trace`` says."""
     offload = offload_seconds(table, recipe, cluster)
-    exchange = _exchange(table, num_modules, recipe, cluster)
+    exchange = _exchange(table, trace, recipe, cluster)
     if offload is None or exchange is None:
         return None
     gpu = cluster.node.gpu
@@ -203,12 +203,7 @@ def step_of(
     )
 
 
-def _exchange(table: ParameterTable, num_modules: int, recipe: Recipe, cluster: Cluster) -> float | None:
-    if cluster.num_gpus == 1:
-        return 0.0
-    rate = link_bytes_per_second(cluster)
-    if rate is None:
-        return None
-    moved = traffic(table, recipe, num_ranks=cluster.num_gpus, num_modules=num_modules)
-    per_micro_batch = exchange_seconds(moved.micro_batch_bytes, moved.micro_batch_collectives, rate)
-    return recipe.grad_accum * per_micro_batch + exchange_seconds(moved.step_bytes, moved.step_collectives, rate)
+def _exchange(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster) -> float | None:
+    sent = traffic(table, recipe, num_ranks=cluster.num_gpus, trace=trace)
+    seconds = exchange_seconds(sent, cluster)
+    return None if seconds is None else seconds.total

@@ -196,6 +196,8 @@ class Trace:
     after: list[Event] = field(default_factory=list["Event"])
     _merged: dict[str, tuple[list[Event], list[Event]]] | None = None
     _works: "tuple[PhaseWork, PhaseWork, PhaseWork] | None" = None
+    memo: dict[Any, Any] = field(default_factory=dict[Any, Any])
+    """What others have found out about this trace, by keys of theirs."""
 
     def merged_sections(self) -> dict[str, tuple[list[Event], list[Event]]]:
         """(forward, backward) of each section without weights' comings and goings, neighbouring spans merged."""

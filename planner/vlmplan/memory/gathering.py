@@ -9,9 +9,9 @@ again soon. Sizes are in elements as DeepSpeed counts them; ``gathered_bytes`` t
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
+from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.recipe import ZeroSettings
 
 ParameterKey = tuple[int, int | None]
@@ -21,6 +21,15 @@ ModuleKey = tuple[int, int | None]
 WRAPPERS, ADAPTER_WRAPPERS = 3, 2
 """Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
 without; peft's two around the model. Each prefetches before it runs, forward and backward."""
+
+
+class Sent(NamedTuple):
+    """One collective that makes weights whole: its bytes, those of trained weights among them."""
+
+    is_backward: bool
+    num_bytes: int
+    trained_bytes: int
+    has_frozen: bool
 
 
 @dataclass(slots=True)
@@ -44,7 +53,8 @@ class GatheredWeights:
     """The gathered weights of one rank over one micro batch.
 
     ``live_bytes`` is what they take now, flat buffers of collectives included; ``fetch`` returns the most that was
-    live during it. Weights up to the persistence threshold are always whole and not counted here.
+    live during it; ``sent`` are the collectives so far. Weights up to the persistence threshold are always whole and
+    not counted here.
     """
 
     def __init__(
@@ -60,8 +70,10 @@ class GatheredWeights:
         rank's shards are on the host, and come to the GPU before they are sent."""
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
         self._peak = 0
+        self.sent: list[Sent] = []
         self._numel: dict[ParameterKey, int] = {}
         self._bytes: dict[ParameterKey, int] = {}
+        self._trained: set[ParameterKey] = set()
         self._members: dict[ModuleKey, list[ParameterKey]] = {}
         forward = [self._module_key(event.module, run) for run, event in _forward_fetches(trace)]
         backward = [self._module_key(event.module, run) for run, event in _backward_fetches(trace)]
@@ -89,6 +101,8 @@ class GatheredWeights:
                 parameter_key = (id(parameter), run.layer)
                 self._numel[parameter_key] = parameter.numel
                 self._bytes[parameter_key] = parameter.numel * parameter.dtype.num_bytes
+                if parameter.requires_grad:
+                    self._trained.add(parameter_key)
                 members.append(parameter_key)
             self._members[key] = members
         return key
@@ -190,6 +204,15 @@ class GatheredWeights:
             self._in_flight[key] = gather
             self._num_available += self._numel[key]
         self.live_bytes += sum(self._bytes[key] for key in keys) if is_alone else flat
+        trained = [key for key in keys if key in self._trained]
+        self.sent.append(
+            Sent(
+                is_backward=self._step >= self._outermost_steps[1],
+                num_bytes=sum(self._aligned_bytes(key) for key in keys),
+                trained_bytes=sum(self._aligned_bytes(key) for key in trained),
+                has_frozen=len(trained) < len(keys),
+            )
+        )
         shards = flat // self._num_ranks if self._offloads else 0
         self._peak = max(self._peak, self.live_bytes + shards)
 
@@ -255,3 +278,24 @@ def _forward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
 def _backward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
     for run, section in trace.backward():
         yield from ((run, event) for event in section.backward if isinstance(event, Fetch))
+
+
+def weight_gathers(trace: Trace, zero: ZeroSettings, *, num_ranks: int, num_wrappers: int) -> list[Sent]:
+    """The collectives that make weights whole in one micro batch on ``num_ranks`` ranks, in their order."""
+    gathered = GatheredWeights(trace=trace, zero=zero, num_ranks=num_ranks, num_wrappers=num_wrappers)
+    events: dict[str, tuple[list[Fetch | Release], list[Fetch | Release]]] = {
+        key: (_comings_and_goings(section.forward), _comings_and_goings(section.backward))
+        for key, section in trace.sections.items()
+    }
+    for runs, phase in ((trace.schedule, 0), (trace.schedule[::-1], 1)):
+        for run in runs:
+            for event in events[run.key][phase]:
+                if isinstance(event, Fetch):
+                    gathered.fetch(event.module, run)
+                else:
+                    gathered.release(event, run)
+    return gathered.sent
+
+
+def _comings_and_goings(events: list[Event]) -> list[Fetch | Release]:
+    return [event for event in events if isinstance(event, Fetch | Release)]

@@ -13,6 +13,7 @@ from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.bounds import peak_bound
 from vlmplan.memory.device import budget_bytes
+from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.recipe import Method, Offload, Precision, Recipe, ZeroSettings
 from vlmplan.rules import Severity, default_attention, model_facts, problems
@@ -41,6 +42,7 @@ class SetupSpace:
         self._estimators: dict[Any, tuple[Estimator, States]] = {}
         self._batches: dict[Any, MicroBatches] = {}
         self._sizes: dict[Any, ZeroSettings] = {}
+        self._disks: dict[Any, DiskSpace] = {}
         self._recipes_allowed: dict[Any, list[Recipe]] = {}
         self._others: dict[Method, SetupSpace] = {}
         self._facts = model_facts(workload.model)
@@ -255,7 +257,7 @@ class SetupSpace:
         if seconds is None:
             return None
         estimator, _ = self._estimator(recipe)
-        step = step_of(estimator.table, seconds, batches.num_modules, recipe, cluster)
+        step = step_of(estimator.table, seconds, batches.trace, recipe, cluster)
         if step is None:
             return None
         samples = recipe.micro_batch * recipe.grad_accum * cluster.num_gpus
@@ -265,6 +267,16 @@ class SetupSpace:
         """Host memory that each node needs."""
         _, states = self._estimator(setup.recipe)
         return states.host_bytes(setup.recipe, cluster)
+
+    def disk(self, setup: Setup) -> DiskSpace:
+        """Disk space of the run, on any cluster."""
+        recipe = setup.recipe
+        estimator, _ = self._estimator(recipe)
+        offload = (recipe.offload_optimizer, recipe.offload_params)
+        key = (id(estimator), recipe.zero_stage, recipe.optimizer, *offload)
+        if key not in self._disks:
+            self._disks[key] = estimator.disk(recipe)
+        return self._disks[key]
 
     def estimate(self, setup: Setup, cluster: Cluster) -> Estimate:
         """The setup computed exactly."""
