@@ -9,21 +9,24 @@ from dataclasses import dataclass
 from vlmplan.memory.optimizer_states import paged_bytes, state_bytes
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.recipe import Method, Offload, Recipe
+from vlmplan.units import DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskSpace:
-    """Bytes over all ranks."""
+    """Bytes over all ranks; ``download_bytes`` of the model as published, on every node."""
 
     checkpoint_bytes: int
     export_bytes: int
     nvme_swap_bytes: int
+    download_bytes: int
 
 
-def disk_space(table: ParameterTable, recipe: Recipe) -> DiskSpace:
+def disk_space(table: ParameterTable, recipe: Recipe, *, stored: DType = DType.BFLOAT16) -> DiskSpace:
     """A checkpoint holds trained weights, master weights and states; frozen weights are not written again.
 
-    The export is the whole model in its 16-bit type for full fine-tuning, the adapter otherwise.
+    The export is the whole model in its 16-bit type for full fine-tuning, the adapter otherwise. ``stored``: element
+    type of what is downloaded.
     """
     shapes = [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]
     updated = shapes if recipe.zero_stage in (None, 0) else [(table.num_trained,)]
@@ -37,5 +40,8 @@ def disk_space(table: ParameterTable, recipe: Recipe) -> DiskSpace:
         swap += table.total_bytes
     export = table.trained_bytes if recipe.method is not Method.FULL else table.total_bytes
     return DiskSpace(
-        checkpoint_bytes=table.trained_bytes + master_bytes + states, export_bytes=export, nvme_swap_bytes=swap
+        checkpoint_bytes=table.trained_bytes + master_bytes + states,
+        export_bytes=export,
+        nvme_swap_bytes=swap,
+        download_bytes=table.num_loaded(recipe) * stored.num_bytes,
     )

@@ -11,10 +11,12 @@ from datetime import date
 from enum import Enum
 from typing import Any
 
+from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict
+from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Method, Recipe
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.pareto import Point, settled
@@ -47,10 +49,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
-    """One plan with its price; ``hours`` and ``usd`` are of the whole run, None where speed or price is not known."""
+    """One plan with its price, None where speed or price is not known.
+
+    ``hours`` are of training, ``usd`` is for all that the run costs: ``cost`` has its parts.
+    """
 
     estimate: Estimate
     offer: Offer | None
+    assumed: CostAssumptions = CostAssumptions()
 
     @property
     def hours(self) -> float | None:
@@ -62,8 +68,37 @@ class RankedPlan:
         return None if self.offer is None else self.offer.usd_per_hour * self.estimate.cluster.num_nodes
 
     @property
+    def cost(self) -> RunCost | None:
+        estimate = self.estimate
+        return _cost(self.hours, self.offer, estimate.cluster, estimate.disk, self.assumed)
+
+    @property
     def usd(self) -> float | None:
-        return None if self.hours is None or self.usd_per_hour is None else self.hours * self.usd_per_hour
+        cost = self.cost
+        return None if cost is None else cost.usd
+
+    @property
+    def billed_hours(self) -> float | None:
+        """Hours that the machines are there for: start-up, download, and what interruptions take."""
+        cost = self.cost
+        return None if cost is None else cost.billed_hours
+
+    @property
+    def save_every_steps(self) -> int | None:
+        """Steps between two of ``cost.num_checkpoints``."""
+        cost = self.cost
+        return None if cost is None else -(-self.estimate.num_steps // cost.num_checkpoints)
+
+
+def _cost(
+    hours: float | None, offer: Offer | None, cluster: Cluster, disk: DiskSpace, assumed: CostAssumptions
+) -> RunCost | None:
+    if hours is None or offer is None:
+        return None
+    size = RunBytes(
+        download_bytes=disk.download_bytes, checkpoint_bytes=disk.checkpoint_bytes, export_bytes=disk.export_bytes
+    )
+    return run_cost(training_hours=hours, offer=offer, num_nodes=cluster.num_nodes, size=size, assumed=assumed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +158,12 @@ class _Scored:
     offer: Offer | None
     setup: Setup
     hours: float | None
+    usd: float | None
     plan: RankedPlan | None = None
 
     @property
     def is_exact(self) -> bool:
         return self.plan is not None
-
-    @property
-    def usd(self) -> float | None:
-        if self.hours is None or self.offer is None:
-            return None
-        return self.hours * self.offer.usd_per_hour * self.cluster.num_nodes
 
     def key(self, objective: Objective) -> tuple[Any, ...]:
         return _rank_key(objective, self.hours, self.usd, self.cluster.num_gpus, self.setup.peak_bound)
@@ -159,12 +189,16 @@ def recommend(
     fixed: dict[str, Any] | None = None,
     objective: Objective = Objective.COST,
     limits: Limits | None = None,
+    assumed: CostAssumptions | None = None,
     today: date,
     notes: Sequence[str] = (),
 ) -> Recommendation:
-    """The best plans for ``workload`` among ``candidates``; ``fixed`` are recipe fields that the user decided."""
+    """The best plans for ``workload`` among ``candidates``; ``fixed`` are recipe fields that the user decided.
+
+    ``assumed`` is what prices need and price lists do not say.
+    """
     Recipe(**(fixed or {}))  # refuses what is wrong on every cluster
-    search = _Search(workload, fixed or {}, objective, limits or Limits())
+    search = _Search(workload, fixed or {}, objective, limits or Limits(), assumed or CostAssumptions())
     for candidate in candidates:
         search.consider(candidate)
     plans = search.best_plans()
@@ -186,8 +220,15 @@ def recommend(
 class _Search:
     """What has been found, candidate by candidate; ``_refused`` holds the reason for those without a plan."""
 
-    def __init__(self, workload: Workload, fixed: dict[str, Any], objective: Objective, limits: Limits) -> None:
-        self.objective, self.limits = objective, limits
+    def __init__(
+        self,
+        workload: Workload,
+        fixed: dict[str, Any],
+        objective: Objective,
+        limits: Limits,
+        assumed: CostAssumptions,
+    ) -> None:
+        self.objective, self.limits, self.assumed = objective, limits, assumed
         global_batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
         self.space = SetupSpace(workload, fixed, global_batch, is_exhaustive=objective is Objective.VRAM)
         self._within: list[_Scored] = []
@@ -214,7 +255,9 @@ class _Search:
 
     def _score(self, candidate: Candidate, cluster: Cluster, offer: Offer | None, setup: Setup) -> _Scored:
         seconds = self.space.run_seconds(setup, cluster)
-        return _Scored(candidate, cluster, offer, setup, None if seconds is None else seconds / SECONDS_PER_HOUR)
+        hours = None if seconds is None else seconds / SECONDS_PER_HOUR
+        cost = _cost(hours, offer, cluster, self.space.disk(setup), self.assumed)
+        return _Scored(candidate, cluster, offer, setup, hours, None if cost is None else cost.usd)
 
     def _with_smaller_batch(self, entry: _Scored) -> _Scored | None:
         """The same with the next smaller micro batch, where there is one within the limits."""
@@ -276,13 +319,14 @@ class _Search:
     def _exact_plan(self, entry: _Scored) -> RankedPlan | None:
         """The entry computed exactly, once; None where it does not fit then."""
         if entry.plan is None:
-            plan = RankedPlan(estimate=self.space.estimate(entry.setup, entry.cluster), offer=entry.offer)
+            estimate = self.space.estimate(entry.setup, entry.cluster)
+            plan = RankedPlan(estimate=estimate, offer=entry.offer, assumed=self.assumed)
             if plan.estimate.verdict is not Verdict.FITS:
                 self._failed.add(id(entry))
                 method = entry.setup.recipe.method.value
                 self._refuse(entry.candidate, f"{method} fits by its bound, but not when computed exactly", None)
                 return None
-            entry.plan, entry.hours = plan, plan.hours
+            entry.plan, entry.hours, entry.usd = plan, plan.hours, plan.usd
         return entry.plan
 
     def _settled(self, entry: _Scored) -> _Scored | None:
