@@ -8,14 +8,24 @@ from html import escape
 
 from vlmplan.rehearsal.comparison import Comparison
 from vlmplan.render.estimate import heading
+from vlmplan.render.picture import (
+    HEIGHT,
+    LEFT,
+    PLOT_HEIGHT,
+    PLOT_WIDTH,
+    RIGHT,
+    TOP,
+    WIDTH,
+    html_table,
+    page,
+    paragraph,
+    svg_element,
+    svg_file,
+)
 from vlmplan.render.rehearsal import error_text, rehearsed_line, shape_text, verdict_line
 from vlmplan.render.sparkline import highest_per_cell
 from vlmplan.units import gib_text
 
-WIDTH, HEIGHT = 1200, 480
-LEFT, RIGHT, TOP, BOTTOM = 90, 20, 60, 40
-"""Margins around the plot."""
-PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 MAX_POINTS = PLOT_WIDTH
 NUM_LINES = 5
 """Horizontal lines above the bottom."""
@@ -29,28 +39,17 @@ FILLS = {
     "step": "#f5f2d0",
     "save": "#e8e8e8",
 }
-STYLE = (
-    "body{font:14px sans-serif;margin:2em;max-width:1240px}table{border-collapse:collapse;margin:1em 0}"
-    "td,th{padding:2px 12px;text-align:right;border-bottom:1px solid #ddd}"
-    "td:first-child,th:first-child{text-align:left}"
-)
 
 
 def svg_text(found: Comparison) -> str:
     """A whole SVG file."""
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{_svg(found)}\n'
+    return svg_file(_svg(found))
 
 
 def html_text(found: Comparison) -> str:
     """A whole page: the plot, each phase beside its estimate, the components and the largest storages at the peak."""
-    title = escape(_title(found))
-    body = [f"<h1>{title}</h1>", f"<p>{escape(rehearsed_line(found))}</p>", f"<p>{escape(_plain_verdict(found))}</p>"]
-    body += [_svg(found), *_tables(found)]
-    inside = "\n".join(body)
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}</style></head>\n<body>\n{inside}\n</body></html>\n"
-    )
+    sentences = (paragraph(rehearsed_line(found)), paragraph(_plain_verdict(found)))
+    return page(_title(found), [*sentences, _svg(found), *_tables(found)])
 
 
 def _title(found: Comparison) -> str:
@@ -67,18 +66,13 @@ def _svg(found: Comparison) -> str:
     totals = found.live_bytes
     highest = max(totals, default=0) or 1
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'font-family="sans-serif" font-size="12">',
-        f"<title>{escape(_title(found))}</title>",
-        f'<text x="{LEFT}" y="20" font-size="14">{escape(_title(found))}</text>',
         *_backgrounds(found),
         *_levels(highest),
         f'<path d="{_path(totals, highest)}" fill="#4878a8" fill-opacity="0.5" stroke="#20486e"/>',
         *_peak(totals, highest),
         f'<text x="{LEFT}" y="{HEIGHT - 10}">allocations and releases, 0 to {len(totals):,}</text>',
-        "</svg>",
     ]
-    return "\n".join(lines)
+    return svg_element(_title(found), lines)
 
 
 def _x(index: float, num_events: int) -> float:
@@ -132,7 +126,7 @@ def _peak(totals: Sequence[int], highest: int) -> Iterator[str]:
 
 
 def _tables(found: Comparison) -> Iterator[str]:
-    yield _table(
+    yield html_table(
         ("phase", "after", "peak", "estimated peak", "error"),
         [
             (
@@ -146,20 +140,14 @@ def _tables(found: Comparison) -> Iterator[str]:
         ],
     )
     estimated = found.estimated_peak.as_json()
-    yield _table(
+    yield html_table(
         (f"at the peak of {found.peak.name}", "rehearsed", "estimated"),
         [
             (name.replace("_", " "), gib_text(num_bytes), gib_text(estimated[name]))
             for name, num_bytes in found.peak.components.as_json().items()
         ],
     )
-    yield _table(
+    yield html_table(
         ("largest at the peak", "bytes", "tensor", "made by"),
         [(one.component, gib_text(one.num_bytes), shape_text(one), one.maker) for one in found.largest],
     )
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>\n{body}</table>"

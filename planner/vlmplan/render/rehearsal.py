@@ -1,6 +1,5 @@
 """One rehearsal for people: each phase beside its estimate, the peak, messages, memory over time, what is missing."""
 
-import sys
 from collections.abc import Iterator, Sequence
 
 import click
@@ -11,7 +10,7 @@ from vlmplan.rehearsal.document import collectives
 from vlmplan.rehearsal.result import Allocation
 from vlmplan.render.estimate import VERDICTS, WIDTH, heading
 from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_line, sparkline
-from vlmplan.render.tables import Table, print_table
+from vlmplan.render.tables import Table, can_show, print_table
 from vlmplan.units import counted, duration_text, gib_text
 
 UNKNOWN = "-"
@@ -166,16 +165,8 @@ def _over_time(found: Comparison) -> Iterator[str]:
     totals, marks = found.live_bytes, found.rehearsed.marks
     if totals:
         yield f"memory over time, in order of allocations; the highest is {gib_text(max(totals))}:"
-        yield sparkline(totals, WIDTH, levels=_levels())
+        yield sparkline(totals, WIDTH, levels=BLOCKS if can_show(BLOCKS) else PLAIN)
         yield phase_line(marks, len(totals), WIDTH)
-
-
-def _levels() -> str:
-    try:
-        BLOCKS.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        return PLAIN
-    return BLOCKS
 
 
 def _the_rest(found: Comparison) -> Iterator[str]:

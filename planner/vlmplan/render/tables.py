@@ -26,6 +26,15 @@ def shows_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
+def can_show(text: str) -> bool:
+    """Whether standard output has these characters."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def print_table(table: Table) -> None:
     """Print ``table`` to standard output in the form that suits it."""
     if sys.stdout.isatty() and _width_needed(table) <= shutil.get_terminal_size().columns:

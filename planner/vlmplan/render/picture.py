@@ -1,0 +1,52 @@
+"""What pictures share: the frame of an SVG and of an HTML page that brings everything with it, and tables in it.
+
+No scripts, no addresses that a browser would fetch; text is escaped here, so callers give it as it is.
+"""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+WIDTH, HEIGHT = 1200, 480
+LEFT, RIGHT, TOP, BOTTOM = 90, 20, 60, 40
+"""Margins around the plot."""
+PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+STYLE = (
+    "body{font:14px sans-serif;margin:2em;max-width:1240px}table{border-collapse:collapse;margin:1em 0}"
+    "td,th{padding:2px 12px;text-align:right;border-bottom:1px solid #ddd}"
+    "td:first-child,th:first-child{text-align:left}"
+)
+
+
+def svg_file(svg: str) -> str:
+    """A whole file of an ``svg`` element."""
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{svg}\n'
+
+
+def svg_element(title: str, lines: Iterable[str]) -> str:
+    """The element with its title above the plot; ``lines`` are elements inside."""
+    inside = "\n".join(lines)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'font-family="sans-serif" font-size="12">\n<title>{escape(title)}</title>\n'
+        f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}</text>\n{inside}\n</svg>'
+    )
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """A whole HTML page; ``body`` are elements under the title."""
+    shown = escape(title)
+    inside = "\n".join([f"<h1>{shown}</h1>", *body])
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{shown}</title>'
+        f"<style>{STYLE}</style></head>\n<body>\n{inside}\n</body></html>\n"
+    )
+
+
+def paragraph(text: str) -> str:
+    return f"<p>{escape(text)}</p>"
+
+
+def html_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>\n{body}</table>"
