@@ -1,0 +1,213 @@
+"""The collectives of one optimizer step, as DeepSpeed 0.19.8 starts them on one rank.
+
+Bytes are those of the larger side of a message on this rank, before any factor of a ring: what an all-gather fills,
+what a reduce-scatter reads, what an all-reduce works on. A rehearsal counts the same (``rehearse --json``). Messages of
+a few bytes (norms, overflow, the loss) are left out.
+
+stage 0   gradients, in chunks, after the last micro batch (``buffered_allreduce_fallback``)
+stage 1   gradients, bucket by bucket, in or after the backward of the last micro batch; updated weights in one gather
+stage 2   the same after every micro batch. Buckets are all-reduced whole (``use_multi_rank_bucket_allreduce``)
+stage 3   weights for every module's forward and backward, where they are not whole yet (``memory.gathering``), and
+          gradients reduced and scattered bucket by bucket, every micro batch; small weights after the step, each alone
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from vlmplan.architecture.trace import GradientReady, GradientTaken, Trace
+from vlmplan.communication.collectives import Collective
+from vlmplan.memory.gathering import ADAPTER_WRAPPERS, WRAPPERS, Sent, weight_gathers
+from vlmplan.memory.parameters import ParameterTable, partition_size
+from vlmplan.memory.timeline import STAGE0_CHUNK_ELEMENTS
+from vlmplan.recipe import Recipe
+
+
+class When(Enum):
+    """The phase of a step in which a message is sent."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Collectives of one kind in one phase of an optimizer step, over all its micro batches.
+
+    ``group_size``: ranks that take part, neighbours of one another; ``None``: all.
+    """
+
+    kind: Collective
+    when: When
+    count: int
+    num_bytes: int
+    group_size: int | None = None
+
+
+def traffic(table: ParameterTable, recipe: Recipe, *, num_ranks: int, trace: Trace) -> tuple[Messages, ...]:
+    """What one rank sends in an optimizer step of ``grad_accum`` micro batches like ``trace``.
+
+    A single rank sends gradients to itself, as DeepSpeed does; plain PyTorch sends nothing.
+    """
+    if recipe.zero_stage is None:
+        return ()
+    if recipe.zero_stage == 3:
+        return tuple(message for message in _stage3(table, recipe, num_ranks, trace) if message.count)
+    p = table.trained_dtype.num_bytes
+    if recipe.zero_stage == 0:
+        chunks = num_chunks(table.numels, STAGE0_CHUNK_ELEMENTS)
+        return (Messages(Collective.ALL_REDUCE, When.BACKWARD, chunks, table.trained_bytes),)
+    often = recipe.grad_accum if recipe.zero_stage == 2 else 1
+    buckets, num_elements = _reductions(table, recipe, num_ranks, trace)
+    gradients = Messages(Collective.ALL_REDUCE, When.BACKWARD, often * buckets, often * num_elements * p)
+    if num_ranks == 1:
+        return (gradients,)
+    weights = partition_size(table.num_trained, num_ranks) * num_ranks * p
+    return gradients, Messages(Collective.ALL_GATHER, When.STEP, 1, weights)
+
+
+def _stage3(table: ParameterTable, recipe: Recipe, num_ranks: int, trace: Trace) -> Iterable[Messages]:
+    p, often = table.trained_dtype.num_bytes, recipe.grad_accum
+    if num_ranks > 1:
+        yield from _gathers(recipe, num_ranks, trace)
+        limit = recipe.zero.stage3_param_persistence_threshold
+        small = [entry.parameter for entry in table.entries if entry.parameter.numel <= limit]
+        num_bytes = sum(_padded(parameter.numel, num_ranks) * parameter.dtype.num_bytes for parameter in small)
+        yield Messages(Collective.ALL_GATHER, When.STEP, len(small), num_bytes)
+    buckets = _buckets(table, trace, recipe.zero.reduce_bucket_size, is_late=False)
+    scattered = sum(_padded(table.numels[ordinal], num_ranks) for ordinal in buckets.ordinals) * p
+    yield Messages(Collective.REDUCE_SCATTER, When.BACKWARD, often * buckets.count, often * scattered)
+
+
+def _gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> Iterable[Messages]:
+    """Weights made whole in forward and in backward."""
+    sent = _weight_gathers(recipe, num_ranks, trace)
+    for when, is_backward in ((When.FORWARD, False), (When.BACKWARD, True)):
+        own = [one for one in sent if one.is_backward is is_backward]
+        yield Messages(
+            Collective.ALL_GATHER,
+            when,
+            recipe.grad_accum * len(own),
+            recipe.grad_accum * sum(one.num_bytes for one in own),
+        )
+
+
+def _weight_gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> list[Sent]:
+    zero = recipe.zero
+    sizes = (
+        zero.stage3_prefetch_bucket_size,
+        zero.stage3_param_persistence_threshold,
+        zero.stage3_max_live_parameters,
+        zero.stage3_max_reuse_distance,
+    )
+    wrappers = WRAPPERS + (ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
+    key = (_weight_gathers, sizes, wrappers, num_ranks)
+    if key not in trace.memo:
+        trace.memo[key] = weight_gathers(trace, zero, num_ranks=num_ranks, num_wrappers=wrappers)
+    return trace.memo[key]
+
+
+def _arrivals(table: ParameterTable, trace: Trace) -> tuple[int, ...]:
+    """Ordinals of the trained parameters as their gradients arrive. One that no output depends on has none."""
+    key = (_arrivals, id(table))
+    if key not in trace.memo:
+        trace.memo[key] = tuple(
+            table.ordinal(event.parameter, run.layer)
+            for run, section in trace.backward()
+            for event in section.backward
+            if isinstance(event, GradientReady | GradientTaken)
+        )
+    return trace.memo[key]
+
+
+def _reductions(table: ParameterTable, recipe: Recipe, num_ranks: int, trace: Trace) -> tuple[int, int]:
+    """(all-reduces, elements) of the gradients of one backward under stages 1 and 2.
+
+    A gradient that is larger than the bucket is cut where its owners change (``average_tensor``), and its pieces are
+    sent once they exceed the bucket (``allreduce_no_retain``).
+    """
+    limit = recipe.zero.reduce_bucket_size
+    is_late = recipe.zero_stage == 1 and not recipe.zero.overlap_comm
+    buckets = _buckets(table, trace, limit, is_late=is_late)
+    count, size = buckets.count, partition_size(table.num_trained, num_ranks)
+    for ordinal in buckets.large:
+        end = table.ends[ordinal]
+        start = end - table.numels[ordinal]
+        cuts = [start, *range((start // size + 1) * size, end, size), end]
+        count += num_chunks([after - before for before, after in pairwise(cuts)], limit) - 1
+    return count, buckets.num_elements
+
+
+@dataclass(frozen=True, slots=True)
+class _Buckets:
+    """Gradients of one backward by ordinal, the buckets that they fill, and those larger than a bucket."""
+
+    ordinals: tuple[int, ...]
+    count: int
+    large: tuple[int, ...]
+    num_elements: int
+
+
+def _buckets(table: ParameterTable, trace: Trace, limit: int, *, is_late: bool) -> _Buckets:
+    """``is_late``: gradients are reduced after backward, in the order of the parameters."""
+    key = (_buckets, id(table), limit, is_late)
+    if key not in trace.memo:
+        ordinals = _arrivals(table, trace)
+        ordinals = tuple(sorted(ordinals)) if is_late else ordinals
+        numels = [table.numels[ordinal] for ordinal in ordinals]
+        buckets = waiting = 0
+        for numel in numels:
+            if waiting and waiting + numel > limit:
+                buckets += 1
+                waiting = 0
+            waiting += numel
+        large = tuple(ordinal for ordinal in ordinals if table.numels[ordinal] > limit)
+        trace.memo[key] = _Buckets(ordinals, buckets + (waiting > 0), large, sum(numels))
+    return trace.memo[key]
+
+
+def num_chunks(numels: Iterable[int], limit: int) -> int:
+    """Reductions when tensors are gathered until they exceed ``limit`` elements.
+
+    >>> num_chunks([3, 3, 3], 5)
+    2
+    """
+    chunks = waiting = 0
+    for numel in numels:
+        waiting += numel
+        if waiting > limit:
+            chunks += 1
+            waiting = 0
+    return chunks + (waiting > 0)
+
+
+def _padded(numel: int, num_ranks: int) -> int:
+    return -(-numel // num_ranks) * num_ranks
+
+
+class KindTotal(NamedTuple):
+    """Number and bytes of the messages of one kind."""
+
+    num_messages: int
+    num_bytes: int
+
+
+def by_kind(messages: Iterable[Messages]) -> dict[str, KindTotal]:
+    """The totals of a step by the kind's name."""
+    totals: dict[str, KindTotal] = {}
+    for one in messages:
+        so_far = totals.get(one.kind.value, KindTotal(0, 0))
+        totals[one.kind.value] = KindTotal(so_far.num_messages + one.count, so_far.num_bytes + one.num_bytes)
+    return totals
+
+
+def messages_json(messages: Iterable[Messages]) -> dict[str, Any]:
+    """As ``rehearse --json`` shows them."""
+    totals = by_kind(messages)
+    return {
+        "per_step": sum(total.num_bytes for total in totals.values()),
+        "by_kind": {kind: {"count": total.num_messages, "bytes": total.num_bytes} for kind, total in totals.items()},
+    }
