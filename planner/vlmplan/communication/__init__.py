@@ -13,10 +13,13 @@ from vlmplan.communication.links import (
     NVLINK_EFFICIENCY,
     PCIE_EFFICIENCY,
     PCIE_NO_PEER_EFFICIENCY,
+    RDMA_EFFICIENCY,
+    TCP_EFFICIENCY,
+    Links,
     link_bytes_per_second,
     links_of,
 )
-from vlmplan.communication.messages import Messages, When, by_kind, messages_json, traffic
+from vlmplan.communication.messages import KindTotal, Messages, When, by_kind, messages_json, num_chunks, traffic
 from vlmplan.hardware import Cluster
 
 OVERLAP_FRACTION = 0.7
@@ -62,18 +65,25 @@ def exchange_seconds(messages: tuple[Messages, ...], cluster: Cluster) -> Exchan
 __all__ = [
     "ASSUMED_NETWORK_BYTES_PER_SECOND",
     "COLLECTIVE_LATENCY_SECONDS",
+    "LAUNCH_SECONDS",
     "NVLINK_EFFICIENCY",
     "OVERLAP_FRACTION",
     "PCIE_EFFICIENCY",
     "PCIE_NO_PEER_EFFICIENCY",
+    "RDMA_EFFICIENCY",
+    "TCP_EFFICIENCY",
     "Collective",
     "ExchangeSeconds",
+    "KindTotal",
+    "Links",
     "Messages",
     "When",
     "by_kind",
     "collective_seconds",
     "exchange_seconds",
     "link_bytes_per_second",
+    "links_of",
     "messages_json",
+    "num_chunks",
     "traffic",
 ]
