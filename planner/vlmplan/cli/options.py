@@ -142,3 +142,15 @@ def words_of(command: click.Command, values: Mapping[str, Any]) -> list[str]:
             items = cast(tuple[Any, ...], value) if isinstance(value, tuple) else (value,)
             words += [word for item in items for word in (on, str(item))]
     return words
+
+
+def refuse_files(files: Mapping[str, Path | None], *, force: bool) -> None:
+    """Raise InputError where a file, by the option that names it, would be overwritten or written twice."""
+    from vlmplan.errors import InputError
+    from vlmplan.files import refuse_existing
+
+    paths = [path for path in files.values() if path is not None]
+    refuse_existing(paths, force=force)
+    if len({path.absolute() for path in paths}) < len(paths):
+        *first, last = files
+        raise InputError(f"{', '.join(first)} and {last} need a file each; two of them name the same one")

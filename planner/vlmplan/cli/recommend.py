@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.gpus import PRICING, today
-from vlmplan.cli.options import CATALOG, FILE, JSON, RECIPE, WORKLOAD, options
+from vlmplan.cli.options import CATALOG, FILE, JSON, RECIPE, WORKLOAD, options, refuse_files
 
 if TYPE_CHECKING:
     from vlmplan.rehearsal import Comparison
     from vlmplan.search import RankedPlan, Recommendation
+    from vlmplan.search.pareto import Point
 
 EXIT_NOTHING_FITS = 3
 SCHEMA = "vlmplan.recommendation/1"
+POINT_RECIPE = (
+    *("method", "precision", "optimizer", "zero_stage", "offload_optimizer", "offload_params"),
+    *("micro_batch", "grad_accum", "activation_checkpointing", "vision_activation_checkpointing", "attention"),
+)
+"""What a member of the front says of its recipe."""
 
 
 @click.command()
@@ -32,16 +38,31 @@ SCHEMA = "vlmplan.recommendation/1"
 @click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="[default: on_demand and own; repeatable]")
 @options(RECIPE, CATALOG)
 @click.option("--out", type=FILE, metavar="DIR", help="Write plan.json, ds_config.json, launch.sh.")
-@click.option("--force", is_flag=True, help="Let --out overwrite files.")
+@click.option("--pareto", "shows_pareto", is_flag=True, help="Show cost against time of everything that fits.")
+@click.option("--html", type=FILE, metavar="FILE", help="Write cost against time as a page with the table.")
+@click.option("--svg", type=FILE, metavar="FILE", help="Write cost against time as a picture.")
+@click.option("--force", is_flag=True, help="Let --out, --html and --svg overwrite files.")
 @click.option("--rehearse", "rehearses", is_flag=True, help="Rehearse the first plan before it is shown.")
 @options(JSON)
 def recommend(
-    as_json: bool, catalog_files: tuple[Path, ...], out: Path | None, force: bool, rehearses: bool, **given: Any
+    *,
+    as_json: bool,
+    catalog_files: tuple[Path, ...],
+    out: Path | None,
+    html: Path | None,
+    svg: Path | None,
+    force: bool,
+    rehearses: bool,
+    shows_pareto: bool,
+    **given: Any,
 ) -> int:
     """Search the catalog's offers, or the given GPUs, for the best setup that fits.
 
-    Options of the recipe that you give are held fixed; everything else is tried. Exit code 3 if nothing fits.
+    Options of the recipe that you give are held fixed; everything else is tried. --pareto shows the setups than which
+    no other is both faster and cheaper. Exit code 3 if nothing fits.
     """
+    pictures = {"--html": html, "--svg": svg}
+    refuse_files(pictures, force=force)
     found = requested_recommendation(given, catalog_files, today())
     rehearsal = None
     if rehearses:
@@ -50,12 +71,13 @@ def recommend(
         confirmation = confirmed(found, given)
         found, rehearsal = confirmation.found, confirmation.winner
     next_steps = _next_steps(found, given, out, force=force)
+    next_steps += _write_pictures(found, pictures, force=force)
     if as_json:
         click.echo(json.dumps(document(found, rehearsal), indent=2))
     elif found.plans:
         from vlmplan.render.recommendation import print_recommendation
 
-        print_recommendation(found, next_steps, rehearsal)
+        print_recommendation(found, next_steps, rehearsal, shows_pareto=shows_pareto)
     else:
         from vlmplan.render.recommendation import print_nothing_fits
 
@@ -82,6 +104,21 @@ def _next_steps(found: "Recommendation", given: dict[str, Any], out: Path | None
         f"train with: bash {shlex.quote(str(out / 'launch.sh'))} --train-data FILE --output-dir DIR",
         f"which runs: {launch_text(plan, plan_path=str(out / 'plan.json'))}",
     ]
+
+
+def _write_pictures(found: "Recommendation", pictures: dict[str, Path | None], *, force: bool) -> list[str]:
+    """Write cost against time where the user wants it, and say so; nothing where nothing fits."""
+    if not found.plans or not any(pictures.values()):
+        return []
+    from vlmplan.files import write_atomically
+    from vlmplan.render.scatter_picture import html_text, svg_text
+
+    written: list[str] = []
+    for path, text in zip(pictures.values(), (html_text, svg_text), strict=True):
+        if path is not None:
+            write_atomically(path, text(found), force=force)
+            written.append(f"written: {path}")
+    return written
 
 
 def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, ...], on: date) -> "Recommendation":
@@ -122,6 +159,8 @@ def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, .
 
 def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> dict[str, Any]:
     """Schema ``vlmplan.recommendation/1``; ``rehearsal`` is that of the first plan."""
+    from vlmplan.search.explanation import explanation
+
     plans = [_plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)]
     if rehearsal is not None:
         from vlmplan.cli.confirm import rehearsal_json
@@ -134,6 +173,8 @@ def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> 
         "date": found.as_of.isoformat(),
         "num_setups_considered": found.num_considered,
         "plans": plans,
+        "explanation": explanation(found.plans, found.objective),
+        "pareto": [_point_json(point, found.as_of) for point in found.pareto],
         "rejected": [rejection.as_json() for rejection in found.rejected],
         "notes": list(found.notes),
     }
@@ -154,4 +195,21 @@ def _plan_json(rank: int, plan: "RankedPlan", on: date) -> dict[str, Any]:
         "hours": plan.hours,
         "usd": plan.usd,
         "usd_per_hour": plan.usd_per_hour,
+    }
+
+
+def _point_json(point: "Point", on: date) -> dict[str, Any]:
+    """A member of the front; ``exact``: by its whole estimate, else by bounds and secants."""
+    from vlmplan.cli.gpus_view import offer_json
+
+    recipe = point.recipe.as_json()
+    return {
+        "gpu": point.cluster.node.gpu.id,
+        "num_gpus": point.cluster.node.num_gpus,
+        "num_nodes": point.cluster.num_nodes,
+        "offer": None if point.offer is None else offer_json(point.offer, on),
+        "recipe": {name: recipe[name] for name in POINT_RECIPE},
+        "hours": point.hours,
+        "usd": point.usd,
+        "exact": point.is_exact,
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, refuse_files
 from vlmplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,12 +40,7 @@ class Files:
 
     def check(self) -> None:
         """Raise InputError where a file would be overwritten, or written twice."""
-        from vlmplan.files import refuse_existing
-
-        paths = [path for path in (self.html, self.svg, self.trace) if path is not None]
-        refuse_existing(paths, force=self.force)
-        if len({path.absolute() for path in paths}) < len(paths):
-            raise InputError("--html, --svg and --trace need a file each; two of them name the same one")
+        refuse_files({"--html": self.html, "--svg": self.svg, "--trace": self.trace}, force=self.force)
 
     def write(self, found: "Comparison") -> None:
         from vlmplan.files import write_atomically

@@ -16,8 +16,10 @@ from vlmplan.render.estimate import (
     verdict_line,
     workload_text,
 )
+from vlmplan.render.pareto import print_pareto, summary_line
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search import Objective, RankedPlan, Recommendation, Rejection
+from vlmplan.search.explanation import explanation
 from vlmplan.units import counted, duration_text, gib_text, usd_text
 
 if TYPE_CHECKING:
@@ -31,10 +33,14 @@ NUMBERS = frozenset(("usd/h", "device GiB", "of", "time", "usd"))
 
 
 def print_recommendation(
-    found: Recommendation, next_steps: Sequence[str], rehearsal: "Comparison | None" = None
+    found: Recommendation,
+    next_steps: Sequence[str],
+    rehearsal: "Comparison | None" = None,
+    *,
+    shows_pareto: bool = False,
 ) -> None:
     """Print the whole answer to standard output; ``next_steps`` are lines on how to train the winner, ``rehearsal``
-    what confirmed it."""
+    what confirmed it; ``shows_pareto``: cost against time of every setup as well."""
     click.echo(
         f"{found.workload.model.id}: {counted(found.num_clusters, 'machine')}, "
         f"{counted(found.num_considered, 'setup')} considered, "
@@ -46,12 +52,15 @@ def print_recommendation(
     click.echo(f"  {recipe_text(winner.estimate.recipe)}")
     click.echo(f"  {verdict_line(winner.estimate)}")
     click.echo(f"  {host_line(winner.estimate)}")
-    for line in _confirmation(rehearsal):
+    for line in (*_confirmation(rehearsal), *_beside_others(found, shows_pareto)):
         click.echo(f"  {line}")
     click.echo()
     print_memory(winner.estimate)
     click.echo()
     _print_plans(found)
+    if shows_pareto:
+        click.echo()
+        print_pareto(found)
     for line in (*_rejections(found.rejected), "", *_assumed(found), "", *next_steps):
         click.echo(line)
 
@@ -62,6 +71,16 @@ def _confirmation(rehearsal: "Comparison | None") -> list[str]:
     from vlmplan.render.rehearsal import confirmation_lines
 
     return confirmation_lines(rehearsal)
+
+
+def _beside_others(found: Recommendation, shows_pareto: bool) -> Iterator[str]:
+    """Why the winner is before the next plan, and what the front has instead of it."""
+    why = explanation(found.plans, found.objective)
+    if why is not None:
+        yield why
+    summary = None if shows_pareto else summary_line(found)
+    if summary is not None:
+        yield summary
 
 
 def print_nothing_fits(found: Recommendation) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from vlmplan.hardware import Cluster
+from vlmplan.recipe import Method
 from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.units import duration_text, gib_text, usd_text
 
@@ -53,10 +55,13 @@ def runner_up(plans: Sequence[RankedPlan]) -> RankedPlan | None:
 
 
 def label(plan: RankedPlan) -> str:
+    return machine_label(plan.estimate.cluster, plan.estimate.recipe.method)
+
+
+def machine_label(cluster: Cluster, method: Method) -> str:
     """``2 x rtx-4090 (lora)``, ``2 nodes of 8 x h100-sxm (full)``."""
-    cluster = plan.estimate.cluster
     nodes = f"{cluster.num_nodes} nodes of " if cluster.num_nodes > 1 else ""
-    return f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.id} ({plan.estimate.recipe.method.value})"
+    return f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.id} ({method.value})"
 
 
 def _differences(winner: RankedPlan, rival: RankedPlan, objective: Objective) -> Iterator[_Difference]:

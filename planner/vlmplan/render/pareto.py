@@ -1,0 +1,86 @@
+"""The front of cost against time for people: one line, or a plot of every setup with the front as a table."""
+
+import click
+
+from vlmplan.render.estimate import WIDTH, engine_text
+from vlmplan.render.scatter import MARKS, PLAIN_MARKS, scatter_lines
+from vlmplan.render.tables import Table, can_show, print_table
+from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan, Recommendation
+from vlmplan.search.explanation import machine_label
+from vlmplan.search.pareto import Point
+from vlmplan.units import counted, duration_text, usd_text
+
+TITLES = ("", "time", "usd", "usd/h", "GPUs", "offer", "method", "engine", "batch", "ckpt")
+NUMBERS = frozenset(("time", "usd", "usd/h"))
+WINNER, NOT_EXACT = "first", "~"
+UNKNOWN = "-"
+
+
+def summary_line(found: Recommendation) -> str | None:
+    """What else the front has: faster for more money, or cheaper for more time; None where there is no front."""
+    winner = found.plans[0]
+    if not found.pareto or winner.hours is None or winner.usd is None:
+        return None
+    if found.objective is Objective.TIME:
+        what, nothing = "cheaper for more time", "nothing that fits is cheaper, however long it takes"
+        others = [point for point in found.pareto if point.usd < winner.usd]
+    else:
+        what, nothing = "faster for more money", "nothing that fits is faster, whatever it costs"
+        others = [point for point in reversed(found.pareto) if point.hours < winner.hours]
+    if not others:
+        return nothing
+    shown = [others[place] for place in sorted({0, len(others) // 2, len(others) - 1})]
+    parts = [_in_words(point) for point in shown]
+    more = f"; --pareto shows all {len(found.pareto)}" if len(others) > len(shown) else ""
+    return f"{what}: {'; '.join(parts)}{more}"
+
+
+def _in_words(point: Point) -> str:
+    where = machine_label(point.cluster, point.recipe.method)
+    return f"{duration_text(point.hours * SECONDS_PER_HOUR)} for {usd_text(point.usd)} on {where}"
+
+
+def print_pareto(found: Recommendation) -> None:
+    """Print the plot and the front as a table."""
+    winner = found.plans[0]
+    if not found.pareto or winner.hours is None or winner.usd is None:
+        click.echo("cost against time: no price or no speed is known of anything that fits")
+        return
+    marks = MARKS if can_show(MARKS) else PLAIN_MARKS
+    click.echo(f"cost against time of {counted(len(found.scored), 'setup')} that fit; both axes are logarithmic")
+    for line in scatter_lines(found.scored, found.pareto, (winner.hours, winner.usd), width=WIDTH, marks=marks):
+        click.echo(line)
+    click.echo(f"{' ' * 10}{marks[2]} first plan   {marks[1]} nothing is both faster and cheaper   {marks[0]} others")
+    click.echo()
+    print_table(front_table(found))
+    if not all(point.is_exact for point in found.pareto):
+        click.echo(f"{NOT_EXACT} by its bounds, not computed exactly")
+
+
+def front_table(found: Recommendation) -> Table:
+    """The front, fastest first."""
+    rows = [cells(point, found.plans[0]) for point in found.pareto]
+    return Table(titles=TITLES, rows=rows, number_columns=NUMBERS)
+
+
+def cells(point: Point, winner: RankedPlan) -> tuple[str, ...]:
+    """One member of the front as a row of ``TITLES``."""
+    recipe, cluster, offer = point.recipe, point.cluster, point.offer
+    rate = None if offer is None else offer.usd_per_hour * cluster.num_nodes
+    nodes = f"{cluster.num_nodes} nodes of " if cluster.num_nodes > 1 else ""
+    return (
+        WINNER if is_winner(point, winner) else "" if point.is_exact else NOT_EXACT,
+        duration_text(point.hours * SECONDS_PER_HOUR),
+        f"{point.usd:.2f}" if point.usd >= 0.1 else f"{point.usd:.3f}",
+        UNKNOWN if rate is None else f"{rate:.2f}",
+        f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.id}",
+        UNKNOWN if offer is None else offer.provider,
+        recipe.method.value,
+        engine_text(recipe),
+        f"{recipe.micro_batch} x {recipe.grad_accum}",
+        "yes" if recipe.activation_checkpointing else "no",
+    )
+
+
+def is_winner(point: Point, winner: RankedPlan) -> bool:
+    return (point.cluster, point.recipe) == (winner.estimate.cluster, winner.estimate.recipe)

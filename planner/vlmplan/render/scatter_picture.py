@@ -1,0 +1,145 @@
+"""Cost against time as a picture: every setup a dot in the colour of its method, the front a line through its own."""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from vlmplan.recipe import Method
+from vlmplan.render.pareto import TITLES, front_table
+from vlmplan.render.picture import (
+    HEIGHT,
+    LEFT,
+    PLOT_HEIGHT,
+    PLOT_WIDTH,
+    RIGHT,
+    TOP,
+    WIDTH,
+    html_table,
+    page,
+    paragraph,
+    svg_element,
+    svg_file,
+)
+from vlmplan.render.recommendation import WINS_BY, money_line
+from vlmplan.render.scatter import LogAxis, axis_of, hour_ticks, tick_text, usd_tick_text, usd_ticks
+from vlmplan.search import SECONDS_PER_HOUR, Recommendation
+from vlmplan.search.explanation import explanation, machine_label
+from vlmplan.search.pareto import Point
+from vlmplan.units import counted, duration_text, usd_text
+
+FILLS = {Method.FULL: "#b0552a", Method.LORA: "#4878a8", Method.QLORA: "#5a9a5a"}
+FRONT_COLOUR = "#303030"
+WINNER_COLOUR = "#c03030"
+LETTER_WIDTH = 7
+"""Pixels that a letter of a tick takes."""
+GRID = 'stroke="#dddddd" stroke-width="0.5"'
+
+
+def svg_text(found: Recommendation) -> str:
+    """A whole SVG file."""
+    return svg_file(_svg(found))
+
+
+def html_text(found: Recommendation) -> str:
+    """A whole page: the first plan and why it is, the plot, the front as a table."""
+    why = explanation(found.plans, found.objective)
+    sentences = [f"{WINS_BY[found.objective]}: {money_line(found.plans[0], found.as_of)}", *([why] if why else [])]
+    table = html_table(TITLES, front_table(found).rows)
+    return page(_title(found), [*map(paragraph, sentences), _svg(found), table])
+
+
+def _title(found: Recommendation) -> str:
+    return f"{found.workload.model.id}: cost against time of {counted(len(found.scored), 'setup')} that fit"
+
+
+def _svg(found: Recommendation) -> str:
+    if not found.scored:
+        text = f'<text x="{LEFT}" y="{HEIGHT / 2}">no price or no speed is known of anything that fits</text>'
+        return svg_element(_title(found), [text])
+    plot = _Plot(found.scored)
+    layers = (plot.grid(), _legend(), _dots(found, plot), _front(found, plot), _winner(found, plot))
+    return svg_element(_title(found), [line for layer in layers for line in layer])
+
+
+class _Plot:
+    """Where hours and dollars are in the picture."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        self._across: LogAxis = axis_of([point.hours for point in points])
+        self._up: LogAxis = axis_of([point.usd for point in points])
+
+    def x(self, hours: float) -> float:
+        return LEFT + PLOT_WIDTH * self._across.fraction(hours)
+
+    def y(self, usd: float) -> float:
+        return TOP + PLOT_HEIGHT * (1 - self._up.fraction(usd))
+
+    def place(self, point: Point) -> str:
+        return f"{self.x(point.hours):.1f} {self.y(point.usd):.1f}"
+
+    def grid(self) -> Iterator[str]:
+        """Lines with their hours and dollars; a text only where there is room."""
+        bottom, free = TOP + PLOT_HEIGHT, 0.0
+        for hours in hour_ticks(self._across):
+            x, text = self.x(hours), tick_text(hours)
+            yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" {GRID}/>'
+            if x - LETTER_WIDTH * len(text) / 2 >= free:
+                yield f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{text}</text>'
+                free = x + LETTER_WIDTH * (len(text) / 2 + 1)
+        for usd in usd_ticks(self._up):
+            y = self.y(usd)
+            yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" {GRID}/>'
+            yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{usd_tick_text(usd)}</text>'
+
+
+def _legend() -> Iterator[str]:
+    x = LEFT
+    names = [*((method.value, colour) for method, colour in FILLS.items()), ("first plan", WINNER_COLOUR)]
+    for name, colour in names:
+        yield f'<circle cx="{x + 4}" cy="{TOP - 18}" r="4" fill="{colour}"/>'
+        yield f'<text x="{x + 12}" y="{TOP - 14}">{name}</text>'
+        x += 24 + LETTER_WIDTH * len(name)
+    yield f'<text x="{x}" y="{TOP - 14}">line: nothing is both faster and cheaper</text>'
+
+
+def _dots(found: Recommendation, plot: _Plot) -> Iterator[str]:
+    """One dot for all setups of a method that share a pixel, named by the first of them."""
+    seen: set[tuple[int, int, Method]] = set()
+    for point in found.scored:
+        x, y, method = plot.x(point.hours), plot.y(point.usd), point.recipe.method
+        place = (round(x), round(y), method)
+        if place not in seen:
+            seen.add(place)
+            yield (
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{FILLS[method]}" fill-opacity="0.55">'
+                f"<title>{escape(_about(point))}</title></circle>"
+            )
+
+
+def _front(found: Recommendation, plot: _Plot) -> Iterator[str]:
+    """Steps from the fastest to the cheapest: until the next one is reached, nothing costs less than the last."""
+    steps = "M" + plot.place(found.pareto[0])
+    for point in found.pareto[1:]:
+        steps += f" H{plot.x(point.hours):.1f} V{plot.y(point.usd):.1f}"
+    yield f'<path d="{steps}" fill="none" stroke="{FRONT_COLOUR}"/>'
+    for point in found.pareto:
+        yield _ring(plot, (point.hours, point.usd), 5, FILLS[point.recipe.method], _about(point))
+
+
+def _winner(found: Recommendation, plot: _Plot) -> Iterator[str]:
+    plan = found.plans[0]
+    if plan.hours is not None and plan.usd is not None:
+        about = f"first plan: {money_line(plan, found.as_of)}"
+        yield _ring(plot, (plan.hours, plan.usd), 7, WINNER_COLOUR, about)
+
+
+def _ring(plot: _Plot, at: tuple[float, float], radius: int, colour: str, about: str) -> str:
+    return (
+        f'<circle cx="{plot.x(at[0]):.1f}" cy="{plot.y(at[1]):.1f}" r="{radius}" fill="{colour}" '
+        f'stroke="{FRONT_COLOUR}"><title>{escape(about)}</title></circle>'
+    )
+
+
+def _about(point: Point) -> str:
+    time, offer = duration_text(point.hours * SECONDS_PER_HOUR), point.offer
+    where = f", {offer.provider}" if offer is not None else ""
+    return f"{machine_label(point.cluster, point.recipe.method)}{where}: {time}, {usd_text(point.usd)}"
