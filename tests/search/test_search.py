@@ -15,13 +15,14 @@ from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method, Offload
-from vlmplan.search import MAX_PLANS, SECONDS_PER_HOUR, Limits, Objective, RankedPlan, Recommendation
+from vlmplan.search import MAX_PLANS, Limits, Objective, RankedPlan, Recommendation
 from vlmplan.search.clusters import Candidate
 from vlmplan.units import GIB
 
 FAST, SLOW = card("a100-sxm4-80gb"), card("rtx-3060-12gb", memory_bytes=int(1.75 * GIB))
-USD = {FAST.id: 2.0, SLOW.id: 0.25}
-SAMPLE = {"seq_len": 256, "num_samples": 5000}
+USD = {FAST.id: 2.0, SLOW.id: 0.3}
+SAMPLE = {"seq_len": 256, "num_samples": 500_000}
+"""Hours of training, so that it is what the money goes into."""
 
 
 def offers(num_gpus: tuple[int, ...] = (1, 4)) -> list[Candidate]:
@@ -46,13 +47,19 @@ class Fitting:
         return self.estimate.recipe.method
 
 
+def usd_of(estimate: Estimate, candidate: Candidate) -> float:
+    """What the run costs on the cheapest machine of the candidate."""
+    usd = RankedPlan(estimate=estimate, offer=candidate.offers[0]).usd
+    assert usd is not None
+    return usd
+
+
 def everything_that_fits(candidates: list[Candidate]) -> Iterator[list[Fitting]]:
     """Everything of one machine and method at a time."""
     where = space(**SAMPLE)
     for candidate, method in itertools.product(candidates, Method):
-        usd_per_second = candidate.offers[0].usd_per_hour / SECONDS_PER_HOUR
         yield [
-            Fitting(estimate, estimate.run_seconds * usd_per_second, is_lean)
+            Fitting(estimate, usd_of(estimate, candidate), is_lean)
             for is_lean in (False, True)
             for estimate in all_estimates(where, candidate.cluster, (method,), lean=(is_lean,))
             if estimate.verdict is Verdict.FITS
@@ -110,7 +117,7 @@ def test_images_are_searched_as_well_as_text():
     candidates = [rented(gpu, offer(gpu, 0.5 * count, count)) for count in (1, 2)]
     where = space("qwen2-vl-2b", global_batch=4)
     cheapest = min(
-        estimate.run_seconds / SECONDS_PER_HOUR * candidate.offers[0].usd_per_hour
+        usd_of(estimate, candidate)
         for candidate in candidates
         for estimate in all_estimates(where, candidate.cluster, (Method.LORA, Method.QLORA))
         if estimate.verdict is Verdict.FITS
@@ -120,6 +127,14 @@ def test_images_are_searched_as_well_as_text():
 
 
 # Order and shape
+
+
+def download_seconds(plan: RankedPlan) -> float:
+    return plan.estimate.disk.download_bytes * 8 / 2e9
+
+
+def save_seconds(plan: RankedPlan) -> float:
+    return 5 + plan.estimate.disk.checkpoint_bytes / 1e9
 
 
 def key(plan: RankedPlan, objective: Objective) -> float:
@@ -152,14 +167,17 @@ def test_every_plan_fits_its_machine_and_holds_the_global_batch(objective: Objec
         assert plan.estimate.cluster.node.gpu.id == plan.offer.gpu_id
 
 
-def test_price_is_hours_times_the_rate_of_all_machines():
+def test_all_machines_are_paid_for_training_and_what_a_run_takes_besides():
     two = Candidate(
         cluster=dataclasses.replace(rented(FAST, offer(FAST, 7.0, 2)).cluster, num_nodes=3),
         offers=(offer(FAST, 7.0, 2),),
     )
     plan = search([two], **SAMPLE).plans[0]
     assert plan.usd_per_hour == 3 * 7.0
-    assert plan.usd == pytest.approx(plan.estimate.run_seconds / 3600 * 3 * 7.0)
+    cost = plan.cost
+    assert cost.training_usd == pytest.approx(plan.estimate.run_seconds / 3600 * 3 * 7.0)
+    assert plan.usd - cost.storage_usd == pytest.approx(plan.billed_hours * 3 * 7.0)
+    assert plan.billed_hours - plan.hours == pytest.approx((300 + download_seconds(plan) + save_seconds(plan)) / 3600)
     assert plan.hours == pytest.approx(plan.estimate.num_steps * plan.estimate.step_seconds / 3600)
 
 

@@ -56,7 +56,7 @@ class RankedPlan:
 
     estimate: Estimate
     offer: Offer | None
-    assumed: CostAssumptions = CostAssumptions()
+    assumed: CostAssumptions = field(default_factory=CostAssumptions)
 
     @property
     def hours(self) -> float | None:
