@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cli_calls import DOES_NOT_FIT, DONE, Call, call, options_of, refusal
+from cli_calls import DOES_NOT_FIT, DONE, Call, call, options_of, refusal, says
+from picture_checks import brings_everything
 from vlmplan.catalog import load_catalog
 from vlmplan.deepspeed_config import deepspeed_config, merged_recipe, settings_from_ds_config
 from vlmplan.plan import read_plan
@@ -21,7 +22,7 @@ from vlmplan.recipe import Recipe, recipe_from_json
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
 CONTRACT = {"schema", "workload", "plans", "rejected"}
 """What the first version of schema ``vlmplan.recommendation/1`` promised."""
-ADDED = {"objective", "date", "num_setups_considered", "notes"}
+ADDED = {"objective", "date", "num_setups_considered", "notes", "pareto", "explanation"}
 PLAN = {"rank", "gpu", "num_gpus", "num_nodes", "offer", "recipe", "estimate", "hours", "usd", "usd_per_hour"}
 SEARCHES = [
     (MODEL,),
@@ -302,3 +303,75 @@ def test_the_table_shows_the_winner_of_the_json():
     assert f"{winner['usd_per_hour']:.2f}" in headline
     first = next(line for line in shown.out.splitlines() if line.startswith("best"))
     assert f"{winner['num_gpus']} x {winner['gpu']}" in first
+
+
+# -- cost against time -----------------------------------------------------------------------------------------------
+
+POINT = {"gpu", "num_gpus", "num_nodes", "offer", "recipe", "hours", "usd", "exact"}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_the_front_is_exact_rises_in_hours_and_falls_in_usd(search: Sequence[str]):
+    document = recommended(*search).document
+    front = document["pareto"]
+    assert [set(point) for point in front] == [POINT] * len(front)
+    assert [point["hours"] for point in front] == sorted({point["hours"] for point in front})
+    assert [point["usd"] for point in front] == sorted({point["usd"] for point in front}, reverse=True)
+    assert all(point["exact"] for point in front)
+    for plan in document["plans"]:
+        if plan["usd"] is not None:
+            assert any(one["hours"] <= plan["hours"] and one["usd"] <= plan["usd"] for one in front)
+
+
+def test_the_ends_of_the_front_are_the_winners_of_cost_and_of_time():
+    front = recommended(MODEL).document["pareto"]
+    assert front[-1]["usd"] == plans_of(MODEL)[0]["usd"]
+    assert front[0]["hours"] == plans_of(MODEL, "--objective", "time")[0]["hours"]
+
+
+def test_limits_cut_the_front():
+    front = recommended(MODEL).document["pareto"]
+    limit = front[len(front) // 2]["usd"]
+    within = recommended(MODEL, "--max-usd", repr(limit)).document["pareto"]
+    assert within == [point for point in front if point["usd"] <= limit]
+
+
+def test_why_the_winner_is_first_is_one_sentence_of_two_machines():
+    document = recommended(MODEL).document
+    first, *others = document["plans"]
+    assert document["explanation"].startswith(f"{first['num_gpus']} x {first['gpu']} ({first['recipe']['method']}): ")
+    assert "$" in document["explanation"]
+    second = others[0]
+    assert f" {second['num_gpus']} x {second['gpu']} ({second['recipe']['method']})" in document["explanation"]
+
+
+def test_pareto_shows_plot_and_table():
+    shown, plain = call("recommend", "--model", MODEL, "--pareto"), call("recommend", "--model", MODEL)
+    assert (shown.code, shown.err) == (DONE, "")
+    assert "cost against time of" in shown.out
+    assert "cost against time of" not in plain.out
+    assert "faster for more money: " in plain.out
+
+
+def test_pictures_are_written_and_named():
+    shown = call("recommend", "--model", MODEL, "--html", "new/front.html", "--svg", "front.svg")
+    assert (shown.code, shown.err) == (DONE, "")
+    assert "written: new/front.html" in shown.out
+    for name in ("new/front.html", "front.svg"):
+        brings_everything(Path(name).read_text())
+
+
+def test_pictures_overwrite_nothing_unless_they_are_forced():
+    Path("front.svg").write_text("mine")
+    says(refusal("recommend", "--model", MODEL, "--svg", "front.svg"), "front.svg exists already", "--force")
+    assert Path("front.svg").read_text() == "mine"
+    assert call("recommend", "--model", MODEL, "--svg", "front.svg", "--force").code == DONE
+    brings_everything(Path("front.svg").read_text())
+    says(refusal("recommend", "--model", MODEL, "--svg", "x", "--html", "./x"), "--html and --svg need a file each")
+
+
+def test_regions_are_honoured():
+    found = plans_of(MODEL, "--region", "us-east-1")
+    assert {plan["offer"]["region"] for plan in found} == {"us-east-1"}
+    sentence = refusal("recommend", "--model", MODEL, "--region", "us-east")
+    says(sentence, "unknown region 'us-east'", "us-east-1", "northeurope")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 
 from vlmplan.search.pareto import Point
-from vlmplan.units import usd_text
+from vlmplan.units import count_text, usd_text
 
 HEIGHT = 15
 """Rows of the plot in the terminal."""
@@ -74,11 +74,13 @@ def tick_text(hours: float) -> str:
 
 
 def usd_tick_text(usd: float) -> str:
-    """A price of an axis: no cents where there are none.
+    """A price of an axis, short: no cents where there are none, thousands by their letter.
 
-    >>> usd_tick_text(5.0), usd_tick_text(0.5), usd_tick_text(0.0002)
-    ('$5', '$0.50', '$0.0002')
+    >>> usd_tick_text(5.0), usd_tick_text(0.5), usd_tick_text(0.0002), usd_tick_text(20_000.0)
+    ('$5', '$0.50', '$0.0002', '$20 k')
     """
+    if usd >= 10_000:
+        return f"${count_text(usd)}"
     if usd >= 1:
         return f"${usd:,.0f}"
     return usd_text(usd) if usd >= 0.001 else f"${usd:f}".rstrip("0")

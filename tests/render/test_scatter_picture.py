@@ -1,0 +1,86 @@
+"""Cost against time as SVG and HTML: everything in it, escaped, within its frame, the front a falling line."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+
+from picture_checks import SVG, brings_everything
+from search_cases import card, cluster, offer, owned, rented, search
+from vlmplan.render.picture import HEIGHT, LEFT, PLOT_HEIGHT, PLOT_WIDTH, TOP, WIDTH
+from vlmplan.render.scatter_picture import WINNER_COLOUR, html_text, svg_text
+from vlmplan.search import Objective, Recommendation
+from vlmplan.search.explanation import explanation
+
+
+@cache
+def found(objective: Objective = Objective.COST) -> Recommendation:
+    gpus = (card("a100-sxm4-80gb"), 2.0), (card("rtx-4090"), 0.4)
+    candidates = [rented(gpu, offer(gpu, usd * count, count)) for gpu, usd in gpus for count in (1, 2, 4)]
+    return search(candidates, objective=objective, seq_len=256)
+
+
+def circles(answer: Recommendation) -> list[ElementTree.Element]:
+    return ElementTree.fromstring(svg_text(answer)).findall(f"{SVG}circle")
+
+
+@pytest.mark.parametrize("text", [html_text, svg_text])
+@pytest.mark.parametrize("objective", Objective)
+def test_pictures_bring_everything_with_them(text, objective: Objective):
+    brings_everything(text(found(objective)))
+
+
+@pytest.mark.parametrize("text", [html_text, svg_text])
+def test_names_are_escaped(text):
+    answer = found()
+    model = replace(answer.workload.model, id="<script>alert('1')</script>&\"x")
+    page = text(replace(answer, workload=replace(answer.workload, model=model)))
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_every_point_is_within_the_plot():
+    for circle in circles(found()):
+        x, y = float(circle.attrib["cx"]), float(circle.attrib["cy"])
+        assert 0 <= x <= WIDTH
+        assert 0 <= y <= HEIGHT
+        if circle.find(f"{SVG}title") is not None:  # else of the legend
+            assert LEFT <= x <= LEFT + PLOT_WIDTH
+            assert TOP <= y <= TOP + PLOT_HEIGHT
+
+
+def test_the_winner_is_marked_once_and_says_what_it_is():
+    marked = [
+        one for one in circles(found()) if one.attrib["fill"] == WINNER_COLOUR and one.find(f"{SVG}title") is not None
+    ]
+    (winner,) = marked
+    assert "first plan: $" in winner.findtext(f"{SVG}title")
+
+
+def test_the_line_goes_right_and_down_through_every_member_of_the_front():
+    answer = found()
+    path = ElementTree.fromstring(svg_text(answer)).find(f"{SVG}path").attrib["d"]
+    start, steps = re.match(r"M([\d.]+) ([\d.]+)", path), re.findall(r" H([\d.]+) V([\d.]+)", path)
+    places = [start.groups(), *steps]
+    assert len(places) == len(answer.pareto)
+    for (x, y), (next_x, next_y) in pairwise([(float(x), float(y)) for x, y in places]):
+        assert next_x >= x
+        assert next_y >= y
+
+
+def test_page_has_the_front_as_a_table_and_why_the_winner_is_first():
+    answer = found()
+    page = html_text(answer)
+    assert page.count("<tr>") == 1 + len(answer.pareto)
+    why = explanation(answer.plans, answer.objective)
+    assert why
+    assert why in page
+
+
+def test_without_prices_the_picture_says_so():
+    bare = search(owned(cluster(card("rtx-4090"))), seq_len=256)
+    assert "no price or no speed is known" in svg_text(bare)
+    assert "<path" not in svg_text(bare)
