@@ -11,7 +11,7 @@ stage 3   weights for every module's forward and backward, where they are not wh
           gradients reduced and scattered bucket by bucket, every micro batch; small weights after the step, each alone
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -84,18 +84,17 @@ def _stage3(table: ParameterTable, recipe: Recipe, num_ranks: int, trace: Trace)
 
 def _gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> Iterable[Messages]:
     """Weights made whole in forward and in backward."""
-    sent = _weight_gathers(recipe, num_ranks, trace)
-    for when, is_backward in ((When.FORWARD, False), (When.BACKWARD, True)):
-        own = [one for one in sent if one.is_backward is is_backward]
-        yield Messages(
-            Collective.ALL_GATHER,
-            when,
-            recipe.grad_accum * len(own),
-            recipe.grad_accum * sum(one.num_bytes for one in own),
-        )
+    for when, sent in zip((When.FORWARD, When.BACKWARD), _weight_gathers(recipe, trace), strict=True):
+        num_bytes = _padded_bytes(sent.trained, num_ranks) + _padded_bytes(sent.frozen, num_ranks)
+        yield Messages(Collective.ALL_GATHER, when, recipe.grad_accum * sent.num_gathers, recipe.grad_accum * num_bytes)
 
 
-def _weight_gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> list[Sent]:
+def _padded_bytes(sizes: Mapping[int, int], num_ranks: int) -> int:
+    """Bytes of ``sizes`` (how many weights of how many bytes), each cut into equal shards."""
+    return sum(count * _padded(size, num_ranks) for size, count in sizes.items())
+
+
+def _weight_gathers(recipe: Recipe, trace: Trace) -> tuple[Sent, Sent]:
     zero = recipe.zero
     sizes = (
         zero.stage3_prefetch_bucket_size,
@@ -104,9 +103,9 @@ def _weight_gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> list[Sent]:
         zero.stage3_max_reuse_distance,
     )
     wrappers = WRAPPERS + (ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
-    key = (_weight_gathers, sizes, wrappers, num_ranks)
+    key = (_weight_gathers, sizes, wrappers)
     if key not in trace.memo:
-        trace.memo[key] = weight_gathers(trace, zero, num_ranks=num_ranks, num_wrappers=wrappers)
+        trace.memo[key] = weight_gathers(trace, zero, num_wrappers=wrappers)
     return trace.memo[key]
 
 

@@ -6,10 +6,10 @@ Every use of a module is a step: it fetches what is missing, prefetches what com
 again soon. Sizes are in elements as DeepSpeed counts them; ``gathered_bytes`` turns them into bytes.
 """
 
-from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.recipe import ZeroSettings
@@ -23,13 +23,24 @@ WRAPPERS, ADAPTER_WRAPPERS = 3, 2
 without; peft's two around the model. Each prefetches before it runs, forward and backward."""
 
 
-class Sent(NamedTuple):
-    """One collective that makes weights whole: its bytes, those of trained weights among them."""
+@dataclass(slots=True)
+class Sent:
+    """Collectives that make weights whole, of one phase: how many, how many of them carry trained and frozen weights,
+    and how many weights of which size (in bytes, not padded) they carry, trained and frozen."""
 
-    is_backward: bool
-    num_bytes: int
-    trained_bytes: int
-    has_frozen: bool
+    num_gathers: int = 0
+    num_with_trained: int = 0
+    num_with_frozen: int = 0
+    trained: Counter[int] = field(default_factory=Counter[int])
+    frozen: Counter[int] = field(default_factory=Counter[int])
+
+    def add(self, trained: Sequence[int], frozen: Sequence[int]) -> None:
+        """One more, of weights of these sizes."""
+        self.num_gathers += 1
+        self.num_with_trained += bool(trained)
+        self.num_with_frozen += bool(frozen)
+        self.trained.update(trained)
+        self.frozen.update(frozen)
 
 
 @dataclass(slots=True)
@@ -53,8 +64,8 @@ class GatheredWeights:
     """The gathered weights of one rank over one micro batch.
 
     ``live_bytes`` is what they take now, flat buffers of collectives included; ``fetch`` returns the most that was
-    live during it; ``sent`` are the collectives so far. Weights up to the persistence threshold are always whole and
-    not counted here.
+    live during it; ``sent`` are the collectives so far, of forward and of backward. Weights up to the persistence
+    threshold are always whole and not counted here.
     """
 
     def __init__(
@@ -70,7 +81,7 @@ class GatheredWeights:
         rank's shards are on the host, and come to the GPU before they are sent."""
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
         self._peak = 0
-        self.sent: list[Sent] = []
+        self.sent = (Sent(), Sent())
         self._numel: dict[ParameterKey, int] = {}
         self._bytes: dict[ParameterKey, int] = {}
         self._trained: set[ParameterKey] = set()
@@ -204,17 +215,16 @@ class GatheredWeights:
             self._in_flight[key] = gather
             self._num_available += self._numel[key]
         self.live_bytes += sum(self._bytes[key] for key in keys) if is_alone else flat
-        trained = [key for key in keys if key in self._trained]
-        self.sent.append(
-            Sent(
-                is_backward=self._step >= self._outermost_steps[1],
-                num_bytes=sum(self._aligned_bytes(key) for key in keys),
-                trained_bytes=sum(self._aligned_bytes(key) for key in trained),
-                has_frozen=len(trained) < len(keys),
-            )
-        )
+        self._count(keys)
         shards = flat // self._num_ranks if self._offloads else 0
         self._peak = max(self._peak, self.live_bytes + shards)
+
+    def _count(self, keys: list[ParameterKey]) -> None:
+        sent = self.sent[self._step >= self._outermost_steps[1]]
+        sent.add(
+            [self._bytes[key] for key in keys if key in self._trained],
+            [self._bytes[key] for key in keys if key not in self._trained],
+        )
 
     def _wait(self, gather: _Gather, key: ParameterKey) -> None:
         """The collective is needed: weights are copied out of a shared buffer, which goes with its last user."""
@@ -280,9 +290,12 @@ def _backward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
         yield from ((run, event) for event in section.backward if isinstance(event, Fetch))
 
 
-def weight_gathers(trace: Trace, zero: ZeroSettings, *, num_ranks: int, num_wrappers: int) -> list[Sent]:
-    """The collectives that make weights whole in one micro batch on ``num_ranks`` ranks, in their order."""
-    gathered = GatheredWeights(trace=trace, zero=zero, num_ranks=num_ranks, num_wrappers=num_wrappers)
+def weight_gathers(trace: Trace, zero: ZeroSettings, *, num_wrappers: int) -> tuple[Sent, Sent]:
+    """The collectives that make weights whole in one micro batch, in forward and in backward.
+
+    They are the same for any number of ranks above one.
+    """
+    gathered = GatheredWeights(trace=trace, zero=zero, num_ranks=2, num_wrappers=num_wrappers)
     events: dict[str, tuple[list[Fetch | Release], list[Fetch | Release]]] = {
         key: (_comings_and_goings(section.forward), _comings_and_goings(section.backward))
         for key, section in trace.sections.items()
