@@ -24,6 +24,7 @@ CONTRACT = {"schema", "workload", "plans", "rejected"}
 """What the first version of schema ``vlmplan.recommendation/1`` promised."""
 ADDED = {"objective", "date", "num_setups_considered", "notes", "pareto", "explanation"}
 PLAN = {"rank", "gpu", "num_gpus", "num_nodes", "offer", "recipe", "estimate", "hours", "usd", "usd_per_hour"}
+PLAN |= {"billed_hours", "cost"}
 SEARCHES = [
     (MODEL,),
     (VISION_MODEL, "--freeze-vision"),
@@ -92,7 +93,11 @@ def test_every_plan_fits_and_its_numbers_agree(search: Sequence[str]):
             continue
         assert (plan["offer"]["gpu_id"], plan["offer"]["num_gpus"]) == (plan["gpu"], plan["num_gpus"])
         assert plan["usd_per_hour"] == pytest.approx(plan["offer"]["usd_per_hour"] * plan["num_nodes"])
-        assert plan["usd"] == pytest.approx(plan["hours"] * plan["usd_per_hour"])
+        parts = [usd for name, usd in plan["cost"].items() if name.endswith("_usd")]
+        assert plan["usd"] == pytest.approx(sum(parts))
+        assert plan["cost"]["training_usd"] == pytest.approx(plan["hours"] * plan["usd_per_hour"])
+        hourly = plan["usd"] - plan["cost"]["storage_usd"]
+        assert plan["billed_hours"] * plan["usd_per_hour"] == pytest.approx(hourly)
 
 
 def test_two_searches_print_the_same():

@@ -39,9 +39,10 @@ def test_every_part_of_a_run_is_billed_by_the_hour_but_the_disk():
     assert found.training_usd == 11.0 * 3 * 7.0
     assert found.start_up_usd == pytest.approx(START_UP_SECONDS * usd_per_second)
     assert found.download_usd == pytest.approx(15e9 * 8 / 5e9 * usd_per_second)
-    assert found.checkpoints_usd == pytest.approx((SAVE_FIXED_SECONDS + 3e9 / SAVE_BYTES_PER_SECOND) * usd_per_second)
-    months = (found.billed_hours / 24 + STORED_DAYS) / DAYS_PER_MONTH
-    assert found.storage_usd == pytest.approx((3e9 + 5e9) / GIB * USD_PER_GIB_MONTH * months)
+    saving = SAVE_FIXED_SECONDS + 3e9 / 3 / SAVE_BYTES_PER_SECOND
+    assert found.checkpoints_usd == pytest.approx(saving * usd_per_second)
+    gib_days = ((15e9 + 3e9 + 5e9) * found.billed_hours / 24 + 5e9 * STORED_DAYS) / GIB
+    assert found.storage_usd == pytest.approx(gib_days / DAYS_PER_MONTH * USD_PER_GIB_MONTH)
     assert (found.interruptions_usd, found.num_interruptions, found.num_checkpoints) == (0.0, 0.0, 1)
     assert found.billed_hours == pytest.approx((found.usd - found.storage_usd) / (3 * 7.0))
 
@@ -71,8 +72,9 @@ def test_interruptible_machine_that_never_is_costs_what_another_does():
     assert cost(on=offer(Pricing.INTERRUPTIBLE), assumed=assumed) == cost(on=offer(), assumed=assumed)
 
 
-def test_nodes_are_interrupted_together():
-    one = cost(on=offer(Pricing.INTERRUPTIBLE), assumed=CostAssumptions(interruptions_per_day=6.0))
+def test_nodes_are_interrupted_together_and_write_together():
+    a_third = replace(SIZE, checkpoint_bytes=10**9)
+    one = cost(on=offer(Pricing.INTERRUPTIBLE), size=a_third, assumed=CostAssumptions(interruptions_per_day=6.0))
     three = cost(on=offer(Pricing.INTERRUPTIBLE), num_nodes=3, assumed=CostAssumptions(interruptions_per_day=2.0))
     assert three.billed_hours == one.billed_hours
 

@@ -50,6 +50,47 @@ def test_interruptible_and_marketplace_offers_count_only_where_they_are_asked_fo
     assert {one.pricing for candidate in spot for one in candidate.offers} == {Pricing.INTERRUPTIBLE}
 
 
+def test_spot_price_is_that_of_a_machine_that_may_be_taken_away():
+    spot = {
+        (one.gpu_id, one.num_gpus, one.provider, one.spot_usd_per_hour)
+        for one in SHIPPED.offers
+        if one.spot_usd_per_hour is not None
+    }
+    found_prices = {
+        (one.gpu_id, one.num_gpus, one.provider, one.usd_per_hour)
+        for candidate in found(offers=OfferFilter(pricing=(Pricing.INTERRUPTIBLE,)))
+        for one in candidate.offers
+    }
+    assert len(found_prices & spot) > 40
+
+
+def test_machine_that_stays_and_one_that_may_be_taken_away_are_two():
+    both = found("v100-sxm2-16gb:8", offers=OfferFilter(pricing=(Pricing.INTERRUPTIBLE, Pricing.ON_DEMAND)))
+    assert [{one.pricing for one in candidate.offers} for candidate in both] == [
+        {Pricing.ON_DEMAND},
+        {Pricing.INTERRUPTIBLE},
+    ]
+    assert both[1].offers[0].usd_per_hour == both[0].offers[0].spot_usd_per_hour
+
+
+def test_limit_on_the_price_of_spot_machines_is_on_the_spot_price():
+    wanted = OfferFilter(pricing=(Pricing.INTERRUPTIBLE,), max_usd_per_hour=1.0)
+    (machine,) = found("v100-sxm2-16gb:8", offers=wanted)
+    assert machine.offers[0].usd_per_hour <= 1.0
+
+
+def test_prices_older_than_the_limit_are_left_out_and_so_are_undated_ones():
+    ages = [one.age_days(TODAY) for candidate in found() for one in candidate.offers]
+    limit = sorted(ages)[len(ages) // 2]
+    recent = [one for candidate in found(offers=OfferFilter(max_price_age_days=limit)) for one in candidate.offers]
+    assert 0 < len(recent) < len(ages)
+    assert max(one.age_days(TODAY) for one in recent) == limit
+    with pytest.raises(DoesNotFitError, match="age"):
+        found(offers=OfferFilter(max_price_age_days=0))
+    with pytest.raises(InputError, match="--max-price-age-days is -1"):
+        OfferFilter(max_price_age_days=-1)
+
+
 def test_only_named_providers_count():
     some = found(offers=OfferFilter(providers=("runpod", "lambda")))
     assert {one.provider for candidate in some for one in candidate.offers} <= {"runpod", "lambda"}

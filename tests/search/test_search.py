@@ -134,7 +134,7 @@ def download_seconds(plan: RankedPlan) -> float:
 
 
 def save_seconds(plan: RankedPlan) -> float:
-    return 5 + plan.estimate.disk.checkpoint_bytes / 1e9
+    return 5 + plan.estimate.disk.checkpoint_bytes / plan.estimate.cluster.num_nodes / 1e9
 
 
 def key(plan: RankedPlan, objective: Objective) -> float:

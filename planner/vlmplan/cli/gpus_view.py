@@ -6,6 +6,7 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
+from vlmplan.render.prices import age_text
 from vlmplan.render.tables import Table
 from vlmplan.units import GIB, usd_text
 
@@ -149,7 +150,7 @@ def _gpu_cells(row: "GpuRow", on: date) -> tuple[str, ...]:
     price = (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
     if offer is not None:
         where = f"{offer.num_gpus} x {offer.provider}"
-        price = (usd_text(offer.usd_per_gpu_hour), where, offer.pricing.value, _age_text(offer, on))
+        price = (usd_text(offer.usd_per_gpu_hour), where, offer.pricing.value, age_text(offer, on))
     return (
         gpu.id,
         _number_text(None if gpu.memory_bytes is None else gpu.memory_bytes / GIB, 1),
@@ -174,7 +175,7 @@ def _offer_cells(offer: Offer, on: date) -> tuple[str, ...]:
         offer.pricing.value,
         _number_text(offer.num_vcpus, 0),
         _number_text(None if ram is None else ram / GIB, 0),
-        _age_text(offer, on),
+        age_text(offer, on),
     )
 
 
@@ -206,15 +207,6 @@ def _price_notes(offers: Sequence[Offer | None], catalog: "Catalog", on: date) -
     if catalog.file_names:
         notes.append("Catalogs on top of the shipped one: " + ", ".join(catalog.file_names))
     return notes
-
-
-def _age_text(offer: Offer, on: date) -> str:
-    age = offer.age_days(on)
-    if age is None:
-        text = "own" if offer.stated_in is not None else "undated"
-    else:
-        text = f"{'<=' if offer.as_of_is_month else ''}{age} d"
-    return text if offer.is_current(on) else f"{text} !"
 
 
 def _number_text(value: float | None, digits: int) -> str:

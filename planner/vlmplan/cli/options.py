@@ -102,6 +102,16 @@ ONE_CLUSTER: tuple[Decorator, ...] = (
     ),
     _count("--num-nodes", "Equal machines.  [default: 1]"),
 )
+PRICES: tuple[Decorator, ...] = (
+    _count("--max-price-age-days", "Only prices seen so lately.  [default: any, with a note where it decides]"),
+    click.option(
+        "--spot-interruptions-per-day",
+        type=float,
+        metavar="N",
+        help="Of one interruptible machine.  [default: 1; published: 0.05 to 5]",
+    ),
+    click.option("--download-gbit", type=float, metavar="N", help="Gbit/s from the Hub.  [default: 2]"),
+)
 CATALOG: Decorator = click.option(
     "--catalog",
     "catalog_files",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.gpus import PRICING, today
-from vlmplan.cli.options import CATALOG, FILE, JSON, RECIPE, WORKLOAD, options, refuse_files
+from vlmplan.cli.options import CATALOG, FILE, JSON, PRICES, RECIPE, WORKLOAD, options, refuse_files
 
 if TYPE_CHECKING:
     from vlmplan.rehearsal import Comparison
@@ -36,7 +36,7 @@ POINT_RECIPE = (
 @click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable).")
 @click.option("--region", multiple=True, metavar="NAME", help="Only offers that say this region (repeatable).")
 @click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="[default: on_demand and own; repeatable]")
-@options(RECIPE, CATALOG)
+@options(PRICES, RECIPE, CATALOG)
 @click.option("--out", type=FILE, metavar="DIR", help="Write plan.json, ds_config.json, launch.sh.")
 @click.option("--pareto", "shows_pareto", is_flag=True, help="Show cost against time of everything that fits.")
 @click.option("--html", type=FILE, metavar="FILE", help="Write cost against time as a page with the table.")
@@ -60,6 +60,9 @@ def recommend(
 
     Options of the recipe that you give are held fixed; everything else is tried. --pareto shows the setups than which
     no other is both faster and cheaper. Exit code 3 if nothing fits.
+
+    A run's price holds start-up, download, training, checkpoints and a week of disk. With --pricing interruptible it
+    also holds what interruptions make you do again, for checkpoints at the distance that costs least.
     """
     pictures = {"--html": html, "--svg": svg}
     refuse_files(pictures, force=force)
@@ -124,6 +127,7 @@ def _write_pictures(found: "Recommendation", pictures: dict[str, Path | None], *
 def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, ...], on: date) -> "Recommendation":
     """The search that the options ask for."""
     from vlmplan.catalog import load_catalog
+    from vlmplan.cost import CostAssumptions
     from vlmplan.gpu_choice import parse_gpu_choice
     from vlmplan.hardware import Pricing
     from vlmplan.models import find_model
@@ -139,7 +143,10 @@ def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, .
         providers=given["provider"],
         regions=given["region"],
         max_usd_per_hour=given["max_usd_per_hour"],
+        max_price_age_days=given["max_price_age_days"],
     )
+    stated = {"interruptions_per_day": "spot_interruptions_per_day", "download_gbit_per_second": "download_gbit"}
+    assumed = CostAssumptions(**{field: given[name] for field, name in stated.items() if given[name] is not None})
     choices = [parse_gpu_choice(text) for text in given["gpu"]]
     num_nodes, notes = num_nodes_of(given)
     clusters, more = candidates(
@@ -152,6 +159,7 @@ def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, .
         fixed=fields,
         objective=Objective(given["objective"]),
         limits=limits,
+        assumed=assumed,
         today=on,
         notes=(*workload.model.notes, *notes, *length_notes(workload, given), *more),
     )
@@ -195,6 +203,8 @@ def _plan_json(rank: int, plan: "RankedPlan", on: date) -> dict[str, Any]:
         "hours": plan.hours,
         "usd": plan.usd,
         "usd_per_hour": plan.usd_per_hour,
+        "billed_hours": plan.billed_hours,
+        "cost": None if plan.cost is None else plan.cost.as_json() | {"save_every_steps": plan.save_every_steps},
     }
 
 

@@ -17,14 +17,14 @@ preemption/4-node/aws-08-03-2023 (Can't Be Late, NSDI 2024)."""
 MOST_INTERRUPTIONS_PER_DAY = 144.0
 """One every ten minutes: hardly time to start."""
 SAVE_BYTES_PER_SECOND = 1e9
-"""To the disk that outlives the machine. Assumed: network volumes take 0.2 to 1 GB/s, NVMe drives 2 and more."""
+"""Of one node to the disk that outlives it. Assumed: network volumes take 0.2 to 1 GB/s, NVMe drives 2 and more."""
 SAVE_FIXED_SECONDS = 5.0
 """Gathering, making files and waiting for the slowest rank. Assumed."""
 
 
-def save_hours(checkpoint_bytes: int) -> float:
-    """Hours to write one checkpoint of that many bytes, over all ranks."""
-    return (SAVE_FIXED_SECONDS + checkpoint_bytes / SAVE_BYTES_PER_SECOND) / 3600
+def save_hours(num_bytes: float) -> float:
+    """Hours to write one checkpoint, of which each node writes that many bytes."""
+    return (SAVE_FIXED_SECONDS + num_bytes / SAVE_BYTES_PER_SECOND) / 3600
 
 
 def best_interval_hours(saving_hours: float, interruptions_per_hour: float) -> float:

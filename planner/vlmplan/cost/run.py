@@ -25,7 +25,7 @@ USD_PER_GB_MONTH = 0.10
 0.08 to 0.17, object storage 0.02."""
 USD_PER_GIB_MONTH = USD_PER_GB_MONTH * GIB / 1e9
 STORED_DAYS = 7.0
-"""That checkpoint and exported model stay where they were written, until somebody fetches them. Assumed."""
+"""That the exported model stays where it was written after the run, until somebody fetches it. Assumed."""
 DAYS_PER_MONTH = 365.25 / 12
 LEAST_GBIT_PER_SECOND = 0.001
 
@@ -54,6 +54,10 @@ class RunBytes:
     download_bytes: int
     checkpoint_bytes: int
     export_bytes: int
+
+    @property
+    def total(self) -> int:
+        return self.download_bytes + self.checkpoint_bytes + self.export_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +104,16 @@ def run_cost(
     """What ``training_hours`` on ``num_nodes`` machines of ``offer`` cost, all told.
 
     The price per hour has its discount taken off already, and is that of the whole instance, host included. The loss
-    of one node stops all of them, so a cluster is interrupted as often as all its nodes together. On a machine of your
-    own nothing boots by the hour and the disk is there anyway.
+    of one node stops all of them, so a cluster is interrupted as often as all its nodes together; each writes its part
+    of a checkpoint. Weights, checkpoint and export are on disk while the run lasts, the export ``STORED_DAYS`` longer.
+    On a machine of your own nothing boots by the hour and the disk is there anyway.
     """
     is_own = offer.pricing is Pricing.OWN
     usd_per_hour = offer.usd_per_hour * num_nodes
     start_up_hours = 0.0 if is_own else START_UP_SECONDS / 3600
     download_hours = size.download_bytes * 8 / (assumed.download_gbit_per_second * 1e9) / 3600
     rate = assumed.interruptions_per_day / 24 * num_nodes if offer.pricing is Pricing.INTERRUPTIBLE else 0.0
-    saving = save_hours(size.checkpoint_bytes)
+    saving = save_hours(size.checkpoint_bytes / num_nodes)
     checkpoints = num_checkpoints(training_hours, saving, rate)
     smooth = start_up_hours + download_hours + training_hours + checkpoints * saving
     hours = smooth
@@ -120,15 +125,14 @@ def run_cost(
             checkpoints=checkpoints,
             interruptions_per_hour=rate,
         )
-    kept_bytes = 0 if is_own else size.checkpoint_bytes + size.export_bytes
-    kept_months = (hours / 24 + STORED_DAYS) / DAYS_PER_MONTH
+    byte_days = 0.0 if is_own else size.total * hours / 24 + size.export_bytes * STORED_DAYS
     return RunCost(
         training_usd=training_hours * usd_per_hour,
         start_up_usd=start_up_hours * usd_per_hour,
         download_usd=download_hours * usd_per_hour,
         checkpoints_usd=checkpoints * saving * usd_per_hour,
         interruptions_usd=(hours - smooth) * usd_per_hour,
-        storage_usd=kept_bytes / GIB * USD_PER_GIB_MONTH * kept_months if kept_bytes else 0.0,
+        storage_usd=byte_days / GIB / DAYS_PER_MONTH * USD_PER_GIB_MONTH,
         billed_hours=hours,
         num_interruptions=rate * hours,
         num_checkpoints=checkpoints,

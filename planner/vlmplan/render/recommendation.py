@@ -17,6 +17,7 @@ from vlmplan.render.estimate import (
     workload_text,
 )
 from vlmplan.render.pareto import print_pareto, summary_line
+from vlmplan.render.prices import age_text, cost_lines
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search import Objective, RankedPlan, Recommendation, Rejection
 from vlmplan.search.explanation import explanation
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 SHOWN_REJECTIONS = 6
 UNKNOWN = "-"
 WINS_BY = {Objective.COST: "Cheapest", Objective.TIME: "Fastest", Objective.VRAM: "Least memory"}
-TITLES = ("", "method", "GPUs", "offer", "usd/h", "engine", "batch", "ckpt", "device GiB", "of", "time", "usd")
-NUMBERS = frozenset(("usd/h", "device GiB", "of", "time", "usd"))
+TITLES = ("", "method", "GPUs", "offer", "usd/h", "engine", "batch", "ckpt", "device GiB", "of", "time", "usd", "age")
+NUMBERS = frozenset(("usd/h", "device GiB", "of", "time", "usd", "age"))
 
 
 def print_recommendation(
@@ -52,7 +53,7 @@ def print_recommendation(
     click.echo(f"  {recipe_text(winner.estimate.recipe)}")
     click.echo(f"  {verdict_line(winner.estimate)}")
     click.echo(f"  {host_line(winner.estimate)}")
-    for line in (*_confirmation(rehearsal), *_beside_others(found, shows_pareto)):
+    for line in (*cost_lines(winner), *_confirmation(rehearsal), *_beside_others(found, shows_pareto)):
         click.echo(f"  {line}")
     click.echo()
     print_memory(winner.estimate)
@@ -115,11 +116,11 @@ def _print_plans(found: Recommendation) -> None:
     shown = [plan for plan in best.values() if plan is not None]
     shown.sort(key=found.plans.index)
     rest = [plan for plan in found.plans if plan not in shown]
-    rows = [_cells("best", plan) for plan in shown] + [_cells("", plan) for plan in rest]
+    rows = [_cells("best", plan, found.as_of) for plan in shown] + [_cells("", plan, found.as_of) for plan in rest]
     print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS))
 
 
-def _cells(mark: str, plan: RankedPlan) -> tuple[str, ...]:
+def _cells(mark: str, plan: RankedPlan, on: date) -> tuple[str, ...]:
     estimate, recipe = plan.estimate, plan.estimate.recipe
     gib = 2**30
     return (
@@ -135,6 +136,7 @@ def _cells(mark: str, plan: RankedPlan) -> tuple[str, ...]:
         f"{estimate.device.usable_bytes / gib:.1f}",
         UNKNOWN if plan.hours is None else duration_text(plan.hours * 3600),
         UNKNOWN if plan.usd is None else f"{plan.usd:.2f}" if plan.usd >= 0.1 else f"{plan.usd:.3f}",
+        UNKNOWN if plan.offer is None else age_text(plan.offer, on),
     )
 
 
@@ -162,6 +164,6 @@ def _assumed(found: Recommendation) -> Iterator[str]:
         age for plan in found.plans if plan.offer is not None and (age := plan.offer.age_days(found.as_of)) is not None
     ]
     if ages:
-        yield f"prices: {min(ages)} to {max(ages)} days old on {found.as_of.isoformat()}; whole machines, run time only"
+        yield f"prices: {min(ages)} to {max(ages)} days old on {found.as_of.isoformat()}; whole machines, all told"
     for note in found.notes:
         yield f"note: {note}"

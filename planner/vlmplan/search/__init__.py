@@ -20,6 +20,7 @@ from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Method, Recipe
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.pareto import Point, settled
+from vlmplan.search.prices import price_note
 from vlmplan.search.setups import Setup, SetupSpace
 from vlmplan.units import duration_text, gib_text, usd_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
@@ -203,6 +204,7 @@ def recommend(
         search.consider(candidate)
     plans = search.best_plans()
     pareto, scored = search.front()
+    old_price = price_note(plans[0].offer, today) if plans else None
     return Recommendation(
         workload=workload,
         objective=objective,
@@ -211,7 +213,7 @@ def recommend(
         num_clusters=len(candidates),
         num_considered=search.space.num_considered,
         as_of=today,
-        notes=tuple(notes),
+        notes=(*notes, *([old_price] if old_price else [])),
         pareto=pareto,
         scored=scored,
     )

@@ -1,13 +1,15 @@
 """Which clusters a search looks at: offers of the catalog, named GPUs in several counts, or this machine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from typing import TypeVar
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, InputError, UnknownNameError
 from vlmplan.gpu_choice import GpuChoice, chosen_node
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing, cheapest
+from vlmplan.search.prices import is_recent, with_spot
 from vlmplan.units import GIB
 
 COUNTS = (1, 2, 4, 8)
@@ -61,22 +63,27 @@ class Candidate:
 class OfferFilter:
     """Which offers count. ``pricing`` empty: on demand and own machines.
 
-    With ``regions`` those whose region nobody says are left out; a machine of one's own is where it is.
+    With ``regions`` those whose region nobody says are left out; a machine of one's own is where it is. With
+    ``max_price_age_days`` so are prices that are older or of unknown age.
     """
 
     pricing: tuple[Pricing, ...] = ()
     providers: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
     max_usd_per_hour: float | None = None
+    max_price_age_days: int | None = None
 
     def __post_init__(self) -> None:
+        if self.max_price_age_days is not None and self.max_price_age_days < 0:
+            raise InputError(f"--max-price-age-days is {self.max_price_age_days}; 0 or more is needed")
         if self.max_usd_per_hour is not None and not self.max_usd_per_hour >= 0:
             raise InputError(f"--max-usd-per-hour is {self.max_usd_per_hour}; 0 or more is needed")
 
     @property
     def is_narrowed(self) -> bool:
         """Whether the user named a price, places or terms, so that a machine without such an offer is no answer."""
-        return bool(self.pricing or self.providers or self.regions) or self.max_usd_per_hour is not None
+        limits = (self.max_usd_per_hour, self.max_price_age_days)
+        return bool(self.pricing or self.providers or self.regions) or limits != (None, None)
 
     def admits(self, offer: Offer, num_nodes: int) -> bool:
         if offer.pricing not in (self.pricing or DEFAULT_PRICING):
@@ -86,6 +93,12 @@ class OfferFilter:
         if self.regions and offer.region not in self.regions and offer.pricing is not Pricing.OWN:
             return False
         return self.max_usd_per_hour is None or offer.usd_per_hour * num_nodes <= self.max_usd_per_hour
+
+    def admitted(self, offers: Iterable[Offer], num_nodes: int, on: date) -> list[Offer]:
+        """Those of ``offers`` that count, spot prices among them where the user takes such machines."""
+        known = with_spot(offers) if Pricing.INTERRUPTIBLE in self.pricing else offers
+        age = self.max_price_age_days
+        return [offer for offer in known if self.admits(offer, num_nodes) and is_recent(offer, on, age)]
 
 
 def candidates(
@@ -107,23 +120,36 @@ def candidates(
     if choices:
         found, notes = _chosen(catalog, choices, offers, num_nodes, today)
         return _some(found), notes
-    groups: dict[tuple[str, int], list[Offer]] = {}
-    for offer in catalog.offers:
-        if offers.admits(offer, num_nodes):
-            groups.setdefault((offer.gpu_id, offer.num_gpus), []).append(offer)
+    admitted = offers.admitted(catalog.offers, num_nodes, today)
     found: list[Candidate] = []
-    for (gpu_id, _), group in groups.items():
+    for (gpu_id, _), group in _grouped(admitted, lambda offer: (offer.gpu_id, offer.num_gpus)):
         gpu = catalog.gpu_by_id(gpu_id)
         if gpu.has_known_memory:
-            ladder = offer_ladder(group, gpu, today)
-            found.append(Candidate(cluster=Cluster(node=ladder[0].node(gpu), num_nodes=num_nodes), offers=ladder))
+            found += _rented(group, gpu, num_nodes, today)
     return _some(found), []
+
+
+Key = TypeVar("Key")
+
+
+def _grouped(offers: Iterable[Offer], key: Callable[[Offer], Key]) -> list[tuple[Key, list[Offer]]]:
+    groups: dict[Key, list[Offer]] = {}
+    for offer in offers:
+        groups.setdefault(key(offer), []).append(offer)
+    return list(groups.items())
+
+
+def _rented(offers: Sequence[Offer], gpu: Gpu, num_nodes: int, today: date) -> Iterator[Candidate]:
+    """One machine that stays, and one that may be taken away, which a lower price an hour does not make the cheaper."""
+    for _, group in _grouped(offers, lambda offer: offer.pricing is Pricing.INTERRUPTIBLE):
+        ladder = offer_ladder(group, gpu, today)
+        yield Candidate(cluster=Cluster(node=ladder[0].node(gpu), num_nodes=num_nodes), offers=ladder)
 
 
 def _some(found: list[Candidate]) -> list[Candidate]:
     if not found:
         raise DoesNotFitError(
-            "no offer of the catalog is left under these limits on price, provider, region and pricing"
+            "no offer of the catalog is left under these limits on price, its age, provider, region and pricing"
         )
     return found
 
@@ -142,25 +168,13 @@ def _chosen(
             continue
         most = chosen.node.gpu.max_gpus_per_node or COUNTS[-1]
         for count in (choice.num_gpus,) if choice.num_gpus else [count for count in COUNTS if count <= most]:
-            candidate = _priced(catalog, chosen.node, count, offers, num_nodes, today)
-            if candidate.offers or not offers.is_narrowed:
-                found.append(candidate)
+            of_gpu = [offer for offer in catalog.offers_for(chosen.node.gpu.id) if offer.num_gpus == count]
+            priced = list(_rented(offers.admitted(of_gpu, num_nodes, today), chosen.node.gpu, num_nodes, today))
+            if not priced and not offers.is_narrowed:
+                node = chosen.node if count == chosen.node.num_gpus else Node(gpu=chosen.node.gpu, num_gpus=count)
+                priced = [Candidate(cluster=Cluster(node=node, num_nodes=num_nodes))]
+            found += priced
     return found, notes
-
-
-def _priced(catalog: Catalog, node: Node, num_gpus: int, wanted: OfferFilter, num_nodes: int, today: date) -> Candidate:
-    """The node with ``num_gpus`` cards, and the admitted offers of it."""
-    own = [
-        offer
-        for offer in catalog.offers_for(node.gpu.id)
-        if offer.num_gpus == num_gpus and wanted.admits(offer, num_nodes)
-    ]
-    offers = offer_ladder(own, node.gpu, today)
-    if num_gpus != node.num_gpus:
-        node = Node(gpu=node.gpu, num_gpus=num_gpus)
-    if offers:
-        node = offers[0].node(node.gpu)
-    return Candidate(cluster=Cluster(node=node, num_nodes=num_nodes), offers=offers)
 
 
 def offer_ladder(offers: Sequence[Offer], gpu: Gpu, today: date) -> tuple[Offer, ...]:
