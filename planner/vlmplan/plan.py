@@ -191,7 +191,7 @@ def _check_agreement(ds_config: Mapping[str, Any], recipe: Recipe, num_gpus: int
     """Refuse a ds_config that says something else than the recipe: one of them was edited."""
     said = settings_from_ds_config(ds_config, name="the plan's ds_config")
     # What the file leaves out is off; the optimizer is the trainer's, and bitsandbytes' have no name there.
-    silent = recipe.with_changes(offload_optimizer=Offload.NONE, offload_params=Offload.NONE)
+    silent = recipe.with_changes(offload_optimizer=Offload.NONE, offload_params=Offload.NONE, hpz=1)
     merged = merged_recipe(said, silent, num_gpus=num_gpus)
     merged = merged.with_changes(optimizer=recipe.optimizer, nvme_path=recipe.nvme_path)
     mine, theirs = recipe.as_json(), merged.as_json()

@@ -140,6 +140,9 @@ class Recipe:
     """0 to 3, or None for plain PyTorch."""
     offload_optimizer: Offload = Offload.NONE
     offload_params: Offload = Offload.NONE
+    hpz: int = 1
+    """ZeRO++'s hpZ (stage 3): ranks, neighbours of one another, that keep a copy of all weights between them, from
+    which a weight is made whole again after its first use in a step. 1: none."""
     nvme_path: str | None = None
     """The folder on every node's NVMe drive that offload to nvme writes to."""
     micro_batch: int = 1
@@ -152,7 +155,7 @@ class Recipe:
     zero: ZeroSettings = ZeroSettings()
 
     def __post_init__(self) -> None:
-        for name in ("lora_rank", "micro_batch", "grad_accum"):
+        for name in ("lora_rank", "hpz", "micro_batch", "grad_accum"):
             value = getattr(self, name)
             if not 1 <= value <= MAX_COUNT:
                 allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"

@@ -64,6 +64,7 @@ VALUE_OPTIONS = (
     "train_language",
     "micro_batch",
     "grad_accum",
+    "hpz",
     "activation_checkpointing",
     "vision_activation_checkpointing",
     "fuses_optimizer",
@@ -222,7 +223,7 @@ def fixed_fields(options: Options) -> dict[str, Any]:
     fields, config = recipe_fields(options), ds_config_of(options)
     if config is None:
         return fields
-    names = ("zero_stage", "offload_optimizer", "offload_params", "nvme_path", "precision", "optimizer")
+    names = ("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "precision", "optimizer")
     names += ("micro_batch", "grad_accum", "gradient_clipping")
     said: dict[str, Any] = {"zero_stage": 0, "precision": Precision.FP32}
     said |= {name: value for name in names if (value := getattr(config, name)) is not None}

@@ -83,10 +83,22 @@ def _stage3(table: ParameterTable, recipe: Recipe, num_ranks: int, trace: Trace)
 
 
 def _gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> Iterable[Messages]:
-    """Weights made whole in forward and in backward."""
+    """Weights made whole in forward and in backward.
+
+    With hpZ all ranks are asked for trained weights in the first forward of a step alone, for frozen ones in the very
+    first of the run; after that the group that has a copy is, in messages apart where both are wanted.
+    """
+    often, hpz = recipe.grad_accum, recipe.hpz
     for when, sent in zip((When.FORWARD, When.BACKWARD), _weight_gathers(recipe, trace), strict=True):
-        num_bytes = _padded_bytes(sent.trained, num_ranks) + _padded_bytes(sent.frozen, num_ranks)
-        yield Messages(Collective.ALL_GATHER, when, recipe.grad_accum * sent.num_gathers, recipe.grad_accum * num_bytes)
+        trained, frozen = _padded_bytes(sent.trained, num_ranks), _padded_bytes(sent.frozen, num_ranks)
+        if hpz == 1:
+            yield Messages(Collective.ALL_GATHER, when, often * sent.num_gathers, often * (trained + frozen))
+            continue
+        inside = often - 1 if when is When.FORWARD else often
+        yield Messages(Collective.ALL_GATHER, when, inside * sent.num_gathers, inside * (trained + frozen), hpz)
+        if when is When.FORWARD:
+            yield Messages(Collective.ALL_GATHER, when, sent.num_with_trained, trained)
+            yield Messages(Collective.ALL_GATHER, when, sent.num_with_frozen, frozen, hpz)
 
 
 def _padded_bytes(sizes: Mapping[int, int], num_ranks: int) -> int:

@@ -41,6 +41,7 @@ KEY_OF_FIELD = {
     "zero_stage": "zero_optimization.stage",
     "offload_optimizer": "zero_optimization.offload_optimizer.device",
     "offload_params": "zero_optimization.offload_param.device",
+    "hpz": "zero_optimization.zero_hpz_partition_size",
     "nvme_path": "zero_optimization.offload_optimizer.nvme_path",
     "precision": "the precision (bf16.enabled, fp16.enabled)",
     "gradient_clipping": "gradient_clipping",
@@ -83,6 +84,8 @@ def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> dict[str
         bf16 |= {"bf16_master_weights_and_grads": is_pure, "bf16_optimizer_states": is_pure}
     zero: dict[str, Any] = {"stage": recipe.zero_stage}
     zero |= {field.name: getattr(recipe.zero, field.name) for field in fields(recipe.zero)}
+    if recipe.hpz > 1 or "zero_hpz_partition_size" in base.get("zero_optimization", {}):
+        zero["zero_hpz_partition_size"] = recipe.hpz
     devices = {"offload_optimizer": recipe.offload_optimizer, "offload_param": recipe.offload_params}
     for key, device in devices.items():
         if device is not Offload.NONE or key in base.get("zero_optimization", {}):
@@ -155,7 +158,7 @@ def merged_recipe(
     """
     changes: dict[str, Any] = {}
     stage = _stage(config, recipe, given)
-    for name in ("zero_stage", "offload_optimizer", "offload_params", "nvme_path", "precision", "optimizer"):
+    for name in ("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "precision", "optimizer"):
         said, current = getattr(config, name), getattr(recipe, name)
         if said is None:
             continue

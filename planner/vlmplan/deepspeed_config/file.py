@@ -57,6 +57,7 @@ class DsConfig:
     zero_stage: int | None
     offload_optimizer: Offload | None
     offload_params: Offload | None
+    hpz: int | None
     nvme_path: str | None
     precision: Precision | None
     micro_batch: int | None
@@ -98,6 +99,7 @@ def settings_from_ds_config(config: str | Path | Mapping[str, Any], *, name: str
         zero_stage=zero.get("stage"),
         offload_optimizer=_device(zero, "offload_optimizer"),
         offload_params=_device(zero, "offload_param"),
+        hpz=zero.get("zero_hpz_partition_size"),
         nvme_path=_nvme_path(zero, name),
         precision=_precision(content, name),
         micro_batch=content.get("train_micro_batch_size_per_gpu"),

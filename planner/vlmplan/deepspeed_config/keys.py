@@ -90,7 +90,7 @@ ZERO_KEYS: dict[str, Key] = {
     "legacy_stage1": NEVER,
     "parameter_alignment": NEVER,
     "memory_efficient_linear": FLAG,
-    "zero_hpz_partition_size": Key(Kind.COUNT, only=1),
+    "zero_hpz_partition_size": SIZE,
     "zero_quantized_weights": NEVER,
     "zero_quantized_nontrainable_weights": NEVER,
     "zero_quantized_gradients": NEVER,
@@ -115,10 +115,13 @@ DEPRECATED_OFFLOADS: dict[str, str] = {"cpu_offload": "offload_optimizer", "cpu_
 """Deprecated switches: true means ``{"device": "cpu"}``."""
 DEPRECATED_WITHOUT_EFFECT = "cpu_offload_use_pin_memory"
 
+MICS = "DeepSpeed has removed MiCS; zero_hpz_partition_size keeps weights whole within a node in its place"
+"""``_REMOVED_ZERO_CONFIG_KEYS`` in ``runtime/config.py``: 0.19.8 refuses the file."""
+
 UNMODELLED_ZERO_KEYS: dict[str, str] = {
     "zenflow": "ZenFlow's asynchronous updates are not in vlmplan's memory model",
-    "mics_shard_size": "DeepSpeed has removed MiCS",
-    "mics_hierarchical_params_gather": "DeepSpeed has removed MiCS",
+    "mics_shard_size": MICS,
+    "mics_hierarchical_params_gather": MICS,
     "zeropp_loco_param": "DeepSpeed has removed LoCo",
 }
 

@@ -123,12 +123,13 @@ def peak_bound(
     ``owned_bytes``: gradients that reach into the rank's partition; ``accumulates``: a step has several micro batches.
     """
     p = table.trained_dtype.num_bytes
-    resident = states.resident.total
+    copies = states.copies.total
+    resident = states.resident.total + copies
     buckets = (2 if recipe.zero.overlap_comm else 1) * recipe.zero.reduce_bucket_size * p
     largest = table.largest_trained * p
     copied = max(recipe.zero.reduce_bucket_size * p, largest)
     accumulated = table.trained_bytes if accumulates else 0
-    step = states.step_peak.total
+    step = states.step_peak.total + copies
     if recipe.zero_stage is None or recipe.zero_stage == 0:
         chunk = 0 if recipe.zero_stage is None else min(table.trained_bytes, 500_000_000 * p + largest)
         backward = max(profile.kept_peak, profile.dropped_peak + accumulated) + largest + chunk
@@ -162,7 +163,11 @@ def peak_bound(
             backward = profile.dropped_peak + buckets + owned + earlier + copied + largest + norms
             forward = profile.forward_peak + earlier
     return max(
-        resident + backward, resident + forward, step, states.init_peak.total, _loading_bound(table, recipe, states)
+        resident + backward,
+        resident + forward,
+        step,
+        states.init_peak.total + copies,
+        _loading_bound(table, recipe, states),
     )
 
 
@@ -172,4 +177,4 @@ def _loading_bound(table: ParameterTable, recipe: Recipe, states: ModelStates) -
         return table.total_bytes + table.largest_bytes
     tied = table.tied_numel * recipe.precision.dtype.num_bytes
     adapters = table.trained_bytes if recipe.trains_adapters else 0
-    return states.at_start.weights + tied + max(table.largest_module_bytes, adapters)
+    return states.at_start.weights + states.copies.weights + tied + max(table.largest_module_bytes, adapters)

@@ -7,7 +7,7 @@ GPU; gradients and buffers during the micro batch come from the replay.
 
 from dataclasses import dataclass
 
-from vlmplan.memory.components import Components, higher
+from vlmplan.memory.components import NOTHING, Components, higher
 from vlmplan.memory.optimizer_states import state_bytes, update_bytes
 from vlmplan.memory.parameters import (
     ParameterTable,
@@ -30,13 +30,15 @@ class ModelStates:
     """What one GPU holds through the run, apart from the micro batch.
 
     ``at_start`` before the first step, ``resident`` after it; ``init_peak`` while the engine is built;
-    ``step_peak`` inside the optimizer step, gradients of ``boundary_gradients`` bytes included.
+    ``step_peak`` inside the optimizer step, gradients of ``boundary_gradients`` bytes included. ``copies`` are on the
+    GPU besides from loading to the end of a step, but not after it.
     """
 
     at_start: Components
     resident: Components
     init_peak: Components
     step_peak: Components
+    copies: Components = NOTHING
 
 
 def plain_states(table: ParameterTable, recipe: Recipe) -> ModelStates:
@@ -138,7 +140,9 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     is once the gradient of a sub-group in their type (``converted``, then ``initialize_optimizer_states``), and every
     trained weight is whole for a moment when it gets the hook that takes its gradient
     (``create_reduce_and_remove_grad_hooks``). With ``offload_params`` the shards live on the host, with
-    ``offload_optimizer`` everything of the optimizer does, gradients included.
+    ``offload_optimizer`` everything of the optimizer does, gradients included. With ``hpz`` there is a second shard of
+    every weight, N/hpz as large: ``_partition_param_sec``. Those of frozen weights stay, those of trained weights go
+    with the step and come back when the weight is first released (``invalidate_secondary_tensor``).
     """
     p, m = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
     shards, persistent = _stage3_weights(table, recipe, num_ranks)
@@ -149,12 +153,14 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     coming = -(-table.largest_trained // num_ranks) * p if offloads_weights and num_ranks > 1 else 0
     hooked = Components(weights=table.largest_trained * p, temporaries=coming)
     is_offloaded = recipe.offload_optimizer is not Offload.NONE
-    weights = Components(weights=0 if offloads_weights else shards)
+    frozen_copies, trained_copies = secondary_bytes(table, recipe, num_ranks)
+    copies = Components(weights=trained_copies)
+    weights = Components(weights=0 if offloads_weights else shards + frozen_copies)
     whole = Components(weights=persistent)
     if is_offloaded:
         start = weights + bucket
         building = start + hooked
-        return ModelStates(start, start + whole, building, start + whole)
+        return ModelStates(start, start + whole, building, start + whole, copies)
     master = Components(optimizer_states=trained * m)
     gradients = Components(gradients=trained * p)
     start = weights + master + gradients + bucket
@@ -166,7 +172,23 @@ def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Mode
     update = group * m + update_bytes(recipe, [(group,)], recipe.master_dtype)
     norm = -(-table.largest_trained // num_ranks) * NORM_BYTES
     check = trained * overflow_check_bytes(recipe)
-    return ModelStates(start, resident, building, resident + Components(temporaries=max(cast, update, norm, check)))
+    step = resident + Components(temporaries=max(cast, update, norm, check))
+    return ModelStates(start, resident, building, step, copies)
+
+
+def secondary_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[int, int]:
+    """Bytes of a rank's second shards of (frozen, trained) weights: those of all ranks cut among ``hpz`` only."""
+    if recipe.hpz == 1 or recipe.zero_stage != 3:
+        return 0, 0
+    frozen = trained = 0
+    for entry in table.entries:
+        parameter = entry.parameter
+        num_bytes = -(-parameter.numel // num_ranks) * num_ranks // recipe.hpz * parameter.dtype.num_bytes
+        if parameter.requires_grad:
+            trained += num_bytes
+        else:
+            frozen += num_bytes
+    return frozen, trained
 
 
 def overflow_check_bytes(recipe: Recipe) -> int:
@@ -192,6 +214,8 @@ def stage3_loading(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tup
             adapters += parameter.num_bytes
         else:
             shards += -(-parameter.numel // num_ranks) * parameter.dtype.num_bytes
+    frozen_copies, trained_copies = secondary_bytes(table, recipe, num_ranks)
+    shards += frozen_copies + (0 if recipe.trains_adapters else trained_copies)
     tied = -(-table.tied_numel // num_ranks) * recipe.precision.dtype.num_bytes
     if recipe.offload_params is not Offload.NONE:
         shards = tied = 0

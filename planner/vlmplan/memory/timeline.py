@@ -68,10 +68,18 @@ def memory_timeline(
     return Timeline(
         phases=(
             load,
-            Phase(name="init", resident=states.at_start, peak=higher(states.init_peak, states.at_start)),
+            Phase(
+                name="init",
+                resident=states.at_start + states.copies,
+                peak=higher(states.init_peak, states.at_start) + states.copies,
+            ),
             forward,
             backward,
-            Phase(name="step", resident=states.resident, peak=higher(states.step_peak, without_batch(boundary))),
+            Phase(
+                name="step",
+                resident=states.resident,
+                peak=higher(states.step_peak + states.copies, without_batch(boundary)),
+            ),
             # A checkpoint is written from where the tensors lie, also at stage 3.
             Phase(name="save", resident=states.resident, peak=states.resident),
         )
@@ -127,7 +135,7 @@ def _micro_batch(
     gathered = gathered_weights(trace, recipe, num_ranks)
     store = gradient_store(table, recipe, num_ranks, rank, accumulates=recipe.grad_accum > 1)
     earlier = earlier_partition(table, recipe, num_ranks, rank)
-    held = states.resident + earlier
+    held = states.resident + states.copies + earlier
     moments = Moments(table, store, gathered)
     moments.start_peak()
     moments.forward(trace)
@@ -142,7 +150,7 @@ def _micro_batch(
         reduction, stays = boundary_reduction(table, recipe, num_ranks, rank, at_end)
         peak, after = higher(peak, reduction), after + stays
     # With accumulation stage 2 adds the new partition to the earlier one and frees it.
-    resident = states.resident + after
+    resident = states.resident + states.copies + after
     return forward, Phase(name="backward", resident=resident, peak=held + peak), resident
 
 

@@ -104,6 +104,36 @@ def allgather_bucket_is_even(situation: Situation) -> str | None:
     return f"zero_optimization.allgather_bucket_size is {size}; stages 1 and 2 need an even number"
 
 
+@ENGINE_RULES.error("runtime/engine.py _configure_zero_optimizer: only stage 3 is handed zero_hpz_partition_size")
+def second_copies_need_stage_3(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.hpz == 1 or recipe.zero_stage == 3:
+        return None
+    stage = "none" if recipe.zero_stage is None else recipe.zero_stage
+    return f"--hpz {recipe.hpz} has no effect with --zero-stage {stage}, where weights are not sharded; give stage 3"
+
+
+@ENGINE_RULES.error("utils/groups.py _create_zero_param_parallel_group: groups of equal size, or an assertion")
+def second_copies_divide_the_gpus(situation: Situation) -> str | None:
+    hpz, num_gpus = situation.recipe.hpz, situation.num_gpus
+    if hpz == 1 or num_gpus is None or num_gpus % hpz == 0:
+        return None
+    return (
+        f"--hpz {hpz} does not divide {num_gpus} GPU(s) into equal groups; give a divisor, such as the GPUs of a node"
+    )
+
+
+@ENGINE_RULES.error("zero/partition_parameters.py _partition_param_sec: the copy would be made in host memory too")
+def second_copies_stay_on_the_gpu(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.hpz == 1 or recipe.offload_params is Offload.NONE:
+        return None
+    return (
+        f"--hpz {recipe.hpz} keeps a second copy of the weights, which --offload-params {recipe.offload_params.value} "
+        f"would put on the host as well; vlmplan has a memory model of one of the two"
+    )
+
+
 @ENGINE_RULES.warning("transformers optimization.py Adafactor: one-dimensional states are not factored (seen)")
 def adafactor_saves_nothing_when_sharded(situation: Situation) -> str | None:
     recipe = situation.recipe

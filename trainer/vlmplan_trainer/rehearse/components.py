@@ -84,6 +84,7 @@ class Owners:
         for parameter in self._model.parameters():
             yield parameter
             yield getattr(parameter, "ds_tensor", None)
+            yield getattr(parameter, "ds_secondary_tensor", None)
             state = getattr(parameter, "quant_state", None)
             if state is not None:
                 yield from tensors_in(vars(state))

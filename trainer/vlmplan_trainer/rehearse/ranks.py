@@ -33,16 +33,22 @@ def gathered(params: Sequence[Any], world_size: int, rank: int, group: Any, dtyp
     import deepspeed.accelerator
     from deepspeed.runtime.zero import partition_parameters
 
-    assert params[0].ds_secondary_tensor is None, "no plan has secondary partitions (zero_hpz_partition_size)"
     accelerator: Any = deepspeed.accelerator.get_accelerator()
     device = accelerator.current_device_name()
-    size = sum(param.ds_tensor.ds_numel for param in params)
+    is_secondary = params[0].ds_secondary_tensor is not None  # hpZ: shards of a group of ranks
+    num_groups = params[0].ds_secondary_tensor_num_of_groups if is_secondary else 1
+    size = sum(param.ds_tensor.ds_numel * num_groups for param in params)
     flat = torch.empty(size * world_size, dtype=dtype, device=device, requires_grad=False)
     own = flat.narrow(0, size * rank, size)
-    torch.cat([param.ds_tensor.to(device).to(dtype) for param in params], out=own)
+    shards = [param.ds_secondary_tensor if is_secondary else param.ds_tensor for param in params]
+    torch.cat([shard.to(device).to(dtype) for shard in shards], out=own)
     handle = partition_parameters._dist_allgather_fn(own, flat, group)
     return _handle_class()(
-        allgather_handle=handle, params=params, partitions=[own], world_size=world_size, use_secondary_tensor=False
+        allgather_handle=handle,
+        params=params,
+        partitions=[own],
+        world_size=world_size,
+        use_secondary_tensor=is_secondary,
     )
 
 
