@@ -9,7 +9,7 @@ from planned import shipped_gpus, workload
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing
 from vlmplan.recipe import Method
-from vlmplan.search import Objective, Recommendation, recommend
+from vlmplan.search import Limits, Objective, Recommendation, Sought, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.setups import SetupSpace
 
@@ -62,7 +62,14 @@ def search(
     **sample: Any,
 ) -> Recommendation:
     return recommend(
-        workload(alias, **sample), candidates, fixed=fixed, objective=objective, limits=limits, today=TODAY
+        Sought(
+            workload=workload(alias, **sample),
+            candidates=candidates,
+            fixed=fixed or {},
+            objective=objective,
+            limits=limits or Limits(),
+            today=TODAY,
+        )
     )
 
 

@@ -10,6 +10,7 @@ from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.render.estimate import hardware_text
 from vlmplan.request import ds_config_of
 from vlmplan.search import RankedPlan, Recommendation, Rejection
+from vlmplan.search.pareto import front_of
 from vlmplan.units import gib_text
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def rehearsal_json(comparison: "Comparison") -> dict[str, Any]:
 def _without(
     found: Recommendation, refused: "list[tuple[RankedPlan, Comparison]]", left: tuple[RankedPlan, ...]
 ) -> Recommendation:
-    """Only the plans that are ``left``; the others become notes, and rejections where their machine has none left."""
+    """Only the plans that are ``left``; the others become notes, and rejections where their machine has none left.
+
+    The front is that of what is left then; what it has in place of a refused plan may be known by its bounds alone.
+    """
     clusters = [plan.estimate.cluster for plan in left]
     rejected = tuple(
         Rejection(cluster=plan.estimate.cluster, reason=_reason(comparison))
@@ -58,7 +62,16 @@ def _without(
         if plan.estimate.cluster not in clusters
     )
     notes = tuple(_notes(refused))
-    return replace(found, plans=left, rejected=(*found.rejected, *rejected), notes=(*found.notes, *notes))
+    gone = [(plan.estimate.cluster, plan.estimate.recipe) for plan, _ in refused]
+    scored = tuple(point for point in found.scored if (point.cluster, point.recipe) not in gone)
+    return replace(
+        found,
+        plans=left,
+        rejected=(*found.rejected, *rejected),
+        notes=(*found.notes, *notes),
+        pareto=tuple(front_of(scored)),
+        scored=scored,
+    )
 
 
 def _notes(refused: "list[tuple[RankedPlan, Comparison]]") -> Iterator[str]:

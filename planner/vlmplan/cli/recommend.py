@@ -127,42 +127,11 @@ def _write_pictures(found: "Recommendation", pictures: dict[str, Path | None], *
 def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, ...], on: date) -> "Recommendation":
     """The search that the options ask for."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.cost import CostAssumptions
-    from vlmplan.gpu_choice import parse_gpu_choice
-    from vlmplan.hardware import Pricing
     from vlmplan.models import find_model
-    from vlmplan.request import fixed_fields, length_notes, num_nodes_of, samples_per_step, workload_of
-    from vlmplan.search import Limits, Objective
     from vlmplan.search import recommend as searched
-    from vlmplan.search.clusters import OfferFilter, candidates
+    from vlmplan.search.options import sought
 
-    fields = fixed_fields(given)
-    limits = Limits(max_usd=given["max_usd"], max_hours=given["max_hours"])
-    offers = OfferFilter(
-        pricing=tuple(Pricing(name) for name in given["pricing"]),
-        providers=given["provider"],
-        regions=given["region"],
-        max_usd_per_hour=given["max_usd_per_hour"],
-        max_price_age_days=given["max_price_age_days"],
-    )
-    stated = {"interruptions_per_day": "spot_interruptions_per_day", "download_gbit_per_second": "download_gbit"}
-    assumed = CostAssumptions(**{field: given[name] for field, name in stated.items() if given[name] is not None})
-    choices = [parse_gpu_choice(text) for text in given["gpu"]]
-    num_nodes, notes = num_nodes_of(given)
-    clusters, more = candidates(
-        load_catalog(catalog_files), choices=choices, offers=offers, num_nodes=num_nodes, today=on
-    )
-    workload = workload_of(find_model(given["model"]), given | {"global_batch": samples_per_step(given)})
-    return searched(
-        workload,
-        clusters,
-        fixed=fields,
-        objective=Objective(given["objective"]),
-        limits=limits,
-        assumed=assumed,
-        today=on,
-        notes=(*workload.model.notes, *notes, *length_notes(workload, given), *more),
-    )
+    return searched(sought(given, load_catalog(catalog_files), find_model(given["model"]), on))
 
 
 def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> dict[str, Any]:

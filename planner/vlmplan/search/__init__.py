@@ -21,7 +21,7 @@ from vlmplan.recipe import Method, Recipe
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.pareto import Point, settled
 from vlmplan.search.prices import price_note
-from vlmplan.search.setups import Setup, SetupSpace
+from vlmplan.search.setups import Prepared, Setup, SetupSpace
 from vlmplan.units import duration_text, gib_text, usd_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
 
@@ -183,37 +183,38 @@ def _rank_key(
     return (usd, hours * num_gpus, hours)
 
 
-def recommend(
-    workload: Workload,
-    candidates: Sequence[Candidate],
-    *,
-    fixed: dict[str, Any] | None = None,
-    objective: Objective = Objective.COST,
-    limits: Limits | None = None,
-    assumed: CostAssumptions | None = None,
-    today: date,
-    notes: Sequence[str] = (),
-) -> Recommendation:
-    """The best plans for ``workload`` among ``candidates``; ``fixed`` are recipe fields that the user decided.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """A search: ``fixed`` are recipe fields that the user decided, ``assumed`` what prices need and no list says."""
 
-    ``assumed`` is what prices need and price lists do not say.
-    """
-    Recipe(**(fixed or {}))  # refuses what is wrong on every cluster
-    search = _Search(workload, fixed or {}, objective, limits or Limits(), assumed or CostAssumptions())
-    for candidate in candidates:
+    workload: Workload
+    candidates: Sequence[Candidate]
+    fixed: dict[str, Any] = field(default_factory=dict[str, Any])
+    objective: Objective = Objective.COST
+    limits: Limits = field(default_factory=Limits)
+    assumed: CostAssumptions = field(default_factory=CostAssumptions)
+    today: date
+    notes: tuple[str, ...] = ()
+
+
+def recommend(sought: Sought, *, prepared: Prepared | None = None) -> Recommendation:
+    """The best plans among the candidates; ``prepared`` is of other searches of the same workload."""
+    Recipe(**sought.fixed)  # refuses what is wrong on every cluster
+    search = _Search(sought, prepared)
+    for candidate in sought.candidates:
         search.consider(candidate)
     plans = search.best_plans()
     pareto, scored = search.front()
-    old_price = price_note(plans[0].offer, today) if plans else None
+    old_price = price_note(plans[0].offer, sought.today) if plans else None
     return Recommendation(
-        workload=workload,
-        objective=objective,
+        workload=sought.workload,
+        objective=sought.objective,
         plans=tuple(plans),
         rejected=tuple(search.rejections()),
-        num_clusters=len(candidates),
+        num_clusters=len(sought.candidates),
         num_considered=search.space.num_considered,
-        as_of=today,
-        notes=(*notes, *([old_price] if old_price else [])),
+        as_of=sought.today,
+        notes=(*sought.notes, *([old_price] if old_price else [])),
         pareto=pareto,
         scored=scored,
     )
@@ -222,17 +223,13 @@ def recommend(
 class _Search:
     """What has been found, candidate by candidate; ``_refused`` holds the reason for those without a plan."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        fixed: dict[str, Any],
-        objective: Objective,
-        limits: Limits,
-        assumed: CostAssumptions,
-    ) -> None:
-        self.objective, self.limits, self.assumed = objective, limits, assumed
-        global_batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
-        self.space = SetupSpace(workload, fixed, global_batch, is_exhaustive=objective is Objective.VRAM)
+    def __init__(self, sought: Sought, prepared: Prepared | None) -> None:
+        self.objective, self.limits, self.assumed = sought.objective, sought.limits, sought.assumed
+        global_batch = sought.workload.global_batch or DEFAULT_GLOBAL_BATCH
+        is_exhaustive = sought.objective is Objective.VRAM
+        self.space = SetupSpace(
+            sought.workload, sought.fixed, global_batch, is_exhaustive=is_exhaustive, prepared=prepared
+        )
         self._within: list[_Scored] = []
         self._refused: dict[int, tuple[Candidate, str, str | None]] = {}
         self._failed: set[int] = set()

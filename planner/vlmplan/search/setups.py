@@ -5,7 +5,7 @@ A setup is scored with bounds and secants between two micro batches, so that tho
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
 
@@ -32,15 +32,34 @@ class Setup:
     peak_bound: int
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Models as prepared and traced: what searches share that differ in hardware, method, engine or checkpointing.
+
+    They may differ in nothing else: neither in the workload, nor in what is fixed of adapters, loss and batch sizes.
+    """
+
+    estimators: dict[Any, tuple[Estimator, States]] = field(default_factory=dict[Any, tuple[Estimator, States]])
+    batches: dict[Any, MicroBatches] = field(default_factory=dict[Any, MicroBatches])
+
+
 class SetupSpace:
     """All setups of a workload; ``fixed`` recipe fields are the user's, the rest is tried."""
 
-    def __init__(self, workload: Workload, fixed: dict[str, Any], global_batch: int, *, is_exhaustive: bool) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        fixed: dict[str, Any],
+        global_batch: int,
+        *,
+        is_exhaustive: bool,
+        prepared: Prepared | None = None,
+    ) -> None:
         self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
         self.is_exhaustive = is_exhaustive
         self.num_considered = 0
-        self._estimators: dict[Any, tuple[Estimator, States]] = {}
-        self._batches: dict[Any, MicroBatches] = {}
+        prepared = prepared or Prepared()
+        self._estimators, self._batches = prepared.estimators, prepared.batches
         self._sizes: dict[Any, ZeroSettings] = {}
         self._disks: dict[Any, DiskSpace] = {}
         self._recipes_allowed: dict[Any, list[Recipe]] = {}
