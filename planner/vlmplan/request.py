@@ -79,7 +79,12 @@ MULTI_GPU_ZERO_STAGE = 2
 LEAST_TEXT_TOKENS = 256
 """Room for text beside images that take more than the default length, which is then a multiple of this. A choice."""
 
-NETWORK_NOTE = f"the network between nodes is taken as {ASSUMED_NETWORK_BYTES_PER_SECOND * 8e-9:.0f} Gbit/s per node"
+NETWORK_NOTE = (
+    f"the network between nodes is taken as {ASSUMED_NETWORK_BYTES_PER_SECOND * 8e-9:.0f} Gbit/s per node; "
+    f"--inter-node-gbit says otherwise"
+)
+MAX_INTER_NODE_GBIT = 1_000_000
+"""What no network comes near."""
 
 
 def workload_of(model: ModelFiles, options: Options) -> Workload:
@@ -287,7 +292,9 @@ def requested_cluster(options: Options, catalog: Catalog) -> tuple[Cluster, list
             raise
         raise InputError(f"give --gpu NAME[:COUNT], such as --gpu rtx-4090:2 ({error})") from error
     num_nodes, notes = num_nodes_of(options)
-    return Cluster(node=chosen.node, num_nodes=num_nodes), [*chosen.notes, *notes]
+    rate = inter_node_rate(options)
+    cluster = Cluster(node=chosen.node, num_nodes=num_nodes, inter_node_bytes_per_second=rate)
+    return cluster, [*chosen.notes, *notes]
 
 
 def num_nodes_of(options: Options) -> tuple[int, list[str]]:
@@ -296,4 +303,15 @@ def num_nodes_of(options: Options) -> tuple[int, list[str]]:
     if not 1 <= num_nodes <= MAX_COUNT:
         allowed = "1 or more" if num_nodes < 1 else f"at most {MAX_COUNT:,}"
         raise InputError(f"--num-nodes is {num_nodes}; {allowed} is needed")
-    return num_nodes, [NETWORK_NOTE] if num_nodes > 1 else []
+    is_assumed = num_nodes > 1 and inter_node_rate(options) is None
+    return num_nodes, [NETWORK_NOTE] if is_assumed else []
+
+
+def inter_node_rate(options: Options) -> float | None:
+    """``--inter-node-gbit`` in bytes per second; None where it is not given."""
+    gbit = options.get("inter_node_gbit")
+    if gbit is None:
+        return None
+    if not 0 < gbit <= MAX_INTER_NODE_GBIT:
+        raise InputError(f"--inter-node-gbit is {gbit:g}; above 0 and at most {MAX_INTER_NODE_GBIT:,} is needed")
+    return gbit * 1e9 / 8

@@ -93,6 +93,13 @@ def _only_gpu(ctx: click.Context, param: click.Parameter, values: Sequence[str])
     return values[0] if values else None
 
 
+NETWORK: Decorator = click.option(
+    "--inter-node-gbit",
+    type=float,
+    metavar="N",
+    help="Gbit/s that a machine sends to the next, all its adapters together. Up to 100 as over sockets, above with "
+    "RDMA (InfiniBand, RoCE, EFA).  [default: 100]",
+)
 ONE_CLUSTER: tuple[Decorator, ...] = (
     click.option(
         "--gpu",
@@ -102,6 +109,7 @@ ONE_CLUSTER: tuple[Decorator, ...] = (
         help="Of the catalog (see vlmplan gpus), local, or cpu:N.",
     ),
     _count("--num-nodes", "Equal machines.  [default: 1]"),
+    NETWORK,
 )
 PRICES: tuple[Decorator, ...] = (
     _count("--max-price-age-days", "Only prices seen so lately.  [default: any, with a note where it decides]"),
