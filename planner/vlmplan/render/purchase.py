@@ -1,0 +1,74 @@
+"""Buying against renting for people: what a month costs, by hours a week, and one sentence of advice."""
+
+from collections.abc import Sequence
+from datetime import date
+
+import click
+
+from vlmplan.cost.owning import WEEKS_PER_MONTH
+from vlmplan.cost.purchase import SHOWN_HOURS_PER_WEEK, Purchase
+from vlmplan.hardware import Offer
+from vlmplan.render.prices import age_text
+from vlmplan.render.tables import Table, print_table
+from vlmplan.units import usd_text
+
+
+def print_purchase(purchase: Purchase, notes: Sequence[str], on: date) -> None:
+    """Print the comparison to standard output."""
+    for line in (*_machine_lines(purchase), *(_rent_line(offer, on) for offer in purchase.rents)):
+        click.echo(line)
+    click.echo()
+    print_table(_table(purchase))
+    click.echo()
+    click.echo(_break_even_line(purchase))
+    click.echo(click.style(purchase.advice[0].upper() + purchase.advice[1:], bold=True))
+    for note in notes:
+        click.echo(f"note: {note}")
+
+
+def _machine_lines(purchase: Purchase) -> list[str]:
+    machine = purchase.machine
+    back = f"sold then for {machine.resale_fraction:.0%}"
+    return [
+        f"{purchase.num_gpus} x {purchase.gpu.name}: {usd_text(machine.cards_usd)} for the cards, "
+        f"{usd_text(machine.host_usd)} for the host, kept {machine.lifetime_months:g} months, {back}",
+        f"own:  {usd_text(machine.fixed_usd_per_month)} a month, and {usd_text(machine.electricity_usd_per_hour)} "
+        f"an hour ({machine.watts:,.0f} W at ${machine.usd_per_kwh:g}/kWh)",
+    ]
+
+
+def _rent_line(offer: Offer, on: date) -> str:
+    what = f"{offer.num_gpus} x {offer.gpu_id}, {offer.provider} {offer.pricing.value.replace('_', ' ')}"
+    return f"rent: {usd_text(offer.usd_per_hour)} an hour ({what}, price {age_text(offer, on)})"
+
+
+def _table(purchase: Purchase) -> Table:
+    """One row for each number of hours a week."""
+    rents = [f"{offer.provider} {usd_text(offer.usd_per_hour)}/h" for offer in purchase.rents]
+    titles = ["hours a week", "own usd/h", "own usd/month", *_distinct(rents), "cheaper"]
+    rows: list[list[str]] = []
+    for hours_per_week in sorted({*SHOWN_HOURS_PER_WEEK, purchase.hours_per_week}):
+        hours = hours_per_week * WEEKS_PER_MONTH
+        own = purchase.machine.usd_per_month(hours)
+        rented = [offer.usd_per_hour * hours for offer in purchase.rents]
+        shown = [f"{usd:,.2f}" for usd in (own / hours, own, *rented)]
+        rows.append([f"{hours_per_week:g}", *shown, "own" if own < min(rented) else "rent"])
+    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[:-1]))
+
+
+def _distinct(titles: Sequence[str]) -> list[str]:
+    """Titles told apart where one provider is there twice."""
+    return [title if titles.count(title) == 1 else f"{title} ({i + 1})" for i, title in enumerate(titles)]
+
+
+def _break_even_line(purchase: Purchase) -> str:
+    turn = purchase.break_even(purchase.rents[0])
+    if turn.hours_in_all is None:
+        return "break-even: never; electricity alone costs as much as the rent"
+    text = f"break-even: {turn.hours_in_all:,.0f} hours of use"
+    if turn.hours_per_month is None:
+        return f"{text}, more than {purchase.machine.lifetime_months:g} months have"
+    text += f", {turn.hours_per_month:,.0f} a month or {turn.hours_per_week:,.1f} a week"
+    if turn.months is None:
+        return f"{text}; {purchase.hours_per_week:g} a week do not get there in time"
+    return f"{text}; {purchase.hours_per_week:g} a week get there in {turn.months:.1f} months"
