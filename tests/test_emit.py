@@ -103,15 +103,17 @@ def test_the_hostfile_template_is_one_that_deepspeed_reads(launcher):
 
 
 def test_the_files_of_each_kind_of_plan():
-    assert list(file_texts(plan(PLAIN, 1))) == ["plan.json", "launch.sh"]
-    assert list(file_texts(plan())) == ["plan.json", "ds_config.json", "launch.sh"]
-    assert list(file_texts(plan(num_nodes=2))) == ["plan.json", "ds_config.json", "launch.sh", "hostfile"]
+    assert list(file_texts(plan(PLAIN, 1, offer=None))) == ["plan.json", "launch.sh"]
+    assert list(file_texts(plan(offer=None))) == ["plan.json", "ds_config.json", "launch.sh"]
+    assert list(file_texts(plan())) == ["plan.json", "ds_config.json", "launch.sh", "sky.yaml"]
+    several = ["plan.json", "ds_config.json", "launch.sh", "hostfile", "job.slurm", "sky.yaml"]
+    assert list(file_texts(plan(num_nodes=2))) == list(file_texts(plan(num_nodes=2, offer=None))) == several
 
 
 def test_files_are_written_and_hold_the_plan(tmp_path):
     item = plan(num_nodes=2)
     paths = write_files(item, tmp_path / "a" / "b")
-    assert [path.name for path in paths] == ["plan.json", "ds_config.json", "launch.sh", "hostfile"]
+    assert [path.name for path in paths] == list(file_texts(item))
     assert read_plan(paths[0]) == item
     assert json.loads(paths[1].read_text()) == item.ds_config
     assert stat.S_IMODE(paths[2].stat().st_mode) & 0o100
@@ -186,3 +188,13 @@ def test_the_script_keeps_what_the_user_has_set(tmp_path):
     with pytest.raises(RuntimeError, match="CUDA_VISIBLE_DEVICES is 7; the plan is for 2 GPUs"):
         run_script(tmp_path, plan(num_gpus=2), CUDA_VISIBLE_DEVICES="7")
     assert run_script(tmp_path, plan(num_nodes=2), HOSTFILE="/my/hosts")[2:4] == ["--hostfile", "/my/hosts"]
+
+
+@needs_bash
+def test_the_script_of_several_nodes_starts_this_node_alone_where_it_is_told_which_it_is(tmp_path, launcher):
+    words = run_script(tmp_path, plan(num_nodes=3), "--x", NODE_RANK="2", MASTER_ADDR="10.0.0.1", MASTER_PORT="2345")
+    read = launcher.parse_args(words[2:])
+    assert (read.no_ssh, read.node_rank, read.master_addr, read.master_port) == (True, 2, "10.0.0.1", 2345)
+    assert (read.num_nodes, read.num_gpus, read.user_args[-1]) == (3, 4, "--x")
+    with pytest.raises(RuntimeError, match="MASTER_ADDR: the address of the first node"):
+        run_script(tmp_path, plan(num_nodes=3), NODE_RANK="2")

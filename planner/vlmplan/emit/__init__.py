@@ -4,12 +4,16 @@ plan.json        the plan; the trainer reads nothing else
 ds_config.json   the same numbers for DeepSpeed, to look at; not for plain PyTorch
 launch.sh        starts exactly this plan; its arguments go to the trainer
 hostfile         a template, for several nodes
+job.slurm        runs launch.sh on every node of a Slurm job, for several nodes
+sky.yaml         rents the machines through SkyPilot and runs launch.sh on each; where it knows the card, for rented
+                 machines and several nodes
 """
 
 import json
 import os
 from pathlib import Path
 
+from vlmplan.emit.cluster import has_sky_yaml, sky_text, slurm_script
 from vlmplan.emit.command import launch_command, launch_text
 from vlmplan.emit.scripts import hostfile_text, launch_script
 from vlmplan.errors import InputError
@@ -17,6 +21,7 @@ from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomicall
 from vlmplan.plan import Plan, plan_text
 
 PLAN_FILE, DS_CONFIG_FILE, LAUNCH_FILE, HOSTFILE = "plan.json", "ds_config.json", "launch.sh", "hostfile"
+SLURM_FILE, SKY_FILE = "job.slurm", "sky.yaml"
 
 
 def file_texts(plan: Plan) -> dict[str, str]:
@@ -27,6 +32,9 @@ def file_texts(plan: Plan) -> dict[str, str]:
     texts[LAUNCH_FILE] = launch_script(plan)
     if plan.hardware.num_nodes > 1:
         texts[HOSTFILE] = hostfile_text(plan)
+        texts[SLURM_FILE] = slurm_script(plan)
+    if has_sky_yaml(plan):
+        texts[SKY_FILE] = sky_text(plan)
     return texts
 
 
@@ -50,10 +58,14 @@ __all__ = [
     "HOSTFILE",
     "LAUNCH_FILE",
     "PLAN_FILE",
+    "SKY_FILE",
+    "SLURM_FILE",
     "file_texts",
     "hostfile_text",
     "launch_command",
     "launch_script",
     "launch_text",
+    "sky_text",
+    "slurm_script",
     "write_files",
 ]

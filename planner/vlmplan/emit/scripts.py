@@ -10,12 +10,9 @@ HERE = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"'
 
 def launch_script(plan: Plan) -> str:
     """A bash script that starts the plan beside it. What is set in the environment already stays."""
-    hardware = plan.hardware
-    title = f"{plan.workload.model.id}: {plan.recipe.method.value}, {stage_text(plan.recipe)}, "
-    title += f"{hardware.num_gpus} x {hardware.gpu_id}"
     lines = [
         "#!/usr/bin/env bash",
-        f"# {one_line(title)}. Written by vlmplan {one_line(plan.vlmplan_version)} from plan.json.",
+        f"# {one_line(title_of(plan))}. Written by vlmplan {one_line(plan.vlmplan_version)} from plan.json.",
         "# Arguments go to the trainer: ./launch.sh --train-data FILE --output-dir DIR",
         "set -euo pipefail",
         HERE,
@@ -24,6 +21,13 @@ def launch_script(plan: Plan) -> str:
         "exec " + _command(plan) + ' "$@"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def title_of(plan: Plan) -> str:
+    """Model, method, stage and GPUs, for a comment."""
+    hardware = plan.hardware
+    method = f"{plan.recipe.method.value}, {stage_text(plan.recipe)}"
+    return f"{plan.workload.model.id}: {method}, {hardware.num_gpus} x {hardware.gpu_id}"
 
 
 def one_line(text: str) -> str:
@@ -42,7 +46,16 @@ def _choice_of_cards(plan: Plan) -> list[str]:
         return []
     hardware = plan.hardware
     if hardware.num_nodes > 1:
-        return ['hostfile="${HOSTFILE:-$here/hostfile}"']
+        counts = f"--num_nodes {hardware.num_nodes} --num_gpus {hardware.gpus_per_node}"
+        return [
+            f'nodes=(--hostfile "${{HOSTFILE:-$here/hostfile}}" {counts})',
+            "# With NODE_RANK, as job.slurm and sky.yaml set it, this machine alone is started: no ssh is needed.",
+            'if [[ -n "${NODE_RANK:-}" ]]; then',
+            '  : "${MASTER_ADDR:?the address of the first node}"',
+            '  nodes+=(--no_ssh --node_rank "$NODE_RANK")',
+            '  nodes+=(--master_addr "$MASTER_ADDR" --master_port "${MASTER_PORT:-29500}")',
+            "fi",
+        ]
     lines = [f"cards=(--num_nodes 1 --num_gpus {hardware.gpus_per_node})"]
     if hardware.vendor == "cpu":
         return lines
@@ -61,10 +74,11 @@ def _choice_of_cards(plan: Plan) -> list[str]:
 
 def _command(plan: Plan) -> str:
     """The launch command, with the script's variables in place of what they stand for."""
-    words = launch_command(plan, plan_path="$here/plan.json", hostfile="$hostfile")
-    if plan.ds_config is not None and plan.hardware.num_nodes == 1:
-        first = words.index("--num_nodes")
-        words[first : first + 4] = ["${cards[@]}"]
+    words = launch_command(plan, plan_path="$here/plan.json")
+    if plan.ds_config is not None:
+        is_alone = plan.hardware.num_nodes == 1
+        first = words.index("--num_nodes" if is_alone else "--hostfile")
+        words[first : words.index("--quiet")] = ["${cards[@]}" if is_alone else "${nodes[@]}"]
     return " ".join(f'"{word}"' if "$" in word else shlex.quote(word) for word in words)
 
 
@@ -73,8 +87,8 @@ def hostfile_text(plan: Plan) -> str:
     hardware = plan.hardware
     lines = [
         "# One line per node: the name by which ssh reaches it, and its GPUs. Replace the names.",
-        "# The launcher needs pdsh and ssh without a password; every node needs the same Python environment and this",
-        "# folder at the same path.",
+        "# Without Slurm and SkyPilot the launcher needs pdsh and ssh without a password; every node needs the same",
+        "# Python environment and this folder at the same path.",
         *(f"node-{number} slots={hardware.gpus_per_node}" for number in range(1, hardware.num_nodes + 1)),
     ]
     return "\n".join(lines) + "\n"
