@@ -9,34 +9,45 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.gpus import PRICING, today
-from vlmplan.cli.options import CATALOG, FILE, JSON, PRICES, RECIPE, WORKLOAD, options, refuse_files
+from vlmplan.cli.options import CATALOG, FILE, JSON, PRICES, RECIPE, WORKLOAD, Decorator, options, refuse_files
+from vlmplan.cli.refresh import REFRESH, refresh_prices
 
 if TYPE_CHECKING:
+    from vlmplan.recipe import Recipe
     from vlmplan.rehearsal import Comparison
     from vlmplan.search import RankedPlan, Recommendation
     from vlmplan.search.pareto import Point
 
 EXIT_NOTHING_FITS = 3
 SCHEMA = "vlmplan.recommendation/1"
-POINT_RECIPE = (
+ESSENTIALS = (
     *("method", "precision", "optimizer", "zero_stage", "offload_optimizer", "offload_params"),
     *("micro_batch", "grad_accum", "activation_checkpointing", "vision_activation_checkpointing", "attention"),
 )
-"""What a member of the front says of its recipe."""
+"""What is said of a recipe where many plans are listed."""
+
+
+MACHINES: tuple[Decorator, ...] = (
+    click.option(
+        "--gpu", multiple=True, metavar="NAME[:COUNT]", help="Only these (repeatable); local is this machine."
+    ),
+    click.option("--num-nodes", type=int, metavar="N", help="Equal machines.  [default: 1]"),
+)
+LIMITS: tuple[Decorator, ...] = (
+    click.option("--max-usd-per-hour", type=float, metavar="N", help="For all machines together."),
+    click.option("--max-usd", type=float, metavar="N", help="For the whole run."),
+    click.option("--max-hours", type=float, metavar="N", help="For the whole run."),
+    click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable)."),
+    click.option("--region", multiple=True, metavar="NAME", help="Only offers that say this region (repeatable)."),
+    click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="[default: on_demand, own; repeatable]"),
+    *PRICES,
+)
 
 
 @click.command()
-@options(WORKLOAD)
-@click.option("--gpu", multiple=True, metavar="NAME[:COUNT]", help="Only these (repeatable); local is this machine.")
-@click.option("--num-nodes", type=int, metavar="N", help="Equal machines.  [default: 1]")
+@options(WORKLOAD, MACHINES)
 @click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
-@click.option("--max-usd-per-hour", type=float, metavar="N", help="For all machines together.")
-@click.option("--max-usd", type=float, metavar="N", help="For the whole run.")
-@click.option("--max-hours", type=float, metavar="N", help="For the whole run.")
-@click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable).")
-@click.option("--region", multiple=True, metavar="NAME", help="Only offers that say this region (repeatable).")
-@click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="[default: on_demand and own; repeatable]")
-@options(PRICES, RECIPE, CATALOG)
+@options(LIMITS, REFRESH, RECIPE, CATALOG)
 @click.option("--out", type=FILE, metavar="DIR", help="Write plan.json, ds_config.json, launch.sh.")
 @click.option("--pareto", "shows_pareto", is_flag=True, help="Show cost against time of everything that fits.")
 @click.option("--html", type=FILE, metavar="FILE", help="Write cost against time as a page with the table.")
@@ -54,6 +65,7 @@ def recommend(
     force: bool,
     rehearses: bool,
     shows_pareto: bool,
+    refreshes: bool,
     **given: Any,
 ) -> int:
     """Search the catalog's offers, or the given GPUs, for the best setup that fits.
@@ -66,6 +78,8 @@ def recommend(
     """
     pictures = {"--html": html, "--svg": svg}
     refuse_files(pictures, force=force)
+    if refreshes:
+        refresh_prices(today())
     found = requested_recommendation(given, catalog_files, today())
     rehearsal = None
     if rehearses:
@@ -138,7 +152,7 @@ def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> 
     """Schema ``vlmplan.recommendation/1``; ``rehearsal`` is that of the first plan."""
     from vlmplan.search.explanation import explanation
 
-    plans = [_plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)]
+    plans = [plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)]
     if rehearsal is not None:
         from vlmplan.cli.confirm import rehearsal_json
 
@@ -157,7 +171,8 @@ def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> 
     }
 
 
-def _plan_json(rank: int, plan: "RankedPlan", on: date) -> dict[str, Any]:
+def plan_json(rank: int, plan: "RankedPlan", on: date) -> dict[str, Any]:
+    """A plan with its whole estimate."""
     from vlmplan.cli.gpus_view import offer_json
 
     estimate = plan.estimate.as_json()
@@ -177,17 +192,22 @@ def _plan_json(rank: int, plan: "RankedPlan", on: date) -> dict[str, Any]:
     }
 
 
+def recipe_essentials(recipe: "Recipe") -> dict[str, Any]:
+    """What tells one plan's recipe from another's."""
+    values = recipe.as_json()
+    return {name: values[name] for name in ESSENTIALS}
+
+
 def _point_json(point: "Point", on: date) -> dict[str, Any]:
     """A member of the front; ``exact``: by its whole estimate, else by bounds and secants."""
     from vlmplan.cli.gpus_view import offer_json
 
-    recipe = point.recipe.as_json()
     return {
         "gpu": point.cluster.node.gpu.id,
         "num_gpus": point.cluster.node.num_gpus,
         "num_nodes": point.cluster.num_nodes,
         "offer": None if point.offer is None else offer_json(point.offer, on),
-        "recipe": {name: recipe[name] for name in POINT_RECIPE},
+        "recipe": recipe_essentials(point.recipe),
         "hours": point.hours,
         "usd": point.usd,
         "exact": point.is_exact,

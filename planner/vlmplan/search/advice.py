@@ -1,0 +1,296 @@
+"""Which single change buys most: the best plan, and the best plan again under each of a list of changes.
+
+After a change everything that is not pinned is searched anew: hardware and method stay as they were but for the change
+itself, micro batch, engine and checkpointing follow. Changes are judged without the limits, then held against them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any
+
+from vlmplan.catalog import Catalog
+from vlmplan.errors import DoesNotFitError, InputError
+from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
+from vlmplan.launch.changes import Situation
+from vlmplan.recipe import Recipe
+from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, Sought, recommend
+from vlmplan.search.clusters import Candidate
+from vlmplan.search.explanation import SAME_FRACTION
+from vlmplan.search.options import sought
+from vlmplan.search.setups import Prepared
+from vlmplan.search.single_changes import (
+    SingleChange,
+    freed_changes,
+    hardware_changes,
+    larger_scope,
+    lean_changes,
+    method_changes,
+    recipe_changes,
+    sample_changes,
+)
+from vlmplan.workload import ModelFiles, Workload
+
+OTHER_GPUS = 3
+"""Other kinds of GPU that are shown. A choice."""
+UNLIMITED = {"max_usd": None, "max_hours": None}
+SHARED_FIELDS = ("method", "activation_checkpointing", "vision_activation_checkpointing")
+"""Fields of the recipe that searches with the same traces may differ in."""
+COMPUTING = ("forward", "recompute", "backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A change and the best plan with it; None where nothing fits then, which ``reason`` says why.
+
+    ``usd_change`` and ``hours_change`` are fractions of the base's, below 0 where the change saves; ``binding`` is the
+    limit that it is over, else what most of a step is spent on.
+    """
+
+    change: SingleChange
+    plan: RankedPlan | None
+    reason: str | None = None
+    usd_change: float | None = None
+    hours_change: float | None = None
+    is_within_limits: bool = False
+    binding: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """``outcomes`` come best first by the objective, those over the limits after, those that fit nothing last.
+
+    ``base`` is None where nothing fits as it is asked for (``reason``): then the first outcome is the cheapest way out.
+    """
+
+    workload: Workload
+    objective: Objective
+    limits: Limits
+    base: RankedPlan | None
+    reason: str | None
+    outcomes: tuple[Outcome, ...]
+    as_of: date
+    notes: tuple[str, ...]
+
+    @property
+    def base_is_within_limits(self) -> bool:
+        return self.base is not None and within(self.base, self.limits)
+
+    @property
+    def best(self) -> Outcome | None:
+        """The first outcome that fits within the limits and is better than the base, if that is within them."""
+        return next(self.better(), None)
+
+    @property
+    def best_with_same_results(self) -> Outcome | None:
+        return next((one for one in self.better() if one.change.keeps_results), None)
+
+    def better(self) -> Iterator[Outcome]:
+        for outcome in self.outcomes:
+            if not outcome.is_within_limits:
+                continue
+            saved = outcome.usd_change if self.objective is Objective.COST else outcome.hours_change
+            if not self.base_is_within_limits or (saved is not None and saved < -SAME_FRACTION):
+                yield outcome
+
+
+def advice(given: Mapping[str, Any], catalog: Catalog, model: ModelFiles, today: date) -> Advice:
+    """Advice on the best plan of ``given``; within the limits if one is. Raises InputError as a search does."""
+    adviser = _Adviser(given, catalog, model, today)
+    asked = adviser.sought(given)
+    found = adviser.found(asked)
+    if not found.plans:
+        found = replace(adviser.found(replace(asked, limits=Limits())), notes=found.notes)
+    base = found.plans[0] if found.plans else None
+    outcomes = adviser.outcomes(base) if base is not None else adviser.ways_out(asked)
+    known = [_measured(outcome, base, asked.limits) for outcome in outcomes]
+    return Advice(
+        workload=asked.workload,
+        objective=asked.objective,
+        limits=asked.limits,
+        base=base,
+        reason=None if base is not None else _reason(found),
+        outcomes=tuple(sorted(known, key=lambda one: _place(one, asked.objective))),
+        as_of=today,
+        notes=found.notes,
+    )
+
+
+def within(plan: RankedPlan, limits: Limits) -> bool:
+    return _limit_over(plan, limits) is None
+
+
+def binding(plan: RankedPlan, limits: Limits) -> str | None:
+    """The limit that the plan is over, else what most of its step is spent on; None where its speed is not known."""
+    over = _limit_over(plan, limits)
+    time = plan.estimate.step_time
+    if over is not None or time is None:
+        return over
+    parts = {"computing": sum(getattr(time, name) for name in COMPUTING)}
+    parts |= {name: getattr(time, name) for name in ("communication", "optimizer", "offload", "fixed")}
+    return max(parts, key=parts.__getitem__)
+
+
+def _limit_over(plan: RankedPlan, limits: Limits) -> str | None:
+    for name, value, most in (("usd", plan.usd, limits.max_usd), ("hours", plan.hours, limits.max_hours)):
+        if most is not None and (value is None or value > most):
+            return f"--max-{name}"
+    return None
+
+
+def _measured(outcome: Outcome, base: RankedPlan | None, limits: Limits) -> Outcome:
+    plan = outcome.plan
+    if plan is None:
+        return outcome
+    return replace(
+        outcome,
+        usd_change=None if base is None else _fraction(plan.usd, base.usd),
+        hours_change=None if base is None else _fraction(plan.hours, base.hours),
+        is_within_limits=within(plan, limits),
+        binding=binding(plan, limits),
+    )
+
+
+def _fraction(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base - 1
+
+
+def _place(outcome: Outcome, objective: Objective) -> tuple[bool, bool, float, float]:
+    plan = outcome.plan
+    if plan is None:
+        return (True, True, 0.0, 0.0)
+    usd, hours = (float("inf") if value is None else value for value in (plan.usd, plan.hours))
+    return (False, not outcome.is_within_limits, *((usd, hours) if objective is Objective.COST else (hours, usd)))
+
+
+def _reason(found: Recommendation) -> str:
+    return found.rejected[0].reason if found.rejected else "there is no such machine"
+
+
+class _Adviser:
+    """Searches for the same model with changed options; what they trace alike they share."""
+
+    def __init__(self, given: Mapping[str, Any], catalog: Catalog, model: ModelFiles, today: date) -> None:
+        self._given, self._catalog, self._model, self._today = given, catalog, model, today
+        self._prepared: list[tuple[Any, Prepared]] = []
+
+    def sought(self, given: Mapping[str, Any], wants: Callable[[Candidate], bool] = lambda _: True) -> Sought:
+        return sought(given, self._catalog, self._model, self._today, wants=wants)
+
+    def found(self, asked: Sought) -> Recommendation:
+        key = asked.workload, {name: value for name, value in asked.fixed.items() if name not in SHARED_FIELDS}
+        prepared = next((prepared for known, prepared in self._prepared if known == key), None)
+        if prepared is None:
+            prepared = Prepared()
+            self._prepared.append((key, prepared))
+        return recommend(asked, prepared=prepared)
+
+    def outcomes(self, base: RankedPlan) -> list[Outcome]:
+        """What each change makes of the base plan."""
+        estimate = base.estimate
+        node, method = estimate.cluster.node, estimate.recipe.method
+        name = self._name_of(node.gpu.id)
+        pinned = {**self._given, **UNLIMITED, "gpu": (f"{name}:{node.num_gpus}",), "method": method.value}
+        at = Situation(workload=estimate.workload, recipe=estimate.recipe, cluster=estimate.cluster)
+        changes = [
+            *hardware_changes(name, node.num_gpus, estimate.cluster.num_nodes, node.gpu.max_gpus_per_node),
+            *method_changes(method),
+            *sample_changes(at),
+            *recipe_changes(at),
+        ]
+        others = self._other_gpus({**pinned, "gpu": ()}, {node.gpu.id}, {node.num_gpus})
+        return [*others, *(self._outcome(pinned, change) for change in changes)]
+
+    def ways_out(self, asked: Sought) -> list[Outcome]:
+        """What makes it fit where nothing does: of every kind the smallest change that is enough; else all together."""
+        given = {**self._given, **UNLIMITED}
+        largest = max(asked.candidates, key=lambda one: one.cluster.num_gpus * one.cluster.node.gpu.usable_bytes)
+        at = Situation(workload=asked.workload, recipe=Recipe(**asked.fixed), cluster=largest.cluster)
+        scope = list(larger_scope(given, largest.cluster.num_nodes))
+        wider = [[one for one in scope if "gpu" in one.options], [one for one in scope if "num_nodes" in one.options]]
+        lean = list(lean_changes(at))
+        kinds = [*([one] for one in freed_changes(given)), *wider, *lean]
+        outcomes = [outcome for kind in kinds if (outcome := self._smallest(given, kind)) is not None]
+        if given["gpu"]:
+            chosen = {one.cluster.node.gpu.id for one in asked.candidates}
+            outcomes += self._other_gpus({**given, "gpu": ()}, chosen, None)
+        if any(outcome.plan is not None for outcome in outcomes):
+            return outcomes
+        together = self._together(given, [*freed_changes(given), *(kind[-1] for kind in lean if kind)])
+        return [*outcomes, *([together] if together is not None else [])]
+
+    def _smallest(self, given: Mapping[str, Any], kind: Sequence[SingleChange]) -> Outcome | None:
+        """The first change of a kind with which something fits, else the last; None for a kind without changes."""
+        outcome = None
+        for change in kind:
+            outcome = self._outcome(given, change)
+            if outcome.plan is not None:
+                break
+        return outcome
+
+    def _together(self, given: Mapping[str, Any], changes: Iterable[SingleChange]) -> Outcome | None:
+        """One change on top of the other until something fits, without those that need not be; None if nothing does."""
+        chosen: list[SingleChange] = []
+        for change in changes:
+            if "method" in change.options:  # the leaner method takes the place of the other
+                chosen = [one for one in chosen if "method" not in one.options]
+            chosen.append(change)
+            outcome = self._outcome(given, _sum(chosen))
+            if outcome.plan is not None:
+                break
+        else:
+            return None
+        for change in chosen[:-1]:
+            fewer = [one for one in chosen if one is not change]
+            without = self._outcome(given, _sum(fewer))
+            if without.plan is not None:
+                chosen, outcome = fewer, without
+        return outcome
+
+    def _name_of(self, gpu_id: str) -> str:
+        """What ``--gpu`` calls the base's card: this machine's keep their name."""
+        names = {parse_gpu_choice(text).name for text in self._given["gpu"]}
+        own = {name for name in names if name.casefold() in (LOCAL, CPU)}
+        return own.pop() if own and names == own else gpu_id
+
+    def _outcome(self, given: Mapping[str, Any], change: SingleChange) -> Outcome:
+        try:
+            found = self.found(self.sought({**given, **change.options}))
+        except (InputError, DoesNotFitError) as error:
+            return Outcome(change=change, plan=None, reason=str(error))
+        if found.plans:
+            return Outcome(change=change, plan=found.plans[0])
+        return Outcome(change=change, plan=None, reason=_reason(found))
+
+    def _other_gpus(self, given: Mapping[str, Any], but: set[str], counts: set[int] | None) -> list[Outcome]:
+        """The best other kinds of GPU; ``counts``: as many of them a node."""
+
+        def wants(candidate: Candidate) -> bool:
+            node = candidate.cluster.node
+            return node.gpu.id not in but and (counts is None or node.num_gpus in counts)
+
+        try:
+            asked = self.sought(given, wants)
+        except DoesNotFitError:
+            return []
+        limits = Limits(max_usd=self._given["max_usd"], max_hours=self._given["max_hours"])
+        plans = sorted(self.found(asked).plans, key=lambda plan: not within(plan, limits))
+        outcomes: dict[str, Outcome] = {}
+        for plan in plans:
+            node = plan.estimate.cluster.node
+            options = {"gpu": (f"{node.gpu.id}:{node.num_gpus}",)}
+            change = SingleChange(name=f"{node.num_gpus} x {node.gpu.id}", options=options)
+            outcomes.setdefault(node.gpu.id, Outcome(change=change, plan=plan))
+        return list(outcomes.values())[:OTHER_GPUS]
+
+
+def _sum(changes: Sequence[SingleChange]) -> SingleChange:
+    """All of them as one; where two say different sample lengths, the shorter one."""
+    options: dict[str, Any] = {}
+    for change in changes:
+        shorter = min(options.get("seq_len", float("inf")), change.options.get("seq_len", float("inf")))
+        options |= change.options
+        if shorter != float("inf"):
+            options["seq_len"] = shorter
+    names, keeps = " + ".join(change.name for change in changes), all(change.keeps_results for change in changes)
+    return SingleChange(name=names, options=options, keeps_results=keeps)
