@@ -1,8 +1,9 @@
 """The GPUs and offers that are known: the shipped catalog under the user's own files.
 
-Later wins, field by field: the shipped ``gpu_catalog.yaml``; the user's own (``user_catalog_path``); the
-project's ``vlmplan_catalog.yaml`` in the working directory; each file named on the command line. Nothing is
-parsed or built before it is asked for, and the shipped file is read once per process.
+Later wins, field by field: the shipped ``gpu_catalog.yaml``; prices that ``--refresh-prices`` fetched
+(``refreshed_catalog_path``); the user's own (``user_catalog_path``); the project's ``vlmplan_catalog.yaml`` in the
+working directory; each file named on the command line. Nothing is parsed or built before it is asked for, and the
+shipped file is read once per process.
 """
 
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from vlmplan.catalog.compiled import compiled_documents
 from vlmplan.catalog.file import (
+    REFRESHED_FILE_NAME,
     CatalogFile,
     Sections,
     catalog_text,
@@ -177,7 +179,7 @@ def load_catalog(catalog_files: Iterable[Path] = (), *, project_dir: Path | None
     """
     found = [
         path
-        for path in (user_catalog_path(), (project_dir or Path()) / PROJECT_FILE_NAME)
+        for path in (refreshed_catalog_path(), user_catalog_path(), (project_dir or Path()) / PROJECT_FILE_NAME)
         if path is not None and path.is_file()
     ]
     named = list(catalog_files)
@@ -218,6 +220,12 @@ def user_catalog_path() -> Path | None:
         return Path.home() / ".config" / "vlmplan" / SHIPPED_FILE_NAME
     except RuntimeError:
         return None
+
+
+def refreshed_catalog_path() -> Path | None:
+    """Where fetched prices are kept, beside the user's own catalog; ``None`` without a home."""
+    path = user_catalog_path()
+    return None if path is None else path.with_name(REFRESHED_FILE_NAME)
 
 
 def cpu_gpu(num_ranks: int) -> Gpu:

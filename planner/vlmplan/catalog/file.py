@@ -3,8 +3,9 @@
 Every complaint is one sentence that names the file, the key, the value and what is allowed.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -12,10 +13,15 @@ from vlmplan.catalog import rules as catalog_rules
 from vlmplan.catalog.rules import SECTIONS, Fields, checked, checked_mapping, checked_selector, shown
 from vlmplan.errors import InputError, nearest
 
+REFRESHED_FILE_NAME = "refreshed_prices.json"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogFile:
-    """A checked file. Offers carry what their price list says; ``hide`` entries are texts or selectors."""
+    """A checked file. Offers carry what their price list says; ``hide`` entries are texts or selectors.
+
+    ``replaces_offers``: of each provider and GPU that it has offers for, it has all that there are.
+    """
 
     name: str
     sources: Mapping[str, str]
@@ -23,6 +29,7 @@ class CatalogFile:
     offers: Sequence[Fields]
     hide: Sequence[str | Fields]
     discounts: Sequence[Fields]
+    replaces_offers: bool = False
 
 
 class Sections:
@@ -95,7 +102,12 @@ def catalog_text(path: Path) -> str:
 
 
 def read_catalog_file(path: Path, *, may_be_empty: bool) -> CatalogFile:
-    """``path``, read and checked. Raises InputError, also for an empty file unless it may be empty."""
+    """``path``, read and checked. Raises InputError, also for an empty file unless it may be empty.
+
+    Fetched prices are in JSON, which reads thirty times faster: there are many.
+    """
+    if path.name == REFRESHED_FILE_NAME:
+        return _refreshed_file(path)
     from vlmplan.catalog.yaml_text import require_shallow
 
     text = catalog_text(path)
@@ -104,6 +116,17 @@ def read_catalog_file(path: Path, *, may_be_empty: bool) -> CatalogFile:
     if not sections.any_after_reading_all() and not may_be_empty:
         raise InputError(f"catalog {path} is empty; it may have the sections {', '.join(SECTIONS)}")
     return checked_file(sections)
+
+
+def _refreshed_file(path: Path) -> CatalogFile:
+    text = catalog_text(path)
+    try:
+        document: object = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not valid JSON; fetch prices again with --refresh-prices, or delete it") from None
+    sections = Sections(str(path), text, iter([document]))
+    sections.any_after_reading_all()
+    return replace(checked_file(sections), replaces_offers=True)
 
 
 def checked_file(sections: Sections) -> CatalogFile:

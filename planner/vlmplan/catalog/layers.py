@@ -52,6 +52,9 @@ def layered_offers(
             _require_known(file.name, f"discounts[{i}]", discount, gpus, providers)
             offers = {key: _discounted(discount, offer) for key, offer in offers.items()}
         gpus.update(file.gpus)
+        if file.replaces_offers:
+            now = {(offer.get("provider"), offer.get("gpu")) for offer in file.offers}
+            offers = {key: offer for key, offer in offers.items() if (offer["provider"], offer["gpu"]) not in now}
         for i, change in enumerate(file.offers):
             key, where = _offer_key(change), f"offers[{i}]"
             offers[key] = _changed_offer(offers.get(key, {}), change, file.name, where)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.errors import UnknownNameError
 from vlmplan.render.tables import print_table
 from vlmplan.units import GIB
@@ -140,12 +141,14 @@ _MIN_MEMORY_HELP = "At least so many GiB as the driver counts them (A100 40 GB: 
     type=click.Path(path_type=Path),
     help="A catalog of your own on top of the others (repeatable; later wins).",
 )
+@REFRESH
 @click.option("--json", "as_json", is_flag=True, help="Print JSON (vlmplan.gpus/1) instead of a table.")
 def gpus(
     words: tuple[str, ...],
     sort: str,
     shows_offers: bool,
     detects: bool,
+    refreshes: bool,
     catalog_files: tuple[Path, ...],
     as_json: bool,
     **terms: Any,
@@ -153,13 +156,16 @@ def gpus(
     """List the known GPUs with TEXT in their names, and the cheapest current offer for each.
 
     Your own GPUs, prices and machines go into ~/.config/vlmplan/gpu_catalog.yaml or ./vlmplan_catalog.yaml,
-    in the form of the gpu_catalog.yaml that comes with vlmplan.
+    in the form of the gpu_catalog.yaml that comes with vlmplan. --refresh-prices keeps what it fetches beside the
+    former, in refreshed_prices.json: of each provider and GPU it has, the shipped offers no longer count.
     """
     from vlmplan.catalog import load_catalog
     from vlmplan.cli import gpus_view
 
-    catalog = load_catalog(catalog_files)
     on = today()
+    if refreshes:
+        refresh_prices(on)
+    catalog = load_catalog(catalog_files)
     if detects:
         from vlmplan.machine.gpus import detected
 
