@@ -10,14 +10,19 @@ from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, op
 
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
+    from vlmplan.scaling import Scaling
 
 EXIT_DOES_NOT_FIT = 3
 
 
 @click.command()
-@options(WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG, JSON)
-def estimate(as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
+@options(WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG)
+@click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
+@options(JSON)
+def estimate(as_json: bool, catalog_files: tuple[Path, ...], scales: bool, **given: Any) -> int:
     """Bytes per phase and component, host RAM, disk and seconds of one setup.
+
+    --scaling adds when another machine stops paying: for the same samples a step, and for the same samples a GPU.
 
     Exit code 0 if it fits (or is tight), 3 if it does not.
     """
@@ -27,12 +32,49 @@ def estimate(as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> in
     if as_json:
         document = result.as_json()
         document["notes"] += notes
+        if scales:
+            scaled = scaling_of(result, catalog_files)
+            document["scaling"] = None if scaled is None else scaled.as_json()
         click.echo(json.dumps(document, indent=2))
     else:
         from vlmplan.render.estimate import print_estimate
 
         print_estimate(result, notes)
+        if scales:
+            _print_scaling(result, catalog_files)
     return EXIT_DOES_NOT_FIT if result.verdict is Verdict.DOES_NOT_FIT else 0
+
+
+def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling | None":
+    """The same setup on other numbers of its machine, at the cheapest current price of one; None if a speed is not
+    known."""
+    from vlmplan.catalog import load_catalog
+    from vlmplan.cli.gpus import today
+    from vlmplan.estimate import Estimator
+    from vlmplan.hardware import cheapest
+    from vlmplan.scaling import scaling
+    from vlmplan.search.clusters import DEFAULT_PRICING
+
+    node = result.cluster.node
+    offers = [
+        offer
+        for offer in load_catalog(catalog_files).offers_for(node.gpu.id)
+        if offer.num_gpus == node.num_gpus and offer.pricing in DEFAULT_PRICING
+    ]
+    offer = cheapest(offers, today())
+    estimator = Estimator(result.workload, result.recipe)
+    price = None if offer is None else offer.usd_per_hour
+    return scaling(estimator, result.recipe, result.cluster, usd_per_hour=price)
+
+
+def _print_scaling(result: "Estimate", catalog_files: tuple[Path, ...]) -> None:
+    from vlmplan.render.scaling import print_scaling
+
+    found = scaling_of(result, catalog_files)
+    if found is None:
+        click.echo("scaling is not known, since a speed of the GPU or of a link is not")
+    else:
+        print_scaling(found)
 
 
 def requested_estimate(given: dict[str, Any], catalog_files: tuple[Path, ...]) -> "tuple[Estimate, list[str]]":

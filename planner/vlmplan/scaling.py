@@ -1,0 +1,149 @@
+"""When another machine stops paying: seconds, speed and price of one recipe on 1 to 128 nodes.
+
+Strong scaling keeps the samples of an optimizer step: more GPUs accumulate less, until each has one micro batch. Weak
+scaling keeps what a GPU does in a step: more GPUs make the step's batch larger, and there are fewer steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlmplan.estimate import Estimator
+from vlmplan.hardware import Cluster
+from vlmplan.memory.device import Verdict
+from vlmplan.recipe import Recipe
+
+NODE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
+PAYING_FRACTION = 0.5
+"""Another node pays while it brings at least this part of the speed that it adds in GPUs. A choice: below it, more than
+half of what is bought waits for the network."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPoint:
+    """The recipe on ``num_nodes``. ``efficiency`` is the speed of a GPU as a part of the best of the scan; ``usd`` is
+    of training alone, at the price of one node by the hour. None: not known."""
+
+    num_nodes: int
+    num_gpus: int
+    micro_batch: int
+    grad_accum: int
+    verdict: Verdict
+    step_seconds: float
+    communication_seconds: float
+    run_seconds: float
+    efficiency: float
+    usd: float | None
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.num_gpus * self.micro_batch * self.grad_accum
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples_per_step / self.step_seconds
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "num_nodes": self.num_nodes,
+            "num_gpus": self.num_gpus,
+            "micro_batch": self.micro_batch,
+            "grad_accum": self.grad_accum,
+            "samples_per_step": self.samples_per_step,
+            "verdict": self.verdict.value,
+            "step_seconds": self.step_seconds,
+            "communication_seconds": self.communication_seconds,
+            "samples_per_second": self.samples_per_second,
+            "efficiency": self.efficiency,
+            "hours": self.run_seconds / 3600,
+            "usd": self.usd,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """Both scans, smallest first. ``strong`` ends where a GPU would have no sample left."""
+
+    strong: tuple[ScalingPoint, ...]
+    weak: tuple[ScalingPoint, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "strong": [point.as_json() for point in self.strong],
+            "weak": [point.as_json() for point in self.weak],
+            "num_nodes_paying": {"strong": nodes_paying(self.strong), "weak": nodes_paying(self.weak)},
+        }
+
+
+def scaling(
+    estimator: Estimator,
+    recipe: Recipe,
+    cluster: Cluster,
+    *,
+    usd_per_hour: float | None = None,
+    node_counts: Sequence[int] = NODE_COUNTS,
+) -> Scaling | None:
+    """``recipe`` on clusters of ``node_counts`` of the cluster's node; None if a speed is not known.
+
+    The samples of a step that strong scaling keeps are those of ``recipe`` on ``cluster``; ``usd_per_hour`` is of one
+    node. Node counts that plain PyTorch or hpZ groups do not fit are left out.
+    """
+    samples = recipe.micro_batch * recipe.grad_accum * cluster.num_gpus
+    clusters = [replace(cluster, num_nodes=count) for count in sorted(node_counts)]
+    if recipe.zero_stage is None:
+        clusters = [one for one in clusters if one.num_gpus == 1]
+    clusters = [one for one in clusters if one.num_gpus % recipe.hpz == 0]
+    strong = [(_shared(recipe, samples, one), one) for one in clusters if one.num_gpus <= samples]
+    weak = [(recipe, one) for one in clusters]
+    scans = [_points(estimator, setups, usd_per_hour) for setups in (strong, weak)]
+    if scans[0] is None or scans[1] is None:
+        return None
+    return Scaling(strong=scans[0], weak=scans[1])
+
+
+def _shared(recipe: Recipe, samples: int, cluster: Cluster) -> Recipe:
+    """``recipe`` with batches that make ``samples`` a step on the cluster: exactly where that divides, else the least
+    number above it."""
+    per_gpu = -(-samples // cluster.num_gpus)
+    micro_batch = next(size for size in range(min(recipe.micro_batch, per_gpu), 0, -1) if per_gpu % size == 0)
+    return recipe.with_changes(micro_batch=micro_batch, grad_accum=per_gpu // micro_batch)
+
+
+def _points(
+    estimator: Estimator, setups: Sequence[tuple[Recipe, Cluster]], usd_per_hour: float | None
+) -> tuple[ScalingPoint, ...] | None:
+    points: list[ScalingPoint] = []
+    for recipe, cluster in setups:
+        found = estimator.estimate(recipe, cluster)
+        if found.step_time is None or found.run_seconds is None:
+            return None
+        hours = found.run_seconds / 3600
+        points.append(
+            ScalingPoint(
+                num_nodes=cluster.num_nodes,
+                num_gpus=cluster.num_gpus,
+                micro_batch=recipe.micro_batch,
+                grad_accum=recipe.grad_accum,
+                verdict=found.verdict,
+                step_seconds=found.step_time.total,
+                communication_seconds=found.step_time.communication,
+                run_seconds=found.run_seconds,
+                efficiency=1.0,
+                usd=None if usd_per_hour is None else hours * usd_per_hour * cluster.num_nodes,
+            )
+        )
+    best = max((point.samples_per_second / point.num_gpus for point in points), default=1.0)
+    return tuple(replace(point, efficiency=point.samples_per_second / point.num_gpus / best) for point in points)
+
+
+def nodes_paying(points: Sequence[ScalingPoint]) -> int | None:
+    """The most nodes up to which each further one brings ``PAYING_FRACTION`` of its speed; None without points."""
+    if not points:
+        return None
+    paying = points[0]
+    for point in points[1:]:
+        faster = point.samples_per_second / paying.samples_per_second - 1
+        if faster < PAYING_FRACTION * (point.num_gpus / paying.num_gpus - 1):
+            break
+        paying = point
+    return paying.num_nodes
