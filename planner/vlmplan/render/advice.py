@@ -99,8 +99,10 @@ def _difference(
 
 
 def _asked(found: Advice) -> str:
-    goal = "cheaper" if found.objective is Objective.COST else "faster"
     limits = _limits(found)
+    if found.base is None:
+        return f"what makes it fit{' within ' if limits else ''}{limits}"
+    goal = "cheaper" if found.objective is Objective.COST else "faster"
     return f"what one change makes it {goal}{' within ' if limits else ''}{limits}"
 
 

@@ -254,8 +254,13 @@ class _Adviser:
         return own.pop() if own and names == own else gpu_id
 
     def _outcome(self, given: Mapping[str, Any], change: SingleChange) -> Outcome:
+        """The best plan with the change; of its options those that take nothing away are left out."""
+        options = {
+            name: value for name, value in change.options.items() if value is not None or given[name] is not None
+        }
+        change = replace(change, options=options)
         try:
-            found = self.found(self.sought({**given, **change.options}))
+            found = self.found(self.sought({**given, **options}))
         except (InputError, DoesNotFitError) as error:
             return Outcome(change=change, plan=None, reason=str(error))
         if found.plans:

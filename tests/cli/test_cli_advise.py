@@ -1,0 +1,215 @@
+"""``vlmplan advise``: every row is what recommend says with those options, in order, and the best of them is named."""
+
+import shlex
+from collections.abc import Sequence
+from datetime import date
+from functools import cache
+from typing import Any
+
+import pytest
+
+from cli_calls import DOES_NOT_FIT, DONE, Call, call, refusal, says
+
+MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
+DOCUMENT = {
+    *("schema", "workload", "objective", "date", "max_usd", "max_hours", "base", "base_within_limits", "reason"),
+    *("changes", "best", "advice", "notes"),
+}
+CHANGE = {
+    *("change", "options", "keeps_results", "fits", "within_limits", "gpu", "num_gpus", "num_nodes", "offer", "recipe"),
+    *("hours", "usd", "hours_change", "usd_change", "bound_by", "reason"),
+}
+PARTS = {"computing", "communication", "optimizer", "offload", "fixed"}
+ADVISED = [
+    (MODEL,),
+    (VISION_MODEL, "--gpu", "rtx-4090:1", "--method", "lora"),
+    ("llama-3.1-8b", "--method", "full", "--objective", "time"),
+    ("llama-3.1-8b", "--method", "full", "--gpu", "t4:1"),
+    (MODEL, "--gpu", "t4:1", "--max-hours", "0.05"),
+    (MODEL, "--max-usd", "1"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _place(isolated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("recommend", "advise"):
+        monkeypatch.setattr(f"vlmplan.cli.{module}.today", lambda: date(2026, 11, 21))
+
+
+@cache
+def advised(model: str, *words: str) -> Call:
+    found = call("advise", "--model", model, *words, "--json")
+    assert found.err == ""
+    return found
+
+
+def fitting(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [one for one in document["changes"] if one["fits"]]
+
+
+@pytest.mark.parametrize("words", ADVISED)
+def test_json_keeps_the_contract(words: Sequence[str]):
+    document = advised(*words).document
+    assert set(document) == DOCUMENT
+    assert document["schema"] == "vlmplan.advice/1"
+    assert [set(one) for one in document["changes"]] == [CHANGE] * len(document["changes"])
+    for one in document["changes"]:
+        assert one["options"]
+        assert bool(one["reason"]) is not one["fits"]
+        if one["fits"]:
+            over = not one["within_limits"]
+            assert one["bound_by"] in ({"--max-usd", "--max-hours"} if over else {*PARTS, None})
+
+
+@pytest.mark.parametrize("words", ADVISED)
+def test_changes_come_best_first_those_over_the_limits_after_those_that_do_not_fit_last(words: Sequence[str]):
+    document = advised(*words).document
+    first = "usd" if document["objective"] == "cost" else "hours"
+    unknown = float("inf")
+    keys = [
+        (not one["fits"], not one["within_limits"], unknown if one[first] is None else one[first])
+        for one in document["changes"]
+    ]
+    assert keys == sorted(keys)
+    assert len(keys) >= 5
+
+
+@pytest.mark.parametrize("words", [ADVISED[0], ADVISED[1]])
+def test_every_row_is_what_recommend_finds_with_its_options(words: Sequence[str]):
+    document = advised(*words).document
+    base, model = document["base"], words[0]
+    pinned = {"--gpu": f"{base['gpu']}:{base['num_gpus']}", "--method": base["recipe"]["method"]}
+    for one in fitting(document):
+        options = shlex.split(one["options"])
+        if options[0].startswith("--no-") or options[0] in ("--activation-checkpointing",):
+            rest = [*(word for pair in pinned.items() for word in pair), *options]
+        else:
+            changed = pinned | dict(zip(options[::2], options[1::2], strict=True))
+            rest = [word for pair in changed.items() for word in pair]
+        again = call("recommend", "--model", model, *rest, "--json").document["plans"][0]
+        assert (one["usd"], one["hours"]) == (again["usd"], again["hours"]), one["change"]
+
+
+@pytest.mark.parametrize("words", ADVISED)
+def test_percentages_are_of_the_base(words: Sequence[str]):
+    document = advised(*words).document
+    base = document["base"]
+    for one in fitting(document):
+        for name in ("usd", "hours"):
+            change = one[f"{name}_change"]
+            if base is None or one[name] is None:
+                assert change is None
+            else:
+                assert (1 + change) * base[name] == pytest.approx(one[name])
+
+
+def test_base_is_the_plan_of_recommend():
+    base = advised(MODEL).document["base"]
+    assert base == call("recommend", "--model", MODEL, "--json").document["plans"][0]
+
+
+def test_the_best_change_saves_most_and_the_sentence_has_its_options():
+    document = advised(VISION_MODEL, "--gpu", "rtx-4090:1", "--method", "lora").document
+    best = document["changes"][0]
+    assert best["usd"] == min(one["usd"] for one in fitting(document) if one["usd"] is not None)
+    assert document["best"] == best["change"]
+    assert document["advice"].startswith(f"{best['change']} ({best['options']}): $")
+    assert " less (-" in document["advice"]
+
+
+def test_of_what_trains_the_same_the_best_is_named_as_well():
+    document = advised(VISION_MODEL, "--gpu", "rtx-4090:1", "--method", "lora").document
+    best = document["changes"][0]
+    base = document["base"]["usd"]
+    same = [
+        one
+        for one in fitting(document)
+        if one["keeps_results"] and one["usd"] is not None and one["usd"] < base * 0.995
+    ]
+    assert ("of what trains the same" in document["advice"]) == bool(same and not best["keeps_results"])
+    if same and not best["keeps_results"]:
+        assert f"of what trains the same, {same[0]['change']} ({same[0]['options']})" in document["advice"]
+
+
+def test_only_what_changes_the_model_or_the_samples_trains_otherwise():
+    document = advised(VISION_MODEL, "--gpu", "rtx-4090:1", "--method", "lora").document
+    for one in document["changes"]:
+        other = any(word in one["options"] for word in ("--method", "--seq-len", "--image-size"))
+        assert one["keeps_results"] is not other
+    assert any("--image-size 224x224" in one["options"] for one in document["changes"])
+
+
+def test_a_deadline_is_met_for_the_least_money():
+    document = advised(MODEL, "--gpu", "t4:1", "--max-hours", "0.05").document
+    assert document["objective"] == "cost"
+    assert not document["base_within_limits"]
+    assert document["base"]["hours"] > 0.05
+    in_time = [one for one in fitting(document) if one["hours"] <= 0.05 and one["usd"] is not None]
+    assert in_time
+    assert document["best"] == min(in_time, key=lambda one: one["usd"])["change"]
+    assert document["advice"].endswith("within 3 min") or "within 3 min;" in document["advice"]
+
+
+def test_a_budget_alone_asks_for_speed():
+    document = advised(MODEL, "--max-usd", "1").document
+    assert document["objective"] == "time"
+    assert document["base"]["usd"] <= 1
+    affordable = [one for one in fitting(document) if one["usd"] is not None and one["usd"] <= 1]
+    fastest = min(affordable, key=lambda one: one["hours"])
+    if fastest["hours"] < document["base"]["hours"] * 0.995:
+        assert document["best"] == fastest["change"]
+    else:
+        assert document["best"] is None
+        assert document["advice"] == "no single change makes it faster within $1.00"
+
+
+def test_where_nothing_fits_the_cheapest_way_out_comes_first():
+    found = advised("llama-3.1-8b", "--method", "full", "--gpu", "t4:1")
+    document = found.document
+    assert (found.code, document["base"]) == (DONE, None)
+    assert document["reason"]
+    ways = fitting(document)
+    assert {one["recipe"]["method"] for one in ways} == {"full", "lora", "qlora"}
+    assert document["best"] == ways[0]["change"]
+    prices = [one["usd"] for one in ways if one["usd"] is not None]
+    assert prices == sorted(prices)
+
+
+def test_where_no_single_change_helps_several_do_together():
+    words = ("--gpu", "rtx-3080-10gb:1", "--method", "full", "--provider", "genesis-cloud", "--seq-len", "16384")
+    found = call("advise", "--model", "llama-3.1-8b", *words, "--micro-batch", "4", "--json")
+    document = found.document
+    (way,) = fitting(document)
+    assert " + " in way["change"]
+    assert "without --micro-batch" in way["options"]
+    assert document["best"] == way["change"]
+    assert found.code == DONE
+
+
+def test_where_nothing_helps_that_is_said_and_the_code_is_three():
+    words = ("--method", "full", "--provider", "genesis-cloud")
+    found = call("advise", "--model", "qwen2-vl-72b", *words, "--json")
+    assert found.code == DOES_NOT_FIT
+    assert (found.document["best"], fitting(found.document)) == (None, [])
+    assert found.document["advice"] == "no change that was tried makes it fit"
+    shown = call("advise", "--model", "qwen2-vl-72b", *words)
+    assert shown.code == DOES_NOT_FIT
+    says(shown.out, "what makes it fit", "Nothing fits: ", "not possible:", "no change that was tried makes it fit")
+
+
+def test_table_has_the_base_first_and_every_change():
+    document = advised(MODEL).document
+    shown = call("advise", "--model", MODEL)
+    assert (shown.code, shown.err) == (DONE, "")
+    lines = shown.out.splitlines()
+    start = next(place for place, line in enumerate(lines) if line.startswith("change"))
+    assert lines[start + 1].startswith("now ")
+    names = [one["change"] for one in document["changes"]]
+    assert all(line.startswith(name) for line, name in zip(lines[start + 2 :], names, strict=False))
+    says(shown.out, document["advice"], "Now: $")
+
+
+def test_mistakes_are_one_sentence():
+    says(refusal("advise", "--model", MODEL, "--region", "mars"), "unknown region 'mars'")
+    says(refusal("advise", "--model", MODEL, "--max-usd", "0"), "--max-usd is 0", "more than 0")
+    says(refusal("advise", "--model", MODEL, "--objective", "vram", code=2), "vram")

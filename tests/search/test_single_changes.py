@@ -1,0 +1,117 @@
+"""Single changes are options of the command line: what they say of hardware, samples, method and recipe."""
+
+import pytest
+
+from planned import workload
+from search_cases import card, cluster
+from vlmplan.estimate import image_tokens
+from vlmplan.launch.changes import Situation
+from vlmplan.recipe import LossKind, Method, Recipe
+from vlmplan.request import image_size, recipe_fields
+from vlmplan.search.advice import _sum
+from vlmplan.search.single_changes import (
+    SingleChange,
+    freed_changes,
+    hardware_changes,
+    larger_scope,
+    lean_changes,
+    method_changes,
+    recipe_changes,
+    sample_changes,
+)
+
+SEES = {"seq_len": 1024, "images_per_sample": 1, "image_width": 448, "image_height": 448}
+
+
+def at(alias: str = "qwen2-vl-2b", *, recipe: Recipe | None = None, **sample) -> Situation:
+    return Situation(workload=workload(alias, **sample), recipe=recipe or Recipe(), cluster=cluster(card("rtx-4090")))
+
+
+def test_gpus_are_doubled_and_quadrupled_as_far_as_a_machine_has_room():
+    assert [one.options.get("gpu") for one in hardware_changes("a100", 1, 1, 8)] == [("a100:2",), ("a100:4",), None]
+    assert [one.options.get("gpu") for one in hardware_changes("a100", 4, 1, 8)] == [("a100:8",), ("a100:2",), None]
+    assert [one.options.get("gpu") for one in hardware_changes("t4", 4, 1, 4)] == [("t4:2",), None]
+    assert [one.options for one in hardware_changes("t4", 4, 3, 4)][-1] == {"num_nodes": 4}
+
+
+@pytest.mark.parametrize("present", Method)
+def test_the_other_methods_are_changes_of_what_is_trained(present: Method):
+    changes = list(method_changes(present))
+    assert {one.options["method"] for one in changes} == {method.value for method in Method} - {present.value}
+    assert not any(one.keeps_results for one in changes)
+    for one in changes:  # full fine-tuning refuses options of adapters
+        assert ("lora_rank" in one.options) == (one.options["method"] == "full")
+
+
+def test_half_of_the_text_leaves_the_images_whole():
+    (text, _) = sample_changes(at(**SEES))
+    tokens = image_tokens(workload("qwen2-vl-2b", **SEES))
+    assert text.options == {"seq_len": tokens + (1024 - tokens) // 2}
+
+
+def test_smaller_images_leave_the_text_whole():
+    (_, images) = sample_changes(at(**SEES))
+    width, height = image_size(images.options["image_size"])
+    assert (width, height) == (224, 224)
+    before, after = (
+        image_tokens(workload("qwen2-vl-2b", **SEES | {"image_width": side, "image_height": side}))
+        for side in (448, 224)
+    )
+    assert images.options["seq_len"] == 1024 - before + after
+
+
+def test_samples_without_images_have_none_to_make_smaller():
+    assert [set(one.options) for one in sample_changes(at("smollm2-135m", seq_len=512))] == [{"seq_len"}]
+
+
+def test_checkpointing_and_loss_are_turned_round():
+    for recipe in (Recipe(), Recipe(activation_checkpointing=False, loss=LossKind.FULL)):
+        changed = {name: value for one in recipe_changes(at(recipe=recipe)) for name, value in one.options.items()}
+        assert changed["activation_checkpointing"] is not recipe.activation_checkpointing
+        assert changed["loss"] != recipe.loss.value
+
+
+def test_every_change_is_a_recipe():
+    for one in (
+        *recipe_changes(at()),
+        *method_changes(Method.LORA),
+        *(one for kind in lean_changes(at()) for one in kind),
+    ):
+        Recipe(**recipe_fields(one.options))
+
+
+def test_lean_changes_come_smallest_first_and_never_to_a_method_that_takes_more():
+    kinds = list(lean_changes(at(recipe=Recipe(method=Method.LORA), **SEES)))
+    assert [one.options["method"] for kind in kinds for one in kind if "method" in one.options] == ["qlora"]
+    lengths = next(
+        [one.options["seq_len"] for one in kind] for kind in kinds if kind and set(kind[0].options) == {"seq_len"}
+    )
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(lengths) == 3
+
+
+def test_what_the_user_decided_may_be_left_to_the_search():
+    given = {"micro_batch": 8, "activation_checkpointing": False, "zero_stage": None, "method": "full"}
+    assert [one.options for one in freed_changes(given)] == [{"micro_batch": None}, {"activation_checkpointing": None}]
+
+
+def test_more_of_what_was_asked_for():
+    named = larger_scope({"gpu": ("t4:2", "l4:1")}, 1)
+    assert [one.options for one in named] == [
+        {"gpu": ("t4:4", "l4:2")},
+        {"gpu": ("t4:8", "l4:4")},
+        {"num_nodes": 2},
+        {"num_nodes": 4},
+    ]
+    assert [one.options for one in larger_scope({"gpu": ()}, 2)] == [{"num_nodes": 4}, {"num_nodes": 8}]
+    assert [one.options for one in larger_scope({"gpu": ("t4",)}, 1)] == [{"num_nodes": 2}, {"num_nodes": 4}]
+
+
+def test_changes_together_have_all_options_and_the_shorter_length():
+    text = SingleChange(name="text", options={"seq_len": 600}, keeps_results=False)
+    images = SingleChange(name="images", options={"image_size": "8x8", "seq_len": 800}, keeps_results=False)
+    loss = SingleChange(name="loss", options={"loss": "chunked"})
+    both = _sum([loss, text, images])
+    assert both.options == {"loss": "chunked", "seq_len": 600, "image_size": "8x8"}
+    assert (both.name, both.keeps_results) == ("loss + text + images", False)
+    assert _sum([loss]).keeps_results
