@@ -30,7 +30,7 @@ from vlmplan.memory.timeline import Timeline, memory_timeline
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import AttentionImplementation, LossKind, Recipe
 from vlmplan.sizes import model_sizes, zero_settings
-from vlmplan.throughput import StepTime, step_flops, step_time
+from vlmplan.timing import StepTime, TimedStep, step_flops, timed_step
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
 
@@ -51,7 +51,7 @@ class Estimate:
     flops_per_step: int
     messages: tuple[Messages, ...]
     """The collectives of one step on one rank."""
-    step_time: StepTime | None
+    timed: TimedStep | None
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -80,6 +80,11 @@ class Estimate:
     @property
     def samples_per_step(self) -> int:
         return self.recipe.micro_batch * self.recipe.grad_accum * self.cluster.num_gpus
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """As expected; None where a speed is not known."""
+        return None if self.timed is None else self.timed.expected
 
     @property
     def step_seconds(self) -> float | None:
@@ -136,7 +141,10 @@ class Estimate:
             "flops_per_step": self.flops_per_step,
             "collective_bytes": messages_json(self.messages),
             "step_seconds": self.step_seconds,
+            "step_seconds_range": None if self.timed is None else [self.timed.fast_seconds, self.timed.slow_seconds],
             "step_seconds_by_part": None if self.step_time is None else self.step_time.as_json(),
+            "gpu_seconds_by_work": None if self.timed is None else self.timed.as_json(),
+            "step_bound_by": None if self.timed is None else self.timed.bound,
             "tokens_per_second": self.tokens_per_second,
             "samples_per_second": self.samples_per_second,
             "notes": [*self.workload.model.notes, *self.hints],
@@ -335,7 +343,7 @@ class Estimator:
             disk=self.disk(recipe),
             flops_per_step=step_flops(trace) * recipe.grad_accum,
             messages=traffic(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
-            step_time=step_time(self.table, trace, recipe, cluster),
+            timed=timed_step(self.table, trace, recipe, cluster, self.workload),
         )
 
 

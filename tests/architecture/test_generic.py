@@ -29,7 +29,7 @@ from vlmplan.models import context_length, find_model, takes_images
 from vlmplan.models import probe as model_probe
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import Method, Recipe
-from vlmplan.throughput import step_flops
+from vlmplan.timing import step_flops
 from vlmplan.workload import Workload
 
 BATCH = Batch(micro_batch=2, num_tokens=256)

@@ -160,12 +160,18 @@ def host_line(estimate: Estimate) -> str:
 
 
 def _time(estimate: Estimate) -> Iterator[str]:
-    step = estimate.step_time
-    if step is None:
+    timed = estimate.timed
+    if timed is None:
         yield "time: not known for this hardware"
         return
+    step = timed.expected
+    least, most = duration_text(timed.fast_seconds), duration_text(timed.slow_seconds)
+    samples = counted(estimate.samples_per_step, "sample")
+    yield f"step: {duration_text(step.total)} ({least} to {most}) for {samples}, bound by {timed.bound}"
     parts = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in step.as_json().items() if seconds)
-    yield f"step: {duration_text(step.total)} for {counted(estimate.samples_per_step, 'sample')} ({parts})"
+    yield f"step by part: {parts}"
+    kinds = {name.replace("_", " "): seconds for name, seconds in timed.as_json().items()}
+    yield f"GPU's work: {', '.join(f'{name} {duration_text(seconds)}' for name, seconds in kinds.items() if seconds)}"
     yield (
         f"speed: {estimate.samples_per_second:.3g} samples/s, {estimate.tokens_per_second:,.0f} tokens/s; "
         f"{estimate.num_steps:,} steps in {duration_text(estimate.run_seconds or 0)}"

@@ -12,7 +12,7 @@ from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import model_states
 from vlmplan.recipe import Precision, Recipe, chunk_tokens
-from vlmplan.throughput import MicroBatchSeconds, PhaseSeconds, micro_batch_seconds
+from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, micro_batch_seconds
 
 
 class MicroBatches:
@@ -28,7 +28,7 @@ class MicroBatches:
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
         self._profiles: dict[int, MicroBatchProfile] = {}
-        self._seconds: dict[tuple[int, str, Precision], MicroBatchSeconds | None] = {}
+        self._seconds: dict[tuple[int, str, Precision, bool], MicroBatchSeconds | None] = {}
 
     @property
     def trace(self) -> Trace:
@@ -59,10 +59,10 @@ class MicroBatches:
         """(forward, recompute, backward) of one micro batch; None if the GPU's speed is not known."""
         low, high, fraction = self._place(micro_batch)
         start, end = self._seconds_of(low, gpu, recipe), self._seconds_of(high, gpu, recipe)
-        return None if start is None or end is None else start.towards(end, fraction).phases
+        return None if start is None or end is None else start.towards(end, fraction)
 
     def _seconds_of(self, position: int, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
-        key = (position, gpu.id, recipe.precision)
+        key = (position, gpu.id, recipe.precision, recipe.zero_stage == 3)
         if key not in self._seconds:
             self._seconds[key] = micro_batch_seconds(self._trace(position), gpu, recipe)
         return self._seconds[key]

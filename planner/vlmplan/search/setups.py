@@ -19,7 +19,7 @@ from vlmplan.recipe import Method, Offload, Precision, Recipe, ZeroSettings
 from vlmplan.rules import Severity, default_attention, model_facts, problems
 from vlmplan.search.micro_batches import MicroBatches, States
 from vlmplan.sizes import zero_settings
-from vlmplan.throughput import step_of
+from vlmplan.timing import step_of
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
 
@@ -276,7 +276,7 @@ class SetupSpace:
         if seconds is None:
             return None
         estimator, _ = self._estimator(recipe)
-        step = step_of(estimator.table, seconds, batches.trace, recipe, cluster)
+        step = step_of(estimator.table, seconds, batches.trace, recipe, cluster, self.workload)
         if step is None:
             return None
         samples = recipe.micro_batch * recipe.grad_accum * cluster.num_gpus

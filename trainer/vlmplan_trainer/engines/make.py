@@ -53,7 +53,7 @@ def _check_fp16(plan: Plan) -> None:
 
 def multiplies_in_tf32(plan: Plan) -> bool:
     """Whether float32 matrices are multiplied in TF32: the planner's time of fp32 plans is at that rate
-    (``throughput.py``), and torch's default is full float32 since 1.12."""
+    (``timing/rates.py``), and torch's default is full float32 since 1.12."""
     return plan.hardware.vendor == "nvidia" and plan.recipe.precision is Precision.FP32
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vlmplan.throughput import MicroBatchSeconds, busy_seconds, micro_batch_seconds, optimizer_seconds, step_flops
 
 from planned import model_files, shipped_gpus, shortened
 from small_models import table_of
@@ -21,7 +22,6 @@ from vlmplan.architecture.trace import Matmul, PhaseWork, Work
 from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster, Gpu, MatmulPeaks, Node
 from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
-from vlmplan.throughput import MicroBatchSeconds, busy_seconds, micro_batch_seconds, optimizer_seconds, step_flops
 from vlmplan.workload import Workload
 
 LLAMA = model_files("tinyllama-1.1b").config

@@ -1,0 +1,31 @@
+"""Seconds of an optimizer step.
+
+rates.py     how fast a GPU really is: every efficiency with its range, grade and source
+roofline.py  one micro batch on one GPU, operation by operation
+update.py    the optimizer on the GPU
+host.py      what the host does: CPU Adam, copies over PCIe and to NVMe, images
+step.py      a whole step, by what its seconds are spent on, with a range
+"""
+
+from vlmplan.timing.rates import Graded, Outlook, Rates, peak_flops_per_second, rates
+from vlmplan.timing.roofline import Busy, MicroBatchSeconds, PhaseSeconds, micro_batch_seconds, step_flops
+from vlmplan.timing.step import StepTime, TimedStep, step_of, timed_step
+from vlmplan.timing.update import update_seconds
+
+__all__ = [
+    "Busy",
+    "Graded",
+    "MicroBatchSeconds",
+    "Outlook",
+    "PhaseSeconds",
+    "Rates",
+    "StepTime",
+    "TimedStep",
+    "micro_batch_seconds",
+    "peak_flops_per_second",
+    "rates",
+    "step_flops",
+    "step_of",
+    "timed_step",
+    "update_seconds",
+]

@@ -1,0 +1,59 @@
+"""What the host does between the GPU's work: CPU Adam, copies over PCIe and to NVMe, images."""
+
+from vlmplan.hardware import Cluster
+from vlmplan.memory.parameters import ParameterTable
+from vlmplan.recipe import Offload, Recipe
+from vlmplan.timing.rates import Graded, Outlook
+from vlmplan.workload import Workload
+
+PCIE_COPY_FRACTION = Graded(0.6, 0.8, 0.9)
+"""Part of PCIe's rate that pinned copies reach. Assumed."""
+HOST_ADAM_BYTES_PER_SECOND = Graded(30e9, 60e9, 150e9)
+"""Host memory traffic that DeepSpeed's CPU Adam sustains on one node. Assumed: two-socket servers of 2020 on."""
+NVME_BYTES_PER_SECOND = Graded(2e9, 4e9, 6e9)
+"""Read or write rate of one node's NVMe storage under DeepSpeed's asynchronous I/O. Assumed: one PCIe 4 drive."""
+ADAM_VALUES = 7
+"""float32 values that the update moves per weight: master, gradient and moments read, master and moments written."""
+SWAPPED_BYTES = 12
+"""Per weight that go to NVMe and come back: master and both moments in float32."""
+
+
+def offload_seconds(
+    table: ParameterTable, recipe: Recipe, cluster: Cluster, outlook: Outlook = Outlook.EXPECTED
+) -> float | None:
+    """CPU Adam and the copies over PCIe and to NVMe, per step; None if the bus is not known.
+
+    Gradients go down and weights come back once a step (gradients every micro batch); parameters offloaded cross
+    the bus twice a micro batch. The ranks of a node share its host memory.
+    """
+    if recipe.offload_optimizer is Offload.NONE and recipe.offload_params is Offload.NONE:
+        return 0.0
+    pcie = cluster.node.gpu.pcie_bytes_per_second
+    if pcie is None:
+        return None
+    shard = table.num_trained / cluster.num_gpus
+    p = table.trained_dtype.num_bytes
+    bus = seconds = 0.0
+    if recipe.offload_optimizer is not Offload.NONE:
+        bus += shard * p * (recipe.grad_accum + 1)
+        node_elements = table.num_trained / cluster.num_nodes
+        seconds += node_elements * ADAM_VALUES * 4 / HOST_ADAM_BYTES_PER_SECOND.at(outlook)
+        if recipe.offload_optimizer is Offload.NVME:
+            seconds += node_elements * 2 * SWAPPED_BYTES / NVME_BYTES_PER_SECOND.at(outlook)
+    if recipe.offload_params is not Offload.NONE:
+        bus += 2 * table.total_bytes / cluster.num_gpus * recipe.grad_accum
+        if recipe.offload_params is Offload.NVME:
+            node_bytes = table.total_bytes / cluster.num_nodes
+            seconds += 2 * recipe.grad_accum * node_bytes / NVME_BYTES_PER_SECOND.at(outlook)
+    return seconds + bus / (pcie * PCIE_COPY_FRACTION.at(outlook))
+
+
+IMAGE_SECONDS_PER_MEGAPIXEL = Graded(0.12, 0.05, 0.02)
+"""Opening a JPEG and making patches of it, on one core. Assumed around what one core of a small server was measured to
+take with Pillow and transformers' processors: see ``tests/timing``."""
+
+
+def image_seconds(workload: Workload, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED) -> float:
+    """What a rank's images of one step take in its own process, between micro batches: the trainer has no workers."""
+    num_images = workload.images_per_sample * recipe.micro_batch * recipe.grad_accum
+    return num_images * workload.image_width * workload.image_height / 1e6 * IMAGE_SECONDS_PER_MEGAPIXEL.at(outlook)

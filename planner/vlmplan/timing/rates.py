@@ -1,0 +1,159 @@
+"""How fast a GPU really is: every efficiency of the time model, with its range, its grade and its source.
+
+A ``Graded`` has three values: ``expected``, and the ends of the range that a card of that kind was seen or is taken to
+reach. A step is timed three times, with all of the one, all of the other and what is expected (``Outlook``).
+
+Matrix products are bound by the data sheet's dense peak times what the best shapes reach (``products_fraction``) times
+what a model's shapes reach of those; and by power, which small cards run out of first (``FLOPS_PER_JOULE``).
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from vlmplan.hardware import Gpu, Vendor
+from vlmplan.recipe import Precision, Recipe
+
+
+class Outlook(Enum):
+    """Which end of every range counts."""
+
+    SLOW = "slow"
+    EXPECTED = "expected"
+    FAST = "fast"
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """A constant of hardware or software with its range. ``slow`` is the end that makes a step longer."""
+
+    slow: float
+    expected: float
+    fast: float
+
+    def at(self, outlook: Outlook) -> float:
+        return {Outlook.SLOW: self.slow, Outlook.EXPECTED: self.expected, Outlook.FAST: self.fast}[outlook]
+
+
+PRODUCTS_FRACTION = {
+    (7, 0): Graded(0.6, 0.75, 0.85),
+    (7, 5): Graded(0.6, 0.75, 0.9),
+    (8, 0): Graded(0.811, 0.869, 0.869),
+    (8, 6): Graded(0.85, 1.05, 1.15),
+    (8, 9): Graded(0.85, 1.05, 1.15),
+    (9, 0): Graded(0.75, 0.803, 0.838),
+    (10, 0): Graded(0.73, 0.776, 0.786),
+    (12, 0): Graded(0.8, 0.95, 1.1),
+}
+"""Part of the dense bf16 or fp16 peak that the best shape of a matrix product reaches, by compute capability.
+
+Cited for 8.0, 9.0 and 10.0: 271.2 of 312 TFLOP/s on an A100 SXM and 252.9 on a PCIe one, 794.5 of 989 on an H100 SXM
+and 828.6 on a GH200, 1745 of 2250 on a B200, 1769 on a B300, 1822 of 2500 on a GB200 (github.com/stas00/ml-engineering
+744d01e, compute/accelerator, "Maximum Achievable Matmul FLOPS"). Assumed for the others: data sheets of GeForce and
+workstation cards state a boost clock that cards exceed where power allows, so a fraction may be above 1; Volta and
+Turing as their libraries of then."""
+OTHER_PRODUCTS_FRACTION = Graded(0.5, 0.6, 0.7)
+"""The same where the architecture is not among them. Cited for AMD's Instinct: 668.4 of 1300 TFLOP/s on an MI300X,
+784.9 on an MI325X, 1565 of 2300 on an MI355X (the same table)."""
+SHAPES_FRACTION = Graded(0.75, 0.88, 1.0)
+"""Part of that which the shapes of a model reach: tiles and waves are not full. Assumed."""
+FLOPS_PER_JOULE = {
+    (7, 0): Graded(0.3e12, 0.35e12, 0.45e12),
+    (7, 5): Graded(0.3e12, 0.4e12, 0.6e12),
+    (8, 0): Graded(0.63e12, 0.68e12, 0.9e12),
+    (8, 6): Graded(0.35e12, 0.45e12, 0.6e12),
+    (8, 9): Graded(0.5e12, 0.8e12, 1.0e12),
+    (9, 0): Graded(1.0e12, 1.14e12, 1.5e12),
+    (10, 0): Graded(1.5e12, 1.75e12, 2.0e12),
+    (12, 0): Graded(0.6e12, 0.8e12, 1.2e12),
+}
+"""Operations of 16-bit products per joule of the board's power limit, by compute capability: cards of little power
+throttle long before their peak. From the cited rates at 400 W (A100), 700 W (H100) and 1000 W (B200); assumed for the
+others."""
+ATTENTION_FRACTION = {
+    (7, 0): Graded(0.1, 0.2, 0.35),
+    (7, 5): Graded(0.1, 0.2, 0.4),
+    (8, 0): Graded(0.4, 0.5, 0.6),
+    (8, 6): Graded(0.5, 0.7, 0.85),
+    (8, 9): Graded(0.5, 0.7, 0.85),
+    (9, 0): Graded(0.3, 0.4, 0.55),
+    (10, 0): Graded(0.2, 0.3, 0.5),
+    (12, 0): Graded(0.5, 0.65, 0.8),
+}
+"""Part of the dense peak that fused attention reaches, forward and backward together. Cited for 8.0: FlashAttention-2,
+arXiv 2307.08691, figures 4 and 5: 50 to 73 % forward, 40 to 63 % backward. Cited for 9.0: its kernels reach 35 % of an
+H100 (FlashAttention-3, arXiv 2407.08608, section 1); cuDNN's, which torch may choose, more. Assumed for the others."""
+OTHER_ATTENTION_FRACTION = Graded(0.15, 0.3, 0.45)
+BANDWIDTH_FRACTION = Graded(0.7, 0.8, 0.9)
+"""Part of the memory bandwidth that elementwise kernels reach. Assumed."""
+RAMP_SECONDS = Graded(10e-6, 6e-6, 3e-6)
+"""What each product takes beside its rate: the first tiles fill the pipelines, the last wave is not full. Assumed."""
+KERNEL_SECONDS = Graded(20e-6, 11e-6, 6e-6)
+"""Time that eager PyTorch needs per operation that moves memory, views and checks between them included; a GPU that
+finishes earlier waits. Assumed for hosts of 2020 on (rehearsals dispatch about 1.5 operations for each one counted)."""
+FETCH_SECONDS = Graded(600e-6, 300e-6, 150e-6)
+"""Time that the host needs for the hooks of ZeRO-3 around one module with weights, each time that it runs. Assumed."""
+STEP_SECONDS = Graded(30e-3, 10e-3, 5e-3)
+"""Data loading, logging and Python around a step. Assumed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What one GPU does in a second of each kind of work, and what the host takes to ask for it."""
+
+    products_per_second: float
+    attention_per_second: float
+    bytes_per_second: float
+    ramp_seconds: float
+    kernel_seconds: float
+    fetch_seconds: float
+
+
+def peak_flops_per_second(gpu: Gpu, recipe: Recipe) -> float | None:
+    """Dense peak of matrix products in the recipe's type; None if it is not known."""
+    peaks = gpu.peak_flops_per_second
+    by_precision = {Precision.FP16: peaks.fp16, Precision.FP32: peaks.tf32 or peaks.fp32}
+    return by_precision.get(recipe.precision, peaks.bf16)
+
+
+def rates(gpu: Gpu, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED) -> Rates | None:
+    """What ``gpu`` is taken to reach; None where its peak or its bandwidth is not known."""
+    peak, bandwidth = peak_flops_per_second(gpu, recipe), gpu.memory_bandwidth_bytes_per_second
+    if peak is None or bandwidth is None:
+        return None
+    products = sustained_flops_per_second(gpu, recipe, outlook)
+    capability = _family(gpu)
+    attention = ATTENTION_FRACTION.get(capability, OTHER_ATTENTION_FRACTION) if capability else OTHER_ATTENTION_FRACTION
+    return Rates(
+        products_per_second=products * SHAPES_FRACTION.at(outlook),
+        attention_per_second=min(peak * attention.at(outlook), products),
+        bytes_per_second=bandwidth * BANDWIDTH_FRACTION.at(outlook),
+        ramp_seconds=RAMP_SECONDS.at(outlook),
+        kernel_seconds=KERNEL_SECONDS.at(outlook),
+        fetch_seconds=FETCH_SECONDS.at(outlook),
+    )
+
+
+def sustained_flops_per_second(gpu: Gpu, recipe: Recipe, outlook: Outlook) -> float:
+    """Of the best shapes, by clock or by power, whichever ends first. The GPU's peak has to be known.
+
+    Types other than 16 bit take as many joules more per operation as their peak is lower.
+    """
+    peak = peak_flops_per_second(gpu, recipe)
+    assert peak is not None
+    capability = _family(gpu)
+    if capability is None:
+        return peak * OTHER_PRODUCTS_FRACTION.at(outlook)
+    by_clock = peak * PRODUCTS_FRACTION[capability].at(outlook)
+    half = gpu.peak_flops_per_second.bf16 or gpu.peak_flops_per_second.fp16
+    if gpu.tdp_watts is None or half is None:
+        return by_clock
+    by_power = gpu.tdp_watts * FLOPS_PER_JOULE[capability].at(outlook) * peak / half
+    return min(by_clock, by_power)
+
+
+def _family(gpu: Gpu) -> tuple[int, int] | None:
+    """The compute capability that stands for the GPU's generation; None where none does."""
+    capability = gpu.compute_capability
+    if gpu.vendor is not Vendor.NVIDIA or capability is None or capability < min(PRODUCTS_FRACTION):
+        return None
+    return max(known for known in PRODUCTS_FRACTION if known <= capability)

@@ -1,0 +1,125 @@
+"""What one micro batch takes on one GPU: a roofline over the operations that the tape recorded.
+
+Per phase (forward, recomputation, backward) the GPU is busy for the sum over its operations; the host needs time to ask
+for each; the longer of the two is what the phase takes, as work is queued ahead.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vlmplan.architecture.trace import Fetch, PhaseWork, Trace
+from vlmplan.hardware import Gpu
+from vlmplan.recipe import Recipe
+from vlmplan.timing.rates import Outlook, Rates, rates
+
+CAUSAL_FRACTION = 0.5
+"""Part of causal attention that a fused kernel really computes."""
+
+PhaseSeconds = tuple[float, float, float]
+"""Of forward, recomputation and backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Seconds of one phase by kind of work. They add."""
+
+    products: float = 0.0
+    attention: float = 0.0
+    memory: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.products + self.attention + self.memory
+
+    def __add__(self, other: "Busy") -> "Busy":
+        return Busy(
+            products=self.products + other.products,
+            attention=self.attention + other.attention,
+            memory=self.memory + other.memory,
+        )
+
+
+def busy_seconds(work: PhaseWork, speed: Rates) -> Busy:
+    """A product takes its operations or its bytes, whichever is longer, and its ramp; attention its operations; the
+    rest its bytes."""
+    products = 0.0
+    for (flops, hbm_bytes), count in work.matmuls.items():
+        longest = max(flops / speed.products_per_second, hbm_bytes / speed.bytes_per_second)
+        products += count * (longest + speed.ramp_seconds)
+    attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
+    return Busy(
+        products=products,
+        attention=attended / speed.attention_per_second,
+        memory=work.elementwise_bytes / speed.bytes_per_second,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchSeconds:
+    """One micro batch: what the GPU has to do, and what asking for it takes, by phase."""
+
+    busy: tuple[Busy, Busy, Busy]
+    launches: PhaseSeconds
+
+    @property
+    def phases(self) -> PhaseSeconds:
+        """The longer of the two in each phase."""
+        forward, recompute, backward = (
+            max(busy.total, launches) for busy, launches in zip(self.busy, self.launches, strict=True)
+        )
+        return forward, recompute, backward
+
+    @property
+    def waiting(self) -> float:
+        """Seconds in which the GPU has nothing to do but wait for the host."""
+        pairs = zip(self.busy, self.launches, strict=True)
+        return sum(max(0.0, launches - busy.total) for busy, launches in pairs)
+
+    def towards(self, other: "MicroBatchSeconds", fraction: float) -> PhaseSeconds:
+        """The phases of a micro batch between two others: both parts grow evenly, the longer of the two does not."""
+        busy = _between(_totals(self.busy), _totals(other.busy), fraction)
+        launches = _between(self.launches, other.launches, fraction)
+        forward, recompute, backward = map(max, busy, launches)
+        return forward, recompute, backward
+
+
+def _totals(busy: tuple[Busy, Busy, Busy]) -> PhaseSeconds:
+    forward, recompute, backward = busy
+    return forward.total, recompute.total, backward.total
+
+
+def _between(low: PhaseSeconds, high: PhaseSeconds, fraction: float) -> PhaseSeconds:
+    forward, recompute, backward = (a + (b - a) * fraction for a, b in zip(low, high, strict=True))
+    return forward, recompute, backward
+
+
+def micro_batch_seconds(
+    trace: Trace, gpu: Gpu, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED
+) -> MicroBatchSeconds | None:
+    """One micro batch on ``gpu``; None if its speed is not known."""
+    speed = rates(gpu, recipe, outlook)
+    if speed is None:
+        return None
+    forward, recompute, backward = (busy_seconds(work, speed) for work in trace.works())
+    first, again, back = (work.num_kernels * speed.kernel_seconds for work in trace.works())
+    if recipe.zero_stage == 3:
+        in_forward, in_backward = fetches(trace)
+        first += in_forward * speed.fetch_seconds
+        back += in_backward * speed.fetch_seconds
+    return MicroBatchSeconds(busy=(forward, recompute, backward), launches=(first, again, back))
+
+
+def fetches(trace: Trace) -> tuple[int, int]:
+    """How often ZeRO-3's hooks run for a module with weights, in forward and in backward, recomputation included."""
+
+    def count(events: Iterator[object]) -> int:
+        return sum(isinstance(event, Fetch) for event in events)
+
+    per_section = {key: (count(iter(one.forward)), count(iter(one.backward))) for key, one in trace.sections.items()}
+    forward = sum(per_section[run.key][0] for run in trace.schedule)
+    return forward, sum(per_section[run.key][1] for run in trace.schedule)
+
+
+def step_flops(trace: Trace) -> int:
+    """Floating point operations of one micro batch, as torch's ``FlopCounterMode`` counts them."""
+    return sum(work.flops for work in trace.works())

@@ -1,0 +1,130 @@
+"""The runs of ``published.yaml`` and what the tool says of each, beside a rule of thumb.
+
+Half of the sources are there to look at while assumptions are made, half are held back (``is_held_back``): by the name
+of the source, so that runs of one place stay together and no result decides where a run goes.
+"""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vlmplan.cli.estimate import estimate as command
+from vlmplan.cli.estimate import requested_estimate
+from vlmplan.estimate import Estimate
+from vlmplan.timing import peak_flops_per_second
+
+HERE = Path(__file__).parent
+CASES: list[dict[str, Any]] = yaml.safe_load((HERE / "published.yaml").read_text())["cases"]
+EAGER = "eager"
+NAIVE_FRACTION = 0.4
+"""Of the peak, as the rule of thumb has it."""
+SAME = 0.02
+"""Published times closer than this are no order to be right about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """One run: published seconds, those of the estimate with its range, and those of the rule of thumb."""
+
+    case: str
+    published: float
+    expected: float
+    fast: float
+    slow: float
+    naive: float
+
+    @property
+    def error(self) -> float:
+        return self.expected / self.published - 1
+
+    @property
+    def naive_error(self) -> float:
+        return self.naive / self.published - 1
+
+    @property
+    def is_in_range(self) -> bool:
+        return self.fast <= self.published <= self.slow
+
+
+def is_held_back(case: dict[str, Any]) -> bool:
+    return hashlib.sha256(case["source"].encode()).digest()[0] % 2 == 1
+
+
+def is_comparable(case: dict[str, Any]) -> bool:
+    """Whether the run is one of the kind that the bundled trainer makes, and everything that counts is known of it."""
+    return case["kernels"] == EAGER and "left_out" not in case
+
+
+def case_named(name: str) -> dict[str, Any]:
+    return next(case for case in CASES if case["id"] == name)
+
+
+@cache
+def estimated(name: str) -> Estimate:
+    case = case_named(name)
+    with tempfile.TemporaryDirectory() as folder:
+        model = case["model"]
+        if "config" in case:
+            Path(folder, "config.json").write_text(json.dumps(case["config"]))
+            model = folder
+        words = ["--model", model, "--gpu", case["gpu"], "--num-nodes", str(case["num_nodes"])]
+        given = dict(command.make_context("estimate", [*words, *case["options"].split()]).params)
+        for key in ("as_json", "catalog_files", "scales"):
+            given.pop(key, None)
+        return requested_estimate(given, ())[0]
+
+
+@cache
+def timed(name: str) -> Timed:
+    """Raises AssertionError where the tool knows no time."""
+    estimate = estimated(name)
+    assert estimate.timed is not None, name
+    return Timed(
+        case=name,
+        published=case_named(name)["seconds_per_step"],
+        expected=estimate.timed.expected.total,
+        fast=estimate.timed.fast_seconds,
+        slow=estimate.timed.slow_seconds,
+        naive=naive_seconds(estimate),
+    )
+
+
+def naive_seconds(estimate: Estimate) -> float:
+    """6 operations per weight and token at 0.4 of the peak: the rule of thumb."""
+    recipe = estimate.recipe
+    tokens = estimate.workload.seq_len * recipe.micro_batch * recipe.grad_accum
+    peak = peak_flops_per_second(estimate.cluster.node.gpu, recipe)
+    assert peak is not None
+    return 6 * estimate.num_params * tokens / (NAIVE_FRACTION * peak)
+
+
+def seconds_per_token(name: str, seconds: float) -> float:
+    estimate = estimated(name)
+    return seconds / (estimate.samples_per_step * estimate.workload.seq_len)
+
+
+def pairs(varies: str, *, held_back: bool) -> Iterator[tuple[str, str]]:
+    """Runs of one group with the same kernels that differ in ``varies``, and in time: the faster first."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for case in CASES:
+        if case.get("varies") == varies and is_held_back(case) == held_back and "left_out" not in case:
+            groups.setdefault((case["group"], case["kernels"]), []).append(case["id"])
+    for names in groups.values():
+        for pair in combinations(names, 2):
+            first, second = sorted(pair, key=lambda name: seconds_per_token(name, timed(name).published))
+            ahead = seconds_per_token(second, timed(second).published)
+            if ahead > (1 + SAME) * seconds_per_token(first, timed(first).published):
+                yield first, second
+
+
+def is_ranked_right(pair: tuple[str, str], *, by: str = "expected") -> bool:
+    first, second = (seconds_per_token(name, getattr(timed(name), by)) for name in pair)
+    return first < second
