@@ -167,6 +167,23 @@ def test_a_gradient_larger_than_the_bucket_is_cut_where_its_owners_change():
     assert few < many
 
 
+def test_second_copies_answer_for_weights_after_their_first_use_in_a_step():
+    def gathered(hpz: int, method: Method, grad_accum: int) -> dict[int | None, int]:
+        found: dict[int | None, int] = {}
+        for one in sent(3, 8, hpz=hpz, method=method, grad_accum=grad_accum, zero=NOTHING_KEPT):
+            if one.kind is Collective.ALL_GATHER and one.when is not When.STEP:
+                found[one.group_size] = found.get(one.group_size, 0) + one.num_bytes
+        return found
+
+    for method in (Method.FULL, Method.LORA):
+        for grad_accum in (1, 3):
+            plain, secondary = (gathered(hpz, method, grad_accum) for hpz in (1, 4))
+            trained = estimator(method).table.trained_bytes
+            # each trained weight once through all ranks, in the first forward of the step
+            assert secondary[None] == pytest.approx(trained, rel=1e-3)
+            assert secondary[None] + secondary[4] == plain[None]
+
+
 def test_chunks_are_sent_once_they_exceed_the_limit():
     assert num_chunks([], 5) == 0
     assert num_chunks([5], 5) == num_chunks([5, 1], 5) == 1

@@ -325,8 +325,8 @@ ZERO = "zero_optimization"
         ({ZERO: {"cpu_offload": True, "offload_optimizer": {}}}, ["cpu_offload and offload_optimizer"]),
         ({ZERO: {"zenflow": {}}}, ["zenflow"]),
         ({ZERO: {"zero_quantized_weights": True}}, ["zero_quantized_weights", "true", "false"]),
-        ({ZERO: {"zero_hpz_partition_size": 8}}, ["zero_hpz_partition_size", "8"]),
-        ({ZERO: {"mics_shard_size": 8}}, ["mics_shard_size", "removed"]),
+        ({ZERO: {"zero_hpz_partition_size": 0}}, ["zero_hpz_partition_size", "0", "1 or more"]),
+        ({ZERO: {"mics_shard_size": 8}}, ["mics_shard_size", "removed", "zero_hpz_partition_size"]),
         ({ZERO: {"reduce_bucket_size": "auto"}}, ["zero_optimization.reduce_bucket_size", "auto"]),
         ({"train_batch_size": "auto"}, ["train_batch_size", "auto"]),
         ({"bf16": {"enabled": "auto"}}, ["bf16.enabled", "auto"]),
@@ -501,3 +501,24 @@ def test_a_global_batch_on_the_command_line_sets_the_accumulation():
 def test_unknown_keys_name_the_nearest():
     with pytest.raises(UnknownNameError, match=r"'reduce_bucket_size'.*in zero_optimization"):
         settings_from_ds_config({ZERO: {"reduce_bucketsize": 5}})
+
+
+def test_second_copies_of_weights_are_read_and_written():
+    said = settings_from_ds_config({ZERO: {"stage": 3, "zero_hpz_partition_size": 8}})
+    recipe = merged_recipe(said, Recipe(zero_stage=3), num_gpus=16)
+    assert recipe.hpz == 8
+    assert deepspeed_config(recipe, num_gpus=16)[ZERO]["zero_hpz_partition_size"] == 8
+    assert "zero_hpz_partition_size" not in deepspeed_config(recipe.with_changes(hpz=1), num_gpus=16)[ZERO]
+
+
+def test_second_copies_on_the_command_line_and_in_the_file_have_to_agree():
+    said = settings_from_ds_config({ZERO: {"stage": 3, "zero_hpz_partition_size": 8}})
+    with pytest.raises(InputError, match="zero_hpz_partition_size is 8, but --hpz 4 was given"):
+        merged_recipe(said, Recipe(zero_stage=3, hpz=4), num_gpus=16, given={"hpz"})
+
+
+def test_deepspeed_knows_the_key_of_second_copies_and_has_removed_mics():
+    config = pytest.importorskip("deepspeed.runtime.zero.config")
+    assert config.DeepSpeedZeroConfig(stage=3, zero_hpz_partition_size=8).zero_hpz_partition_size == 8
+    removed = pytest.importorskip("deepspeed.runtime.config")._REMOVED_ZERO_CONFIG_KEYS
+    assert {"mics_shard_size", "mics_hierarchical_params_gather"} <= removed.keys()

@@ -115,6 +115,7 @@ GIVEN = {
     "zero_stage": "3",
     "micro_batch": 5,
     "grad_accum": 7,
+    "hpz": 4,
     "train_vision": False,
     "activation_checkpointing": False,
 }
@@ -342,6 +343,18 @@ def test_cluster_is_the_named_card_on_as_many_nodes():
 def test_one_node_needs_no_network():
     assert num_nodes_of({}) == (1, [])
     assert NETWORK_NOTE not in requested_cluster({"gpu": "t4"}, SHIPPED)[1]
+
+
+def test_the_network_between_nodes_is_said_in_gbit_per_second():
+    found, notes = requested_cluster({"gpu": "t4", "num_nodes": 2, "inter_node_gbit": 400.0}, SHIPPED)
+    assert found.inter_node_bytes_per_second == 400e9 / 8
+    assert NETWORK_NOTE not in notes
+
+
+@pytest.mark.parametrize("gbit", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_network_without_a_rate_is_refused(gbit: float):
+    with pytest.raises(InputError, match=r"--inter-node-gbit is .*; above 0"):
+        requested_cluster({"gpu": "t4", "num_nodes": 2, "inter_node_gbit": gbit}, SHIPPED)
 
 
 @pytest.mark.parametrize("num_nodes", [0, -1])

@@ -108,6 +108,22 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_3.with_changes(zero=ZeroSettings(allgather_bucket_size=7))),
         ],
     ),
+    "second_copies_need_stage_3": (
+        [case(Recipe(zero_stage=stage, hpz=2)) for stage in (None, 0, 1, 2)],
+        [case(ZERO_3.with_changes(hpz=2)), case(ZERO_2)],
+    ),
+    "second_copies_divide_the_gpus": (
+        [case(ZERO_3.with_changes(hpz=3), cluster(4)), case(ZERO_3.with_changes(hpz=8), cluster(2, num_nodes=2))],
+        [
+            case(ZERO_3.with_changes(hpz=2), cluster(2, num_nodes=3)),
+            case(ZERO_3.with_changes(hpz=4), cluster(4)),
+            case(ZERO_3.with_changes(hpz=3)),
+        ],
+    ),
+    "second_copies_stay_on_the_gpu": (
+        [case(ZERO_3.with_changes(hpz=2, offload_params=device)) for device in (Offload.CPU, Offload.NVME)],
+        [case(ZERO_3.with_changes(hpz=2, **CPU_OFFLOAD)), case(ZERO_3.with_changes(offload_params=Offload.CPU))],
+    ),
     "adafactor_saves_nothing_when_sharded": (
         [case(Recipe(zero_stage=stage, optimizer=OptimizerKind.ADAFACTOR)) for stage in (1, 2, 3)],
         [case(Recipe(zero_stage=stage, optimizer=OptimizerKind.ADAFACTOR)) for stage in (None, 0)] + [case(ZERO_2)],
