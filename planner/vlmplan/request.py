@@ -232,6 +232,8 @@ def fixed_fields(options: Options) -> dict[str, Any]:
     names += ("micro_batch", "grad_accum", "gradient_clipping")
     said: dict[str, Any] = {"zero_stage": 0, "precision": Precision.FP32}
     said |= {name: value for name in names if (value := getattr(config, name)) is not None}
+    if config.hpz is None and "hpz" not in fields:
+        said["hpz"] = 1
     for name, value in said.items():
         if fields.get(name, value) != value:
             shown = [PLAIN if choice is None else getattr(choice, "value", choice) for choice in (value, fields[name])]

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.gpus import PRICING, today
-from vlmplan.cli.options import CATALOG, FILE, JSON, PRICES, RECIPE, WORKLOAD, Decorator, options, refuse_files
+from vlmplan.cli.options import (
+    CATALOG,
+    FILE,
+    JSON,
+    NETWORK,
+    PRICES,
+    RECIPE,
+    WORKLOAD,
+    Decorator,
+    options,
+    refuse_files,
+)
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 
 if TYPE_CHECKING:
@@ -32,6 +43,7 @@ MACHINES: tuple[Decorator, ...] = (
         "--gpu", multiple=True, metavar="NAME[:COUNT]", help="Only these (repeatable); local is this machine."
     ),
     click.option("--num-nodes", type=int, metavar="N", help="Equal machines.  [default: 1]"),
+    NETWORK,
 )
 LIMITS: tuple[Decorator, ...] = (
     click.option("--max-usd-per-hour", type=float, metavar="N", help="For all machines together."),
@@ -48,7 +60,13 @@ LIMITS: tuple[Decorator, ...] = (
 @options(WORKLOAD, MACHINES)
 @click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
 @options(LIMITS, REFRESH, RECIPE, CATALOG)
-@click.option("--out", type=FILE, metavar="DIR", help="Write plan.json, ds_config.json, launch.sh.")
+@click.option(
+    "--out",
+    type=FILE,
+    metavar="DIR",
+    help="Write plan.json, ds_config.json, launch.sh; hostfile and job.slurm for several machines; sky.yaml for rented "
+    "ones that SkyPilot knows.",
+)
 @click.option("--pareto", "shows_pareto", is_flag=True, help="Show cost against time of everything that fits.")
 @click.option("--html", type=FILE, metavar="FILE", help="Write cost against time as a page with the table.")
 @click.option("--svg", type=FILE, metavar="FILE", help="Write cost against time as a picture.")

@@ -53,6 +53,10 @@ class Candidate:
                 return replace(self.cluster, node=rented), offer
         return None
 
+    def with_network(self, bytes_per_second: float) -> "Candidate":
+        """The same with this rate between nodes."""
+        return replace(self, cluster=replace(self.cluster, inter_node_bytes_per_second=bytes_per_second))
+
     @property
     def largest(self) -> Node:
         """The machine with most host memory."""

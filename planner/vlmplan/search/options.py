@@ -8,7 +8,7 @@ from vlmplan.catalog import Catalog
 from vlmplan.cost import CostAssumptions
 from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.hardware import Pricing
-from vlmplan.request import fixed_fields, length_notes, num_nodes_of, samples_per_step, workload_of
+from vlmplan.request import fixed_fields, inter_node_rate, length_notes, num_nodes_of, samples_per_step, workload_of
 from vlmplan.search import Limits, Objective, Sought
 from vlmplan.search.clusters import Candidate, OfferFilter, candidates
 from vlmplan.workload import ModelFiles
@@ -46,6 +46,8 @@ def sought(
     choices = [parse_gpu_choice(text) for text in given["gpu"]]
     num_nodes, notes = num_nodes_of(given)
     found, more = candidates(catalog, choices=choices, offers=offers, num_nodes=num_nodes, today=today)
+    if (rate := inter_node_rate(given)) is not None:
+        found = [candidate.with_network(rate) for candidate in found]
     workload = workload_of(model, {**given, "global_batch": samples_per_step(given)})
     return Sought(
         workload=workload,

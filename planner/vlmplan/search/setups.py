@@ -102,7 +102,15 @@ class SetupSpace:
                     "activation_checkpointing": checkpoints,
                     "vision_activation_checkpointing": checkpoints,
                 }
-                yield Recipe(**(fields | self.fixed))
+                for hpz in self._copies(cluster, stage, params):
+                    yield Recipe(**(fields | {"hpz": hpz} | self.fixed))
+
+    def _copies(self, cluster: Cluster, stage: int | None, params: Offload) -> tuple[int, ...]:
+        """Ranks that keep second copies of weights between them: those of a node, where weights would come from
+        others, or none."""
+        per_node = cluster.node.num_gpus
+        has_use = stage == 3 and cluster.num_nodes > 1 and per_node > 1 and params is Offload.NONE
+        return self._options("hpz", (per_node, 1) if has_use else (1,))
 
     def objection(self, recipe: Recipe, cluster: Cluster) -> str | None:
         """Why the recipe cannot run there, whatever its size."""
