@@ -34,8 +34,7 @@ def print_advice(found: Advice, words: Words) -> None:
         click.echo(line)
     click.echo()
     click.echo(click.style("Best change: " if found.best is not None else "", bold=True) + sentence(found, words))
-    click.echo()
-    for line in _assumed(found):
+    for line in ("", *assumed) if (assumed := list(_assumed(found))) else ():
         click.echo(line)
 
 
@@ -184,9 +183,7 @@ def _reasons(found: Advice) -> Iterator[str]:
 
 
 def _assumed(found: Advice) -> Iterator[str]:
-    plans = [found.base, *(outcome.plan for outcome in found.outcomes)]
-    known = next((plan for plan in plans if plan is not None), None)
-    if known is not None:
-        yield f"assumed: {workload_text(known.estimate)}"
+    if found.base is not None:
+        yield f"assumed: {workload_text(found.base.estimate)}"
     for note in found.notes:
         yield f"note: {note}"

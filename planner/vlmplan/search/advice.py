@@ -216,7 +216,7 @@ class _Adviser:
             outcomes += self._other_gpus({**given, "gpu": ()}, chosen, None)
         if any(outcome.plan is not None for outcome in outcomes):
             return outcomes
-        together = self._together(given, [*freed_changes(given), *(kind[-1] for kind in lean if kind)])
+        together = self._together(given, [*([one] for one in freed_changes(given)), *(kind for kind in lean if kind)])
         return [*outcomes, *([together] if together is not None else [])]
 
     def _smallest(self, given: Mapping[str, Any], kind: Sequence[SingleChange]) -> Outcome | None:
@@ -228,24 +228,33 @@ class _Adviser:
                 break
         return outcome
 
-    def _together(self, given: Mapping[str, Any], changes: Iterable[SingleChange]) -> Outcome | None:
-        """One change on top of the other until something fits, without those that need not be; None if nothing does."""
-        chosen: list[SingleChange] = []
-        for change in changes:
-            if "method" in change.options:  # the leaner method takes the place of the other
-                chosen = [one for one in chosen if "method" not in one.options]
-            chosen.append(change)
-            outcome = self._outcome(given, _sum(chosen))
-            if outcome.plan is not None:
-                break
-        else:
-            return None
-        for change in chosen[:-1]:
-            fewer = [one for one in chosen if one is not change]
-            without = self._outcome(given, _sum(fewer))
-            if without.plan is not None:
-                chosen, outcome = fewer, without
-        return outcome
+    def _together(self, given: Mapping[str, Any], kinds: Iterable[Sequence[SingleChange]]) -> Outcome | None:
+        """The last of every kind on top of each other until something fits, then each as small as it may be.
+
+        None if nothing does. Of two methods the later takes the place of the other.
+        """
+        chosen: list[Sequence[SingleChange]] = []
+        for kind in kinds:
+            if "method" in kind[-1].options:
+                chosen = [one for one in chosen if "method" not in one[-1].options]
+            chosen.append(kind)
+            found = self._outcome(given, _sum([one[-1] for one in chosen]))
+            if found.plan is not None:
+                return self._least(given, chosen, found)
+        return None
+
+    def _least(self, given: Mapping[str, Any], kinds: Sequence[Sequence[SingleChange]], found: Outcome) -> Outcome:
+        """``found`` with the last of every kind, each left out or made smaller while something fits."""
+        kept = [[one[-1]] for one in kinds]
+        for place, kind in enumerate(kinds):
+            for smaller in ([], *([change] for change in kind[:-1])):
+                fewer = [*kept[:place], smaller, *kept[place + 1 :]]
+                changes = [change for one in fewer for change in one]
+                outcome = self._outcome(given, _sum(changes)) if changes else found
+                if changes and outcome.plan is not None:
+                    kept, found = fewer, outcome
+                    break
+        return found
 
     def _name_of(self, gpu_id: str) -> str:
         """What ``--gpu`` calls the base's card: this machine's keep their name."""
