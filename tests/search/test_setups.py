@@ -293,3 +293,28 @@ def test_more_memory_never_takes_a_setup_away(one: int, other: int):
     less, more = (cluster(card(memory_bytes=size * GIB // 4)) for size in sorted((one, other)))
     methods = [{setup.recipe.method for setup in SMALL.fitting(on)} for on in (less, more)]
     assert methods[0] <= methods[1]
+
+
+# Several machines
+
+
+def test_weights_are_tried_with_copies_within_a_machine_where_they_would_come_from_others():
+    def tried(num_gpus: int, num_nodes: int) -> set[tuple[int | None, int]]:
+        recipes = SMALL.recipes(cluster(card(), num_gpus, num_nodes), Method.FULL, is_lean=False)
+        return {(recipe.zero_stage, recipe.hpz) for recipe in recipes}
+
+    without = {(stage, 1) for stage in (0, 1, 2, 3)}
+    assert tried(8, 1) == tried(1, 4) == without
+    assert tried(4, 2) == without | {(3, 4)}
+
+
+def test_copies_are_never_tried_with_weights_on_the_host():
+    recipes = list(SMALL.recipes(cluster(card(), 4, 2), Method.FULL, is_lean=True))
+    assert any(recipe.offload_params is not Offload.NONE for recipe in recipes)
+    assert all(recipe.hpz == 1 for recipe in recipes if recipe.offload_params is not Offload.NONE)
+
+
+def test_copies_that_the_user_wants_are_the_only_ones_tried():
+    own = SetupSpace(SMALL.workload, {"hpz": 2}, SMALL.global_batch, is_exhaustive=False)
+    recipes = list(own.recipes(cluster(card(), 4, 2), Method.FULL, is_lean=False))
+    assert {(recipe.zero_stage, recipe.hpz) for recipe in recipes} == {(3, 2)}

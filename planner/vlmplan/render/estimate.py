@@ -66,10 +66,12 @@ def recipe_text(recipe: Recipe) -> str:
 
 
 def engine_text(recipe: Recipe) -> str:
-    """Plain PyTorch or the ZeRO stage, and what is offloaded."""
+    """Plain PyTorch or the ZeRO stage, copies of weights among neighbours, and what is offloaded."""
     if recipe.zero_stage is None:
         return "plain PyTorch"
     text = f"ZeRO-{recipe.zero_stage}"
+    if recipe.hpz > 1:
+        text += f", hpZ {recipe.hpz}"
     if recipe.offload_optimizer is not Offload.NONE:
         text += f", optimizer on {recipe.offload_optimizer.value}"
     if recipe.offload_params is not Offload.NONE:

@@ -103,7 +103,8 @@ class SetupSpace:
                     "vision_activation_checkpointing": checkpoints,
                 }
                 for hpz in self._copies(cluster, stage, params):
-                    yield Recipe(**(fields | {"hpz": hpz} | self.fixed))
+                    fields["hpz"] = hpz
+                    yield Recipe(**(fields | self.fixed))
 
     def _copies(self, cluster: Cluster, stage: int | None, params: Offload) -> tuple[int, ...]:
         """Ranks that keep second copies of weights between them: those of a node, where weights would come from
