@@ -58,6 +58,13 @@ def test_where_time_counts_the_line_names_what_is_cheaper():
     assert usd_text(cheapest.usd) in summary_line(answer)
 
 
+def test_where_memory_counts_what_is_faster_may_cost_less():
+    answer = found(Objective.VRAM)
+    assert summary_line(answer).startswith("faster with more memory: ")
+    nearest = next(point for point in reversed(answer.pareto) if point.hours < answer.plans[0].hours)
+    assert f"{duration_text(nearest.hours * 3600)} for {usd_text(nearest.usd)}" in summary_line(answer)
+
+
 def test_a_winner_that_is_both_fastest_and_cheapest_is_said_to_be():
     answer = found()
     alone = replace(answer, pareto=answer.pareto[-1:])

@@ -109,11 +109,10 @@ def test_only_named_regions_count_and_machines_of_ones_own():
     assert (wanted.admits(own, 1), wanted.admits(rented, 1)) == (True, False)
 
 
-def test_a_region_leaves_no_machine_without_an_offer():
-    nowhere = next(one.gpu_id for one in SHIPPED.offers if not SHIPPED.offers_for(one.gpu_id)[0].region)
-    assert found(nowhere)
+def test_a_named_card_that_nobody_offers_in_a_region_is_no_answer():
+    assert found("rtx-4090:7")  # without a price
     with pytest.raises(DoesNotFitError, match="region"):
-        found(f"{nowhere}:7", offers=OfferFilter(regions=("francecentral",)))
+        found("rtx-4090:7", offers=OfferFilter(regions=("francecentral",)))
 
 
 def test_unknown_region_is_named_with_the_nearest_and_all_there_are():

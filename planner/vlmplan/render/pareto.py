@@ -25,7 +25,8 @@ def summary_line(found: Recommendation) -> str | None:
         what, nothing = "cheaper for more time", "nothing that fits is cheaper, however long it takes"
         others = [point for point in found.pareto if point.usd < winner.usd]
     else:
-        what, nothing = "faster for more money", "nothing that fits is faster, whatever it costs"
+        what = "faster for more money" if found.objective is Objective.COST else "faster with more memory"
+        nothing = "nothing that fits is faster, whatever it costs"
         others = [point for point in reversed(found.pareto) if point.hours < winner.hours]
     if not others:
         return nothing
