@@ -197,6 +197,13 @@ def test_where_nothing_helps_that_is_said_and_the_code_is_three():
     says(shown.out, "what makes it fit", "Nothing fits: ", "not possible:", "no change that was tried makes it fit")
 
 
+def test_what_is_assumed_of_a_network_is_said_although_the_base_has_none():
+    document = advised(MODEL).document
+    assert any("--num-nodes 2" in one["options"] for one in fitting(document))
+    assert any("network" in note for note in document["notes"])
+    assert not any("network" in note for note in call("recommend", "--model", MODEL, "--json").document["notes"])
+
+
 def test_table_has_the_base_first_and_every_change():
     document = advised(MODEL).document
     shown = call("advise", "--model", MODEL)

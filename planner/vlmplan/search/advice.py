@@ -54,6 +54,7 @@ class Outcome:
     hours_change: float | None = None
     is_within_limits: bool = False
     binding: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +113,15 @@ def advice(given: Mapping[str, Any], catalog: Catalog, model: ModelFiles, today:
         reason=None if base is not None else _reason(found),
         outcomes=tuple(sorted(known, key=lambda one: _place(one, asked.objective))),
         as_of=today,
-        notes=found.notes,
+        notes=tuple(dict.fromkeys((*found.notes, *_notes_on_nodes(known)))),
     )
+
+
+def _notes_on_nodes(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What is assumed of the network where a change brings one."""
+    for outcome in outcomes:
+        if "num_nodes" in outcome.change.options:
+            yield from outcome.notes
 
 
 def within(plan: RankedPlan, limits: Limits) -> bool:
@@ -273,7 +281,7 @@ class _Adviser:
         except (InputError, DoesNotFitError) as error:
             return Outcome(change=change, plan=None, reason=str(error))
         if found.plans:
-            return Outcome(change=change, plan=found.plans[0])
+            return Outcome(change=change, plan=found.plans[0], notes=found.notes)
         return Outcome(change=change, plan=None, reason=_reason(found))
 
     def _other_gpus(self, given: Mapping[str, Any], but: set[str], counts: set[int] | None) -> list[Outcome]:
