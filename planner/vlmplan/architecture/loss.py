@@ -22,6 +22,8 @@ from vlmplan.units import DType
 
 PIECES_PER_CHUNK = 8
 """The trainer's softmax runs over one of them at a time (``vlmplan_trainer.cross_entropy.PIECES_PER_CHUNK``)."""
+KERNELS_PER_PIECE = 13
+"""Operations of the trainer's ``_Run._add_losses``, of which few are as wide as the logits."""
 
 
 def whole_logits(hidden: Tensor, head: Module, *, caps: bool = False) -> Tensor:
@@ -94,10 +96,10 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
         _run_chunk(tape, [(x, layer.weight) for x, layer in summands], chunk, dtype)
         del weights
         for x, layer in summands:
-            _count_products(
-                tape, layer.weight, num_tokens, chunk, dtype, 1 + x.requires_grad + layer.weight.requires_grad
-            )
-        tape.move(num_tokens * vocab_size * (2 * dtype.num_bytes + 6 * DType.FLOAT32.num_bytes))
+            count = 1 + x.requires_grad + layer.weight.requires_grad
+            _count_products(tape, layer.weight, num_tokens, chunk, dtype, count)
+        num_pieces = PIECES_PER_CHUNK * -(-num_tokens // chunk)
+        tape.move(num_tokens * vocab_size * _bytes_per_logit(dtype), num_pieces * KERNELS_PER_PIECE)
         if node is not None:
             tape.save(node, *kept)
         del kept
@@ -108,12 +110,26 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
 
 
 def _count_products(tape: Tape, weight: Parameter, num_tokens: int, chunk: int, dtype: DType, count: int) -> None:
-    """The products of one summand: forward, and the gradients that are needed."""
+    """The products of one summand, chunk by chunk, the last smaller: forward, and the gradients that are needed."""
     vocab_size, width = weight.shape
-    num_chunks = -(-num_tokens // chunk)
-    hbm_bytes = (num_chunks * vocab_size * width + num_tokens * (vocab_size + width)) * dtype.num_bytes
-    for _ in range(count):
-        tape.matmul(2 * num_tokens * vocab_size * width, hbm_bytes)
+    full, rest = divmod(num_tokens, chunk)
+    for rows in [chunk] * full + [rest] * (rest > 0):
+        hbm_bytes = (vocab_size * width + rows * (vocab_size + width)) * dtype.num_bytes
+        for _ in range(count):
+            tape.matmul(2 * rows * vocab_size * width, hbm_bytes)
+
+
+def _bytes_per_logit(dtype: DType) -> int:
+    """Read and written by the trainer's ``_Run.add`` beside the products.
+
+    The cast to float32 and that of the gradient back; the logarithm of the sum of exponentials, in which torch finds
+    the largest, writes the differences to it, their exponentials in place, and adds them up; then four in place: minus
+    that logarithm, exponential, times the mask, times the slope.
+    """
+    wide = DType.FLOAT32.num_bytes
+    casts = 0 if dtype is DType.FLOAT32 else 2 * (dtype.num_bytes + wide)
+    log_sum = wide + (wide + wide) + (wide + wide) + wide
+    return casts + log_sum + 4 * (wide + wide)
 
 
 def _run_chunk(tape: Tape, summands: Sequence[tuple[Tensor, Parameter]], num_rows: int, dtype: DType) -> None:

@@ -79,11 +79,11 @@ class Recorder:
             self._work.elementwise_bytes += hbm_bytes
             self._work.num_kernels += 1
 
-    def move(self, hbm_bytes: int) -> None:
-        """An operation bound by memory bandwidth that reads and writes ``hbm_bytes``."""
+    def move(self, hbm_bytes: int, num_kernels: int = 1) -> None:
+        """Operations bound by memory bandwidth that read and write ``hbm_bytes`` in all."""
         if not self._is_phantom:
             self._work.elementwise_bytes += hbm_bytes
-            self._work.num_kernels += 1
+            self._work.num_kernels += num_kernels
 
     # -- sections ------------------------------------------------------------------------------------------------
 

@@ -48,9 +48,14 @@ def offload_seconds(
     return seconds + bus / (pcie * PCIE_COPY_FRACTION.at(outlook))
 
 
-IMAGE_SECONDS_PER_MEGAPIXEL = Graded(0.12, 0.05, 0.02)
-"""Opening a JPEG and making patches of it, on one core. Assumed around what one core of a small server was measured to
-take with Pillow and transformers' processors: see ``tests/timing``."""
+IMAGE_SECONDS_PER_MEGAPIXEL = Graded(0.2, 0.08, 0.03)
+"""Opening a JPEG as large as planned and making patches of it, on one core.
+
+Measured on one core of a small cloud server, 2026, with Pillow 13.0 and transformers 5.23 without torchvision, JPEGs of
+quality 90 from 0.2 to 5 megapixels: 0.006 to 0.010 seconds a megapixel to open, 0.06 to 0.10 in the processor of
+Qwen2-VL; 0.03 to 0.07 in that of CLIP, 0.17 in that of Idefics3, which cuts tiles. The slow end is the last of a
+photograph larger than planned, which is opened whole and made smaller (0.010 to 0.016 a megapixel); the fast end,
+assumed, is a core twice as fast."""
 
 
 def image_seconds(workload: Workload, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED) -> float:

@@ -7,16 +7,20 @@ the images that the host opens for them, gradient exchange and the optimizer.
 from dataclasses import dataclass
 
 from vlmplan.architecture.trace import Trace
-from vlmplan.communication import OVERLAP_FRACTION, exchange_seconds, traffic
+from vlmplan.communication import OVERLAP_FRACTION, ExchangeSeconds, exchange_seconds, traffic
 from vlmplan.hardware import Cluster
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.timing.host import image_seconds, offload_seconds
-from vlmplan.timing.rates import STEP_SECONDS, Outlook
+from vlmplan.timing.rates import STEP_SECONDS, Graded, Outlook
 from vlmplan.timing.roofline import Busy, PhaseSeconds, micro_batch_seconds
 from vlmplan.timing.update import update_seconds
 from vlmplan.workload import Workload
 
+OVERLAP = Graded(0.4, OVERLAP_FRACTION, 0.95)
+"""Part of a collective that hides behind computation where DeepSpeed overlaps them. Assumed."""
+LINK_RATE = Graded(0.7, 1.0, 1.1)
+"""What links give of what ``communication`` expects of them. Assumed: others share the switch, or nobody does."""
 PARTS = ("forward", "recompute", "backward", "communication", "optimizer", "offload", "images", "fixed")
 
 
@@ -84,29 +88,27 @@ def timed_step(
     table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster, workload: Workload
 ) -> TimedStep | None:
     """One optimizer step on ``cluster``; None if the speed of the GPU or of a link is not known."""
-    found = {outlook: _step_at(table, trace, recipe, cluster, workload, outlook) for outlook in Outlook}
-    expected, slow, fast = (found[outlook] for outlook in (Outlook.EXPECTED, Outlook.SLOW, Outlook.FAST))
-    seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe)
-    if expected is None or slow is None or fast is None or seconds is None:
-        return None
-    work = sum(seconds.busy, Busy())
+    exchange = _exchange(table, trace, recipe, cluster)
+    steps: dict[Outlook, StepTime] = {}
+    work, waiting = Busy(), 0.0
+    for outlook in Outlook:
+        seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe, outlook)
+        if seconds is None or exchange is None:
+            return None
+        step = _step(table, seconds.phases, exchange, recipe, cluster, workload, outlook)
+        if step is None:
+            return None
+        steps[outlook] = step
+        if outlook is Outlook.EXPECTED:
+            work, waiting = sum(seconds.busy, Busy()), seconds.waiting
     n = recipe.grad_accum
     return TimedStep(
-        expected=expected,
-        slow_seconds=slow.total,
-        fast_seconds=fast.total,
+        expected=steps[Outlook.EXPECTED],
+        slow_seconds=steps[Outlook.SLOW].total,
+        fast_seconds=steps[Outlook.FAST].total,
         work=Busy(products=n * work.products, attention=n * work.attention, memory=n * work.memory),
-        waiting=n * seconds.waiting,
+        waiting=n * waiting,
     )
-
-
-def _step_at(
-    table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster, workload: Workload, outlook: Outlook
-) -> StepTime | None:
-    seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe, outlook)
-    if seconds is None:
-        return None
-    return step_of(table, seconds.phases, trace, recipe, cluster, workload, outlook)
 
 
 def step_of(
@@ -116,24 +118,51 @@ def step_of(
     recipe: Recipe,
     cluster: Cluster,
     workload: Workload,
-    outlook: Outlook = Outlook.EXPECTED,
 ) -> StepTime | None:
     """A step of ``grad_accum`` micro batches of (forward, recompute, backward) seconds, sending what ``trace`` says."""
+    exchange = _exchange(table, trace, recipe, cluster)
+    if exchange is None:
+        return None
+    return _step(table, micro_batch, exchange, recipe, cluster, workload, Outlook.EXPECTED)
+
+
+def _exchange(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster) -> ExchangeSeconds | None:
+    return exchange_seconds(traffic(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster)
+
+
+def _step(
+    table: ParameterTable,
+    micro_batch: PhaseSeconds,
+    exchange: ExchangeSeconds,
+    recipe: Recipe,
+    cluster: Cluster,
+    workload: Workload,
+    outlook: Outlook,
+) -> StepTime | None:
     offload = offload_seconds(table, recipe, cluster, outlook)
-    exchange = exchange_seconds(traffic(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster)
-    if offload is None or exchange is None:
+    if offload is None:
         return None
     forward, recompute, backward = (recipe.grad_accum * seconds for seconds in micro_batch)
-    hidden = min(exchange.total * OVERLAP_FRACTION, backward) if recipe.zero.overlap_comm else 0.0
     on_host = recipe.offload_optimizer is not Offload.NONE
     gpu, num_ranks = cluster.node.gpu, cluster.num_gpus
     return StepTime(
         forward=forward,
         recompute=recompute,
         backward=backward,
-        communication=exchange.total - hidden,
+        communication=_shown_seconds(exchange, recipe, forward, recompute + backward, outlook),
         optimizer=0.0 if on_host else update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, outlook=outlook),
         offload=offload,
         images=image_seconds(workload, recipe, outlook),
         fixed=STEP_SECONDS.at(outlook),
     )
+
+
+def _shown_seconds(
+    exchange: ExchangeSeconds, recipe: Recipe, forward: float, backward: float, outlook: Outlook
+) -> float:
+    """Communication that computation of the same phase does not hide. Nothing hides what the update sends."""
+    shown = exchange.total
+    if recipe.zero.overlap_comm:
+        fraction = OVERLAP.at(outlook)
+        shown -= min(fraction * exchange.forward, forward) + min(fraction * exchange.backward, backward)
+    return shown / LINK_RATE.at(outlook)

@@ -1,48 +1,85 @@
 """The optimizer step on the GPU, by memory bandwidth: the bytes that it reads and writes per weight.
 
-Counted from torch 2.13 ``torch/optim/adam.py`` and ``sgd.py``, bitsandbytes 0.50, transformers 5.23 (Adafactor), and
-from deepspeed 0.19.8's ``step`` around them.
+Counted kernel by kernel from torch 2.13 (``torch/optim/adam.py``, ``sgd.py``), bitsandbytes 0.50, transformers 5.23
+(``Adafactor.step``) and deepspeed 0.19.8's ``step`` around them; rehearsals dispatch the same. Weights do not decay, as
+the trainer has it unless asked.
 """
 
 from vlmplan.hardware import Gpu
 from vlmplan.memory.parameters import ParameterTable, partition_size
-from vlmplan.recipe import OptimizerKind, Recipe
+from vlmplan.recipe import OptimizerKind, Precision, Recipe
 from vlmplan.timing.rates import BANDWIDTH_FRACTION, Outlook
+from vlmplan.units import DType
 
 FUSED_ADAMW_VALUES = 7
 """Gradient, weight and both moments read, weight and moments written, by one kernel."""
-FOREACH_ADAMW_VALUES = 2 + 3 + 2 + 4 + 2 + 2 + 2 + 4
-"""The same in eight kernels (``_multi_tensor_adam``): weight decay 2, the first moment 3, the second moment 2 and 4,
-its square root 2, divided 2, plus eps 2, the update 4."""
-SGD_VALUES = 3 + 3
-"""Momentum: gradient and momentum read, momentum written; then the update."""
-ADAFACTOR_VALUES = 16
-"""Squares, their means by row and column, the update, its root mean square, its clip and scale, kernel by kernel
-(``Adafactor.step``)."""
-MOMENT_8BIT_BYTES = 4
-"""Two moments of a byte, read and written (``optimizer_update_8bit_blockwise``)."""
-
-
-def values_per_weight(recipe: Recipe) -> int:
-    """Values of the master type that the update reads and writes for each weight; of 8-bit AdamW those that are not
-    moments."""
-    if recipe.optimizer is OptimizerKind.ADAMW:
-        return FUSED_ADAMW_VALUES if recipe.fuses_optimizer else FOREACH_ADAMW_VALUES
-    by_kind = {OptimizerKind.SGD: SGD_VALUES, OptimizerKind.ADAFACTOR: ADAFACTOR_VALUES}
-    return by_kind.get(recipe.optimizer, 3)
+FOREACH_ADAMW_VALUES = 3 + 2 + 3 + 2 + 2 + 2 + 4
+"""The same in seven kernels (``_multi_tensor_adam``): the first moment's lerp 3, the second moment scaled 2, the square
+of the gradient added 3 (the gradient is both factors, and read once), its square root 2, divided 2, plus eps 2, the
+update 4."""
+SGD_VALUES = 2 + 3 + 3
+"""The momentum scaled, the gradient added to it, and it to the weight (``_multi_tensor_sgd``)."""
+ADAFACTOR_VALUES = 1 + 2 + 2 + 1 + 1 + 1 + 3 + 1 + 2 + 2 + 2 + 3
+"""Of a matrix: its root mean square 1, the squared gradient 2, plus eps 2, means by row and column 1 each, their
+product 1, times the gradient 3, its root mean square 1, clipped 2, scaled 2, negated 2, added to the weight 3."""
+FLAT_ADAFACTOR_VALUES = ADAFACTOR_VALUES - 1 - 1 - 1 + 2 + 3 + 2
+"""Of a flat partition, which has no rows: in place of the means and their product a whole second moment is scaled 2,
+added to 3, and its inverse square root taken 2."""
+BLOCKWISE_8BIT_VALUES = 3
+"""Gradient and weight read, weight written (``optimizer_update_8bit_blockwise``)."""
+MOMENTS_8BIT_BYTES = 4
+"""Two moments of a byte, read and written."""
+FLOAT64_BYTES = 8
 
 
 def update_bytes_per_weight(table: ParameterTable, recipe: Recipe) -> int:
-    """Read and written on the GPU for each weight of a rank's share.
-
-    DeepSpeed also takes the gradients' norm, makes one buffer of them, casts it to the master type, scales it, and
-    writes the weights back in theirs: m + 2p + (p + m) + 2m + (m + p), with p and m bytes in the two types.
-    """
+    """Read and written on the GPU for each weight of a rank's share."""
     p = table.trained_dtype.num_bytes
     m = recipe.master_dtype.num_bytes if recipe.uses_deepspeed else p
-    moments = MOMENT_8BIT_BYTES if "8bit" in recipe.optimizer.value else 0
-    around = m + 2 * p + (p + m) + 2 * m + (m + p) if recipe.uses_deepspeed else 0
-    return values_per_weight(recipe) * m + moments + around
+    around = _deepspeed_bytes(recipe, p, m) if recipe.uses_deepspeed else _plain_bytes(recipe, p)
+    return _optimizer_bytes(recipe, m) + around
+
+
+def _optimizer_bytes(recipe: Recipe, m: int) -> int:
+    """The optimizer's own ``step``, with ``m`` bytes a weight and gradient. Adafactor makes float32 copies."""
+    is_flat = recipe.zero_stage in (1, 2, 3)
+    match recipe.optimizer:
+        case OptimizerKind.ADAMW:
+            return (FUSED_ADAMW_VALUES if recipe.fuses_optimizer else FOREACH_ADAMW_VALUES) * m
+        case OptimizerKind.SGD:
+            return SGD_VALUES * m
+        case OptimizerKind.ADAFACTOR:
+            f = DType.FLOAT32.num_bytes
+            copies = 0 if m == f else (m + f) + (m + f) + (f + m)  # of gradient and weight, and the weight back
+            return (FLAT_ADAFACTOR_VALUES if is_flat else ADAFACTOR_VALUES) * f + copies
+        case OptimizerKind.ADAMW_8BIT | OptimizerKind.PAGED_ADAMW_8BIT:
+            return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES
+
+
+def _plain_bytes(recipe: Recipe, p: int) -> int:
+    """``clip_grad_norm_`` takes the norm and scales; fp16's ``GradScaler`` scales once more."""
+    clips = p + 2 * p if recipe.gradient_clipping else 0
+    return clips + (2 * p if recipe.precision is Precision.FP16 else 0)
+
+
+def _deepspeed_bytes(recipe: Recipe, p: int, m: int) -> int:
+    """Of ``step`` in ``zero/stage_1_and_2.py`` and ``stage3.py``, with p bytes a gradient and m a master weight:
+
+    - the largest and the smallest value of 16-bit gradients, to see whether they are finite;
+    - the norm, of float64 copies (float32 in stage 0, which keeps gradients apart);
+    - one flat buffer of the gradients (not in stage 0), cast to the master type, and scaled;
+    - the weights written back in their own type.
+    """
+    is_sharded = recipe.zero_stage != 0
+    if recipe.precision is Precision.FP32 and not is_sharded:
+        return _plain_bytes(recipe, p)
+    finite = 0 if recipe.precision is Precision.FP32 else p + p
+    copy = FLOAT64_BYTES if is_sharded else DType.FLOAT32.num_bytes
+    norm = (p + copy) + copy
+    flat = 2 * p if is_sharded else 0
+    cast = 0 if p == m else p + m
+    scales = 2 * m if recipe.gradient_clipping or recipe.precision is Precision.FP16 else 0
+    return finite + norm + flat + cast + scales + (m + p)
 
 
 def update_seconds(
