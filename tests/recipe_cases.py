@@ -45,6 +45,7 @@ DEEPSPEED_RECIPES = st.builds(
     zero_stage=st.integers(0, 3),
     offload_optimizer=st.sampled_from(Offload),
     offload_params=st.sampled_from(Offload),
+    hpz=st.integers(1, 64),
     nvme_path=st.just("/nvme"),
     micro_batch=st.integers(1, 64),
     grad_accum=st.integers(1, 64),

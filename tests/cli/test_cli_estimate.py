@@ -30,7 +30,8 @@ CONTRACT = {
 """What the first version of schema ``vlmplan.estimate/1`` promised."""
 ADDED = {
     *("reserve_bytes", "host_load_bytes_per_node", "host_steady_bytes_per_node", "export_bytes", "nvme_swap_bytes"),
-    *("flops_per_step", "step_seconds_by_part", "notes"),
+    *("flops_per_step", "collective_bytes", "step_seconds_by_part", "step_seconds_range", "gpu_seconds_by_work"),
+    *("step_bound_by", "notes"),
 }
 """What it has besides."""
 OPTIONS = {
@@ -40,7 +41,7 @@ OPTIONS = {
     *("--offload-optimizer", "--offload-params", "--micro-batch", "--grad-accum", "--global-batch", "--seq-len"),
     *("--images-per-sample", "--image-size", "--activation-checkpointing", "--no-activation-checkpointing"),
     *("--vision-activation-checkpointing", "--no-vision-activation-checkpointing", "--attention", "--loss"),
-    *("--num-samples", "--epochs", "--catalog", "--json"),
+    *("--num-samples", "--epochs", "--catalog", "--json", "--hpz", "--inter-node-gbit"),
 }
 """Names that scripts rely on, of estimate and recommend alike."""
 SEARCH_OPTIONS = {
@@ -96,7 +97,10 @@ def test_json_keeps_the_contract(model: str, gpu: str, words: Sequence[str]):
 @pytest.mark.parametrize(("model", "gpu", "words"), SETUPS)
 def test_bytes_are_whole_and_add_up(model: str, gpu: str, words: Sequence[str]):
     values = of_setup(model, gpu, tuple(words)).document
-    counts = [value for name, value in values.items() if "_bytes" in name]
+    sent = values["collective_bytes"]
+    counts = [value for name, value in values.items() if "_bytes" in name and value is not sent]
+    counts += [count for kind in sent["by_kind"].values() for count in kind.values()]
+    assert sent["per_step"] == sum(kind["bytes"] for kind in sent["by_kind"].values())
     counts += values["components_at_peak"].values()
     counts += [phase[name] for phase in values["phases"] for name in ("resident_bytes", "peak_bytes")]
     assert all(type(count) is int and count >= 0 for count in counts)
@@ -130,7 +134,7 @@ def test_the_recipe_says_every_option_and_can_be_read_back(model: str, gpu: str,
     assert read.as_json() == recipe
     num_gpus = values["gpu"]["count"] * values["gpu"]["num_nodes"]
     assert values["recipe"]["global_batch"] == read.micro_batch * read.grad_accum * num_gpus
-    for option in OPTIONS - {"--gpu", "--num-nodes", "--ds-config", "--catalog", "--json"}:
+    for option in OPTIONS - {"--gpu", "--num-nodes", "--inter-node-gbit", "--ds-config", "--catalog", "--json"}:
         name = option.removeprefix("--").replace("no-", "").replace("freeze-", "train-").replace("-", "_")
         assert name in values["recipe"]
 

@@ -236,12 +236,18 @@ def test_when_nothing_fits_every_machine_has_a_reason(words: Sequence[str], reas
 # -- files -----------------------------------------------------------------------------------------------------------
 
 WRITTEN = [
-    ((VISION_MODEL, "--gpu", "rtx-4090:1"), ["launch.sh", "plan.json"]),
-    ((VISION_MODEL, "--gpu", "rtx-4090:4", "--method", "full"), ["ds_config.json", "launch.sh", "plan.json"]),
-    ((MODEL, "--gpu", "t4:2", "--num-nodes", "2"), ["ds_config.json", "hostfile", "launch.sh", "plan.json"]),
+    ((VISION_MODEL, "--gpu", "rtx-4090:1"), ["launch.sh", "plan.json", "sky.yaml"]),
+    (
+        (VISION_MODEL, "--gpu", "rtx-4090:4", "--method", "full"),
+        ["ds_config.json", "launch.sh", "plan.json", "sky.yaml"],
+    ),
+    (
+        (MODEL, "--gpu", "t4:2", "--num-nodes", "2"),
+        ["ds_config.json", "hostfile", "job.slurm", "launch.sh", "plan.json", "sky.yaml"],
+    ),
     (
         (MODEL, "--gpu", "h100-sxm:2", "--zero-stage", "3", "--offload-params", "nvme", "--nvme-path", "/nvme"),
-        ["ds_config.json", "launch.sh", "plan.json"],
+        ["ds_config.json", "launch.sh", "plan.json", "sky.yaml"],
     ),
 ]
 

@@ -82,6 +82,7 @@ def sharded_recipes(draw: st.DrawFn) -> Recipe:
         zero_stage=stage,
         offload_optimizer=host,
         offload_params=host if stage == 3 else Offload.NONE,
+        hpz=draw(st.sampled_from([1, 2])) if stage == 3 and not offloads else 1,
         micro_batch=draw(st.integers(1, 3)),
         grad_accum=draw(st.integers(1, 2)),
         activation_checkpointing=draw(st.booleans()),
