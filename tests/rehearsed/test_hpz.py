@@ -70,3 +70,12 @@ def test_second_copies_take_the_weights_shared_among_neighbours():
         assert after.resident.total - before.resident.total == pytest.approx(kept, rel=0.01)
         peak = 0 if after.name == "save" else weights / 2
         assert after.peak.total - before.peak.total == pytest.approx(peak, rel=0.01)
+
+
+def test_what_torch_reserves_grows_by_the_copies():
+    def reserved(hpz: int) -> int:
+        found = estimated(Method.FULL, hpz)
+        recipe = found.recipe.with_changes(expandable_segments=False)
+        return estimate(found.workload, recipe, found.cluster).device.reserved_bytes
+
+    assert reserved(2) - reserved(1) == pytest.approx(2 * estimated(Method.FULL, 1).num_params / 2, rel=0.25)

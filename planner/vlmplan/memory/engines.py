@@ -7,6 +7,7 @@ GPU; gradients and buffers during the micro batch come from the replay.
 
 from dataclasses import dataclass
 
+from vlmplan.architecture.tensor import Parameter
 from vlmplan.memory.components import NOTHING, Components, higher
 from vlmplan.memory.optimizer_states import state_bytes, update_bytes
 from vlmplan.memory.parameters import (
@@ -180,15 +181,15 @@ def secondary_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tu
     """Bytes of a rank's second shards of (frozen, trained) weights: those of all ranks cut among ``hpz`` only."""
     if recipe.hpz == 1 or recipe.zero_stage != 3:
         return 0, 0
-    frozen = trained = 0
+    shards = {True: 0, False: 0}
     for entry in table.entries:
-        parameter = entry.parameter
-        num_bytes = -(-parameter.numel // num_ranks) * num_ranks // recipe.hpz * parameter.dtype.num_bytes
-        if parameter.requires_grad:
-            trained += num_bytes
-        else:
-            frozen += num_bytes
-    return frozen, trained
+        shards[entry.parameter.requires_grad] += secondary_shard_bytes(entry.parameter, recipe, num_ranks)
+    return shards[False], shards[True]
+
+
+def secondary_shard_bytes(parameter: Parameter, recipe: Recipe, num_ranks: int) -> int:
+    """A rank's second shard of one weight: padded for all ranks, cut among ``hpz``."""
+    return -(-parameter.numel // num_ranks) * num_ranks // recipe.hpz * parameter.dtype.num_bytes
 
 
 def overflow_check_bytes(recipe: Recipe) -> int:

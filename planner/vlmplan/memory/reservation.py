@@ -15,7 +15,7 @@ from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
 from vlmplan.architecture.trace import Drop, Fetch, GradientTaken, Hold, Release, Run, Trace
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
 from vlmplan.memory.components import Components
-from vlmplan.memory.engines import ModelStates
+from vlmplan.memory.engines import ModelStates, secondary_shard_bytes
 from vlmplan.memory.gathering import GatheredWeights
 from vlmplan.memory.parameters import ParameterTable, fullest_rank, partition_size, sub_group_elements
 from vlmplan.memory.replay import KeptGradients
@@ -122,6 +122,7 @@ class Reservation:
         self._held = Holding(self.allocator)
         self._gathered = Holding(self.allocator)
         self._kept: list[Block] = []
+        self._copies: list[Block] = []
         self._storages: dict[int, Block] = {}
 
     def run(self) -> None:
@@ -161,12 +162,23 @@ class Reservation:
         for num_bytes in blocks.at_start:
             if num_bytes:
                 allocator.allocate(num_bytes)
+        self._copy_weights()
         self._pass(blocks.init_transient)
+
+    def _copy_weights(self) -> None:
+        """Second shards of trained weights (hpZ), which go with every step; those of frozen ones are flat weights."""
+        if self._states.copies.total and not self._copies:
+            self._copies = [
+                self.allocator.allocate(secondary_shard_bytes(entry.parameter, self._recipe, self._num_ranks))
+                for entry in self._table.entries
+                if entry.parameter.requires_grad
+            ]
 
     def _micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
         recipe = self._recipe
         gathered = iter(self._gathered_bytes)
         self._start_gradients(accumulates)
+        self._copy_weights()
         casts = [self.allocator.allocate(num_bytes) for num_bytes in cached_casts(self._table, recipe)]
         self._replay(self._operations.forward, gathered)
         self._free(casts)
@@ -270,6 +282,7 @@ class Reservation:
                 self.allocator.allocate(num_bytes)
         passing = [self.allocator.allocate(num_bytes) for num_bytes in blocks.step_transients if num_bytes]
         self._free(passing)
+        self._free(self._copies)
         self._free(self._kept)
         self._held.set(0)
 
