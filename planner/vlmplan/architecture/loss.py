@@ -98,8 +98,12 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
         for x, layer in summands:
             count = 1 + x.requires_grad + layer.weight.requires_grad
             _count_products(tape, layer.weight, num_tokens, chunk, dtype, count)
-        num_pieces = PIECES_PER_CHUNK * -(-num_tokens // chunk)
-        tape.move(num_tokens * vocab_size * _bytes_per_logit(dtype), num_pieces * KERNELS_PER_PIECE)
+        num_chunks = -(-num_tokens // chunk)
+        for x, _ in summands:
+            if x.dtype is not dtype:
+                tape.move(x.numel * (x.dtype.num_bytes + dtype.num_bytes), num_chunks)
+        num_kernels = num_chunks * PIECES_PER_CHUNK * KERNELS_PER_PIECE
+        tape.move(num_tokens * vocab_size * _bytes_per_logit(dtype), num_kernels)
         if node is not None:
             tape.save(node, *kept)
         del kept

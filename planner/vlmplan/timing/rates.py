@@ -59,7 +59,7 @@ SHAPES_FRACTION = Graded(0.75, 0.88, 1.0)
 FLOPS_PER_JOULE = {
     (7, 0): Graded(0.3e12, 0.35e12, 0.45e12),
     (7, 5): Graded(0.3e12, 0.4e12, 0.6e12),
-    (8, 0): Graded(0.63e12, 0.68e12, 0.9e12),
+    (8, 0): Graded(0.63e12, 0.843e12, 0.9e12),
     (8, 6): Graded(0.35e12, 0.45e12, 0.6e12),
     (8, 9): Graded(0.5e12, 0.8e12, 1.0e12),
     (9, 0): Graded(1.0e12, 1.14e12, 1.5e12),
@@ -67,8 +67,8 @@ FLOPS_PER_JOULE = {
     (12, 0): Graded(0.6e12, 0.8e12, 1.2e12),
 }
 """Operations of 16-bit products per joule of the board's power limit, by compute capability: cards of little power
-throttle long before their peak. From the cited rates at 400 W (A100), 700 W (H100) and 1000 W (B200); assumed for the
-others."""
+throttle long before their peak. From the cited rates: 252.9 TFLOP/s of an A100 PCIe at 300 W, 794.5 of an H100 at 700,
+1745 of a B200 at 1000. Assumed for the others."""
 ATTENTION_FRACTION = {
     (7, 0): Graded(0.1, 0.2, 0.35),
     (7, 5): Graded(0.1, 0.2, 0.4),
@@ -115,7 +115,7 @@ def peak_flops_per_second(gpu: Gpu, recipe: Recipe) -> float | None:
     return by_precision.get(recipe.precision, peaks.bf16)
 
 
-def rates(gpu: Gpu, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED) -> Rates | None:
+def gpu_rates(gpu: Gpu, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED) -> Rates | None:
     """What ``gpu`` is taken to reach; None where its peak or its bandwidth is not known."""
     peak, bandwidth = peak_flops_per_second(gpu, recipe), gpu.memory_bandwidth_bytes_per_second
     if peak is None or bandwidth is None:

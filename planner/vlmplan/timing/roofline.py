@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from vlmplan.architecture.trace import Fetch, PhaseWork, Trace
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
-from vlmplan.timing.rates import Outlook, Rates, rates
+from vlmplan.timing.rates import Outlook, Rates, gpu_rates
 
 CAUSAL_FRACTION = 0.5
 """Part of causal attention that a fused kernel really computes."""
@@ -97,7 +97,7 @@ def micro_batch_seconds(
     trace: Trace, gpu: Gpu, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED
 ) -> MicroBatchSeconds | None:
     """One micro batch on ``gpu``; None if its speed is not known."""
-    speed = rates(gpu, recipe, outlook)
+    speed = gpu_rates(gpu, recipe, outlook)
     if speed is None:
         return None
     forward, recompute, backward = (busy_seconds(work, speed) for work in trace.works())

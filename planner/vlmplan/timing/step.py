@@ -161,8 +161,9 @@ def _shown_seconds(
     exchange: ExchangeSeconds, recipe: Recipe, forward: float, backward: float, outlook: Outlook
 ) -> float:
     """Communication that computation of the same phase does not hide. Nothing hides what the update sends."""
-    shown = exchange.total
+    rate = LINK_RATE.at(outlook)
+    shown = exchange.total / rate
     if recipe.zero.overlap_comm:
-        fraction = OVERLAP.at(outlook)
+        fraction = OVERLAP.at(outlook) / rate
         shown -= min(fraction * exchange.forward, forward) + min(fraction * exchange.backward, backward)
-    return shown / LINK_RATE.at(outlook)
+    return shown

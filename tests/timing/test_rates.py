@@ -1,0 +1,144 @@
+"""Efficiencies: in order, within what was published, and no card above what it can do."""
+
+from dataclasses import replace
+
+import pytest
+
+from planned import shipped_gpus
+from vlmplan.hardware import Gpu, MatmulPeaks, Vendor
+from vlmplan.recipe import Precision, Recipe
+from vlmplan.timing import Graded, Outlook, gpu_rates, host, peak_flops_per_second, rates, step
+
+GPUS = shipped_gpus()
+TABLES = {
+    f"{name}[{key}]" if key else name: value
+    for module in (rates, host, step)
+    for name, constant in vars(module).items()
+    for key, value in (constant if isinstance(constant, dict) else {None: constant}).items()
+    if isinstance(value, Graded)
+}
+SECONDS = ("RAMP_SECONDS", "KERNEL_SECONDS", "FETCH_SECONDS", "STEP_SECONDS", "IMAGE_SECONDS_PER_MEGAPIXEL")
+"""Where more is slower."""
+DATA_CENTRE = {(7, 0), (8, 0), (9, 0), (10, 0)}
+"""Their data sheets state a clock that is not exceeded."""
+
+
+def recipe_of(gpu: Gpu) -> Recipe:
+    return Recipe(precision=Precision.BF16 if gpu.supports_bf16 else Precision.FP16)
+
+
+def test_constants_of_all_modules_are_found():
+    assert {"BANDWIDTH_FRACTION", "HOST_ADAM_BYTES_PER_SECOND", "OVERLAP", *SECONDS} < set(TABLES)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_slow_end_is_no_faster_than_expected_and_expected_no_faster_than_the_fast_end(name: str):
+    graded = TABLES[name]
+    low, high = (graded.fast, graded.slow) if name in SECONDS else (graded.slow, graded.fast)
+    assert 0 < low <= graded.expected <= high
+    assert low < high
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+def test_every_card_is_slow_expected_or_fast_in_that_order(gpu: Gpu):
+    found = [gpu_rates(gpu, recipe_of(gpu), outlook) for outlook in (Outlook.SLOW, Outlook.EXPECTED, Outlook.FAST)]
+    if None in found:
+        assert found == [None] * 3
+        return
+    for name in ("products_per_second", "attention_per_second", "bytes_per_second"):
+        slow, expected, fast = (getattr(one, name) for one in found)
+        assert 0 < slow <= expected <= fast
+    for name in ("ramp_seconds", "kernel_seconds", "fetch_seconds"):
+        slow, expected, fast = (getattr(one, name) for one in found)
+        assert slow >= expected >= fast > 0
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+def test_no_card_is_expected_above_its_peak_and_of_data_centres_none_at_best_either(gpu: Gpu):
+    peak = peak_flops_per_second(gpu, recipe_of(gpu))
+    expected, fast = (gpu_rates(gpu, recipe_of(gpu), outlook) for outlook in (Outlook.EXPECTED, Outlook.FAST))
+    if expected is None or fast is None or peak is None:
+        return
+    assert max(expected.products_per_second, expected.attention_per_second) < peak
+    assert expected.bytes_per_second < gpu.memory_bandwidth_bytes_per_second
+    exceeds_its_sheet = gpu.vendor is Vendor.NVIDIA and gpu.compute_capability not in DATA_CENTRE | {(10, 3)}
+    assert fast.products_per_second <= peak * (1.15 if exceeds_its_sheet else 1)
+    assert fast.attention_per_second < peak
+
+
+PUBLISHED = {
+    "A100 SXM": (271.2, 312, rates.PRODUCTS_FRACTION[8, 0]),
+    "H100 SXM": (794.5, 989, rates.PRODUCTS_FRACTION[9, 0]),
+    "GH200": (828.6, 989, rates.PRODUCTS_FRACTION[9, 0]),
+    "B200": (1745, 2250, rates.PRODUCTS_FRACTION[10, 0]),
+    "B300": (1769, 2250, rates.PRODUCTS_FRACTION[10, 0]),
+    "GB200": (1822, 2500, rates.PRODUCTS_FRACTION[10, 0]),
+    "MI300X": (668.4, 1300, rates.OTHER_PRODUCTS_FRACTION),
+    "MI325X": (784.9, 1300, rates.OTHER_PRODUCTS_FRACTION),
+    "MI355X": (1565, 2300, rates.OTHER_PRODUCTS_FRACTION),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_best_published_product_of_a_card_is_within_the_range_of_its_kind(name: str):
+    best, peak, fraction = PUBLISHED[name]
+    assert fraction.slow - 0.002 <= best / peak <= fraction.fast + 0.002
+
+
+@pytest.mark.parametrize(
+    ("gpu", "tflops"), [("a100-sxm4-80gb", 271.2), ("a100-pcie-80gb", 252.9), ("h100-sxm", 794.5), ("b200", 1745)]
+)
+def test_best_product_of_a_card_is_expected_as_published(gpu: str, tflops: float):
+    found = rates.sustained_flops_per_second(GPUS[gpu], Recipe(), Outlook.EXPECTED)
+    assert found == pytest.approx(tflops * 1e12, rel=0.005)
+
+
+def is_bound_by_power(gpu: Gpu) -> bool:
+    """Whether more power would make its products faster."""
+    assert gpu.tdp_watts is not None
+    more = replace(gpu, tdp_watts=2 * gpu.tdp_watts)
+    now, then = (rates.sustained_flops_per_second(one, recipe_of(one), Outlook.EXPECTED) for one in (gpu, more))
+    assert then >= now
+    return then > now
+
+
+@pytest.mark.parametrize("name", ["l4", "l40s", "t4", "a10", "a100-pcie-80gb", "h100-pcie"])
+def test_cards_of_little_power_throttle(name: str):
+    assert is_bound_by_power(GPUS[name])
+
+
+@pytest.mark.parametrize("name", ["rtx-4090", "rtx-3090", "a100-sxm4-80gb", "h100-sxm", "b200"])
+def test_cards_of_much_power_do_not(name: str):
+    assert not is_bound_by_power(GPUS[name])
+
+
+def test_card_of_unknown_power_goes_by_its_clock():
+    unknown = replace(GPUS["l4"], tdp_watts=None)
+    peak = unknown.peak_flops_per_second.bf16
+    fraction = rates.PRODUCTS_FRACTION[8, 9].expected
+    assert rates.sustained_flops_per_second(unknown, Recipe(), Outlook.EXPECTED) == pytest.approx(peak * fraction)
+
+
+def test_wider_types_take_as_many_joules_more_as_their_peak_is_lower():
+    gpu = replace(GPUS["l4"], peak_flops_per_second=MatmulPeaks(bf16=120e12, fp16=120e12, tf32=40e12))
+    bf16, fp32 = (
+        rates.sustained_flops_per_second(gpu, Recipe(precision=precision), Outlook.EXPECTED)
+        for precision in (Precision.BF16, Precision.FP32)
+    )
+    assert fp32 == pytest.approx(bf16 * 40 / 120)
+
+
+def test_newer_cards_of_a_family_count_as_the_last_that_is_known():
+    b300 = GPUS["b300"]
+    assert b300.compute_capability == (10, 3)
+    as_b200 = replace(b300, compute_capability=(10, 0))
+    assert gpu_rates(b300, Recipe()) == gpu_rates(as_b200, Recipe())
+
+
+UNKNOWN = ("peak_flops_per_second", "memory_bandwidth_bytes_per_second")
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_rates_of_a_card_without_figures_are_not_known(what: str):
+    blank = MatmulPeaks() if what == "peak_flops_per_second" else None
+    assert gpu_rates(replace(GPUS["l4"], **{what: blank}), Recipe()) is None

@@ -1,0 +1,242 @@
+"""One micro batch on one GPU: FLOPs against closed formulas, and a roofline that no card beats.
+
+Formulas of a Llama with L layers of width h, inner width i, k key-value heads of width d and V words over T tokens:
+2 operations per weight and token forward, twice that backward; attention 4·T²·h a layer forward, 2.5 times that
+backward, because the fused kernel computes the scores once more (Dao, arXiv 2307.08691, section 4.1).
+"""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planned import model_files
+from vlmplan.architecture.trace import Matmul, PhaseWork, Work
+from vlmplan.estimate import Estimator
+from vlmplan.recipe import LossKind, Method, Recipe
+from vlmplan.timing import Busy, MicroBatchSeconds, Rates, step_flops
+from vlmplan.timing.roofline import busy_seconds, fetches
+from vlmplan.workload import Workload
+
+LLAMA = model_files("tinyllama-1.1b").config
+L, H, I_WIDTH, V = 22, 2048, 5632, 32000
+KV_WIDTH = 4 * 64
+T = 3 * 128
+LINEARS_OF_A_LAYER = 2 * H * H + 2 * H * KV_WIDTH + 3 * H * I_WIDTH
+
+
+def works(
+    loss: LossKind = LossKind.FULL, *, checkpoints: bool = False, micro_batch: int = 1, zero_stage: int | None = None
+):
+    recipe = Recipe(activation_checkpointing=checkpoints, loss=loss, micro_batch=micro_batch, zero_stage=zero_stage)
+    workload = Workload(model=model_files("tinyllama-1.1b"), seq_len=T)
+    return Estimator(workload, recipe).trace(recipe, (8, 0))
+
+
+def products(work: PhaseWork) -> int:
+    return work.flops - work.attention_flops
+
+
+# Floating point operations
+
+
+def test_model_is_the_one_of_the_formulas():
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+    assert tuple(LLAMA[name] for name in names) == (L, H, I_WIDTH, V)
+
+
+def test_forward_is_two_operations_per_weight_and_token():
+    forward, _, _ = works().works()
+    assert products(forward) == 2 * T * (L * LINEARS_OF_A_LAYER + V * H)
+    assert forward.attention_flops == L * 4 * T * T * H
+
+
+def test_backward_is_twice_forward_and_two_and_a_half_times_its_attention():
+    forward, _, backward = works().works()
+    assert products(backward) == 2 * products(forward)
+    assert 2 * backward.attention_flops == 5 * forward.attention_flops
+
+
+def test_whole_step_is_six_operations_per_weight_and_token_and_attention():
+    num_weights = L * LINEARS_OF_A_LAYER + V * H
+    assert step_flops(works()) == 6 * num_weights * T + L * (4 + 10) * T * T * H
+
+
+def test_recomputation_is_one_more_forward_of_the_layers_but_for_the_last_product_of_each():
+    # Nothing of the last product is saved, so torch's checkpointing stops before it.
+    _, recompute, _ = works(checkpoints=True).works()
+    assert products(recompute) == 2 * T * L * (LINEARS_OF_A_LAYER - H * I_WIDTH)
+    assert recompute.attention_flops == L * 4 * T * T * H
+    assert works(checkpoints=False).works()[1].flops == 0
+
+
+def test_recomputation_leaves_forward_and_backward_alone():
+    kept, checkpointed = works().works(), works(checkpoints=True).works()
+    assert (kept[0].flops, kept[2].flops) == (checkpointed[0].flops, checkpointed[2].flops)
+
+
+def test_chunked_loss_computes_what_the_full_one_does_earlier():
+    full, chunked = works(LossKind.FULL), works(LossKind.CHUNKED)
+    assert step_flops(full) == step_flops(chunked)
+    assert products(chunked.works()[0]) - products(full.works()[0]) == 2 * 2 * T * V * H
+
+
+@pytest.mark.parametrize("micro_batch", [2, 3, 7])
+def test_operations_are_proportional_to_the_micro_batch(micro_batch: int):
+    assert step_flops(works(micro_batch=micro_batch)) == micro_batch * step_flops(works())
+
+
+def test_lora_saves_the_gradients_of_weights_and_adds_its_own_products():
+    full, lora = (
+        Estimator(Workload(model=model_files("tinyllama-1.1b"), seq_len=T), recipe).trace(recipe, (8, 0)).works()
+        for recipe in (Recipe(loss=LossKind.FULL), Recipe(method=Method.LORA, loss=LossKind.FULL, lora_rank=8))
+    )
+    assert products(lora[0]) > products(full[0])
+    assert products(lora[2]) < 0.6 * products(full[2])
+
+
+CHUNK = 2**11  # tokens whose logits, of 32,000 words, are within 2^26
+
+
+@pytest.mark.parametrize("num_chunks", [2, 3, 5])
+def test_chunked_loss_multiplies_chunk_by_chunk(num_chunks: int):
+    micro_batch = (num_chunks - 1) * CHUNK // T + 1
+    forward, _, backward = works(LossKind.CHUNKED, micro_batch=micro_batch).works()
+    rest = micro_batch * T - (num_chunks - 1) * CHUNK
+    assert 0 < rest < CHUNK
+    found = {flops: count for (flops, _), count in forward.matmuls.items()}
+    assert found[2 * CHUNK * V * H] == 3 * (num_chunks - 1)  # logits, and gradients of weight and input
+    assert found[2 * rest * V * H] == 3
+    assert all(flops != 2 * micro_batch * T * V * H for flops, _ in (*forward.matmuls, *backward.matmuls))
+
+
+def test_chunked_loss_moves_what_its_kernels_read_and_write():
+    # A logit is 2 bytes, then 4. Largest, difference, exponential and sum of logsumexp; sub_, exp_, mul_, mul_; casts.
+    full, chunked = (
+        works(loss, micro_batch=64).works()[0].elementwise_bytes for loss in (LossKind.FULL, LossKind.CHUNKED)
+    )
+    per_logit = (2 + 4) + 4 + (4 + 4) + (4 + 4) + 4 + 4 * (4 + 4) + (4 + 2)
+    whole_path = (2 + 4) + (4 + 4)  # the cast, and log_softmax
+    assert chunked - full == 64 * T * V * (per_logit - whole_path)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_zero_3_fetches_each_module_with_weights_whenever_it_runs(checkpoints: bool):
+    in_layer = 4 + 3 + 2  # attention, MLP and norms
+    others = 3  # embedding, last norm, head
+    forward, backward = fetches(works(checkpoints=checkpoints, zero_stage=3))
+    assert forward == L * in_layer + others
+    assert backward == (2 if checkpoints else 1) * L * in_layer + others
+
+
+# The roofline
+
+WORK = st.builds(
+    Work,
+    matmuls=st.lists(st.builds(Matmul, st.integers(0, 10**15), st.integers(0, 10**12)), max_size=4),
+    attention_flops=st.integers(0, 10**15),
+    elementwise_bytes=st.integers(0, 10**13),
+    num_kernels=st.integers(0, 10**5),
+)
+RATES = st.builds(
+    Rates,
+    products_per_second=st.floats(1e12, 1e15),
+    attention_per_second=st.floats(1e12, 1e15),
+    bytes_per_second=st.floats(1e11, 1e13),
+    ramp_seconds=st.floats(0, 1e-4),
+    kernel_seconds=st.just(0.0),
+    fetch_seconds=st.just(0.0),
+)
+ROUND = Rates(
+    products_per_second=1e14,
+    attention_per_second=1e13,
+    bytes_per_second=1e12,
+    ramp_seconds=0.0,
+    kernel_seconds=0.0,
+    fetch_seconds=0.0,
+)
+
+
+def phase(work: Work, count: int = 1) -> PhaseWork:
+    found = PhaseWork()
+    found.add(work, count)
+    return found
+
+
+@given(work=WORK, speed=RATES)
+def test_no_work_is_done_above_its_rate_or_moved_above_the_bandwidth(work: Work, speed: Rates):
+    busy = busy_seconds(phase(work), speed)
+    by_kind = (busy.products * speed.products_per_second, busy.attention * speed.attention_per_second)
+    assert sum(matmul.flops for matmul in work.matmuls) <= by_kind[0] * (1 + 1e-9)
+    assert work.attention_flops <= by_kind[1] * (1 + 1e-9)
+    assert sum(matmul.hbm_bytes for matmul in work.matmuls) <= busy.products * speed.bytes_per_second + 1
+    assert work.elementwise_bytes <= busy.memory * speed.bytes_per_second + 1
+
+
+@given(work=WORK, count=st.integers(1, 100), speed=RATES)
+def test_equal_layers_take_as_often_the_time_of_one(work: Work, count: int, speed: Rates):
+    assert busy_seconds(phase(work, count), speed).total == pytest.approx(
+        count * busy_seconds(phase(work), speed).total
+    )
+
+
+def test_large_product_is_bound_by_operations_and_a_thin_one_by_bytes():
+    large, thin = Work(matmuls=[Matmul(7 * 10**14, 11)]), Work(matmuls=[Matmul(7, 11 * 10**11)])
+    assert busy_seconds(phase(large), ROUND).products == pytest.approx(7)
+    assert busy_seconds(phase(thin), ROUND).products == pytest.approx(1.1)
+
+
+def test_every_product_has_its_ramp():
+    products = Work(matmuls=[Matmul(7 * 10**14, 11), Matmul(7, 11 * 10**11)])
+    speed = replace(ROUND, ramp_seconds=0.01)
+    assert busy_seconds(phase(products, 3), speed).products == pytest.approx(3 * (7 + 1.1 + 2 * 0.01))
+
+
+def test_half_of_causal_attention_is_skipped():
+    whole = Work(attention_flops=3 * 10**14)
+    causal = Work(attention_flops=3 * 10**14, causal_attention_flops=3 * 10**14)
+    assert busy_seconds(phase(whole), ROUND).attention == pytest.approx(3 * 10**14 / 1e13)
+    assert busy_seconds(phase(causal), ROUND).attention == pytest.approx(3 * 10**14 / 1e13 / 2)
+
+
+def test_kinds_of_work_stand_apart_and_add_up():
+    mixed = Work(matmuls=[Matmul(7 * 10**14, 11)], attention_flops=3 * 10**13, elementwise_bytes=5 * 10**12)
+    busy = busy_seconds(phase(mixed), ROUND)
+    assert (busy.products, busy.attention, busy.memory) == pytest.approx((7, 3, 5))
+    assert busy.total == pytest.approx(7 + 3 + 5)
+    assert busy + Busy(products=1, attention=2, memory=4) == Busy(
+        products=busy.products + 1, attention=busy.attention + 2, memory=busy.memory + 4
+    )
+
+
+TRIPLES = st.tuples(*[st.floats(0, 10)] * 3)
+BUSY = st.builds(Busy, products=st.floats(0, 10), attention=st.floats(0, 10), memory=st.floats(0, 10))
+SECONDS = st.builds(MicroBatchSeconds, busy=st.tuples(BUSY, BUSY, BUSY), launches=TRIPLES)
+
+
+@given(SECONDS)
+def test_each_phase_takes_its_launches_or_its_work_whichever_is_longer(seconds: MicroBatchSeconds):
+    assert seconds.phases == tuple(
+        max(busy.total, launches) for busy, launches in zip(seconds.busy, seconds.launches, strict=True)
+    )
+
+
+@given(SECONDS)
+def test_gpu_works_or_waits_for_the_host(seconds: MicroBatchSeconds):
+    worked = sum(busy.total for busy in seconds.busy)
+    assert worked + seconds.waiting == pytest.approx(sum(seconds.phases))
+
+
+@given(SECONDS, SECONDS, st.floats(0, 1))
+def test_micro_batch_between_two_others_takes_no_longer_than_the_secant(low, high, fraction):
+    between = low.towards(high, fraction)
+    for a, b, middle in zip(low.phases, high.phases, between, strict=True):
+        assert middle <= a + (b - a) * fraction + 1e-9
+        assert middle >= 0
+
+
+@given(SECONDS, SECONDS)
+def test_ways_between_two_micro_batches_begin_and_end_at_them(low, high):
+    assert low.towards(high, 0) == low.phases
+    assert low.towards(high, 1) == pytest.approx(high.phases)
