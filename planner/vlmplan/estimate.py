@@ -107,7 +107,13 @@ class Estimate:
         return None if self.step_seconds is None else self.num_steps * self.step_seconds
 
     def as_json(self) -> dict[str, Any]:
-        """Schema ``vlmplan.estimate/1``; integers are bytes."""
+        """Schema ``vlmplan.estimate/1``; integers are bytes.
+
+        Seconds are of one optimizer step: ``step_seconds`` as expected, ``step_seconds_range`` where everything is at
+        the fast or the slow end of what is known of it, ``step_seconds_by_part`` the parts of what is expected (they
+        add up), ``gpu_seconds_by_work`` what forward, recomputation and backward are made of, and ``step_bound_by`` in
+        words what takes most of the step. All are null where a speed is not known.
+        """
         node = self.cluster.node
         peak = self.timeline.peak_phase
         return {

@@ -24,7 +24,7 @@ from vlmplan.render.estimate import (
     verdict_line,
     workload_text,
 )
-from vlmplan.units import GIB, gib_text
+from vlmplan.units import GIB, counted, duration_text, gib_text
 
 PLAIN = Recipe()
 SHARDED = Recipe(zero_stage=2)
@@ -145,6 +145,20 @@ def test_what_is_printed_of_host_disk_and_time_is_in_the_estimate(capsys):
     assert f"{found.tokens_per_second:,.0f} tokens/s" in text
     assert f"{found.num_steps:,} steps" in text
     assert "note: a note of the hardware" in text
+
+
+def test_step_is_shown_with_its_range_its_bound_and_the_shares_of_its_parts(capsys):
+    found = case("offloaded")
+    timed = found.timed
+    text = printed(found, capsys)
+    step, least, most = map(duration_text, (timed.expected.total, timed.fast_seconds, timed.slow_seconds))
+    samples = counted(found.samples_per_step, "sample")
+    line = f"step: {step} for {samples} (at best {least}, at worst {most}), bound by {timed.bound}"
+    assert line in text
+    for seconds in (timed.expected.as_json(), timed.as_json()):
+        for name, one in seconds.items():
+            share = one / sum(seconds.values())
+            assert (f"{name.replace('_', ' ')} {share:.1%}" in text) == (share >= 1 / 1000)
 
 
 def test_unknown_speed_is_said_and_leaves_no_time(capsys):

@@ -1,6 +1,6 @@
 """One estimate for people: verdict, a bar per phase, the components at the peak, host, disk and time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -166,18 +166,23 @@ def _time(estimate: Estimate) -> Iterator[str]:
     if timed is None:
         yield "time: not known for this hardware"
         return
-    step = timed.expected
     least, most = duration_text(timed.fast_seconds), duration_text(timed.slow_seconds)
     samples = counted(estimate.samples_per_step, "sample")
-    yield f"step: {duration_text(step.total)} ({least} to {most}) for {samples}, bound by {timed.bound}"
-    parts = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in step.as_json().items() if seconds)
-    yield f"step by part: {parts}"
-    kinds = {name.replace("_", " "): seconds for name, seconds in timed.as_json().items()}
-    yield f"GPU's work: {', '.join(f'{name} {duration_text(seconds)}' for name, seconds in kinds.items() if seconds)}"
+    expected = duration_text(timed.expected.total)
+    yield f"step: {expected} for {samples} (at best {least}, at worst {most}), bound by {timed.bound}"
+    yield f"  its parts: {_shares(timed.expected.as_json())}"
+    yield f"  forward, recompute and backward: {_shares(timed.as_json())}"
     yield (
         f"speed: {estimate.samples_per_second:.3g} samples/s, {estimate.tokens_per_second:,.0f} tokens/s; "
         f"{estimate.num_steps:,} steps in {duration_text(estimate.run_seconds or 0)}"
     )
+
+
+def _shares(seconds: Mapping[str, float]) -> str:
+    """What takes at least a thousandth of the time, with its part of it."""
+    total = sum(seconds.values())
+    shown = {name.replace("_", " "): one / total for name, one in seconds.items() if one >= total / 1000}
+    return ", ".join(f"{name} {share:.1%}" for name, share in shown.items())
 
 
 def _assumed(estimate: Estimate, notes: Sequence[str]) -> Iterator[str]:
