@@ -4,16 +4,19 @@ Per phase (forward, recomputation, backward) the GPU is busy for the sum over it
 for each; the longer of the two is what the phase takes, as work is queued ahead.
 """
 
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 
-from vlmplan.architecture.trace import Fetch, PhaseWork, Trace
+from vlmplan.architecture.trace import Event, Fetch, PhaseWork, Trace
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.timing.rates import Outlook, Rates, gpu_rates
 
 CAUSAL_FRACTION = 0.5
 """Part of causal attention that a fused kernel really computes."""
+
+FETCHES = "fetches"
+"""Their key among what is known of a trace."""
 
 PhaseSeconds = tuple[float, float, float]
 """Of forward, recomputation and backward."""
@@ -111,13 +114,18 @@ def micro_batch_seconds(
 
 def fetches(trace: Trace) -> tuple[int, int]:
     """How often ZeRO-3's hooks run for a module with weights, in forward and in backward, recomputation included."""
+    if FETCHES not in trace.memo:
+        forward = backward = 0
+        for key, count in Counter(run.key for run in trace.schedule).items():
+            section = trace.sections[key]
+            forward += count * _num_fetches(section.forward)
+            backward += count * _num_fetches(section.backward)
+        trace.memo[FETCHES] = forward, backward
+    return trace.memo[FETCHES]
 
-    def count(events: Iterator[object]) -> int:
-        return sum(isinstance(event, Fetch) for event in events)
 
-    per_section = {key: (count(iter(one.forward)), count(iter(one.backward))) for key, one in trace.sections.items()}
-    forward = sum(per_section[run.key][0] for run in trace.schedule)
-    return forward, sum(per_section[run.key][1] for run in trace.schedule)
+def _num_fetches(events: list[Event]) -> int:
+    return sum(isinstance(event, Fetch) for event in events)
 
 
 def step_flops(trace: Trace) -> int:
