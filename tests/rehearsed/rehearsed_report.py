@@ -78,12 +78,18 @@ def compared(case: str) -> tuple[Compared, ...]:
 def steady_phases(phases: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The phases of the last step by name. What is alive at their peaks was looked at in the step before, if equal."""
     last: dict[str, dict[str, Any]] = {}
-    for phase in phases:
-        before = last.get(phase["name"], {})
-        last[phase["name"]] = dict(phase)
-        if before.get("peak_bytes") == phase["peak_bytes"] and "components" in before:
-            last[phase["name"]]["components"] = before["components"]
+    for name, steps in _by_name(phases).items():
+        last[name] = dict(steps[-1])
+        if len(steps) > 1 and steps[-2]["peak_bytes"] == steps[-1]["peak_bytes"]:
+            last[name]["components"] = steps[-2]["components"]
     return last
+
+
+def _by_name(phases: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for phase in phases:
+        found.setdefault(phase["name"], []).append(phase)
+    return found
 
 
 def _compared(case: str, rehearsed: Mapping[str, Any], phase: Phase, workspaces: int) -> Compared:
