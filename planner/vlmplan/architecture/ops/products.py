@@ -66,8 +66,10 @@ def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def matmul(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int) -> Tensor:
-    """Batched ``x @ y`` of result ``shape`` over width ``inner``: saves each if the other needs a gradient. The gradient
-    of y comes first, as it does in ``bmm(self, mat2)``."""
+    """Batched ``x @ y`` of result ``shape`` over width ``inner``: saves each if the other needs a gradient.
+
+    The gradient of y comes first, as it does in ``bmm(self, mat2)``.
+    """
     tape = x.tape
     saved = (x.detached() if y.requires_grad else None, y.detached() if x.requires_grad else None)
     node = tape.node((x, y), _matmul_backward, saved, (x.shape, y.shape, inner))
