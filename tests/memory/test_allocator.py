@@ -136,3 +136,25 @@ def test_small_and_large_allocations_share_no_segment():
     allocator.allocate(100 * KIB)
     allocator.allocate(2 * MIB)
     assert allocator.reserved_bytes == 2 * MIB + 20 * MIB
+
+
+def test_what_a_stream_frees_is_for_that_stream_alone():
+    allocator = CachingAllocator()
+    allocator.free(allocator.allocate(30 * MIB))
+    other = allocator.allocate(30 * MIB, 1)
+    assert allocator.reserved_bytes == 60 * MIB
+    allocator.allocate(20 * MIB)
+    assert allocator.reserved_bytes == 60 * MIB
+    allocator.free(other)
+    allocator.empty_cache()
+    assert allocator.reserved_bytes == 30 * MIB
+    assert allocator.streams == [0, 1]
+
+
+def test_streams_share_the_capacity_and_give_up_what_they_keep():
+    allocator = CachingAllocator(capacity_bytes=60 * MIB)
+    allocator.free(allocator.allocate(40 * MIB))
+    allocator.allocate(40 * MIB, 1)
+    assert allocator.reserved_bytes == 40 * MIB
+    with pytest.raises(OutOfDeviceMemory):
+        allocator.allocate(30 * MIB)

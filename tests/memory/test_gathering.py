@@ -10,8 +10,10 @@ from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
+from vlmplan.memory.blocks import BlockLog
 from vlmplan.memory.bounds import micro_batch_profile
-from vlmplan.memory.timeline import Timeline
+from vlmplan.memory.gathering import notify
+from vlmplan.memory.timeline import Timeline, gathered_weights
 from vlmplan.recipe import AttentionImplementation, LossKind, Precision, Recipe, ZeroSettings
 from vlmplan.workload import ModelFiles
 
@@ -89,3 +91,35 @@ def test_a_module_whose_input_needs_no_gradient_is_whole_until_backward_ends(who
 def test_a_new_engine_holds_master_weights_even_of_the_weights_own_type(whole_bytes, precision):
     init = planned_timeline(is_efficient=True, checkpoints=True, precision=precision).phases[1]
     assert init.resident.total == pytest.approx(whole_bytes[f"built {precision.value}"], rel=0.001)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_blocks_of_gathered_weights_add_up_to_the_bytes_that_are_counted(is_first):
+    """And in the first micro batch no block is larger than a module's weights: nobody knows yet what comes next."""
+    zero = ZeroSettings(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=200_000)
+    recipe = Recipe(zero_stage=3, zero=zero, loss=LossKind.FULL)
+    model = prepared_model(LLAMA, recipe)
+    batch = Batch(micro_batch=1, num_tokens=8, images_per_sample=0, image=None)
+    trace = model.run(Tape(autocast=recipe.autocast), batch, AttentionBackend(), chunks_loss=False)
+    log = BlockLog()
+    gathered = gathered_weights(trace, recipe, 2, is_first=is_first, watcher=log)
+    assert gathered is not None
+    alive: dict[int, int] = {}
+    largest = 0
+    runs = [(run, section.forward) for run, section in trace.forward()]
+    runs += [(run, section.backward) for run, section in trace.backward()]
+    for run, events in runs:
+        for event in events:
+            notify(gathered, event, run)
+            for handle, num_bytes in log.taken():
+                largest = max(largest, num_bytes)
+                if num_bytes:
+                    alive[handle] = num_bytes
+                else:
+                    del alive[handle]
+            assert sum(alive.values()) == gathered.live_bytes
+    module_bytes = 2 * HEAD_NUMEL
+    assert largest == module_bytes if is_first else largest > module_bytes
+    gathered.end_backward()
+    log.free_all()
+    assert {handle for handle, _ in log.taken()} == set(alive)

@@ -10,12 +10,15 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
-from vlmplan.memory.allocator import OutOfDeviceMemory
-from vlmplan.memory.parameters import ParameterTable, partition_size, sub_group_elements
-from vlmplan.memory.reservation import Reservation, engine_blocks, peak_reserved_bytes
-from vlmplan.memory.timeline import memory_timeline, model_states
-from vlmplan.recipe import Method, Recipe, ZeroSettings
-from vlmplan.units import GIB
+from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from vlmplan.memory.blocks import EngineBlocks, Stream
+from vlmplan.memory.building import Building
+from vlmplan.memory.parameters import ParameterTable, partition_of, partition_size, sub_group_elements
+from vlmplan.memory.reservation import Reservation, peak_reserved_bytes
+from vlmplan.memory.stepping import Stepping, slices
+from vlmplan.memory.timeline import memory_timeline
+from vlmplan.recipe import Method, Precision, Recipe, ZeroSettings
+from vlmplan.units import GIB, MIB
 
 
 class AllLayersTape(LoggingTape):
@@ -121,21 +124,154 @@ def test_small_storages_may_be_left_out():
     assert quick == pytest.approx(exact, rel=0.002)
 
 
-def test_stage_3_keeps_and_updates_its_states_in_sub_groups():
-    recipe = Recipe(zero_stage=3, zero=ZeroSettings(sub_group_size=200_000_000))
+EMPTIED = (0.0, -1)
+
+
+class NotedAllocator(CachingAllocator):
+    """Remembers what it is asked for, in MiB and by stream, and when its cache is emptied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[float, int]] = []
+
+    def allocate(self, num_bytes: int, stream: int = 0) -> Block:
+        self.asked.append((num_bytes / MIB, int(stream)))
+        return super().allocate(num_bytes, stream)
+
+    def empty_cache(self) -> None:
+        self.asked.append(EMPTIED)
+        super().empty_cache()
+
+
+def noted(recipe: Recipe, *, has_streams: bool = True) -> tuple[ParameterTable, NotedAllocator, EngineBlocks]:
     table, _ = run("qwen2-vl-2b", recipe, Tape(autocast=recipe.autocast))
-    blocks = engine_blocks(table, recipe, model_states(table, recipe, 4, 0), 4)
+    allocator = NotedAllocator()
+    return table, allocator, EngineBlocks(allocator, has_streams=has_streams)
+
+
+def built(recipe: Recipe, num_ranks: int) -> tuple[ParameterTable, list[tuple[float, int]]]:
+    table, allocator, blocks = noted(recipe)
+    Building(table, recipe, num_ranks, allocator=allocator, blocks=blocks).run()
+    return table, allocator.asked
+
+
+def stepped(recipe: Recipe, num_ranks: int, *, is_first: bool) -> tuple[ParameterTable, list[float]]:
+    """Sizes of at least 1 MiB in one step, without the norms of single weights."""
+    table, allocator, blocks = noted(recipe)
+    Stepping(table, recipe, num_ranks, 0, blocks).step(is_first=is_first)
+    norms = {numel * 8 / MIB for numel in norm_elements(table, recipe, num_ranks)}
+    return table, [size for size, _ in allocator.asked if size >= 1 and size not in norms]
+
+
+def norm_elements(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[int]:
+    if recipe.zero_stage == 3:
+        return [-(-numel // num_ranks) for numel in table.numels]
+    return slices(table, partition_of(table.num_trained, num_ranks, 0))
+
+
+def test_stages_1_and_2_empty_the_cache_before_they_flatten_and_not_after():
+    """So the blocks of the weights as they came stay reserved: 2p, then the slice, its cast and once its gradient."""
+    table, asked = built(Recipe(zero_stage=2), 4)
+    place = asked.index(EMPTIED)
+    partition = partition_size(table.num_trained, 4)
+    assert len(asked[:place]) == len(table.entries)
+    assert asked[place + 1 :] == [
+        (4 * 2 * partition / MIB, 0),
+        (2 * partition / MIB, 0),
+        (4 * partition / MIB, 0),
+        (4 * partition / MIB, 0),
+    ]
+
+
+def test_the_flat_weights_lie_beside_the_cached_blocks_of_those_that_came():
+    table, allocator, blocks = noted(Recipe(zero_stage=2))
+    Building(table, Recipe(zero_stage=2), 4, allocator=allocator, blocks=blocks).run()
+    assert allocator.reserved_bytes > 2 * table.total_bytes > 1.2 * allocator.allocated_bytes
+
+
+def test_stage_3_empties_the_cache_once_its_shards_have_left_and_makes_masters_in_sub_groups():
+    """Shards side by side, a cast and its clone of each sub-group, a gradient of the largest, bucket, gradients."""
+    recipe = Recipe(zero_stage=3, zero=ZeroSettings(sub_group_size=200_000_000))
+    table, asked = built(recipe, 4)
+    place = asked.index(EMPTIED)
     groups = sub_group_elements(table.numels, 4, 200_000_000)
     assert len(groups) == 3
-    assert list(blocks.at_start[:3]) == [4 * group for group in groups]
-    assert list(blocks.states) == [4 * group for group in groups for _ in ("first moment", "second moment")]
-    assert list(blocks.step_transients) == [2 * max(groups), 4 * max(groups)]
+    shards = sum(groups)
+    expected = [2 * shards, *(4 * group for group in groups for _ in ("cast", "clone")), 4 * max(groups)]
+    expected += [2 * recipe.zero.reduce_bucket_size, 2 * shards]
+    assert [size for size, _ in asked[place + 1 :][: len(expected)]] == [num_bytes / MIB for num_bytes in expected]
+    gathered = [size for size, _ in asked[place + 1 + len(expected) :]]
+    assert gathered == [-(-numel // 4) * 4 * 2 / MIB for numel in table.numels]
+
+
+def test_under_stage_3_every_module_is_whole_before_it_is_cut_up_and_again_to_get_its_values():
+    table, asked = built(Recipe(zero_stage=3), 4)
+    before = [size for size, _ in asked[: asked.index(EMPTIED)]]
+    largest = table.largest_bytes / MIB
+    assert before.count(largest) == 3  # the embedding twice, and its tied head where it is built
+    assert before.count(largest / 4) == 2
+
+
+def test_frozen_shards_of_stage_3_stay_where_loading_put_them():
+    recipe = Recipe(zero_stage=3, method=Method.LORA)
+    table, allocator, blocks = noted(recipe)
+    Building(table, recipe, 4, allocator=allocator, blocks=blocks).run()
+    place = allocator.asked.index(EMPTIED)
+    adapters = sum(-(-numel // 4) for numel in table.numels)
+    assert (table.largest_bytes / 4 / MIB, 0) in allocator.asked[:place]
+    assert allocator.asked[place + 1] == (2 * adapters / MIB, 0)
+
+
+def test_stage_3_updates_its_states_in_sub_groups():
+    recipe = Recipe(zero_stage=3, zero=ZeroSettings(sub_group_size=200_000_000))
+    table, first = stepped(recipe, 4, is_first=True)
+    groups = sub_group_elements(table.numels, 4, 200_000_000)
+    updates = [(2 * group, 4 * group, 4 * group, 4 * group) for group in groups]  # flat, cast, two states
+    assert first == [num_bytes / MIB for sizes in updates for num_bytes in sizes]
+    _, later = stepped(recipe, 4, is_first=False)
+    assert later == [num_bytes / MIB for sizes in updates for num_bytes in sizes[:2]]
 
 
 def test_stage_2_flattens_the_gradients_of_its_partition_and_then_casts_them():
-    recipe = Recipe(zero_stage=2)
-    table, _ = run("qwen2-vl-2b", recipe, Tape(autocast=recipe.autocast))
-    blocks = engine_blocks(table, recipe, model_states(table, recipe, 4, 0), 4)
+    table, sizes = stepped(Recipe(zero_stage=2), 4, is_first=False)
     partition = partition_size(table.num_trained, 4)
-    assert list(blocks.states) == [4 * partition, 4 * partition]
-    assert list(blocks.step_transients) == [2 * partition, 4 * partition]
+    assert sizes == [2 * partition / MIB, 4 * partition / MIB]
+
+
+def test_plain_adamw_takes_the_roots_of_all_second_moments_at_once():
+    recipe = Recipe(zero_stage=None, precision=Precision.BF16_PURE, fuses_optimizer=False)
+    table, allocator, blocks = noted(recipe)
+    Stepping(table, recipe, 1, 0, blocks).step(is_first=False)
+    assert [size for size, _ in allocator.asked] == [numel * 2 / MIB for numel in table.numels]
+    assert allocator.peak_allocated_bytes >= 2 * table.num_trained
+
+
+def reserving(recipe: Recipe, num_ranks: int = 4) -> Reservation:
+    replay, _ = replayed("qwen2-vl-2b", recipe, LoggingTape, num_ranks)
+    return replay
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_side_streams_reserve_for_themselves(stage):
+    """The same blocks take more where what one stream has freed is of no use to another."""
+    apart = reserving(Recipe(zero_stage=stage, zero=ZeroSettings(overlap_comm=True)))
+    together = reserving(Recipe(zero_stage=stage, zero=ZeroSettings(overlap_comm=False)))
+    assert apart.allocator.peak_reserved_bytes > together.allocator.peak_reserved_bytes
+    assert len(apart.allocator.streams) == (2 if stage == 2 else 3)
+    assert apart.allocator.streams[0] == Stream.DEFAULT
+    assert together.allocator.streams == [Stream.DEFAULT]
+
+
+def test_engines_without_side_streams_use_none():
+    for stage in (None, 0):
+        recipe = Recipe(zero_stage=stage, zero=ZeroSettings(overlap_comm=True))
+        assert reserving(recipe, 1 if stage is None else 4).allocator.streams == [Stream.DEFAULT]
+
+
+def test_a_replay_frees_all_that_it_does_not_keep():
+    """After the last step there are weights, states, workspaces and what stage 3 leaves for the next micro batch."""
+    recipe = Recipe(zero_stage=2)
+    replay = reserving(recipe)
+    table, trace = run("qwen2-vl-2b", recipe, Tape(autocast=recipe.autocast))
+    resident = memory_timeline(table, trace, recipe, num_ranks=4).phases[-1].resident
+    assert replay.allocator.allocated_bytes == pytest.approx(resident.total, rel=1e-4)

@@ -1,6 +1,7 @@
 """Activations of a model without a family: what a rehearsal of one and two layers adds to the generic ones."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,19 +41,26 @@ RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=2, activation_c
 FIRST, FURTHER = 3_000_000, 500_000
 
 
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where layouts that were looked up are kept for all tests here: each takes seconds."""
+    return tmp_path_factory.mktemp("olmo2")
+
+
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    isolated_cache(monkeypatch, tmp_path)
+def cache(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was rehearsed is forgotten."""
+    isolated_cache(monkeypatch, places)
+    shutil.rmtree(places / "cache" / "vlmplan" / "activations", ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Estimate]:
+def found(places: Path) -> Iterator[Estimate]:
     pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("olmo2")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (places / "config.json").write_text(json.dumps(CONFIG))
     with pytest.MonkeyPatch.context() as patch:
-        isolated_cache(patch, folder)
-        files = find_model(str(folder))
+        isolated_cache(patch, places)
+        files = find_model(str(places))
         yield estimate(Workload(model=files, seq_len=512), RECIPE, cluster("rtx-4090"))
 
 

@@ -10,9 +10,13 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-from rehearsed_cases import HERE, NAMES, request_of
+from rehearsed_cases import HERE, NAMES, estimated, request_of
 
-from vlmplan.rehearsal.process import answer_of
+from vlmplan.json_reader import JsonObject
+from vlmplan.memory.overhead import workspace_sizes
+from vlmplan.rehearsal.process import SOURCE, answer_of
+from vlmplan.rehearsal.reserved import replayed
+from vlmplan.rehearsal.result import rehearsed_from_json
 
 GOLDEN = HERE / "golden.json"
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "deepspeed")
@@ -28,8 +32,19 @@ def rehearsed(name: str) -> dict[str, Any]:
     return {
         "rank": answer["rank"],
         "checkpoint_bytes": answer["checkpoint_bytes"],
+        "reserved_bytes": reserved(name, answer),
         "phases": [{key: phase[key] for key in KEPT if key in phase} for phase in answer["phases"]],
         "collectives": answer["collectives"],
+    }
+
+
+def reserved(name: str, answer: dict[str, Any]) -> dict[str, int]:
+    """The most that torch's allocator reserves, library workspaces included, as it is and with expandable segments."""
+    found = rehearsed_from_json(JsonObject(answer, source=SOURCE))
+    workspaces = workspace_sizes(estimated(name).cluster.node.gpu)
+    return {
+        kind: replayed(found, workspaces=workspaces, has_expandable_segments=expandable).peak_reserved_bytes
+        for kind, expandable in (("native", False), ("expandable", True))
     }
 
 

@@ -10,12 +10,12 @@ from statistics import median
 import pytest
 from rehearse_all import PACKAGES, as_text, rehearsed
 from rehearsed_cases import CASES, HERE, NAMES, estimated
-from rehearsed_report import GOLDEN, TABLE, compared, highest, rehearsed_flops, table
+from rehearsed_report import GOLDEN, TABLE, compared, highest, is_close, rehearsed_flops, reserved_error, table
 
 from vlmplan.recipe import LossKind, Method, Offload
 
 MEDIAN_ERROR, LARGEST_ERROR, LARGEST_SHORTFALL = 0.02, 0.05, 0.03
-SAMPLE = ("gpt2 lora stage 1 4", "smollm2-135m lora stage 2 64", "qwen2-vl-2b qlora plain 1")
+SAMPLE = ("gpt2 lora stage 1 4", "qwen2-vl-2b full stage 3 4")
 
 
 @pytest.mark.parametrize("case", NAMES)
@@ -27,6 +27,23 @@ def test_an_estimate_is_within_five_percent_of_its_rehearsal_and_three_below(cas
 
 def test_half_of_the_estimates_are_within_two_percent():
     assert median(abs(highest(compared(case)).error) for case in NAMES) <= MEDIAN_ERROR
+
+
+RESERVED_MEDIAN_ERROR, RESERVED_LARGEST_ERROR, RESERVED_CLOSE = 0.005, 0.15, 0.9
+"""Of what the native allocator reserves: half of the cases, every one, and the part that is at most 5 % over and 3 %
+under.
+
+No more can be said of a single case: where a large block has been freed, whatever small storage comes first decides
+whether it is there for the next large one. Two things differ from an estimate, which follows a real card: fake tensors
+cannot be added to in place, and a rehearsal does not see what a product with packed weights unpacks.
+"""
+
+
+def test_what_the_native_allocator_reserves_is_mostly_within_five_percent_and_three_below():
+    errors = {case: reserved_error(case) for case in NAMES}
+    assert median(map(abs, errors.values())) <= RESERVED_MEDIAN_ERROR
+    assert max(map(abs, errors.values())) <= RESERVED_LARGEST_ERROR, errors
+    assert sum(map(is_close, errors.values())) >= RESERVED_CLOSE * len(errors), errors
 
 
 @pytest.mark.parametrize("case", NAMES)

@@ -75,6 +75,13 @@ def _matmul_4bit_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     return (grad_x,)
 
 
+class LookedAt:
+    """A weight of another module that a module uses, as ZeRO-3 sees it."""
+
+    def __init__(self, weight: Parameter) -> None:
+        self.parameters_by_name = {"weight": weight}
+
+
 class Lora(Module):
     """``peft.tuners.lora.Linear`` (or ``Linear4bit``, ``Conv3d``): the base layer plus a product of two thin ones.
 
@@ -88,6 +95,7 @@ class Lora(Module):
         self.base_layer = base
         self.lora_A = Linear(in_features, rank)
         self.lora_B = Linear(rank, out_features)
+        self._looked_at = LookedAt(self.lora_A.weight)
 
     @property
     def weight(self) -> Parameter:
@@ -95,10 +103,10 @@ class Lora(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tape = x.tape
-        tape.modules.append(self.lora_A)
-        tape.fetch(self.lora_A)
+        tape.modules.append(self._looked_at)
+        tape.fetch(self._looked_at)
         result = self._adapted(x)
-        tape.release(self.lora_A)
+        tape.release(self._looked_at)
         tape.modules.pop()
         return result
 

@@ -30,7 +30,10 @@ def whole_logits(hidden: Tensor, head: Module, *, caps: bool = False) -> Tensor:
     """The logits of all tokens, which the caller holds through backward, as ``outputs = model(**batch)`` does."""
     with hidden.tape.charged_to(Kind.LOGITS):
         logits = head(hidden)
-        return ops.scale(ops.tanh(ops.scale(logits))) if caps else logits
+        if caps:
+            for change in (ops.scale, ops.tanh, ops.scale):
+                logits = change(logits)  # each goes when the next one is there, unless it was saved
+        return logits
 
 
 def full_loss(logits: Tensor) -> Tensor:

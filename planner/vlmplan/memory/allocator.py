@@ -2,10 +2,14 @@
 
 A model of the native backend with its default settings. Source: ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.13):
 ``get_pool``, ``get_free_block``, ``get_allocation_size``, ``should_split``, ``try_merge_blocks``,
-``release_cached_blocks``. One stream: blocks are free again as soon as they are freed.
+``release_cached_blocks``.
+
+What one stream frees is kept for that stream; only the device's memory is shared. A block is free for its stream as
+soon as it is freed, as if other streams that used it (``record_stream``) had done with it.
 """
 
 from bisect import bisect_left, insort
+from itertools import chain
 from typing import Final
 
 from vlmplan.units import KIB, MIB
@@ -78,13 +82,18 @@ class CachingAllocator:
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self._next_address = 0
-        self._small = Pool(min_rest_bytes=MIN_BLOCK_BYTES)
-        self._large = Pool(min_rest_bytes=SMALL_BYTES + 1)
+        self._pools: dict[int, tuple[Pool, Pool]] = {}
 
-    def allocate(self, num_bytes: int) -> Block:
+    @property
+    def streams(self) -> list[int]:
+        """Those that have asked for memory, in order of their first time."""
+        return list(self._pools)
+
+    def allocate(self, num_bytes: int, stream: int = 0) -> Block:
         """A block for ``num_bytes``. Raises OutOfDeviceMemory where no segment fits any more."""
         size = -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
-        pool = self._small if size <= SMALL_BYTES else self._large
+        small, large = self._pools.get(stream) or self._new_stream(stream)
+        pool = small if size <= SMALL_BYTES else large
         free = pool.free
         position = bisect_left(free, (size,))
         if position < len(free):
@@ -126,16 +135,20 @@ class CachingAllocator:
         pool.add(block)
 
     def empty_cache(self) -> None:
-        """Give segments without a living block back to the device."""
-        for pool in (self._small, self._large):
+        """Give segments without a living block back to the device, those of all streams."""
+        for pool in chain.from_iterable(self._pools.values()):
             for entry in list(pool.free):
                 block = entry[2]
                 if block.previous is None and block.next is None:
                     pool.remove(block)
                     self.reserved_bytes -= block.num_bytes
 
+    def _new_stream(self, stream: int) -> tuple[Pool, Pool]:
+        pools = self._pools[stream] = Pool(min_rest_bytes=MIN_BLOCK_BYTES), Pool(min_rest_bytes=SMALL_BYTES + 1)
+        return pools
+
     def _new_segment(self, pool: Pool, size: int) -> Block:
-        if pool is self._small:
+        if size <= SMALL_BYTES:
             num_bytes = SMALL_SEGMENT_BYTES
         elif size < MIN_LARGE_BYTES:
             num_bytes = LARGE_SEGMENT_BYTES

@@ -4,6 +4,7 @@ A simulation of ``DeepSpeedZeroOptimizer`` (``deepspeed/runtime/zero/stage_1_and
 decides when the bucket is full, what a reduction copies, and when the rank's own gradient buffer appears.
 """
 
+from vlmplan.memory.blocks import UNWATCHED, Stream, Watcher
 from vlmplan.memory.parameters import ParameterTable, Partition, owned_elements
 from vlmplan.recipe import ZeroSettings
 
@@ -13,10 +14,15 @@ NORM_ELEMENTS = 250_000_000
 """Elements at a time under stage 3 with offload (``_constant_buffered_norm2``)."""
 
 
+PARTITION, COPY, SHARD = "partition", "copy", "shard"
+"""Owners of blocks: this rank's gradients, what a reduction copies, and what goes to the host."""
+
+
 class BucketedGradients:
     """Gradients and buckets of one rank, in bytes, as backward hands over one gradient after another.
 
     ``gradients`` and ``buffers`` are what is live after an event; each event returns the most that was live during it.
+    The ``watcher`` knows the block of a gradient by its ordinal.
     """
 
     def __init__(
@@ -28,15 +34,19 @@ class BucketedGradients:
         partition: Partition,
         element_bytes: int,
         offloads: bool = False,
+        master_bytes: int = 4,
         accumulates: bool = False,
+        watcher: Watcher = UNWATCHED,
     ) -> None:
+        """``offloads``: gradients go to the host, as elements of ``master_bytes``."""
         self._table, self._numels, self._ends = table, table.numels, table.ends
         self._bucket_elements = zero.reduce_bucket_size
         self._num_buckets = 2 if zero.overlap_comm else 1
         self._is_contiguous = zero.contiguous_gradients or offloads
         self._partition, self._num_ranks = partition, num_ranks
-        self._element_bytes, self._offloads = element_bytes, offloads
+        self._element_bytes, self._master_bytes, self._offloads = element_bytes, master_bytes, offloads
         self._accumulates = accumulates  # every parameter has a gradient already, to which the new one is added
+        self._watcher = watcher
         self._waiting: list[int] = []
         self._num_waiting = 0
         self._owned_bytes = 0
@@ -47,7 +57,10 @@ class BucketedGradients:
     def begin(self) -> None:
         """Allocate the bucket (two with overlap_comm): at the first gradient of a backward (``setup_buckets``)."""
         if not self._has_buffers and self._is_contiguous:
-            self.buffers += self._num_buckets * self._bucket_elements * self._element_bytes
+            num_bytes = self._bucket_elements * self._element_bytes
+            self.buffers += self._num_buckets * num_bytes
+            for number in range(self._num_buckets):
+                self._watcher.make(bucket(number), num_bytes)
         self._has_buffers = True
 
     def add(self, ordinal: int) -> int:
@@ -60,6 +73,9 @@ class BucketedGradients:
             peak = max(peak, self.reduce())
         if self._is_contiguous and numel <= self._bucket_elements:
             self.gradients -= numel * self._element_bytes  # moved into the bucket
+            self._watcher.free(ordinal)
+        elif self._offloads:
+            self._watcher.replace(ordinal, numel * self._element_bytes)  # a copy of its own
         self._waiting.append(ordinal)
         self._num_waiting += numel
         return max(peak, self.gradients + self.buffers)
@@ -70,6 +86,7 @@ class BucketedGradients:
             return self.gradients + self.buffers
         copied = self._num_waiting * self._element_bytes if self._num_slices() > 1 else 0
         peak = self.gradients + self.buffers + copied
+        self._watcher.pass_through([copied], Stream.REDUCTION)
         for ordinal in self._waiting:
             numel = self._numels[ordinal]
             is_apart = numel > self._bucket_elements or not self._is_contiguous
@@ -77,13 +94,18 @@ class BucketedGradients:
             if owned and self._offloads:
                 # norm in float64 and float32 cast of the slice, then the copy to the host
                 peak = max(peak, self.gradients + self.buffers + owned * NORM_BYTES)
+                self._watcher.pass_through([owned * NORM_BYTES], Stream.REDUCTION)
+                if self._master_bytes != self._element_bytes:
+                    self._watcher.pass_through([owned * self._master_bytes], Stream.REDUCTION)
             elif owned:
                 if not self._owned_bytes:
                     self._owned_bytes = self._room()
                     self.gradients += self._owned_bytes
+                    self._watcher.make(PARTITION, self._owned_bytes, Stream.REDUCTION)
                 peak = max(peak, self.gradients + self.buffers)
             if is_apart:
                 self.gradients -= numel * self._element_bytes
+                self._watcher.free(ordinal)
         self._waiting.clear()
         self._num_waiting = 0
         return peak
@@ -91,6 +113,8 @@ class BucketedGradients:
     def end(self) -> int:
         """Reduce the rest and free the buckets; the partition's gradients stay. Returns the peak meanwhile."""
         peak = self.reduce()
+        for number in range(self._num_buckets):
+            self._watcher.free(bucket(number))
         self.buffers = 0
         self._has_buffers = False
         return peak
@@ -128,6 +152,11 @@ class BucketedGradients:
         return runs
 
 
+def bucket(number: int) -> tuple[str, int]:
+    """Owner of the block of a reduce bucket."""
+    return "bucket", number
+
+
 class ShardedGradients:
     """Stage 3: gradients pass through the bucket into this rank's shards, whose buffer exists from init on.
 
@@ -145,9 +174,12 @@ class ShardedGradients:
         num_ranks: int,
         element_bytes: int,
         offloads: bool = False,
+        master_bytes: int = 4,
+        watcher: Watcher = UNWATCHED,
     ) -> None:
+        """``offloads``: gradients go to the host, as elements of ``master_bytes``."""
         self._numels, self._num_ranks, self._element_bytes = table.numels, num_ranks, element_bytes
-        self._offloads = offloads
+        self._offloads, self._master_bytes, self._watcher = offloads, master_bytes, watcher
         self._bucket_elements, self._is_contiguous = zero.reduce_bucket_size, zero.contiguous_gradients
         self._waiting: list[int] = []
         self._num_waiting = 0
@@ -167,6 +199,7 @@ class ShardedGradients:
         num_bytes = numel * self._element_bytes
         if self._is_contiguous and self._num_waiting + numel <= self._bucket_elements:
             self.gradients -= num_bytes
+            self._watcher.free(ordinal)
         else:
             self._apart += num_bytes
         self._waiting.append(ordinal)
@@ -178,10 +211,24 @@ class ShardedGradients:
         is_in_place = len(self._waiting) == 1 and self._numels[self._waiting[0]] % self._num_ranks == 0
         copied = 0 if is_in_place else self._num_waiting * self._element_bytes
         peak = self.gradients + copied
+        self._watcher.make(COPY, copied, Stream.REDUCTION)
         if self._offloads and self._waiting:
-            largest = -(-max(self._numels[ordinal] for ordinal in self._waiting) // self._num_ranks)
-            peak += largest * self._element_bytes + min(largest, NORM_ELEMENTS) * NORM_BYTES
+            peak += max(self._offload(ordinal) for ordinal in self._waiting)
+        self._watcher.free(COPY)
+        for ordinal in self._waiting:
+            self._watcher.free(ordinal)
         self.gradients -= self._apart
         self._waiting.clear()
         self._num_waiting = self._apart = 0
         return peak
+
+    def _offload(self, ordinal: int) -> int:
+        """This rank's shard on the GPU, beside it its norm's elements and then the master's. Returns the most bytes."""
+        numel = -(-self._numels[ordinal] // self._num_ranks)
+        shard, norm = numel * self._element_bytes, min(numel, NORM_ELEMENTS) * NORM_BYTES
+        cast = numel * self._master_bytes if self._master_bytes != self._element_bytes else 0
+        self._watcher.make(SHARD, shard, Stream.REDUCTION)
+        self._watcher.pass_through([norm], Stream.REDUCTION)
+        self._watcher.pass_through([cast], Stream.REDUCTION)
+        self._watcher.free(SHARD)
+        return shard + max(norm, cast)

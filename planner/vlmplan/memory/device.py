@@ -1,7 +1,9 @@
 """From live tensors to the whole device: what the allocator reserves, CUDA context and NCCL, and whether it fits.
 
-With expandable segments the allocator can give any free page back before it gives up, so tensors alone decide; with
-the native allocator the replay of ``reservation`` decides, which may fail although the tensors would fit.
+With expandable segments the allocator can give any free page back before it gives up, so tensors alone decide, and
+reserved bytes are those of the tensors. nvidia-smi may show more while there is room: each stream keeps the pages it
+has mapped, and a page of 20 MiB (2 MiB for small tensors) stays as long as anything lives on it. With the native
+allocator the replay of ``reservation`` decides, which may fail although the tensors would fit.
 """
 
 from collections.abc import Callable

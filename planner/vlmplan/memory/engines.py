@@ -114,10 +114,14 @@ def stage12_states(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: 
 def _offloaded_stage12(
     table: ParameterTable, weights: Components, flattening: Components, partition: Partition
 ) -> ModelStates:
-    """With the optimizer on the host the GPU keeps weights and a staging buffer of the largest gradient."""
+    """With the optimizer on the host the GPU keeps weights and a staging buffer of the largest gradient.
+
+    The clone of the slice that becomes the master copy goes to the host as it is: a blocking copy from the GPU changes
+    the type there (``copy_requires_temporaries``, ``aten/src/ATen/native/cuda/Copy.cu``).
+    """
     p = table.trained_dtype.num_bytes
     resident = weights + Components(communication_buffers=table.largest_trained * p)
-    init = higher(flattening, resident + Components(temporaries=partition.size * 4))
+    init = higher(flattening, weights + Components(temporaries=partition.size * p))
     return ModelStates(resident, resident, init, resident)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
+from vlmplan.memory.blocks import UNWATCHED, Stream, Watcher
 from vlmplan.recipe import ZeroSettings
 
 ParameterKey = tuple[int, int | None]
@@ -43,21 +44,22 @@ class Sent:
         self.frozen.update(frozen)
 
 
-@dataclass(slots=True)
-class _Gather:
-    """One collective that is under way or whose flat buffer still exists."""
-
-    flat_bytes: int
-    num_waiting: int
-    is_done: bool = False
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Storage:
     """A whole weight. Views that autograd has saved keep it when DeepSpeed takes it from the weight."""
 
     num_views: int = 0
     is_released: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Gather:
+    """One collective that is under way or whose flat buffer still exists, and what it makes whole."""
+
+    flat_bytes: int
+    num_waiting: int
+    is_done: bool = False
+    storages: dict[ParameterKey, _Storage] = field(default_factory=dict[ParameterKey, _Storage])
 
 
 class GatheredWeights:
@@ -76,10 +78,12 @@ class GatheredWeights:
         num_ranks: int,
         num_wrappers: int = WRAPPERS,
         offloads: bool = False,
+        watcher: Watcher = UNWATCHED,
     ) -> None:
         """``num_wrappers``: modules without weights of their own around the first that has some. ``offloads``: this
         rank's shards are on the host, and come to the GPU before they are sent."""
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
+        self._watcher = watcher
         self._peak = 0
         self.sent = (Sent(), Sent())
         self._numel: dict[ParameterKey, int] = {}
@@ -96,6 +100,7 @@ class GatheredWeights:
         self._fetched_for: dict[ParameterKey, int] = {}
         self._available: dict[ParameterKey, _Storage] = {}
         self._active: dict[ModuleKey, None] = {}  # fetched and not released
+        self._users: dict[ParameterKey, set[ModuleKey]] = {}
         self._views: dict[tuple[int, int | None], tuple[ParameterKey, _Storage]] = {}
         self._in_flight: dict[ParameterKey, _Gather] = {}
         self._num_available = 0
@@ -147,6 +152,8 @@ class GatheredWeights:
         if self._step in self._outermost_steps:
             for _ in range(self._num_wrappers):
                 self._prefetch()
+        for key in members:
+            self._users.setdefault(key, set()).add(module_key)
         if missing := [key for key in members if not self._is_persistent(key) and not self._is_here(key)]:
             self._gather(missing)
         for key in members:
@@ -163,7 +170,9 @@ class GatheredWeights:
         module_key = (id(event.module), run.layer)
         self._active.pop(module_key, None)
         for key in self._members[module_key]:
-            if key in self._available and (event.ends_recomputation or not self._is_kept(key)):
+            users = self._users[key]
+            users.discard(module_key)
+            if key in self._available and not users and (event.ends_recomputation or not self._is_kept(key)):
                 self._take(key)
 
     def end_backward(self) -> None:
@@ -191,6 +200,7 @@ class GatheredWeights:
         storage.num_views -= 1
         if storage.is_released and not storage.num_views:
             self.live_bytes -= self._bytes[key]
+            self._watcher.free(storage)
 
     def _take(self, key: ParameterKey) -> None:
         """The whole weight goes, but for views of it."""
@@ -199,6 +209,7 @@ class GatheredWeights:
         self._num_available -= self._numel[key]
         if not storage.num_views:
             self.live_bytes -= self._bytes[key]
+            self._watcher.free(storage)
 
     def _is_here(self, key: ParameterKey) -> bool:
         return key in self._available or key in self._in_flight
@@ -210,10 +221,17 @@ class GatheredWeights:
         """
         is_alone = self._num_ranks == 1
         flat = 0 if is_alone else sum(self._aligned_bytes(key) for key in keys)
-        gather = _Gather(flat, len(keys))
+        gather = _Gather(flat, len(keys), storages={key: _Storage() for key in keys})
         for key in keys:
             self._in_flight[key] = gather
             self._num_available += self._numel[key]
+        if is_alone or len(keys) == 1:
+            for key in keys:
+                self._watcher.make(gather.storages[key], flat or self._bytes[key], Stream.GATHER)
+        else:
+            self._watcher.make(gather, flat, Stream.GATHER)
+        if self._offloads and not is_alone:
+            self._watcher.pass_through([self._aligned_bytes(key) // self._num_ranks for key in keys], Stream.GATHER)
         self.live_bytes += sum(self._bytes[key] for key in keys) if is_alone else flat
         self._count(keys)
         shards = flat // self._num_ranks if self._offloads else 0
@@ -230,19 +248,21 @@ class GatheredWeights:
         """The collective is needed: weights are copied out of a shared buffer, which goes with its last user."""
         if not gather.is_done:
             gather.is_done = True
-            waiting = [other for other, its in self._in_flight.items() if its is gather] + [key]
-            self._available.update((other, _Storage()) for other in waiting)
+            self._available.update(gather.storages)
             if self._num_ranks == 1:
                 pass
-            elif gather.num_waiting == 1:
+            elif len(gather.storages) == 1:
                 self.live_bytes += self._bytes[key] - gather.flat_bytes
                 gather.flat_bytes = 0
             else:
-                self.live_bytes += sum(self._bytes[other] for other in waiting)
+                for other, storage in gather.storages.items():
+                    self.live_bytes += self._bytes[other]
+                    self._watcher.make(storage, self._bytes[other], Stream.GATHER)
         self._peak = max(self._peak, self.live_bytes)
         gather.num_waiting -= 1
         if gather.num_waiting == 0:
             self.live_bytes -= gather.flat_bytes
+            self._watcher.free(gather)
 
     def _aligned_bytes(self, key: ParameterKey) -> int:
         return -(-self._bytes[key] // self._num_ranks) * self._num_ranks
@@ -278,6 +298,19 @@ class GatheredWeights:
         if not uses:
             return False
         return self._traversed[uses[0]] - self._traversed[self._step] < self._zero.stage3_max_reuse_distance
+
+
+def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:
+    """Tell ``gathered`` of an event. Returns the most bytes that were live during it."""
+    if isinstance(event, Fetch):
+        return gathered.fetch(event.module, run)
+    if isinstance(event, Release):
+        gathered.release(event, run)
+    elif isinstance(event, Hold):
+        gathered.hold(event, run)
+    elif isinstance(event, Drop):
+        gathered.drop(event, run)
+    return gathered.live_bytes
 
 
 def _forward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:

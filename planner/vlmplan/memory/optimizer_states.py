@@ -25,27 +25,26 @@ def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType)
     Adafactor a float32 row and column sum per matrix, but a whole float32 tensor for what is one-dimensional.
     Paged moments live in host memory and are not counted here.
     """
-    return sum(_states(recipe.optimizer, shape, dtype) for shape in shapes)
+    return sum(sum(state_sizes(recipe.optimizer, shape, dtype)) for shape in shapes)
 
 
-def _states(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> int:
-    numel = 1
-    for size in shape:
-        numel *= size
+def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> list[int]:
+    """Bytes of each state of one tensor that is on the device, in the order in which they are made."""
+    numel = _product(shape)
     if kind is OptimizerKind.ADAMW:
-        return 2 * numel * dtype.num_bytes
+        return [numel * dtype.num_bytes] * 2
     if kind is OptimizerKind.SGD:
-        return numel * dtype.num_bytes
+        return [numel * dtype.num_bytes]
     if kind is OptimizerKind.ADAFACTOR:
         if len(shape) < 2:
-            return numel * DType.FLOAT32.num_bytes
-        return (numel // shape[-1] + numel // shape[-2]) * DType.FLOAT32.num_bytes
+            return [numel * DType.FLOAT32.num_bytes]
+        return [numel // shape[axis] * DType.FLOAT32.num_bytes for axis in (-1, -2)]
     if numel < MIN_8BIT_ELEMENTS:
-        return 2 * numel * DType.FLOAT32.num_bytes
-    scales = 2 * -(-numel // MOMENT_BLOCK) * DType.FLOAT32.num_bytes
+        return [numel * DType.FLOAT32.num_bytes] * 2
+    scales = -(-numel // MOMENT_BLOCK) * DType.FLOAT32.num_bytes
     if kind is OptimizerKind.PAGED_ADAMW_8BIT and numel >= MIN_PAGED_ELEMENTS:
-        return scales
-    return 2 * numel + scales
+        return [scales] * 2
+    return [numel, numel, scales, scales]
 
 
 def paged_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]]) -> int:
@@ -65,12 +64,17 @@ def update_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
     - Adafactor, per tensor: the squared gradient and its sum with eps, then the update and its negative, two float32
       tensors at a time, and float32 copies of a 16-bit gradient and weight.
     """
+    return max(map(sum, update_sizes(recipe, shapes, dtype)), default=0)
+
+
+def update_sizes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> list[list[int]]:
+    """The tensors of ``update_bytes``: each list is there at once, one list after another."""
     if recipe.optimizer is OptimizerKind.ADAFACTOR:
         copies = 0 if dtype is DType.FLOAT32 else 2
-        return max(_product(shape) for shape in shapes) * (2 + copies) * DType.FLOAT32.num_bytes
+        return [[_product(shape) * DType.FLOAT32.num_bytes] * (2 + copies) for shape in shapes]
     if recipe.optimizer is OptimizerKind.ADAMW and not recipe.fuses_optimizer:
-        return sum(_product(shape) for shape in shapes) * dtype.num_bytes
-    return 0
+        return [[_product(shape) * dtype.num_bytes for shape in shapes]]
+    return []
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -20,7 +20,8 @@ from vlmplan.architecture.trace import (
     Trace,
     add_parts,
 )
-from vlmplan.memory.buckets import BucketedGradients, ShardedGradients
+from vlmplan.memory.blocks import UNWATCHED, Watcher
+from vlmplan.memory.buckets import BucketedGradients, ShardedGradients, bucket
 from vlmplan.memory.components import NOTHING, Components
 from vlmplan.memory.gathering import GatheredWeights
 from vlmplan.memory.parameters import ParameterTable
@@ -38,9 +39,12 @@ class KeptGradients:
     """Stage 1 allocates its reduce bucket with the first gradient, although it reduces after backward."""
     gradients: int = 0
     buffers: int = 0
+    watcher: Watcher = UNWATCHED
 
     def begin(self) -> None:
-        self.buffers = self.bucket_bytes
+        if self.buffers != self.bucket_bytes:
+            self.buffers = self.bucket_bytes
+            self.watcher.make(bucket(0), self.bucket_bytes)
 
     def add(self, ordinal: int) -> int:
         peak = self.gradients + self.buffers

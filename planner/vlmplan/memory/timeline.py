@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from vlmplan.architecture.model import Part
 from vlmplan.architecture.tensor import Parameter
 from vlmplan.architecture.trace import Trace
+from vlmplan.memory.blocks import UNWATCHED, Watcher
 from vlmplan.memory.buckets import BucketedGradients, ShardedGradients
 from vlmplan.memory.components import NOTHING, Components, Phase, higher
 from vlmplan.memory.engines import (
@@ -159,24 +160,42 @@ def gathers_weights(recipe: Recipe, num_ranks: int) -> bool:
     return recipe.zero_stage == 3 and (num_ranks > 1 or recipe.offload_params is not Offload.NONE)
 
 
-def gathered_weights(trace: Trace, recipe: Recipe, num_ranks: int) -> GatheredWeights | None:
-    """The whole weights of a micro batch; None where all stay."""
+def gathered_weights(
+    trace: Trace, recipe: Recipe, num_ranks: int, *, is_first: bool = False, watcher: Watcher = UNWATCHED
+) -> GatheredWeights | None:
+    """The whole weights of a micro batch; None where all stay.
+
+    In the first of all the order of modules is not known: nothing is prefetched, and nothing kept for its next use
+    (``ZeRoTraceMode.RECORD`` in ``partitioned_param_coordinator.py``).
+    """
     if not gathers_weights(recipe, num_ranks):
         return None
     num_wrappers = WRAPPERS + (ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
+    zero = recipe.zero
+    if is_first:
+        zero = replace(zero, stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
     return GatheredWeights(
         trace=trace,
-        zero=recipe.zero,
+        zero=zero,
         num_ranks=num_ranks,
         num_wrappers=num_wrappers,
         offloads=recipe.offload_params is not Offload.NONE,
+        watcher=watcher,
     )
 
 
 def gradient_store(
-    table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int, *, accumulates: bool
+    table: ParameterTable,
+    recipe: Recipe,
+    num_ranks: int,
+    rank: int,
+    *,
+    accumulates: bool,
+    is_last: bool = True,
+    watcher: Watcher = UNWATCHED,
 ) -> GradientStore:
-    """Where gradients go in the last micro batch before a step; ``accumulates``: it is not the only one."""
+    """Where gradients go in a micro batch: the last before a step or an earlier one, and not the first of them where it
+    ``accumulates``."""
     p = table.trained_dtype.num_bytes
     if recipe.zero_stage == 3:
         return ShardedGradients(
@@ -185,8 +204,10 @@ def gradient_store(
             num_ranks=num_ranks,
             element_bytes=p,
             offloads=recipe.offload_optimizer is not Offload.NONE,
+            master_bytes=recipe.master_dtype.num_bytes,
+            watcher=watcher,
         )
-    reduces_early = recipe.zero_stage == 2 or (recipe.zero_stage == 1 and recipe.zero.overlap_comm)
+    reduces_early = recipe.zero_stage == 2 or (recipe.zero_stage == 1 and recipe.zero.overlap_comm and is_last)
     kept = table.trained_bytes if accumulates and recipe.zero_stage != 2 else 0
     if reduces_early:
         store = BucketedGradients(
@@ -196,14 +217,16 @@ def gradient_store(
             partition=partition_of(table.num_trained, num_ranks, rank),
             element_bytes=p,
             offloads=recipe.offload_optimizer is not Offload.NONE,
+            master_bytes=recipe.master_dtype.num_bytes,
             accumulates=bool(kept),
+            watcher=watcher,
         )
         store.gradients = kept
         if kept:
             store.begin()  # stage 1 keeps its buckets from the first micro batch to the reduction after the last
         return store
     bucket = recipe.zero.reduce_bucket_size * p if recipe.zero_stage == 1 and recipe.zero.contiguous_gradients else 0
-    store = KeptGradients(table.numels, p, accumulates, bucket)
+    store = KeptGradients(table.numels, p, accumulates, bucket, watcher=watcher)
     store.gradients = kept
     store.buffers = bucket if accumulates else 0
     return store
@@ -218,13 +241,20 @@ def earlier_partition(table: ParameterTable, recipe: Recipe, num_ranks: int, ran
 
 
 def boundary_reduction(
-    table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int, after: Components
+    table: ParameterTable,
+    recipe: Recipe,
+    num_ranks: int,
+    rank: int,
+    after: Components,
+    watcher: Watcher = UNWATCHED,
 ) -> tuple[Components, Components]:
     """(peak, change) of reducing all gradients after backward: stage 0 in copied chunks, stage 1 bucket by bucket."""
     p = table.trained_dtype.num_bytes
     if recipe.zero_stage == 0:
-        chunk = Components(communication_buffers=largest_chunk(table.numels, STAGE0_CHUNK_ELEMENTS) * p)
-        return after + chunk, NOTHING
+        chunks = chunk_elements(table.numels, STAGE0_CHUNK_ELEMENTS)
+        for numel in chunks:
+            watcher.pass_through([numel * p])
+        return after + Components(communication_buffers=max(chunks) * p), NOTHING
     reduction = BucketedGradients(
         table=table,
         zero=recipe.zero,
@@ -232,6 +262,8 @@ def boundary_reduction(
         partition=partition_of(table.num_trained, num_ranks, rank),
         element_bytes=p,
         offloads=recipe.offload_optimizer is not Offload.NONE,
+        master_bytes=recipe.master_dtype.num_bytes,
+        watcher=watcher,
     )
     peak = reduction.add_all(after.gradients, after.communication_buffers)
     passing = Components(communication_buffers=peak - after.gradients - after.communication_buffers)
@@ -245,15 +277,16 @@ STAGE0_CHUNK_ELEMENTS = 500_000_000
 """Elements after which stage 0 reduces a chunk of gradients (``buffered_allreduce_fallback`` in ``engine.py``)."""
 
 
-def largest_chunk(numels: Sequence[int], limit: int) -> int:
-    """Elements of the largest chunk when tensors are gathered until they exceed ``limit``."""
-    largest = running = 0
+def chunk_elements(numels: Sequence[int], limit: int) -> list[int]:
+    """Elements of each chunk when tensors are gathered until they exceed ``limit``."""
+    chunks: list[int] = []
+    running = 0
     for numel in numels:
         running += numel
-        largest = max(largest, running)
         if running > limit:
+            chunks.append(running)
             running = 0
-    return largest
+    return [*chunks, running] if running else chunks
 
 
 def cached_casts(table: ParameterTable, recipe: Recipe) -> list[int]:

@@ -1,12 +1,13 @@
-"""torch's caching allocator with ``expandable_segments:True``: one stretch of addresses for each size class, to which
-physical pages are mapped as it grows.
+"""torch's caching allocator with ``expandable_segments:True``: a stretch of addresses for each size class of a stream,
+to which physical pages are mapped as it grows.
 
 Source: ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.13): ``get_free_block``, ``find_expandable_block``,
-``try_allocate_expandable_block``, ``map_block``, ``unmap_block``, ``should_split``. One stream.
+``try_allocate_expandable_block``, ``map_block``, ``unmap_block``, ``should_split``.
 """
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from vlmplan.memory.allocator import (
@@ -94,13 +95,13 @@ class ExpandableAllocator:
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
-        self._small = Stretch(SMALL_SEGMENT_BYTES)
-        self._large = Stretch(LARGE_SEGMENT_BYTES)
+        self._stretches: dict[int, tuple[Stretch, Stretch]] = {}
 
-    def allocate(self, num_bytes: int) -> Span:
+    def allocate(self, num_bytes: int, stream: int = 0) -> Span:
         """A span for ``num_bytes``. Raises OutOfDeviceMemory where no page can be mapped any more."""
         size = -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
-        stretch = self._small if size <= SMALL_BYTES else self._large
+        small, large = self._stretches.get(stream) or self._new_stream(stream)
+        stretch = small if size <= SMALL_BYTES else large
         span = stretch.take(size) or self._grown(stretch, size)
         span.is_free = False
         if span.num_bytes - size >= MIN_BLOCK_BYTES:
@@ -117,10 +118,14 @@ class ExpandableAllocator:
         span.stretch.add(span)
 
     def empty_cache(self) -> None:
-        """Unmap every page on which nothing lives."""
-        for stretch in (self._small, self._large):
+        """Unmap every page on which nothing lives, those of all streams."""
+        for stretch in chain.from_iterable(self._stretches.values()):
             for _, _, span in list(stretch.free):
                 self._unmap(stretch, span)
+
+    def _new_stream(self, stream: int) -> tuple[Stretch, Stretch]:
+        stretches = self._stretches[stream] = Stretch(SMALL_SEGMENT_BYTES), Stretch(LARGE_SEGMENT_BYTES)
+        return stretches
 
     def _grown(self, stretch: Stretch, size: int) -> Span:
         """A free span of at least ``size``, taken from its pool."""

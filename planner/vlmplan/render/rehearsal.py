@@ -16,7 +16,7 @@ from vlmplan.units import counted, duration_text, gib_text
 UNKNOWN = "-"
 ERROR = "error"
 LEAST_FRACTION = 0.001
-"""Of a component of fewer of the peak's bytes no error is shown: it would be large and mean nothing."""
+"""Of a component of fewer of the peak's bytes no error is shown, and no storage so small: both would mean nothing."""
 
 
 def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
@@ -139,6 +139,7 @@ def _print_largest(found: Comparison) -> None:
     rows = [
         (gib_text(one.num_bytes), one.component.replace("_", " "), one.maker or UNKNOWN, shape_text(one), one.phase)
         for one in found.largest
+        if one.num_bytes >= LEAST_FRACTION * found.peak_allocated_bytes
     ]
     titles = ("largest at the peak", "what", "made by", "tensor", "in")
     print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[:1])))

@@ -116,6 +116,12 @@ def forgetting_casts(mode: Rehearsal) -> int:
     return len(autocast._cache)
 
 
+def asking_for_the_device_by_default(mode: Rehearsal) -> list[bool]:
+    with torch.autocast(NAME, torch.bfloat16):
+        within = torch.is_autocast_enabled()
+    return [torch.is_autocast_enabled(), within]
+
+
 def making_numbers_on_the_host(mode: Rehearsal) -> str:
     return torch.tensor([2.0, 3.0], device=NAME).device.type
 

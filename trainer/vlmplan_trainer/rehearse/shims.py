@@ -200,6 +200,18 @@ def forgetting_casts() -> Iterator[None]:
 
 
 @contextmanager
+def asking_for_the_device_by_default() -> Iterator[None]:
+    """``torch.is_autocast_enabled()`` without a device asks for CUDA; peft's layers of four bits do."""
+    asked = torch.is_autocast_enabled
+
+    def is_enabled(*kinds: str) -> bool:
+        return asked(*(kinds or (NAME,)))
+
+    with replaced(torch, "is_autocast_enabled", is_enabled):
+        yield
+
+
+@contextmanager
 def making_numbers_on_the_host() -> Iterator[None]:
     """``torch.tensor(numbers, device=...)`` copies to the device before fake tensors come in; with this it makes a fake
     tensor first, as fake CUDA tensors do on machines without a card (``avoid_device_init``)."""
@@ -338,6 +350,7 @@ def counting_saved_bytes() -> Iterator[Saved]:
 DEVICE_SHIMS = (
     one_kind_of_keys,
     forgetting_casts,
+    asking_for_the_device_by_default,
     making_numbers_on_the_host,
     raising_after_backward,
     recording_no_streams,

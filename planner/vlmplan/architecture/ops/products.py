@@ -15,6 +15,9 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     Shapes: x (..., k), weight (n, k), or (k, n) where it ``is_transposed`` (``x @ weight``), result (..., n):
     ``2 * rows * n * k`` operations forward, the same again for each gradient. Autocast casts x and the weight first;
     the casts then are what is saved.
+
+    Backward takes gradients in the order of torch's generated code, by the names of the arguments: of ``mm(self,
+    mat2)`` the weight's first, of ``addmm(self, mat1, mat2)`` x's, the weight's and the bias's.
     """
     tape = x.tape
     if tape.autocast is not None:
@@ -29,7 +32,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     saved = (x.detached() if saves_x else None, detached(weight) if x.requires_grad else None)
     saves_view = x.requires_grad and not is_transposed and not is_replaced
     view_of = weight if saves_view and isinstance(weight, Parameter) else None
-    meta = (x.shape, x.dtype, weight.shape, bias and bias.shape)
+    is_weight_first = bias is None and not is_replaced and not is_transposed
+    meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, is_weight_first)
     node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
     out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
     rows = x.numel // in_width
@@ -42,24 +46,30 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
 def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
-    x_shape, dtype, weight_shape, bias_shape = node.meta
+    x_shape, dtype, weight_shape, bias_shape, is_weight_first = node.meta
     tape = g.tape
     flops = 2 * g.numel * x_shape[-1]
     hbm_bytes = (product(x_shape) + g.numel + product(weight_shape)) * dtype.num_bytes
     grad_x = grad_weight = grad_bias = None
-    if node.needs[2]:
-        grad_bias = reduced(g, bias_shape, dtype)
+    if is_weight_first and node.needs[1]:
+        grad_weight = tape.gradient(weight_shape, dtype)
+        tape.matmul(flops, hbm_bytes)
     if node.needs[0]:
         grad_x = tape.tensor(x_shape, dtype)
         tape.matmul(flops, hbm_bytes)
-    if node.needs[1]:
+    if not is_weight_first and node.needs[1]:
         grad_weight = tape.gradient(weight_shape, dtype)
         tape.matmul(flops, hbm_bytes)
+    if node.needs[2]:
+        grad_bias = reduced(g, bias_shape, dtype)
     return (grad_x, grad_weight, grad_bias)
 
 
 def matmul(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int) -> Tensor:
-    """Batched ``x @ y`` of result ``shape`` over width ``inner``: saves each if the other needs a gradient."""
+    """Batched ``x @ y`` of result ``shape`` over width ``inner``: saves each if the other needs a gradient.
+
+    The gradient of y comes first, as it does in ``bmm(self, mat2)``.
+    """
     tape = x.tape
     saved = (x.detached() if y.requires_grad else None, y.detached() if x.requires_grad else None)
     node = tape.node((x, y), _matmul_backward, saved, (x.shape, y.shape, inner))
@@ -76,10 +86,10 @@ def _matmul_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     flops = 2 * g.numel * inner
     hbm_bytes = (product(x_shape) + product(y_shape) + g.numel) * g.dtype.num_bytes
     grad_x = grad_y = None
-    if node.needs[0]:
-        grad_x = tape.tensor(x_shape, g.dtype)
-        tape.matmul(flops, hbm_bytes)
     if node.needs[1]:
         grad_y = tape.tensor(y_shape, g.dtype)
+        tape.matmul(flops, hbm_bytes)
+    if node.needs[0]:
+        grad_x = tape.tensor(x_shape, g.dtype)
         tape.matmul(flops, hbm_bytes)
     return (grad_x, grad_y)
