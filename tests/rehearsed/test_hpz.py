@@ -10,6 +10,7 @@ from planned import shortened
 from recipe_cases import cluster
 from vlmplan.communication import by_kind
 from vlmplan.estimate import Estimate, estimate
+from vlmplan.memory.allocator import LARGE_SEGMENT_BYTES
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe import Method, Recipe, ZeroSettings
@@ -78,4 +79,5 @@ def test_what_torch_reserves_grows_by_the_copies():
         recipe = found.recipe.with_changes(expandable_segments=False)
         return estimate(found.workload, recipe, found.cluster).device.reserved_bytes
 
-    assert reserved(2) - reserved(1) == pytest.approx(2 * estimated(Method.FULL, 1).num_params / 2, rel=0.25)
+    copies = 2 * estimated(Method.FULL, 1).num_params // 2
+    assert copies <= reserved(2) - reserved(1) <= copies + LARGE_SEGMENT_BYTES
