@@ -120,10 +120,10 @@ def _count_products(tape: Tape, weight: Parameter, num_tokens: int, chunk: int, 
     """The products of one summand, chunk by chunk, the last smaller: forward, and the gradients that are needed."""
     vocab_size, width = weight.shape
     full, rest = divmod(num_tokens, chunk)
-    for rows in [chunk] * full + [rest] * (rest > 0):
-        hbm_bytes = (vocab_size * width + rows * (vocab_size + width)) * dtype.num_bytes
-        for _ in range(count):
-            tape.matmul(2 * rows * vocab_size * width, hbm_bytes)
+    for rows, num_chunks in ((chunk, full), (rest, 1)):
+        if rows and num_chunks:
+            hbm_bytes = (vocab_size * width + rows * (vocab_size + width)) * dtype.num_bytes
+            tape.matmul(2 * rows * vocab_size * width, hbm_bytes, count * num_chunks)
 
 
 def _bytes_per_logit(dtype: DType) -> int:

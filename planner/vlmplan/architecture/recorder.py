@@ -67,10 +67,11 @@ class Recorder:
 
     # -- work ----------------------------------------------------------------------------------------------------
 
-    def matmul(self, flops: int, hbm_bytes: int) -> None:
+    def matmul(self, flops: int, hbm_bytes: int, count: int = 1) -> None:
+        """``count`` equal products."""
         if not self._is_phantom:
-            self._work.matmuls.append(Matmul(flops, hbm_bytes))
-            self._work.num_kernels += 1
+            self._work.matmuls.append(Matmul(flops, hbm_bytes, count))
+            self._work.num_kernels += count
 
     def attend(self, flops: int, hbm_bytes: int, *, is_causal: bool) -> None:
         if not self._is_phantom:

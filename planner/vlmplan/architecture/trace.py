@@ -114,10 +114,11 @@ def add_parts(left: Parts, right: Parts) -> Parts:
 
 
 class Matmul(NamedTuple):
-    """One matrix multiplication: its floating point operations and the bytes it must read and write."""
+    """A matrix multiplication: its floating point operations, the bytes it must read and write, and how often it runs."""
 
     flops: int
     hbm_bytes: int
+    count: int = 1
 
 
 @dataclass(slots=True)
@@ -133,7 +134,7 @@ class Work:
     @property
     def flops(self) -> int:
         """Floating point operations of matrix products, as torch's ``FlopCounterMode`` counts."""
-        return sum(matmul.flops for matmul in self.matmuls) + self.attention_flops
+        return sum(matmul.flops * matmul.count for matmul in self.matmuls) + self.attention_flops
 
     def __iadd__(self, other: "Work") -> "Work":
         self.matmuls += other.matmuls
@@ -145,15 +146,16 @@ class Work:
 
 
 class PhaseWork:
-    """What all layers together compute in one phase: ``matmuls`` counts equal products."""
+    """What all layers together compute in one phase: ``matmuls`` counts products of equal (flops, hbm_bytes)."""
 
     def __init__(self) -> None:
-        self.matmuls: dict[Matmul, int] = {}
+        self.matmuls: dict[tuple[int, int], int] = {}
         self.attention_flops = self.causal_attention_flops = self.elementwise_bytes = self.num_kernels = 0
 
     def add(self, work: Work, count: int) -> None:
         for matmul in work.matmuls:
-            self.matmuls[matmul] = self.matmuls.get(matmul, 0) + count
+            size = (matmul.flops, matmul.hbm_bytes)
+            self.matmuls[size] = self.matmuls.get(size, 0) + count * matmul.count
         self.attention_flops += count * work.attention_flops
         self.causal_attention_flops += count * work.causal_attention_flops
         self.elementwise_bytes += count * work.elementwise_bytes
@@ -162,7 +164,7 @@ class PhaseWork:
     @property
     def flops(self) -> int:
         """Floating point operations of matrix products, as torch's ``FlopCounterMode`` counts."""
-        return sum(matmul.flops * count for matmul, count in self.matmuls.items()) + self.attention_flops
+        return sum(flops * count for (flops, _), count in self.matmuls.items()) + self.attention_flops
 
 
 @dataclass(slots=True)
