@@ -114,7 +114,7 @@ def add_parts(left: Parts, right: Parts) -> Parts:
 
 
 class Matmul(NamedTuple):
-    """A matrix multiplication: its floating point operations, the bytes it must read and write, and how often it runs."""
+    """A matrix product: its floating point operations, the bytes it must read and write, and how often it runs."""
 
     flops: int
     hbm_bytes: int
