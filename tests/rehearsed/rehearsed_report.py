@@ -5,14 +5,14 @@ Bytes are of tensors: what cuBLAS takes is left out of estimates, since a rehear
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from statistics import median
 from typing import Any
 
 from rehearsed_cases import CASES, HERE, estimated
 
-from vlmplan.memory.components import Phase
+from vlmplan.memory.components import Components, Phase
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.units import MIB
 
@@ -22,15 +22,7 @@ PHASES = ("init", "forward", "backward", "step", "save")
 """Without load: a rehearsal makes random weights, which is not how a checkpoint is read."""
 OWN_PHASES = ("forward", "backward", "step")
 WITHOUT_WORKSPACES = ("load", "init")
-COMPONENTS = (
-    "weights",
-    "gradients",
-    "optimizer_states",
-    "activations",
-    "logits",
-    "communication_buffers",
-    "temporaries",
-)
+COMPONENTS = tuple(field.name for field in fields(Components))
 HEADER = """# Estimates beside rehearsals
 
 {num_cases} rehearsals of {num_models} models of {num_families} families, {num_vision} of which see, each on one rank of

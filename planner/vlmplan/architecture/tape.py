@@ -242,10 +242,8 @@ class Tape(Recorder):
         while ready:
             node = heapq.heappop(ready)[1]
             if fetched is not None and (node.module is not fetched or node.section != self._key):
-                self.release(fetched) if has_input_grad else self.keep(fetched)
-                fetched = None
-                self.end_recomputation(recomputed)
-                recomputed = ()
+                self._leave(fetched, recomputed, has_input_grad=has_input_grad)
+                fetched, recomputed = None, ()
             if node.section != self._key:
                 self._enter(node.section)
             if fetched is None and node.module is not None:
@@ -256,25 +254,29 @@ class Tape(Recorder):
             if node.holds_weight:
                 self._drops.append(Drop(node.sequence))
             for position, edge in enumerate(edges):
-                if edge is None:
-                    continue
                 if isinstance(edge, Parameter):
                     use = self._parameter_use(edge, node)
                     self._receive_parameter_gradient(use, results, position, buffers, pending_parameters)
-                    continue
-                target, index = edge
-                if target.module is not fetched:
-                    has_input_grad = True
-                result, results[position] = results[position], None
-                if result is not None:
-                    _receive(self, target, index, result)
-                    result = None
-                target.num_pending -= 1
-                if target.num_pending == 0:
-                    heapq.heappush(ready, (-target.sequence, target))
-        if fetched is not None:
-            self.release(fetched) if has_input_grad else self.keep(fetched)
+                elif edge is not None:
+                    has_input_grad |= edge[0].module is not fetched
+                    if self._hand_on(edge, results, position):
+                        heapq.heappush(ready, (-edge[0].sequence, edge[0]))
+        self._leave(fetched, recomputed, has_input_grad=has_input_grad)
+
+    def _leave(self, module: Any, recomputed: Sequence[Any], *, has_input_grad: bool) -> None:
+        """A module's backward is over: its weights go if its input has a gradient, and those that waited for it."""
+        if module is not None:
+            self.release(module) if has_input_grad else self.keep(module)
         self.end_recomputation(recomputed)
+
+    def _hand_on(self, edge: tuple[Node, int], results: list[Tensor | None], position: int) -> bool:
+        """Give a result to the node before, and forget it; whether that node has all of its gradients now."""
+        target, index = edge
+        result, results[position] = results[position], None
+        if result is not None:
+            _receive(self, target, index, result)
+        target.num_pending -= 1
+        return target.num_pending == 0
 
     def _receive_parameter_gradient(
         self,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Span, Trace
 from vlmplan.memory.engines import NORM_BYTES, ModelStates
 from vlmplan.memory.parameters import ParameterTable
-from vlmplan.memory.timeline import cached_casts
+from vlmplan.memory.timeline import STAGE0_CHUNK_ELEMENTS, cached_casts
 from vlmplan.recipe import Offload, Recipe
 
 
@@ -122,53 +122,71 @@ def peak_bound(
 
     ``owned_bytes``: gradients that reach into the rank's partition; ``accumulates``: a step has several micro batches.
     """
-    p = table.trained_dtype.num_bytes
     copies = states.copies.total
-    resident = states.resident.total + copies
-    buckets = (2 if recipe.zero.overlap_comm else 1) * recipe.zero.reduce_bucket_size * p
-    largest = table.largest_trained * p
-    copied = max(recipe.zero.reduce_bucket_size * p, largest)
-    accumulated = table.trained_bytes if accumulates else 0
-    step = states.step_peak.total + copies
     if recipe.zero_stage is None or recipe.zero_stage == 0:
-        chunk = 0 if recipe.zero_stage is None else min(table.trained_bytes, 500_000_000 * p + largest)
-        backward = max(profile.kept_peak, profile.dropped_peak + accumulated) + largest + chunk
-        forward = profile.forward_peak + accumulated + sum(cached_casts(table, recipe))
+        forward, backward = _whole_bounds(table, recipe, profile, accumulates=accumulates)
     elif recipe.zero_stage == 3:
-        zero, width = recipe.zero, max(2, p)
-        kept = max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
-        live = kept + 2 * zero.stage3_prefetch_bucket_size
-        one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
-        gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
-        again = profile.recomputed_bytes + largest  # and the trained weight that is used meanwhile
-        more = profile.held_bytes
-        if recipe.offload_params is not Offload.NONE and num_ranks > 1:
-            # this rank's shards on their way from the host
-            more += (zero.stage3_prefetch_bucket_size * width + table.largest_module_bytes) // num_ranks
-        shard = table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
-        weights = (gathered + profile.recomputed_bytes if live else max(gathered, again)) + more
-        backward = profile.dropped_peak + weights + copied + largest + shard * (p + NORM_BYTES)
-        forward = profile.forward_peak + gathered + more
+        forward, backward = _sharded_bounds(table, recipe, profile, num_ranks)
     else:
         owned = 0 if recipe.offload_optimizer is not Offload.NONE else owned_bytes
-        norms = 8 * table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
-        kept = table.trained_bytes if recipe.zero_stage == 1 else 0
-        if recipe.zero_stage == 1:
-            backward = (
-                max(profile.kept_peak, profile.dropped_peak + accumulated, kept + copied) + buckets + owned + largest
-            )
-            forward = profile.forward_peak + accumulated + (buckets if accumulated else 0)
-        else:
-            earlier = owned if accumulates else 0
-            backward = profile.dropped_peak + buckets + owned + earlier + copied + largest + norms
-            forward = profile.forward_peak + earlier
+        forward, backward = _bucketed_bounds(table, recipe, profile, owned, accumulates=accumulates)
     return max(
-        resident + backward,
-        resident + forward,
-        step,
+        states.resident.total + copies + max(forward, backward),
+        states.step_peak.total + copies,
         states.init_peak.total + copies,
         _loading_bound(table, recipe, states),
     )
+
+
+def _whole_bounds(
+    table: ParameterTable, recipe: Recipe, profile: MicroBatchProfile, *, accumulates: bool
+) -> tuple[int, int]:
+    """(forward, backward) beside the states where every rank keeps all gradients: plain PyTorch and stage 0."""
+    largest = table.largest_trained * table.trained_dtype.num_bytes
+    accumulated = table.trained_bytes if accumulates else 0
+    limit = STAGE0_CHUNK_ELEMENTS * table.trained_dtype.num_bytes
+    chunk = 0 if recipe.zero_stage is None else min(table.trained_bytes, limit + largest)
+    backward = max(profile.kept_peak, profile.dropped_peak + accumulated) + largest + chunk
+    return profile.forward_peak + accumulated + sum(cached_casts(table, recipe)), backward
+
+
+def _sharded_bounds(
+    table: ParameterTable, recipe: Recipe, profile: MicroBatchProfile, num_ranks: int
+) -> tuple[int, int]:
+    """The same under stage 3: weights come whole and go, gradients pass through the bucket."""
+    zero, p = recipe.zero, table.trained_dtype.num_bytes
+    width, largest = max(2, p), table.largest_trained * table.trained_dtype.num_bytes
+    kept = max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
+    live = kept + 2 * zero.stage3_prefetch_bucket_size
+    one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
+    gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
+    again = profile.recomputed_bytes + largest  # and the trained weight that is used meanwhile
+    more = profile.held_bytes
+    if recipe.offload_params is not Offload.NONE and num_ranks > 1:
+        # this rank's shards on their way from the host
+        more += (zero.stage3_prefetch_bucket_size * width + table.largest_module_bytes) // num_ranks
+    shard = table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
+    weights = (gathered + profile.recomputed_bytes if live else max(gathered, again)) + more
+    copied = max(zero.reduce_bucket_size * p, largest)
+    backward = profile.dropped_peak + weights + copied + largest + shard * (p + NORM_BYTES)
+    return profile.forward_peak + gathered + more, backward
+
+
+def _bucketed_bounds(
+    table: ParameterTable, recipe: Recipe, profile: MicroBatchProfile, owned: int, *, accumulates: bool
+) -> tuple[int, int]:
+    """The same under stages 1 and 2; ``owned`` bytes of gradients stay on the GPU for the rank's partition."""
+    p, largest = table.trained_dtype.num_bytes, table.largest_trained * table.trained_dtype.num_bytes
+    buckets = (2 if recipe.zero.overlap_comm else 1) * recipe.zero.reduce_bucket_size * p
+    copied = max(recipe.zero.reduce_bucket_size * p, largest)
+    if recipe.zero_stage == 1:
+        accumulated = table.trained_bytes if accumulates else 0
+        kept = max(profile.kept_peak, profile.dropped_peak + accumulated, table.trained_bytes + copied)
+        return profile.forward_peak + accumulated + (buckets if accumulated else 0), kept + buckets + owned + largest
+    earlier = owned if accumulates else 0
+    norms = NORM_BYTES * table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
+    backward = profile.dropped_peak + buckets + owned + earlier + copied + largest + norms
+    return profile.forward_peak + earlier, backward
 
 
 def _loading_bound(table: ParameterTable, recipe: Recipe, states: ModelStates) -> int:

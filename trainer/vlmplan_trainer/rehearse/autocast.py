@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import library as operators
 from torch.utils._pytree import tree_map
 
 from vlmplan_trainer.rehearse.device import NAME
@@ -37,7 +38,7 @@ FLOAT32_RESULT = (
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot".split()
 
 _cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-_libraries: list[torch.library.Library] = []
+_libraries: list[operators.Library] = []
 """Registrations last as long as these."""
 
 
@@ -48,10 +49,10 @@ def forget_casts() -> None:
 
 def register() -> None:
     """Give the device its lists, once in a process."""
-    everything = torch.library.Library("_", "IMPL")
-    everything.fallback(torch.library.fallthrough_kernel, KEY)
+    everything = operators.Library("_", "IMPL")
+    everything.fallback(operators.fallthrough_kernel, KEY)
     _libraries.append(everything)
-    aten = torch.library.Library("aten", "IMPL")
+    aten = operators.Library("aten", "IMPL")
     _libraries.append(aten)
     policies: tuple[tuple[Sequence[str], Callable[[Any], Callable[..., Any]]], ...] = (
         (LOWER_PRECISION, _lower_precision),

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch import library as operators
 
 aten = torch.ops.aten
 FLASH_TILE = 128
@@ -24,7 +25,7 @@ MASK_ALIGNMENT = 8
 ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward")
 """Operations that torch takes apart (``CompositeImplicitAutograd``) where a device has no kernel of its own."""
 
-_libraries: list[torch.library.Library] = []
+_libraries: list[operators.Library] = []
 """Registrations last as long as these."""
 
 
@@ -52,14 +53,14 @@ def register(capability: tuple[int, int]) -> None:
         fused = aten._scaled_dot_product_fused_attention_overrideable
         return fused(query, key, value, bias, dropout_p, is_causal, False, scale=scale)[0]
 
-    library = torch.library.Library("aten", "IMPL")
+    made = operators.Library("aten", "IMPL")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
-        library.impl("scaled_dot_product_attention", attention, key)
+        made.impl("scaled_dot_product_attention", attention, key)
         for name, kernel in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
-            library.impl(name, _casting_inside(kernel), key)
+            made.impl(name, _casting_inside(kernel), key)
     for name in ONE_KERNEL_ON_CUDA:
-        library.impl(name, _never_run, "PrivateUse1")
-    _libraries.append(library)
+        made.impl(name, _never_run, "PrivateUse1")
+    _libraries.append(made)
 
 
 def _casting_inside(kernel: Any) -> Callable[..., Tensor]:
