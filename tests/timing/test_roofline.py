@@ -170,10 +170,10 @@ def phase(work: Work, count: int = 1) -> PhaseWork:
 def test_no_work_is_done_above_its_rate_or_moved_above_the_bandwidth(work: Work, speed: Rates):
     busy = busy_seconds(phase(work), speed)
     by_kind = (busy.products * speed.products_per_second, busy.attention * speed.attention_per_second)
-    assert sum(matmul.flops * matmul.count for matmul in work.matmuls) <= by_kind[0] * (1 + 1e-9)
+    assert sum(matmul.flops * matmul.repeats for matmul in work.matmuls) <= by_kind[0] * (1 + 1e-9)
     assert work.attention_flops <= by_kind[1] * (1 + 1e-9)
     assert (
-        sum(matmul.hbm_bytes * matmul.count for matmul in work.matmuls)
+        sum(matmul.hbm_bytes * matmul.repeats for matmul in work.matmuls)
         <= busy.products * speed.bytes_per_second * (1 + 1e-9) + 1
     )
     assert work.elementwise_bytes <= busy.memory * speed.bytes_per_second * (1 + 1e-9) + 1

@@ -118,7 +118,7 @@ class Matmul(NamedTuple):
 
     flops: int
     hbm_bytes: int
-    count: int = 1
+    repeats: int = 1
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class Work:
     @property
     def flops(self) -> int:
         """Floating point operations of matrix products, as torch's ``FlopCounterMode`` counts."""
-        return sum(matmul.flops * matmul.count for matmul in self.matmuls) + self.attention_flops
+        return sum(matmul.flops * matmul.repeats for matmul in self.matmuls) + self.attention_flops
 
     def __iadd__(self, other: "Work") -> "Work":
         self.matmuls += other.matmuls
@@ -155,7 +155,7 @@ class PhaseWork:
     def add(self, work: Work, count: int) -> None:
         for matmul in work.matmuls:
             size = (matmul.flops, matmul.hbm_bytes)
-            self.matmuls[size] = self.matmuls.get(size, 0) + count * matmul.count
+            self.matmuls[size] = self.matmuls.get(size, 0) + count * matmul.repeats
         self.attention_flops += count * work.attention_flops
         self.causal_attention_flops += count * work.causal_attention_flops
         self.elementwise_bytes += count * work.elementwise_bytes
