@@ -95,6 +95,7 @@ def attend(
     mask: Tensor | None = None,
     scores: Scores = PLAIN_SCORES,
     lengths: Sequence[int] = (),
+    calls: Sequence[int] = (),
 ) -> Tensor:
     """Attention of q over k and v; the result has shape (batch, tokens, heads * head_dim).
 
@@ -102,6 +103,7 @@ def attend(
     enough: sliding windows shorter than the sequence, prefix or image blocks that see each other. The fused kernels
     cap and drop without keeping anything more than the state of a random generator.
     ``lengths`` are those of the sequences that are packed into the tokens (flash_attention_2's ``cu_seqlens``).
+    ``calls``: the same where each sequence is a call of the kernel of its own, see ``joins_calls``.
     """
     batch, num_heads, num_tokens, head_dim = q.shape
     is_grouped = k.shape[1] != num_heads
@@ -119,11 +121,23 @@ def attend(
         q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
     if kernel is Kernel.MATH:
         return _math(q, k, v, is_causal=is_causal, dropout=scores.dropout)
-    num_pairs = sum(length**2 for length in lengths) or batch * num_tokens * k.shape[2]
+    num_pairs = sum([length**2 for length in lengths or calls]) or batch * num_tokens * k.shape[2]
     is_causal = is_causal and mask is None  # a kernel with a mask skips nothing
-    return _fused(backend, kernel, q, k, v, num_pairs=num_pairs, is_causal=is_causal, mask=mask).view(
-        batch, num_tokens, num_heads * head_dim
-    )
+    out = _fused(backend, kernel, q, k, v, num_pairs=num_pairs, is_causal=is_causal, mask=mask, calls=calls)
+    return out.view(batch, num_tokens, num_heads * head_dim)
+
+
+def joins_calls(backend: AttentionBackend, q: Tensor, lengths: Sequence[int]) -> bool:
+    """Whether one ``attend`` with ``calls`` leaves the trace that one call for each of the ``lengths`` leaves.
+
+    It does where a fused kernel allocates nothing but what it saves and one workspace at a time. Backward runs the
+    first call last, when the gradients of all others are there: that is the peak, if no other call is larger. A tape
+    that logs storages needs every call.
+    """
+    tape, head_dim = q.tape, q.shape[-1]
+    kernel = backend.kernel(head_dim=head_dim, is_grouped=False, has_mask=False, dtype=tape.autocast or q.dtype)
+    is_fused = kernel in (Kernel.FLASH, Kernel.EFFICIENT) and tape.autocast in (None, q.dtype)
+    return is_fused and not tape.runs_every_call and lengths[0] == max(lengths)
 
 
 def heads_together(backend: AttentionBackend, q: Tensor, k: Tensor, out: Tensor, *, has_mask: bool) -> Tensor:
@@ -169,6 +183,7 @@ def _fused(
     num_pairs: int,
     is_causal: bool,
     mask: Tensor | None,
+    calls: Sequence[int] = (),
 ) -> Tensor:
     """One kernel: saves q, k, v, the result and a log-sum-exp per row; a mask is saved as a bias in q's type."""
     tape = q.tape
@@ -183,12 +198,13 @@ def _fused(
     if bias is not None and kernel is Kernel.EFFICIENT and backend.has_workspaces:
         bias = _aligned(bias)
     flops = 2 * 2 * num_pairs * num_heads * head_dim
-    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, backend.has_workspaces)
+    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, backend.has_workspaces, calls)
     node = tape.node((q, k, v), _fused_backward, (q.detached(), k.detached(), v.detached(), bias), meta)
     out = tape.tensor(q.shape, q.dtype, node)
     log_sum_exp = tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32)
     tape.save(node, out, log_sum_exp)
-    tape.attend(flops, 2 * q.num_bytes + k.num_bytes + v.num_bytes, is_causal=is_causal)
+    hbm_bytes = 2 * q.num_bytes + k.num_bytes + v.num_bytes
+    tape.attend(flops, hbm_bytes, is_causal=is_causal, num_kernels=len(calls) or 1)
     return out
 
 
@@ -210,9 +226,13 @@ def _fused_backward(node: Node, grads: Grads) -> Grads:
     and dv of every query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike)."""
     (g,) = grads
     assert g is not None
-    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, has_workspaces = node.meta
+    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, has_workspaces, calls = node.meta
     tape = g.tape
     batch, num_heads, num_tokens, head_dim = q_shape
+    if calls:
+        # The first call's backward runs last: what the others saved is gone, and the workspaces are its own.
+        _free_all_but(node, calls[0], num_tokens)
+        num_tokens = calls[0]
     result = [tape.tensor(shape, dtype) for shape in (q_shape, k_shape, v_shape)]
     workspaces: list[Tensor] = []
     if has_workspaces:
@@ -223,9 +243,16 @@ def _fused_backward(node: Node, grads: Grads) -> Grads:
                 expanded = (batch, num_heads, *k_shape[2:])
                 workspaces += [tape.tensor(expanded, dtype), tape.tensor(expanded, dtype)]
     # Five products of the forward's size where the forward has two: the scores are computed again.
-    tape.attend(flops * 5 // 2, 4 * g.num_bytes, is_causal=is_causal)
+    tape.attend(flops * 5 // 2, 4 * g.num_bytes, is_causal=is_causal, num_kernels=len(calls) or 1)
     del workspaces
     return list(result)
+
+
+def _free_all_but(node: Node, num_kept: int, num_tokens: int) -> None:
+    """Free the result and the log-sum-exps of all tokens but ``num_kept``."""
+    for saved in node.saved[-2:]:
+        assert isinstance(saved, Tensor)
+        saved.storage.shrink(saved.storage.num_bytes * num_kept // num_tokens)
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, *, mask: bool, rules: Scores, is_written_out: bool) -> Tensor:

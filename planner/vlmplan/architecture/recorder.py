@@ -73,12 +73,12 @@ class Recorder:
             self._work.matmuls.append(Matmul(flops, hbm_bytes, count))
             self._work.num_kernels += count
 
-    def attend(self, flops: int, hbm_bytes: int, *, is_causal: bool) -> None:
+    def attend(self, flops: int, hbm_bytes: int, *, is_causal: bool, num_kernels: int = 1) -> None:
         if not self._is_phantom:
             self._work.attention_flops += flops
             self._work.causal_attention_flops += flops if is_causal else 0
             self._work.elementwise_bytes += hbm_bytes
-            self._work.num_kernels += 1
+            self._work.num_kernels += num_kernels
 
     def move(self, hbm_bytes: int, num_kernels: int = 1) -> None:
         """Operations bound by memory bandwidth that read and write ``hbm_bytes`` in all."""

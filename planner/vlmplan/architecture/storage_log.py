@@ -47,6 +47,7 @@ class LoggingTape(Tape):
     """Logs storages. ``runs_all_layers``: nothing is left to ``expanded``, which tests compare with."""
 
     storage_class = LoggedStorage
+    runs_every_call = True
     runs_all_layers = False
     _num_storages = 0
 

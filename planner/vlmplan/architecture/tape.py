@@ -40,6 +40,7 @@ class Tape(Recorder):
     """
 
     storage_class: ClassVar[type[Storage]] = Storage
+    runs_every_call: ClassVar[bool] = False  # of kernels that could be recorded at once, see ``attention.joins_calls``
 
     def __init__(
         self,

@@ -42,6 +42,11 @@ class Storage:
     def __del__(self) -> None:
         self.tape.free(self.num_bytes, self.kind)
 
+    def shrink(self, num_bytes: int) -> None:
+        """Free all but ``num_bytes``: where one storage stands for several that go one after the other."""
+        self.tape.free(self.num_bytes - num_bytes, self.kind)
+        self.num_bytes = num_bytes
+
 
 class Parameter:
     """A weight of the model: a leaf of the graph, whose own bytes the engine model counts, not the tape.

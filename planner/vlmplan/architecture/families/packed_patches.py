@@ -7,7 +7,7 @@ copies, the ``forward`` of the models).
 from collections.abc import Mapping, Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import AttentionBackend, attend, joins_calls
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext
 from vlmplan.architecture.model import Batch
@@ -54,9 +54,10 @@ class PatchAttention(Module):
             q, k, v = (part.view(1, *head) for part in (q, k, v))
             return self.proj(attend(context.backend, q, k, v, is_causal=False, lengths=lengths).view(*x.shape))
         # The lists live until the end of this function as they do there.
-        shapes = [(1, self.num_heads, length, head_dim) for length in lengths]
+        calls = lengths if joins_calls(context.backend, q, lengths) else ()
+        shapes = [(1, self.num_heads, length, head_dim) for length in ((num_patches,) if calls else lengths)]
         parts = [ops.split(part, *shapes) for part in (q, k, v)]
-        outs = [attend(context.backend, *part, is_causal=False) for part in zip(*parts, strict=True)]
+        outs = [attend(context.backend, *part, is_causal=False, calls=calls) for part in zip(*parts, strict=True)]
         out = ops.concatenate(outs, x.shape)
         return self.proj(out)
 
