@@ -14,6 +14,7 @@ from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.bounds import peak_bound
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
+from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.recipe import Method, Offload, Precision, Recipe, ZeroSettings
 from vlmplan.rules import Severity, default_attention, model_facts, problems
@@ -185,6 +186,9 @@ class SetupSpace:
     def largest_fitting(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[tuple[int, int]]) -> Setup | None:
         """The recipe with the largest micro batch that fits, found by bisection: its peak grows with the batch."""
         budget = budget_bytes(cluster)
+        if self.states(recipe, cluster).resident.total > budget:
+            self.num_considered += 1
+            return None  # whatever a micro batch takes
         best: tuple[int, int, int] | None = None
         low, high = 0, len(sizes) - 1
         middle = high
@@ -264,7 +268,7 @@ class SetupSpace:
         num_ranks = cluster.num_gpus
         owned = states.owned_bytes(num_ranks) if recipe.zero_stage in (1, 2) else 0
         profile = self.micro_batches(recipe, cluster).profile(micro_batch)
-        resident = states.states(recipe, num_ranks)
+        resident = self.states(recipe, cluster)
         return peak_bound(
             estimator.table,
             recipe,
@@ -274,6 +278,10 @@ class SetupSpace:
             owned_bytes=owned,
             accumulates=accumulates,
         )
+
+    def states(self, recipe: Recipe, cluster: Cluster) -> ModelStates:
+        """What a GPU of the cluster holds throughout the step."""
+        return self._estimator(recipe)[1].states(recipe, cluster.num_gpus)
 
     # -- numbers -------------------------------------------------------------------------------------------------
 
