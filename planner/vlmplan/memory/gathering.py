@@ -9,15 +9,12 @@ again soon. Sizes are in elements as DeepSpeed counts them; ``gathered_bytes`` t
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.memory.blocks import UNWATCHED, Stream, Watcher
 from vlmplan.recipe import ZeroSettings
-
-ParameterKey = tuple[int, int | None]
-ModuleKey = tuple[int, int | None]
-
 
 WRAPPERS, ADAPTER_WRAPPERS = 3, 2
 """Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
@@ -53,13 +50,36 @@ class _Storage:
 
 
 @dataclass(slots=True, eq=False)
+class _Weight:
+    """One weight of one layer, and where it stands. ``storage`` is there while it is whole, ``gather`` while it is on
+    its way; ``fetched_for`` is the last step that prefetch has counted on, ``uses`` are the steps that need it."""
+
+    numel: int
+    num_bytes: int
+    is_trained: bool
+    storage: _Storage | None = None
+    gather: "_Gather | None" = None
+    fetched_for: int = -1
+    uses: deque[int] = field(default_factory=deque[int])
+    users: "set[_Module]" = field(default_factory=set["_Module"])
+
+
+@dataclass(slots=True, eq=False)
+class _Module:
+    """A module of one layer; ``weights`` are those that come and go, ``numel`` is of all."""
+
+    weights: list[_Weight]
+    numel: int
+
+
+@dataclass(slots=True, eq=False)
 class _Gather:
     """One collective that is under way or whose flat buffer still exists, and what it makes whole."""
 
     flat_bytes: int
     num_waiting: int
     is_done: bool = False
-    storages: dict[ParameterKey, _Storage] = field(default_factory=dict[ParameterKey, _Storage])
+    storages: dict[_Weight, _Storage] = field(default_factory=dict[_Weight, _Storage])
 
 
 class GatheredWeights:
@@ -86,213 +106,189 @@ class GatheredWeights:
         self._watcher = watcher
         self._peak = 0
         self.sent = (Sent(), Sent())
-        self._numel: dict[ParameterKey, int] = {}
-        self._bytes: dict[ParameterKey, int] = {}
-        self._trained: set[ParameterKey] = set()
-        self._members: dict[ModuleKey, list[ParameterKey]] = {}
-        forward = [self._module_key(event.module, run) for run, event in _forward_fetches(trace)]
-        backward = [self._module_key(event.module, run) for run, event in _backward_fetches(trace)]
-        self._steps: list[ModuleKey] = forward + backward
+        self._weights: dict[tuple[int, int | None], _Weight] = {}
+        self._modules: dict[tuple[int, int | None], _Module] = {}
+        forward = [self._module(event.module, run) for run, event in _forward_fetches(trace)]
+        backward = [self._module(event.module, run) for run, event in _backward_fetches(trace)]
+        steps = forward + backward
         self._outermost_steps = (0, len(forward))
-        self._traversed = self._cumulative_elements()
-        self._uses = self._uses_by_parameter()
-        self._queue = deque((key, step) for step, module in enumerate(self._steps) for key in self._members[module])
-        self._fetched_for: dict[ParameterKey, int] = {}
-        self._available: dict[ParameterKey, _Storage] = {}
-        self._active: dict[ModuleKey, None] = {}  # fetched and not released
-        self._users: dict[ParameterKey, set[ModuleKey]] = {}
-        self._views: dict[tuple[int, int | None], tuple[ParameterKey, _Storage]] = {}
-        self._in_flight: dict[ParameterKey, _Gather] = {}
+        self._traversed = list(accumulate((module.numel for module in steps), initial=0))
+        self._queue = deque((weight, step) for step, module in enumerate(steps) for weight in module.weights)
+        for weight, step in self._queue:
+            weight.uses.append(step)
+        self._active: dict[_Module, None] = {}  # fetched and not released
+        self._views: dict[tuple[int, int | None], tuple[_Weight, _Storage]] = {}
         self._num_available = 0
         self._step = 0
         self.live_bytes = 0
 
-    # -- tables --------------------------------------------------------------------------------------------------
-
-    def _module_key(self, module: Any, run: Run) -> ModuleKey:
+    def _module(self, module: Any, run: Run) -> _Module:
         key = (id(module), run.layer)
-        if key not in self._members:
-            members: list[ParameterKey] = []
-            for parameter in module.parameters_by_name.values():
-                parameter_key = (id(parameter), run.layer)
-                self._numel[parameter_key] = parameter.numel
-                self._bytes[parameter_key] = parameter.numel * parameter.dtype.num_bytes
-                if parameter.requires_grad:
-                    self._trained.add(parameter_key)
-                members.append(parameter_key)
-            self._members[key] = members
-        return key
+        if key not in self._modules:
+            parameters = module.parameters_by_name.values()
+            limit = self._zero.stage3_param_persistence_threshold
+            weights = [self._weight(parameter, run) for parameter in parameters if parameter.numel > limit]
+            self._modules[key] = _Module(weights, sum([parameter.numel for parameter in parameters]))
+        return self._modules[key]
 
-    def _is_persistent(self, key: ParameterKey) -> bool:
-        return self._numel[key] <= self._zero.stage3_param_persistence_threshold
-
-    def _cumulative_elements(self) -> list[int]:
-        total = 0
-        result = [0]
-        for module in self._steps:
-            total += sum(self._numel[key] for key in self._members[module])
-            result.append(total)
-        return result
-
-    def _uses_by_parameter(self) -> dict[ParameterKey, deque[int]]:
-        uses: dict[ParameterKey, deque[int]] = {}
-        for step, module in enumerate(self._steps):
-            for key in self._members[module]:
-                uses.setdefault(key, deque()).append(step)
-        return uses
+    def _weight(self, parameter: Any, run: Run) -> _Weight:
+        key = (id(parameter), run.layer)
+        if key not in self._weights:
+            num_bytes = parameter.numel * parameter.dtype.num_bytes
+            self._weights[key] = _Weight(parameter.numel, num_bytes, parameter.requires_grad)
+        return self._weights[key]
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def fetch(self, module: Any, run: Run) -> int:
+    def fetch(self, event: Fetch, run: Run) -> int:
         """The module is about to run: gather what it needs, then prefetch (``fetch_sub_module``)."""
-        module_key = (id(module), run.layer)
-        members = self._members[module_key]
-        self._active[module_key] = None
+        module = self._modules[(id(event.module), run.layer)]
+        self._active[module] = None
         self._peak = self.live_bytes
         if self._step in self._outermost_steps:
             for _ in range(self._num_wrappers):
                 self._prefetch()
-        for key in members:
-            self._users.setdefault(key, set()).add(module_key)
-        if missing := [key for key in members if not self._is_persistent(key) and not self._is_here(key)]:
+        missing: list[_Weight] = []
+        for weight in module.weights:
+            weight.users.add(module)
+            if weight.storage is None and weight.gather is None:
+                missing.append(weight)
+        if missing:
             self._gather(missing)
-        for key in members:
-            gather = self._in_flight.pop(key, None)
-            if gather is not None:
-                self._wait(gather, key)
-        self._drop_from_queue(members)
+        for weight in module.weights:
+            if weight.gather is not None:
+                self._wait(weight, weight.gather)
+        self._drop_from_queue(module)
         self._prefetch()
         self._step += 1
         return max(self._peak, self.live_bytes)
 
     def release(self, event: Release, run: Run) -> None:
         """The module is done: partition what is not used again within the reuse distance (``release_sub_module``)."""
-        module_key = (id(event.module), run.layer)
-        self._active.pop(module_key, None)
-        for key in self._members[module_key]:
-            users = self._users[key]
-            users.discard(module_key)
-            if key in self._available and not users and (event.ends_recomputation or not self._is_kept(key)):
-                self._take(key)
+        module = self._modules[(id(event.module), run.layer)]
+        self._active.pop(module, None)
+        for weight in module.weights:
+            weight.users.discard(module)
+            if weight.storage is not None and not weight.users:
+                if event.ends_recomputation or not self._is_kept(weight):
+                    self._take(weight, weight.storage)
 
     def end_backward(self) -> None:
         """Release the modules whose input needed no gradient, so that none told them that their backward is done
         (``release_backward_leftovers``, after the last reduction of gradients)."""
         for module in self._active:
-            for key in self._members[module]:
-                if key in self._available:
-                    self._take(key)
+            for weight in module.weights:
+                if weight.storage is not None:
+                    self._take(weight, weight.storage)
         self._active.clear()
 
     def hold(self, event: Hold, run: Run) -> None:
         """Autograd saves a view. ``F.linear`` does; ``stage3_max_live_parameters`` knows nothing of it."""
-        key = (id(event.parameter), run.layer)
-        storage = self._available.get(key)
-        if storage is not None:
-            storage.num_views += 1
-            self._views[(event.handle, run.layer)] = key, storage
+        weight = self._weights.get((id(event.parameter), run.layer))
+        if weight is not None and weight.storage is not None:
+            weight.storage.num_views += 1
+            self._views[(event.handle, run.layer)] = weight, weight.storage
 
     def drop(self, event: Drop, run: Run) -> None:
         """The backward that needed the view has run."""
-        key, storage = self._views.pop((event.handle, run.layer), (None, None))
-        if key is None or storage is None:
+        weight, storage = self._views.pop((event.handle, run.layer), (None, None))
+        if weight is None or storage is None:
             return
         storage.num_views -= 1
         if storage.is_released and not storage.num_views:
-            self.live_bytes -= self._bytes[key]
+            self.live_bytes -= weight.num_bytes
             self._watcher.free(storage)
 
-    def _take(self, key: ParameterKey) -> None:
+    def _take(self, weight: _Weight, storage: _Storage) -> None:
         """The whole weight goes, but for views of it."""
-        storage = self._available.pop(key)
+        weight.storage = None
         storage.is_released = True
-        self._num_available -= self._numel[key]
+        self._num_available -= weight.numel
         if not storage.num_views:
-            self.live_bytes -= self._bytes[key]
+            self.live_bytes -= weight.num_bytes
             self._watcher.free(storage)
 
-    def _is_here(self, key: ParameterKey) -> bool:
-        return key in self._available or key in self._in_flight
-
-    def _gather(self, keys: list[ParameterKey]) -> None:
+    def _gather(self, weights: list[_Weight]) -> None:
         """Start one collective. A single weight lands in its own buffer; several share a flat one.
 
         A rank that is alone brings each weight from the host to where it stays (``NoGatherCoalescedHandle``).
         """
         is_alone = self._num_ranks == 1
-        flat = 0 if is_alone else sum(self._aligned_bytes(key) for key in keys)
-        gather = _Gather(flat, len(keys), storages={key: _Storage() for key in keys})
-        for key in keys:
-            self._in_flight[key] = gather
-            self._num_available += self._numel[key]
-        if is_alone or len(keys) == 1:
-            for key in keys:
-                self._watcher.make(gather.storages[key], flat or self._bytes[key], Stream.GATHER)
+        flat = 0 if is_alone else sum([self._aligned_bytes(weight) for weight in weights])
+        gather = _Gather(flat, len(weights), storages={weight: _Storage() for weight in weights})
+        for weight in weights:
+            weight.gather = gather
+            self._num_available += weight.numel
+        if is_alone or len(weights) == 1:
+            for weight in weights:
+                self._watcher.make(gather.storages[weight], flat or weight.num_bytes, Stream.GATHER)
         else:
             self._watcher.make(gather, flat, Stream.GATHER)
         if self._offloads and not is_alone:
-            self._watcher.pass_through([self._aligned_bytes(key) // self._num_ranks for key in keys], Stream.GATHER)
-        self.live_bytes += sum(self._bytes[key] for key in keys) if is_alone else flat
-        self._count(keys)
-        shards = flat // self._num_ranks if self._offloads else 0
-        self._peak = max(self._peak, self.live_bytes + shards)
+            shards = [self._aligned_bytes(weight) // self._num_ranks for weight in weights]
+            self._watcher.pass_through(shards, Stream.GATHER)
+        self.live_bytes += sum([weight.num_bytes for weight in weights]) if is_alone else flat
+        self._count(weights)
+        from_host = flat // self._num_ranks if self._offloads else 0
+        self._peak = max(self._peak, self.live_bytes + from_host)
 
-    def _count(self, keys: list[ParameterKey]) -> None:
+    def _count(self, weights: list[_Weight]) -> None:
         sent = self.sent[self._step >= self._outermost_steps[1]]
         sent.add(
-            [self._bytes[key] for key in keys if key in self._trained],
-            [self._bytes[key] for key in keys if key not in self._trained],
+            [weight.num_bytes for weight in weights if weight.is_trained],
+            [weight.num_bytes for weight in weights if not weight.is_trained],
         )
 
-    def _wait(self, gather: _Gather, key: ParameterKey) -> None:
+    def _wait(self, weight: _Weight, gather: _Gather) -> None:
         """The collective is needed: weights are copied out of a shared buffer, which goes with its last user."""
+        weight.gather = None
         if not gather.is_done:
             gather.is_done = True
-            self._available.update(gather.storages)
+            for other, storage in gather.storages.items():
+                other.storage = storage
             if self._num_ranks == 1:
                 pass
             elif len(gather.storages) == 1:
-                self.live_bytes += self._bytes[key] - gather.flat_bytes
+                self.live_bytes += weight.num_bytes - gather.flat_bytes
                 gather.flat_bytes = 0
             else:
                 for other, storage in gather.storages.items():
-                    self.live_bytes += self._bytes[other]
-                    self._watcher.make(storage, self._bytes[other], Stream.GATHER)
+                    self.live_bytes += other.num_bytes
+                    self._watcher.make(storage, other.num_bytes, Stream.GATHER)
         self._peak = max(self._peak, self.live_bytes)
         gather.num_waiting -= 1
         if gather.num_waiting == 0:
             self.live_bytes -= gather.flat_bytes
             self._watcher.free(gather)
 
-    def _aligned_bytes(self, key: ParameterKey) -> int:
-        return -(-self._bytes[key] // self._num_ranks) * self._num_ranks
+    def _aligned_bytes(self, weight: _Weight) -> int:
+        return -(-weight.num_bytes // self._num_ranks) * self._num_ranks
 
-    def _drop_from_queue(self, members: list[ParameterKey]) -> None:
-        expected = sum(1 for key in members if self._fetched_for.get(key, -1) < self._step)
-        dropped: set[ParameterKey] = set()
-        while self._queue and len(dropped) < expected:
-            key, step = self._queue.popleft()
-            self._fetched_for[key] = step
-            dropped.add(key)
+    def _drop_from_queue(self, module: _Module) -> None:
+        """What the module uses now needs no prefetch any more. Uses leave the queue in their order."""
+        while self._queue and self._queue[0][1] <= self._step:
+            weight, step = self._queue.popleft()
+            weight.fetched_for = max(weight.fetched_for, step)
 
     def _prefetch(self) -> None:
-        room = min(self._zero.stage3_max_live_parameters - self._num_available, self._zero.stage3_prefetch_bucket_size)
-        chosen: dict[ParameterKey, None] = {}
+        zero = self._zero
+        room = min(zero.stage3_max_live_parameters - self._num_available, zero.stage3_prefetch_bucket_size)
+        chosen: dict[_Weight, None] = {}
         num_elements = 0
         while self._queue and num_elements < room:
-            key, step = self._queue.popleft()
-            self._fetched_for[key] = max(self._fetched_for.get(key, -1), step)
-            if not self._is_persistent(key) and not self._is_here(key) and key not in chosen:
-                chosen[key] = None
-                num_elements += self._numel[key]
+            weight, step = self._queue.popleft()
+            weight.fetched_for = max(weight.fetched_for, step)
+            if weight.storage is None and weight.gather is None and weight not in chosen:
+                chosen[weight] = None
+                num_elements += weight.numel
         if chosen:
             self._gather(list(chosen))
 
-    def _is_kept(self, key: ParameterKey) -> bool:
+    def _is_kept(self, weight: _Weight) -> bool:
         """Whether the weight stays: prefetch counted on it, or it is used again within the reuse distance."""
-        if self._fetched_for.get(key, -1) > self._step:
+        if weight.fetched_for > self._step:
             return True
-        uses = self._uses[key]
+        uses = weight.uses
         while uses and uses[0] < self._step:
             uses.popleft()
         if not uses:
@@ -303,7 +299,7 @@ class GatheredWeights:
 def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:
     """Tell ``gathered`` of an event. Returns the most bytes that were live during it."""
     if isinstance(event, Fetch):
-        return gathered.fetch(event.module, run)
+        return gathered.fetch(event, run)
     if isinstance(event, Release):
         gathered.release(event, run)
     elif isinstance(event, Hold):
@@ -337,7 +333,7 @@ def weight_gathers(trace: Trace, zero: ZeroSettings, *, num_wrappers: int) -> tu
         for run in runs:
             for event in events[run.key][phase]:
                 if isinstance(event, Fetch):
-                    gathered.fetch(event.module, run)
+                    gathered.fetch(event, run)
                 else:
                     gathered.release(event, run)
     return gathered.sent
