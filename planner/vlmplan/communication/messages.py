@@ -11,6 +11,7 @@ stage 3   weights for every module's forward and backward, where they are not wh
           gradients reduced and scattered bucket by bucket, every micro batch; small weights after the step, each alone
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -74,11 +75,11 @@ def _stage3(table: ParameterTable, recipe: Recipe, num_ranks: int, trace: Trace)
     if num_ranks > 1:
         yield from _gathers(recipe, num_ranks, trace)
         limit = recipe.zero.stage3_param_persistence_threshold
-        small = [entry.parameter for entry in table.entries if entry.parameter.numel <= limit]
-        num_bytes = sum(_padded(parameter.numel, num_ranks) * parameter.dtype.num_bytes for parameter in small)
-        yield Messages(Collective.ALL_GATHER, When.STEP, len(small), num_bytes)
+        small = [(parameter, count) for parameter, count in table.kinds if parameter.numel <= limit]
+        sizes = [count * _padded(parameter.numel, num_ranks) * parameter.dtype.num_bytes for parameter, count in small]
+        yield Messages(Collective.ALL_GATHER, When.STEP, sum([count for _, count in small]), sum(sizes))
     buckets = _buckets(table, trace, recipe.zero.reduce_bucket_size, is_late=False)
-    scattered = sum(_padded(table.numels[ordinal], num_ranks) for ordinal in buckets.ordinals) * p
+    scattered = _padded_total(buckets.sizes, num_ranks) * p
     yield Messages(Collective.REDUCE_SCATTER, When.BACKWARD, often * buckets.count, often * scattered)
 
 
@@ -90,7 +91,7 @@ def _gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> Iterable[Messages]
     """
     often, hpz = recipe.grad_accum, recipe.hpz
     for when, sent in zip((When.FORWARD, When.BACKWARD), _weight_gathers(recipe, trace), strict=True):
-        trained, frozen = _padded_bytes(sent.trained, num_ranks), _padded_bytes(sent.frozen, num_ranks)
+        trained, frozen = _padded_total(sent.trained, num_ranks), _padded_total(sent.frozen, num_ranks)
         if hpz == 1:
             yield Messages(Collective.ALL_GATHER, when, often * sent.num_gathers, often * (trained + frozen))
             continue
@@ -101,9 +102,9 @@ def _gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> Iterable[Messages]
             yield Messages(Collective.ALL_GATHER, when, sent.num_with_frozen, frozen, hpz)
 
 
-def _padded_bytes(sizes: Mapping[int, int], num_ranks: int) -> int:
-    """Bytes of ``sizes`` (how many weights of how many bytes), each cut into equal shards."""
-    return sum(count * _padded(size, num_ranks) for size, count in sizes.items())
+def _padded_total(sizes: Mapping[int, int], num_ranks: int) -> int:
+    """The sum of ``sizes`` (how many of each size), each padded so that it can be cut into equal shards."""
+    return sum([count * _padded(size, num_ranks) for size, count in sizes.items()])
 
 
 def _weight_gathers(recipe: Recipe, trace: Trace) -> tuple[Sent, Sent]:
@@ -154,9 +155,10 @@ def _reductions(table: ParameterTable, recipe: Recipe, num_ranks: int, trace: Tr
 
 @dataclass(frozen=True, slots=True)
 class _Buckets:
-    """Gradients of one backward by ordinal, the buckets that they fill, and those larger than a bucket."""
+    """Gradients of one backward: how many of how many elements, the buckets that they fill, and by ordinal those
+    larger than a bucket."""
 
-    ordinals: tuple[int, ...]
+    sizes: Counter[int]
     count: int
     large: tuple[int, ...]
     num_elements: int
@@ -176,7 +178,7 @@ def _buckets(table: ParameterTable, trace: Trace, limit: int, *, is_late: bool) 
                 waiting = 0
             waiting += numel
         large = tuple(ordinal for ordinal in ordinals if table.numels[ordinal] > limit)
-        trace.memo[key] = _Buckets(ordinals, buckets + (waiting > 0), large, sum(numels))
+        trace.memo[key] = _Buckets(Counter(numels), buckets + (waiting > 0), large, sum(numels))
     return trace.memo[key]
 
 

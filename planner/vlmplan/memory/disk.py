@@ -28,8 +28,7 @@ def disk_space(table: ParameterTable, recipe: Recipe, *, stored: DType = DType.B
     The export is the whole model in its 16-bit type for full fine-tuning, the adapter otherwise. ``stored``: element
     type of what is downloaded.
     """
-    shapes = [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]
-    updated = shapes if recipe.zero_stage in (None, 0) else [(table.num_trained,)]
+    updated = table.trained_shapes if recipe.zero_stage in (None, 0) else [(table.num_trained,)]
     master = recipe.master_dtype
     has_master = recipe.uses_deepspeed and table.trained_dtype is not master
     states = state_bytes(recipe, updated, master) + paged_bytes(recipe, updated)

@@ -48,7 +48,7 @@ def plain_states(table: ParameterTable, recipe: Recipe) -> ModelStates:
     16 bytes a trained weight in float32 (4 + 4 + 8), 8 in pure bfloat16 (2 + 2 + 4), and in the step the copy that
     foreach AdamW makes: 10 in pure bfloat16.
     """
-    shapes = [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]
+    shapes = table.trained_shapes
     states = state_bytes(recipe, shapes, table.trained_dtype)
     start = Components(weights=table.total_bytes)
     resident = start + Components(optimizer_states=states)
@@ -64,7 +64,7 @@ def stage0_states(table: ParameterTable, recipe: Recipe) -> ModelStates:
     2 + 4 + 8 + 2 + 4 = 20 bytes a weight for bf16 and AdamW, and so does the trial step at init, on zero gradients
     (``fp16/unfused_optimizer.py``: ``initialize_optimizer_states``, ``step``). In float32 there is no second copy.
     """
-    shapes = [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]
+    shapes = table.trained_shapes
     master = DType.FLOAT32
     has_master = table.trained_dtype is not master
     master_bytes = table.num_trained * master.num_bytes if has_master else 0
@@ -186,8 +186,8 @@ def secondary_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tu
     if recipe.hpz == 1 or recipe.zero_stage != 3:
         return 0, 0
     shards = {True: 0, False: 0}
-    for entry in table.entries:
-        shards[entry.parameter.requires_grad] += secondary_shard_bytes(entry.parameter, recipe, num_ranks)
+    for parameter, count in table.kinds:
+        shards[parameter.requires_grad] += count * secondary_shard_bytes(parameter, recipe, num_ranks)
     return shards[False], shards[True]
 
 
@@ -213,12 +213,11 @@ def stage3_loading(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tup
     own until the end (``no_tie_weights``). Adapters are added whole and cut up by the engine.
     """
     shards = adapters = 0
-    for entry in table.entries:
-        parameter = entry.parameter
+    for parameter, count in table.kinds:
         if recipe.trains_adapters and parameter.requires_grad:
-            adapters += parameter.num_bytes
+            adapters += count * parameter.num_bytes
         else:
-            shards += -(-parameter.numel // num_ranks) * parameter.dtype.num_bytes
+            shards += count * -(-parameter.numel // num_ranks) * parameter.dtype.num_bytes
     frozen_copies, trained_copies = secondary_bytes(table, recipe, num_ranks)
     shards += frozen_copies + (0 if recipe.trains_adapters else trained_copies)
     tied = -(-table.tied_numel // num_ranks) * recipe.precision.dtype.num_bytes
@@ -232,9 +231,8 @@ def stage3_loading(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tup
 def _stage3_weights(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[int, int]:
     """(bytes of a rank's shards, bytes of weights that stay whole on every rank)."""
     shards = persistent = 0
-    for entry in table.entries:
-        parameter = entry.parameter
-        width = parameter.dtype.num_bytes
+    for parameter, count in table.kinds:
+        width = count * parameter.dtype.num_bytes
         shards += -(-parameter.numel // num_ranks) * width
         if parameter.numel <= recipe.zero.stage3_param_persistence_threshold:
             persistent += parameter.numel * width

@@ -99,7 +99,7 @@ def with_devices(
 
 def _updated_shapes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[tuple[int, ...]]:
     if recipe.zero_stage in (None, 0):
-        return [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]
+        return table.trained_shapes
     return [(partition_size(table.num_trained, num_ranks),)]
 
 
@@ -137,5 +137,5 @@ def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: 
 def _offloaded_weight_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     if recipe.offload_params is Offload.NONE:
         return 0
-    weights = sum(-(-entry.parameter.num_bytes // num_ranks) for entry in table.entries)
+    weights = sum([count * -(-parameter.num_bytes // num_ranks) for parameter, count in table.kinds])
     return round(weights * NVME_BUFFER_FRACTION) if recipe.offload_params is Offload.NVME else weights

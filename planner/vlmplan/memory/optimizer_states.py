@@ -5,6 +5,7 @@ torch 2.13 ``torch/optim/adamw.py`` and ``sgd.py``; bitsandbytes 0.50 ``optim/op
 ``optimization.py`` (Adafactor).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from vlmplan.recipe import OptimizerKind, Recipe
@@ -25,7 +26,7 @@ def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType)
     Adafactor a float32 row and column sum per matrix, but a whole float32 tensor for what is one-dimensional.
     Paged moments live in host memory and are not counted here.
     """
-    return sum(sum(state_sizes(recipe.optimizer, shape, dtype)) for shape in shapes)
+    return sum([count * sum(state_sizes(recipe.optimizer, shape, dtype)) for shape, count in Counter(shapes).items()])
 
 
 def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> list[int]:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from vlmplan.architecture.model import Model, NamedParameter
+from vlmplan.architecture.tensor import Parameter
 from vlmplan.recipe import Recipe
 from vlmplan.units import DType
 
@@ -52,6 +53,20 @@ class ParameterTable:
             position += numel
             ends.append(position)
         return ends
+
+    @cached_property
+    def trained_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the trained parameters, in the same order."""
+        return [entry.parameter.shape for entry in self.entries if entry.parameter.requires_grad]
+
+    @cached_property
+    def kinds(self) -> list[tuple[Parameter, int]]:
+        """One of the parameters that differ in nothing but their place, and how many of them there are."""
+        alike: dict[Any, list[Parameter]] = {}
+        for entry in self.entries:
+            one = entry.parameter
+            alike.setdefault((one.shape, one.dtype, one.requires_grad, one.stored_bytes), []).append(one)
+        return [(parameters[0], len(parameters)) for parameters in alike.values()]
 
     def num_loaded(self, recipe: Recipe) -> int:
         """Elements that come from the checkpoint: all but adapters and trained copies."""
@@ -176,4 +191,4 @@ def sharded_elements(numels: Sequence[int], num_ranks: int) -> int:
 
     Source: ``_partition_numel`` in ``partition_parameters.py``: each parameter is cut into N equal, padded pieces.
     """
-    return sum(-(-numel // num_ranks) for numel in numels)
+    return sum([count * -(-numel // num_ranks) for numel, count in Counter(numels).items()])

@@ -21,7 +21,7 @@ class Stepping:
     def __init__(self, table: ParameterTable, recipe: Recipe, num_ranks: int, rank: int, blocks: EngineBlocks) -> None:
         self._table, self._recipe, self._num_ranks, self._rank, self._blocks = table, recipe, num_ranks, rank, blocks
         self._weight_bytes, self._master_bytes = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
-        self._shapes = [entry.parameter.shape for entry in table.entries if entry.parameter.requires_grad]
+        self._shapes = table.trained_shapes
 
     def step(self, *, is_first: bool) -> None:
         """One step, ``is_first``: the one that makes the states. Gradients are gone after it."""

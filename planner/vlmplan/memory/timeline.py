@@ -117,7 +117,7 @@ def loading(
     if recipe.method is not Method.QLORA and not is_on_cpu:
         return Phase(name="load", resident=NOTHING, peak=NOTHING)
     resident = Components(weights=table.total_bytes)
-    passing = max(arriving_bytes(entry.parameter, recipe) for entry in table.entries)
+    passing = max([arriving_bytes(parameter, recipe) for parameter, _ in table.kinds])
     return Phase(name="load", resident=resident, peak=resident + Components(temporaries=passing))
 
 

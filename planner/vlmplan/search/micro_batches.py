@@ -78,7 +78,12 @@ class States:
         self._host_bytes: dict[Any, int] = {}
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
-        key = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, recipe.zero, num_ranks)
+        stage = recipe.zero_stage
+        key: Any = stage
+        if stage in (1, 2):
+            key = (stage, recipe.offload_optimizer, num_ranks)
+        elif stage == 3:
+            key = (stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, recipe.zero, num_ranks)
         if key not in self._states:
             rank = self._fullest(num_ranks)[0] if recipe.zero_stage in (1, 2) else 0
             self._states[key] = model_states(self._table, recipe, num_ranks, rank)
