@@ -5,7 +5,7 @@ what an engine can hold at most. A plan that is shown is always computed with ``
 decides which plans are worth computing, and a test holds it above the timeline.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Span, Trace
@@ -22,6 +22,8 @@ class MicroBatchProfile:
     ``dropped_peak``: backward if every gradient vanished once it is whole; ``kept_peak``: if all stayed.
     ``held_bytes``: weights that autograd's views keep whole where ZeRO-3 takes them away. ``unreleased_bytes``: weights
     of modules that stay whole to the end of backward. ``recomputed_bytes``: frozen weights of a layer that runs again.
+    ``norm_peak``: the most with the float64 norm of one whole gradient, which an engine takes when a later one arrives
+    or when backward is over.
     """
 
     forward_peak: int
@@ -30,6 +32,7 @@ class MicroBatchProfile:
     held_bytes: int
     unreleased_bytes: int
     recomputed_bytes: int
+    norm_peak: int
 
 
 def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
@@ -48,7 +51,34 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
         gradients += ready
     unreleased = sum([trace.sections[run.key].unreleased_bytes for run in trace.schedule])
     recomputed = max(section.recomputed_bytes for section in trace.sections.values())
-    return MicroBatchProfile(forward_peak, dropped, kept, _held_bytes(trace), unreleased, recomputed)
+    norm = _norm_peak(trace, {key: change for key, (_, _, change, _) in falls.items()})
+    return MicroBatchProfile(forward_peak, dropped, kept, _held_bytes(trace), unreleased, recomputed, norm)
+
+
+def _norm_peak(trace: Trace, changes: Mapping[str, int]) -> int:
+    """``changes``: of what is live over the backward of each section, without gradients."""
+    arrivals = {key: _arrivals(section.backward) for key, section in trace.sections.items()}
+    live = sum([_rise(trace.sections[run.key].forward)[2] for run in trace.schedule])
+    live += sum([changes[run.key] for run in trace.schedule])
+    most, later = 0, live  # walking back from the end of backward
+    for run in trace.schedule:
+        live -= changes[run.key]
+        for level, norm_bytes in reversed(arrivals[run.key]):
+            most, later = max(most, later + norm_bytes), max(later, live + level)
+    return most
+
+
+def _arrivals(events: Iterable[Event]) -> list[tuple[int, int]]:
+    """(bytes live as it arrives, itself included, bytes of its norm) of each gradient of a section."""
+    live = 0
+    found: list[tuple[int, int]] = []
+    for event in events:
+        if isinstance(event, Span):
+            live += sum(event.delta)
+        elif isinstance(event, GradientReady):
+            found.append((live, NORM_BYTES * event.parameter.numel))
+            live -= event.num_bytes
+    return found
 
 
 def _held_bytes(trace: Trace) -> int:
@@ -105,6 +135,7 @@ def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) ->
         max(low.held_bytes, high.held_bytes),
         max(low.unreleased_bytes, high.unreleased_bytes),
         max(low.recomputed_bytes, high.recomputed_bytes),
+        secant(low.norm_peak, high.norm_peak),
     )
 
 
@@ -184,9 +215,10 @@ def _bucketed_bounds(
         kept = max(profile.kept_peak, profile.dropped_peak + accumulated, table.trained_bytes + copied)
         return profile.forward_peak + accumulated + (buckets if accumulated else 0), kept + buckets + owned + largest
     earlier = owned if accumulates else 0
-    norms = NORM_BYTES * table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
-    backward = profile.dropped_peak + buckets + owned + earlier + copied + largest + norms
-    return profile.forward_peak + earlier, backward
+    highest = profile.dropped_peak + copied
+    if recipe.offload_optimizer is not Offload.NONE:
+        highest = max(highest, profile.norm_peak)
+    return profile.forward_peak + earlier, highest + buckets + owned + earlier + largest
 
 
 def _loading_bound(table: ParameterTable, recipe: Recipe, states: ModelStates) -> int:

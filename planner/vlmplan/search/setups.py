@@ -163,12 +163,12 @@ class SetupSpace:
         sizes = self.batch_sizes(cluster.num_gpus)
         has_all = False
         for recipe in self.recipes(cluster, method, is_lean=is_lean):
-            if has_all and recipe.activation_checkpointing and not self.is_exhaustive:
+            if has_all and recipe.activation_checkpointing:
                 break
             setup = (self.smallest if self.is_exhaustive else self.largest_fitting)(recipe, cluster, sizes)
             if setup is not None:
                 found.append(setup)
-                is_fast = is_lean or not recipe.activation_checkpointing
+                is_fast = not (is_lean or self.is_exhaustive or recipe.activation_checkpointing)
                 has_all = has_all or (is_fast and setup.recipe.micro_batch == sizes[-1][0])
         return found
 
