@@ -51,16 +51,15 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
         gradients += ready
     unreleased = sum([trace.sections[run.key].unreleased_bytes for run in trace.schedule])
     recomputed = max(section.recomputed_bytes for section in trace.sections.values())
-    norm = _norm_peak(trace, {key: change for key, (_, _, change, _) in falls.items()})
+    norm = _norm_peak(trace, {key: change for key, (_, _, change, _) in falls.items()}, live)
     return MicroBatchProfile(forward_peak, dropped, kept, _held_bytes(trace), unreleased, recomputed, norm)
 
 
-def _norm_peak(trace: Trace, changes: Mapping[str, int]) -> int:
-    """``changes``: of what is live over the backward of each section, without gradients."""
+def _norm_peak(trace: Trace, changes: Mapping[str, int], live: int) -> int:
+    """Walks back from the end of backward, when ``live`` bytes are left; ``changes`` are those over each section, both
+    without gradients."""
     arrivals = {key: _arrivals(section.backward) for key, section in trace.sections.items()}
-    live = sum([_rise(trace.sections[run.key].forward)[2] for run in trace.schedule])
-    live += sum([changes[run.key] for run in trace.schedule])
-    most, later = 0, live  # walking back from the end of backward
+    most, later = 0, live
     for run in trace.schedule:
         live -= changes[run.key]
         for level, norm_bytes in reversed(arrivals[run.key]):
