@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Trace
 from vlmplan.communication.collectives import Collective
-from vlmplan.memory.gathering import ADAPTER_WRAPPERS, WRAPPERS, Sent, weight_gathers
+from vlmplan.memory.gather_counts import weight_gathers
+from vlmplan.memory.gathering import ADAPTER_WRAPPERS, WRAPPERS
 from vlmplan.memory.parameters import ParameterTable, partition_size
 from vlmplan.memory.timeline import STAGE0_CHUNK_ELEMENTS
 from vlmplan.recipe import Recipe
@@ -90,7 +91,9 @@ def _gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> Iterable[Messages]
     first of the run; after that the group that has a copy is, in messages apart where both are wanted.
     """
     often, hpz = recipe.grad_accum, recipe.hpz
-    for when, sent in zip((When.FORWARD, When.BACKWARD), _weight_gathers(recipe, trace), strict=True):
+    wrappers = WRAPPERS + (ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
+    both = weight_gathers(trace, recipe.zero, num_wrappers=wrappers)
+    for when, sent in zip((When.FORWARD, When.BACKWARD), both, strict=True):
         trained, frozen = _padded_total(sent.trained, num_ranks), _padded_total(sent.frozen, num_ranks)
         if hpz == 1:
             yield Messages(Collective.ALL_GATHER, when, often * sent.num_gathers, often * (trained + frozen))
@@ -105,21 +108,6 @@ def _gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> Iterable[Messages]
 def _padded_total(sizes: Mapping[int, int], num_ranks: int) -> int:
     """The sum of ``sizes`` (how many of each size), each padded so that it can be cut into equal shards."""
     return sum([count * _padded(size, num_ranks) for size, count in sizes.items()])
-
-
-def _weight_gathers(recipe: Recipe, trace: Trace) -> tuple[Sent, Sent]:
-    zero = recipe.zero
-    sizes = (
-        zero.stage3_prefetch_bucket_size,
-        zero.stage3_param_persistence_threshold,
-        zero.stage3_max_live_parameters,
-        zero.stage3_max_reuse_distance,
-    )
-    wrappers = WRAPPERS + (ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
-    key = (_weight_gathers, sizes, wrappers)
-    if key not in trace.memo:
-        trace.memo[key] = weight_gathers(trace, zero, num_wrappers=wrappers)
-    return trace.memo[key]
 
 
 def _arrivals(table: ParameterTable, trace: Trace) -> tuple[int, ...]:

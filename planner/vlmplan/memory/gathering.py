@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
+from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.memory.blocks import UNWATCHED, Stream, Watcher
 from vlmplan.recipe import ZeroSettings
 
@@ -169,9 +169,10 @@ class GatheredWeights:
         self._active.pop(module, None)
         for weight in module.weights:
             weight.users.discard(module)
-            if weight.storage is not None and not weight.users:
-                if event.ends_recomputation or not self._is_kept(weight):
-                    self._take(weight, weight.storage)
+            if weight.storage is None or weight.users:
+                continue
+            if event.ends_recomputation or not self._is_kept(weight):
+                self._take(weight, weight.storage)
 
     def end_backward(self) -> None:
         """Release the modules whose input needed no gradient, so that none told them that their backward is done
@@ -317,27 +318,3 @@ def _forward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
 def _backward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
     for run, section in trace.backward():
         yield from ((run, event) for event in section.backward if isinstance(event, Fetch))
-
-
-def weight_gathers(trace: Trace, zero: ZeroSettings, *, num_wrappers: int) -> tuple[Sent, Sent]:
-    """The collectives that make weights whole in one micro batch, in forward and in backward.
-
-    They are the same for any number of ranks above one.
-    """
-    gathered = GatheredWeights(trace=trace, zero=zero, num_ranks=2, num_wrappers=num_wrappers)
-    events: dict[str, tuple[list[Fetch | Release], list[Fetch | Release]]] = {
-        key: (_comings_and_goings(section.forward), _comings_and_goings(section.backward))
-        for key, section in trace.sections.items()
-    }
-    for runs, phase in ((trace.schedule, 0), (trace.schedule[::-1], 1)):
-        for run in runs:
-            for event in events[run.key][phase]:
-                if isinstance(event, Fetch):
-                    gathered.fetch(event, run)
-                else:
-                    gathered.release(event, run)
-    return gathered.sent
-
-
-def _comings_and_goings(events: list[Event]) -> list[Fetch | Release]:
-    return [event for event in events if isinstance(event, Fetch | Release)]
