@@ -16,6 +16,7 @@ kept, bucketed or sharded, and when a weight is gathered, is DeepSpeed's busines
 
 import heapq
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, ClassVar
 
 from vlmplan.architecture.recorder import Recorder
@@ -77,17 +78,9 @@ class Tape(Recorder):
     def tensor(self, shape: tuple[int, ...], dtype: DType, node: Node | None = None) -> Tensor:
         """A new tensor on a new storage, as the output of ``node``."""
         tensor = Tensor.__new__(Tensor)
-        numel = 1
-        for size in shape:
-            numel *= size
+        tensor.numel = numel = prod(shape)
         tensor.storage = self.storage_class(self, numel * dtype.num_bytes)
-        tensor.shape, tensor.dtype, tensor.numel, tensor.node, tensor.output_index = (
-            shape,
-            dtype,
-            numel,
-            node,
-            0,
-        )
+        tensor.shape, tensor.dtype, tensor.node, tensor.output_index = shape, dtype, node, 0
         return tensor
 
     def gradient(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
@@ -120,7 +113,7 @@ class Tape(Recorder):
         weight saved as itself does not.
         """
         needs_grad = False
-        edges: tuple[Edge, ...] = ()
+        edges: list[Edge] = []
         for operand in inputs:
             edge = None
             if isinstance(operand, Tensor):
@@ -130,15 +123,15 @@ class Tape(Recorder):
             elif operand is not None and operand.requires_grad:
                 edge = operand
                 needs_grad = True
-            edges += (edge,)
+            edges.append(edge)
         if not needs_grad:
             return None
         holds_weight = view_of is not None and self.follows_weights and not self._packs and not self._is_phantom
         if self._packs or self._stop_after is not None:
-            self._count_saved(sum(1 for operand in saved if operand is not None))
+            self._count_saved(len(saved) - saved.count(None))
         if self._packs:
-            edges, saved = tuple([None] * len(edges)), ()
-        node = Node(edges, saved, backward, meta)
+            edges, saved = [None] * len(edges), ()
+        node = Node(tuple(edges), saved, backward, meta)
         self._num_nodes += 1
         node.sequence = self._num_nodes
         node.section = self._key

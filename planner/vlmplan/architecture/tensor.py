@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.units import DType
@@ -17,13 +18,6 @@ class Kind(IntEnum):
     LOGITS = 1
     TEMPORARY = 2
     GRADIENT = 3  # of a weight, until the engine takes it
-
-
-def product(shape: Sequence[int]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result
 
 
 class Storage:
@@ -59,7 +53,7 @@ class Parameter:
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
-        self.numel = product(shape)
+        self.numel = prod(shape)
         self.dtype = DType.BFLOAT16
         self.requires_grad = True
         self.stored_bytes: int | None = None
@@ -76,7 +70,7 @@ class Tensor:
 
     def __init__(self, storage: Storage, shape: tuple[int, ...], dtype: DType, node: "Node | None" = None) -> None:
         self.storage, self.shape, self.dtype, self.node = storage, shape, dtype, node
-        self.numel = product(shape)
+        self.numel = prod(shape)
         self.output_index = 0
 
     @property
@@ -138,7 +132,7 @@ class Node:
 
     def __init__(self, inputs: tuple[Edge, ...], saved: tuple[Operand | None, ...], backward: "Backward", meta: Any):
         self.inputs, self.saved, self.backward, self.meta = inputs, saved, backward, meta
-        self.needs = tuple(edge is not None for edge in inputs)
+        self.needs = tuple([edge is not None for edge in inputs])
         self.grads: list[Tensor | None] = []
         self.num_pending = 0
         self.sequence = 0

@@ -4,6 +4,7 @@ Source: transformers 5.23 ``models/internvl/modeling_internvl.py``, ``InternVLVi
 """
 
 from collections.abc import Sequence
+from math import prod
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, Scores, attend
@@ -12,7 +13,7 @@ from vlmplan.architecture.families.clip_vision import Mlp, num_vision_sequences
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, RMSNorm
-from vlmplan.architecture.tensor import Parameter, Tensor, product
+from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.errors import InputError
 
 NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
@@ -93,8 +94,8 @@ class VisionEmbeddings(Module):
         super().__init__()
         width = config.integer("hidden_size")
         patch_size, image_size = _pair(config, "patch_size"), _pair(config, "image_size")
-        self.num_positions = product([image // patch for image, patch in zip(image_size, patch_size, strict=True)])
-        self.patch_numel = config.integer("num_channels") * product(patch_size)
+        self.num_positions = prod([image // patch for image, patch in zip(image_size, patch_size, strict=True)])
+        self.patch_numel = config.integer("num_channels") * prod(patch_size)
         self.dropout = config.number("hidden_dropout_prob")
         self.cls_token = Parameter(1, 1, width)
         if config.boolean("use_mask_token"):

@@ -1,9 +1,10 @@
 """Matrix products: where most operations are, and what they save for each other's gradients."""
 
 from collections.abc import Sequence
+from math import prod
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, reduced, to
-from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor, product
+from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
 
 
 def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transposed: bool = False) -> Tensor:
@@ -24,7 +25,7 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
         x = to(x, tape.autocast)
         weight = cast_weight(weight, tape.autocast, tape)
         bias = None if bias is None else cast_weight(bias, tape.autocast, tape)
-    out_width, in_width = weight.shape[0], product(weight.shape[1:])
+    out_width, in_width = weight.shape[0], prod(weight.shape[1:])
     if is_transposed:
         out_width, in_width = in_width, out_width
     is_replaced = tape.keeps_linear_inputs and not is_transposed
@@ -49,7 +50,7 @@ def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     x_shape, dtype, weight_shape, bias_shape, is_weight_first = node.meta
     tape = g.tape
     flops = 2 * g.numel * x_shape[-1]
-    hbm_bytes = (product(x_shape) + g.numel + product(weight_shape)) * dtype.num_bytes
+    hbm_bytes = (prod(x_shape) + g.numel + prod(weight_shape)) * dtype.num_bytes
     grad_x = grad_weight = grad_bias = None
     if is_weight_first and node.needs[1]:
         grad_weight = tape.gradient(weight_shape, dtype)
@@ -84,7 +85,7 @@ def _matmul_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     x_shape, y_shape, inner = node.meta
     tape = g.tape
     flops = 2 * g.numel * inner
-    hbm_bytes = (product(x_shape) + product(y_shape) + g.numel) * g.dtype.num_bytes
+    hbm_bytes = (prod(x_shape) + prod(y_shape) + g.numel) * g.dtype.num_bytes
     grad_x = grad_y = None
     if node.needs[1]:
         grad_y = tape.tensor(y_shape, g.dtype)
