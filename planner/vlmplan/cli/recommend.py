@@ -48,7 +48,7 @@ MACHINES: tuple[Decorator, ...] = (
 LIMITS: tuple[Decorator, ...] = (
     click.option("--max-usd-per-hour", type=float, metavar="N", help="For all machines together."),
     click.option("--max-usd", type=float, metavar="N", help="For the whole run."),
-    click.option("--max-hours", type=float, metavar="N", help="For the whole run."),
+    click.option("--max-hours", type=float, metavar="N", help="Of training; start-up and download come on top."),
     click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable)."),
     click.option("--region", multiple=True, metavar="NAME", help="Only offers that say this region (repeatable)."),
     click.option("--pricing", multiple=True, type=click.Choice(PRICING), help="[default: on_demand, own; repeatable]"),
