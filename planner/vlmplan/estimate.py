@@ -30,7 +30,7 @@ from vlmplan.memory.timeline import Timeline, memory_timeline
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import AttentionImplementation, LossKind, Recipe
 from vlmplan.sizes import model_sizes, zero_settings
-from vlmplan.timing import StepTime, TimedStep, step_flops, timed_step
+from vlmplan.timing import StepTime, TimedStep, speed_note, step_flops, timed_step
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
 
@@ -76,6 +76,12 @@ class Estimate:
             f"its tensors take {gib_text(self.device.allocated_bytes)}: with --expandable-segments, which keeps the "
             f"allocator from holding blocks it cannot use, it fits"
         ]
+
+    @property
+    def cautions(self) -> list[str]:
+        """What should be known of the numbers."""
+        note = None if self.timed is None else speed_note(self.cluster.node.gpu)
+        return [] if note is None else [note]
 
     @property
     def samples_per_step(self) -> int:
@@ -153,7 +159,7 @@ class Estimate:
             "step_bound_by": None if self.timed is None else self.timed.bound,
             "tokens_per_second": self.tokens_per_second,
             "samples_per_second": self.samples_per_second,
-            "notes": [*self.workload.model.notes, *self.hints],
+            "notes": [*self.workload.model.notes, *self.hints, *self.cautions],
         }
 
 

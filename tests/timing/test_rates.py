@@ -142,3 +142,17 @@ UNKNOWN = ("peak_flops_per_second", "memory_bandwidth_bytes_per_second")
 def test_rates_of_a_card_without_figures_are_not_known(what: str):
     blank = MatmulPeaks() if what == "peak_flops_per_second" else None
     assert gpu_rates(replace(GPUS["l4"], **{what: blank}), Recipe()) is None
+
+
+def test_measured_products_of_amds_cards_lie_between_what_others_have_seen():
+    measured = {"mi300x": (620e12, 781.9e12), "mi325x": (784.9e12, 784.9e12), "mi355x": (1565e12, 1565e12)}
+    for name, (least, most) in measured.items():
+        if name in GPUS:
+            ends = [rates.sustained_flops_per_second(GPUS[name], Recipe(), one) for one in (Outlook.SLOW, Outlook.FAST)]
+            assert ends[0] <= least * 1.01
+            assert most * 0.99 <= ends[1]
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+def test_seconds_on_amds_cards_and_no_others_come_with_a_caution(gpu: Gpu):
+    assert (rates.speed_note(gpu) is not None) == (gpu.vendor is Vendor.AMD)

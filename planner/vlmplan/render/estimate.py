@@ -187,7 +187,7 @@ def _shares(seconds: Mapping[str, float]) -> str:
 
 def _assumed(estimate: Estimate, notes: Sequence[str]) -> Iterator[str]:
     yield f"assumed: {workload_text(estimate)}"
-    for note in (*estimate.workload.model.notes, *notes):
+    for note in (*estimate.workload.model.notes, *estimate.cautions, *notes):
         yield f"note: {note}"
 
 

@@ -205,7 +205,7 @@ def recommend(sought: Sought, *, prepared: Prepared | None = None) -> Recommenda
         search.consider(candidate)
     plans = search.best_plans()
     pareto, scored = search.front()
-    old_price = price_note(plans[0].offer, sought.today) if plans else None
+    of_winner = _notes(plans[0], sought.today) if plans else ()
     return Recommendation(
         workload=sought.workload,
         objective=sought.objective,
@@ -214,10 +214,16 @@ def recommend(sought: Sought, *, prepared: Prepared | None = None) -> Recommenda
         num_clusters=len(sought.candidates),
         num_considered=search.space.num_considered,
         as_of=sought.today,
-        notes=(*sought.notes, *([old_price] if old_price else [])),
+        notes=(*sought.notes, *of_winner),
         pareto=pareto,
         scored=scored,
     )
+
+
+def _notes(winner: RankedPlan, today: date) -> tuple[str, ...]:
+    """What should be known of the first plan's price and seconds."""
+    old_price = price_note(winner.offer, today)
+    return (*([old_price] if old_price else []), *winner.estimate.cautions)
 
 
 class _Search:

@@ -7,7 +7,7 @@ host.py      what the host does: CPU Adam, copies over PCIe and to NVMe, images
 step.py      a whole step, by what its seconds are spent on, with a range
 """
 
-from vlmplan.timing.rates import Graded, Outlook, Rates, gpu_rates, peak_flops_per_second
+from vlmplan.timing.rates import Graded, Outlook, Rates, gpu_rates, peak_flops_per_second, speed_note
 from vlmplan.timing.roofline import Busy, MicroBatchSeconds, PhaseSeconds, micro_batch_seconds, step_flops
 from vlmplan.timing.step import StepTime, TimedStep, step_of, timed_step
 from vlmplan.timing.update import update_seconds
@@ -24,6 +24,7 @@ __all__ = [
     "gpu_rates",
     "micro_batch_seconds",
     "peak_flops_per_second",
+    "speed_note",
     "step_flops",
     "step_of",
     "timed_step",
