@@ -3,31 +3,14 @@
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from cli_calls import DONE, call
+from gpuhunt_items import Item
 from vlmplan.catalog import refreshed_catalog_path
-
-
-@dataclass
-class Item:
-    """As ``gpuhunt.CatalogItem`` of version 0.1.34."""
-
-    provider: str
-    instance_name: str
-    location: str
-    price: float
-    cpu: int = 8
-    memory: float = 64.0
-    gpu_count: int = 1
-    gpu_name: str | None = "L40S"
-    gpu_memory: float | None = 48.0
-    spot: bool = False
-    disk_size: float | None = None
-    flags: list[str] = field(default_factory=list)
 
 
 @dataclass
