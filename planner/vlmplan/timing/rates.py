@@ -107,7 +107,7 @@ def speed_note(gpu: Gpu) -> str | None:
     """What should be known of the seconds on this card, where it is more than their range says."""
     if gpu.vendor is not Vendor.AMD:
         return None
-    return "seconds on AMD cards are little tested: the one published run that could be compared took twice as long"
+    return "seconds on AMD cards are little tested: the one published run of the same kind took more than twice as long"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
