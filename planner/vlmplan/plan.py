@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "vlmplan.plan/1"
 ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""What ``Recipe.expandable_segments`` means on an NVIDIA card."""
+"""What ``Recipe.expandable_segments`` means on a GPU: on AMD's with ROCm 7.0 or later (torch 2.13,
+``c10/cuda/CUDAAllocatorConfig.h``)."""
 CPU_ENVIRONMENT = {"DS_ACCELERATOR": "cpu"}
 ENVIRONMENT_VARIABLES = (*ENVIRONMENT, *CPU_ENVIRONMENT)
 PLAIN_VALUE = re.compile(r"[A-Za-z0-9_:.,-]+")
@@ -231,7 +232,7 @@ def plan_from_estimate(
 def _environment(recipe: Recipe, vendor: str) -> dict[str, str]:
     if vendor == "cpu":
         return dict(CPU_ENVIRONMENT)
-    return dict(ENVIRONMENT) if recipe.expandable_segments and vendor == "nvidia" else {}
+    return dict(ENVIRONMENT) if recipe.expandable_segments else {}
 
 
 def _largest_parameter(estimate: "Estimate") -> int:

@@ -12,12 +12,13 @@ stage 3   weights for every module's forward and backward, where they are not wh
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from vlmplan.architecture.tensor import Parameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Trace
 from vlmplan.communication.collectives import Collective
 from vlmplan.memory.gather_counts import weight_gathers
@@ -110,17 +111,15 @@ def _padded_total(sizes: Mapping[int, int], num_ranks: int) -> int:
     return sum([count * _padded(size, num_ranks) for size, count in sizes.items()])
 
 
-def _arrivals(table: ParameterTable, trace: Trace) -> tuple[int, ...]:
-    """Ordinals of the trained parameters as their gradients arrive. One that no output depends on has none."""
-    key = (_arrivals, id(table))
-    if key not in trace.memo:
-        trace.memo[key] = tuple(
-            table.ordinal(event.parameter, run.layer)
-            for run, section in trace.backward()
-            for event in section.backward
-            if isinstance(event, GradientReady | GradientTaken)
-        )
-    return trace.memo[key]
+def _arrivals(trace: Trace) -> Sequence[tuple[Parameter, int | None]]:
+    """The trained parameters with their layers as their gradients arrive. One that no output depends on has none."""
+    if _arrivals not in trace.memo:
+        trained = {
+            key: [event.parameter for event in section.backward if isinstance(event, GradientReady | GradientTaken)]
+            for key, section in trace.sections.items()
+        }
+        trace.memo[_arrivals] = [(one, run.layer) for run, _ in trace.backward() for one in trained[run.key]]
+    return trace.memo[_arrivals]
 
 
 def _reductions(table: ParameterTable, recipe: Recipe, num_ranks: int, trace: Trace) -> tuple[int, int]:
@@ -156,16 +155,17 @@ def _buckets(table: ParameterTable, trace: Trace, limit: int, *, is_late: bool) 
     """``is_late``: gradients are reduced after backward, in the order of the parameters."""
     key = (_buckets, id(table), limit, is_late)
     if key not in trace.memo:
-        ordinals = _arrivals(table, trace)
-        ordinals = tuple(sorted(ordinals)) if is_late else ordinals
-        numels = [table.numels[ordinal] for ordinal in ordinals]
+        arrivals = _arrivals(trace)
+        if is_late:
+            arrivals = sorted(arrivals, key=lambda arrival: table.ordinal(*arrival))
+        numels = [parameter.numel for parameter, _ in arrivals]
         buckets = waiting = 0
         for numel in numels:
             if waiting and waiting + numel > limit:
                 buckets += 1
                 waiting = 0
             waiting += numel
-        large = tuple(ordinal for ordinal in ordinals if table.numels[ordinal] > limit)
+        large = tuple(table.ordinal(parameter, layer) for parameter, layer in arrivals if parameter.numel > limit)
         trace.memo[key] = _Buckets(Counter(numels), buckets + (waiting > 0), large, sum(numels))
     return trace.memo[key]
 

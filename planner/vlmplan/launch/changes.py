@@ -41,7 +41,7 @@ class Change:
 
 
 def _expandable_segments(at: Situation) -> Levels:
-    is_possible = at.cluster.node.gpu.vendor is Vendor.NVIDIA and not at.recipe.expandable_segments
+    is_possible = at.cluster.node.gpu.vendor is not Vendor.CPU and not at.recipe.expandable_segments
     return [{"expandable_segments": True}] if is_possible else []
 
 

@@ -58,26 +58,28 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
 def _norm_peak(trace: Trace, changes: Mapping[str, int], live: int) -> int:
     """Walks back from the end of backward, when ``live`` bytes are left; ``changes`` are those over each section, both
     without gradients."""
-    arrivals = {key: _arrivals(section.backward) for key, section in trace.sections.items()}
+    norms = {key: _norms(section.backward) for key, section in trace.sections.items()}
     most, later = 0, live
     for run in trace.schedule:
         live -= changes[run.key]
-        for level, norm_bytes in reversed(arrivals[run.key]):
-            most, later = max(most, later + norm_bytes), max(later, live + level)
+        within, largest, highest = norms[run.key]
+        most = max(most, live + within, later + largest)
+        later = max(later, live + highest)
     return most
 
 
-def _arrivals(events: Iterable[Event]) -> list[tuple[int, int]]:
-    """(bytes live as it arrives, itself included, bytes of its norm) of each gradient of a section."""
-    live = 0
-    found: list[tuple[int, int]] = []
+def _norms(events: Iterable[Event]) -> tuple[int, int, int]:
+    """Of the gradients of a section: (most bytes of a norm with what is live when a later one of them arrives, largest
+    norm, most that is live as one arrives, itself included)."""
+    live = within = largest = highest = 0
     for event in events:
         if isinstance(event, Span):
             live += sum(event.delta)
         elif isinstance(event, GradientReady):
-            found.append((live, NORM_BYTES * event.parameter.numel))
+            within, highest = max(within, live + largest), max(highest, live)
+            largest = max(largest, NORM_BYTES * event.parameter.numel)
             live -= event.num_bytes
-    return found
+    return within, largest, highest
 
 
 def _held_bytes(trace: Trace) -> int:

@@ -10,7 +10,7 @@ from math import isqrt
 from typing import Any
 
 from vlmplan.estimate import Estimate, Estimator
-from vlmplan.hardware import Cluster, Vendor
+from vlmplan.hardware import Cluster
 from vlmplan.memory.bounds import peak_bound
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
@@ -96,7 +96,7 @@ class SetupSpace:
                     "method": method,
                     "attention": default_attention(self._facts),
                     "precision": Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
-                    "expandable_segments": gpu.vendor is not Vendor.AMD,
+                    "expandable_segments": True,
                     "zero_stage": stage,
                     "offload_optimizer": optimizer,
                     "offload_params": params,
