@@ -62,6 +62,10 @@ class SetupSpace:
         prepared = prepared or Prepared()
         self._estimators, self._batches = prepared.estimators, prepared.batches
         self._sizes: dict[Any, ZeroSettings] = {}
+        self._sized_recipes: dict[Any, Recipe] = {}
+        # By object, which is kept beside: fields of recipes are many to compare.
+        self._estimators_of: dict[int, tuple[Recipe, tuple[Estimator, States]]] = {}
+        self._batches_of: dict[Any, tuple[Recipe, MicroBatches]] = {}
         self._disks: dict[Any, DiskSpace] = {}
         self._recipes_allowed: dict[Any, list[Recipe]] = {}
         self._others: dict[Method, SetupSpace] = {}
@@ -233,16 +237,24 @@ class SetupSpace:
         return [(size, per_gpu // size) for size in sizes]
 
     def _estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
-        key = (recipe.method, recipe.trained_dtype, recipe.precision)
-        if key not in self._estimators:
-            known = next((other.widest_head for other, _ in self._estimators.values()), None)
-            estimator = Estimator(self.workload, recipe, widest_head=known)
-            self._estimators[key] = (estimator, States(estimator))
-        return self._estimators[key]
+        if id(recipe) not in self._estimators_of:
+            key = (recipe.method, recipe.trained_dtype, recipe.precision)
+            if key not in self._estimators:
+                known = next((other.widest_head for other, _ in self._estimators.values()), None)
+                estimator = Estimator(self.workload, recipe, widest_head=known)
+                self._estimators[key] = (estimator, States(estimator))
+            self._estimators_of[id(recipe)] = recipe, self._estimators[key]
+        return self._estimators_of[id(recipe)][1]
 
     def micro_batches(self, recipe: Recipe, cluster: Cluster) -> MicroBatches:
         """What micro batches of the recipe take at most."""
         capability = cluster.node.gpu.compute_capability
+        of = (id(recipe), capability)
+        if of not in self._batches_of:
+            self._batches_of[of] = recipe, self._micro_batches(recipe, capability)
+        return self._batches_of[of][1]
+
+    def _micro_batches(self, recipe: Recipe, capability: tuple[int, int] | None) -> MicroBatches:
         estimator, _ = self._estimator(recipe)
         backend = estimator.backend(recipe, capability)
         checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
@@ -259,7 +271,14 @@ class SetupSpace:
         key = (id(estimator), recipe.zero_stage, is_lean, id(cluster))
         if key not in self._sizes:
             self._sizes[key] = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean)
-        return recipe.with_changes(zero=self._sizes[key])
+        return self._with_sizes(recipe, self._sizes[key])
+
+    def _with_sizes(self, recipe: Recipe, sizes: ZeroSettings) -> Recipe:
+        """One object for what is the same on many clusters; recipes without sizes live as long as this space."""
+        key = (id(recipe), sizes)
+        if key not in self._sized_recipes:
+            self._sized_recipes[key] = recipe.with_changes(zero=sizes)
+        return self._sized_recipes[key]
 
     def bound(self, recipe: Recipe, cluster: Cluster, micro_batch: int, *, accumulates: bool) -> int:
         """At least the bytes that tensors take on a GPU of the cluster for the recipe with another micro batch."""
