@@ -28,6 +28,10 @@ ParameterUse = tuple[Parameter, str]
 """A parameter, and the section that uses it where it stands for the parameters of several equal layers."""
 
 
+PACKED = Node((), (), lambda node, grads: (), None)
+"""What stands for the operations inside a checkpoint until backward runs them again: that a gradient will be needed."""
+
+
 class Tape(Recorder):
     """Runs one micro batch, and records it.
 
@@ -126,13 +130,13 @@ class Tape(Recorder):
             edges.append(edge)
         if not needs_grad:
             return None
-        holds_weight = view_of is not None and self.follows_weights and not self._packs and not self._is_phantom
         if self._packs or self._stop_after is not None:
             self._count_saved(len(saved) - saved.count(None))
-        if self._packs:
-            edges, saved = [None] * len(edges), ()
-        node = Node(tuple(edges), saved, backward, meta)
         self._num_nodes += 1
+        if self._packs:
+            return PACKED
+        holds_weight = view_of is not None and self.follows_weights and not self._is_phantom
+        node = Node(tuple(edges), saved, backward, meta)
         node.sequence = self._num_nodes
         node.section = self._key
         if self.modules:
