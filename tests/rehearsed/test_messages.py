@@ -10,7 +10,7 @@ from rehearsed_report import GOLDEN
 from vlmplan.communication import KindTotal, by_kind
 
 LARGEST_ERROR = 0.001
-COUNT_ERROR = 0.5
+COUNT_ERROR = 0.25
 """Of the number of messages: under adapters prefetching starts earlier than the formulas have it, so that fewer
 messages carry the same bytes."""
 SMALL_BYTES = 1024
