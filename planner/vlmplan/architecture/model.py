@@ -114,7 +114,7 @@ class Model(Module):
         return result
 
     def distinct_modules(self) -> Iterator[tuple[str, Module]]:
-        """Every module object once: of equal layers the first stands for all."""
+        """Every module object once: of equal layers one stands for all."""
         seen: set[int] = set()
         pending: list[tuple[str, Module]] = [("", self)]
         while pending:
@@ -123,7 +123,8 @@ class Model(Module):
                 continue
             seen.add(id(module))
             yield prefix, module
-            pending += [(f"{prefix}.{name}" if prefix else name, child) for name, child in module.children()]
+            children = module.distinct_children() if isinstance(module, Stack) else module.children()
+            pending += [(f"{prefix}.{name}" if prefix else name, child) for name, child in children]
 
     def distinct_parameters(self) -> Iterator[tuple[Part, Parameter]]:
         """Every parameter object once, with its part; a shared one belongs to the part that is seen first."""

@@ -96,6 +96,12 @@ class Stack(Module):
         for index, kind in enumerate(self.pattern):
             yield str(index), self.kinds[kind]
 
+    def distinct_children(self) -> Iterator[tuple[str, Module]]:
+        """One layer of each kind, named by its last place."""
+        last = {kind: index for index, kind in enumerate(self.pattern)}
+        for kind, index in sorted(last.items(), key=lambda item: item[1]):
+            yield str(index), self.kinds[kind]
+
     def replace(self, name: str, module: Module) -> None:
         self.kinds[self.pattern[int(name)]] = module
 

@@ -31,13 +31,13 @@ class ParameterTable:
         self.ordinals: dict[tuple[int, int | None], int] = {
             (id(entry.parameter), entry.index): ordinal for ordinal, entry in enumerate(trained)
         }
-        self.num_params = sum(entry.parameter.numel for entry in entries)
+        self.num_params = sum([count * one.numel for one, count in self.kinds])
         self.num_trained = sum(self.numels)
         self.trained_dtype: DType = trained[0].parameter.dtype
-        self.trained_bytes = sum(entry.parameter.num_bytes for entry in trained)
-        self.frozen_bytes = sum(entry.parameter.num_bytes for entry in entries) - self.trained_bytes
+        self.trained_bytes = sum([count * one.num_bytes for one, count in self.kinds if one.requires_grad])
+        self.frozen_bytes = sum([count * one.num_bytes for one, count in self.kinds]) - self.trained_bytes
         self.largest_trained = max(self.numels)
-        self.largest_bytes = max(entry.parameter.numel * entry.parameter.dtype.num_bytes for entry in entries)
+        self.largest_bytes = max([one.numel * one.dtype.num_bytes for one, _ in self.kinds])
         self._model = model
 
     @property
