@@ -6,6 +6,7 @@ optimizer states) is constant through a micro batch and is added by the timeline
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from vlmplan.architecture.trace import (
     Drop,
@@ -113,14 +114,17 @@ class Moments:
         return self._components(self.parts, gathered, self.store.gradients + self.store.buffers)
 
     def _span(self, span: Span) -> None:
-        self._touch(add_parts(self.parts, span.peak))
+        weights = 0 if self._gathered is None else self._gathered.live_bytes
+        held = self.store.gradients + self.store.buffers
+        if sum(self.parts) + sum(span.peak) + weights + held > self._peak_total:
+            self._touch(add_parts(self.parts, span.peak))
         self.parts = add_parts(self.parts, span.delta)
 
     def _gradient(self, event: GradientReady, layer: int | None) -> None:
         """The gradient moves from the tape to the store."""
         parts = list(self.parts)
         parts[event.kind] -= event.num_bytes
-        self.parts = (parts[0], parts[1], parts[2], parts[3])
+        self.parts = cast(Parts, tuple(parts))
         self.store.begin()
         self.store.gradients += event.num_bytes
         ordinal = self._table.ordinal(event.parameter, layer)

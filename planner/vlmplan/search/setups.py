@@ -66,6 +66,7 @@ class SetupSpace:
         # By object, which is kept beside: fields of recipes are many to compare.
         self._estimators_of: dict[int, tuple[Recipe, tuple[Estimator, States]]] = {}
         self._batches_of: dict[Any, tuple[Recipe, MicroBatches]] = {}
+        self._states_of: dict[Any, tuple[Recipe, ModelStates]] = {}
         self._disks: dict[Any, DiskSpace] = {}
         self._recipes_allowed: dict[Any, list[Recipe]] = {}
         self._others: dict[Method, SetupSpace] = {}
@@ -300,7 +301,10 @@ class SetupSpace:
 
     def states(self, recipe: Recipe, cluster: Cluster) -> ModelStates:
         """What a GPU of the cluster holds throughout the step."""
-        return self._estimator(recipe)[1].states(recipe, cluster.num_gpus)
+        of = (id(recipe), cluster.num_gpus)
+        if of not in self._states_of:
+            self._states_of[of] = recipe, self._estimator(recipe)[1].states(recipe, cluster.num_gpus)
+        return self._states_of[of][1]
 
     # -- numbers -------------------------------------------------------------------------------------------------
 
