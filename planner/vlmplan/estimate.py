@@ -240,13 +240,14 @@ class Estimator:
     def _trace_key(self, recipe: Recipe, backend: AttentionBackend) -> Any:
         """What the micro batch of a recipe depends on, beside what an estimator is made for."""
         checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
-        return (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.keeps_linear_inputs)
+        is_sharded = recipe.zero_stage == 3
+        return (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.keeps_linear_inputs, is_sharded)
 
     def _tape(self, kind: type[Tape], recipe: Recipe) -> Tape:
         return kind(
             autocast=recipe.autocast,
             keeps_linear_inputs=recipe.keeps_linear_inputs,
-            follows_weights=recipe.uses_deepspeed,
+            follows_weights=recipe.zero_stage == 3,
         )
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:

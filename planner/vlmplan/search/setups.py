@@ -259,7 +259,7 @@ class SetupSpace:
         estimator, _ = self._estimator(recipe)
         backend = estimator.backend(recipe, capability)
         checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
-        key = (id(estimator), backend, checkpoints, recipe.keeps_linear_inputs)
+        key = (id(estimator), backend, checkpoints, recipe.keeps_linear_inputs, recipe.zero_stage == 3)
         if key not in self._batches:
             largest = self.batch_sizes(1)[-1][0]
             self._batches[key] = MicroBatches(estimator, recipe, capability, largest)
