@@ -11,7 +11,6 @@ The message of each is one clear sentence for the user; a traceback never reache
 Mistakes of our own raise ``AssertionError``.
 """
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -61,8 +60,10 @@ class DoesNotFitError(VlmplanError):
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that ``name`` most likely meant, best first, at most ``count``; may be empty."""
+    from difflib import get_close_matches
+
     folded = {candidate.casefold(): candidate for candidate in known}
     wanted = name.casefold()
     contained = sorted((c for c in folded if wanted in c or c in wanted), key=lambda c: (abs(len(c) - len(wanted)), c))
-    close = difflib.get_close_matches(wanted, folded, n=count, cutoff=0.6)
+    close = get_close_matches(wanted, folded, n=count, cutoff=0.6)
     return [folded[key] for key in dict.fromkeys(close + contained if close else contained)][:count]

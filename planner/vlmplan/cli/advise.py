@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.gpus import today
-from vlmplan.cli.options import CATALOG, JSON, RECIPE, WORKLOAD, options, words_of
+from vlmplan.cli.options import CATALOG, JSON, RECIPE, WORKLOAD, options, today, words_of
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES, plan_json, recipe_essentials
 
 if TYPE_CHECKING:

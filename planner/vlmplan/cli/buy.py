@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.gpus import today
-from vlmplan.cli.options import CATALOG, JSON, options
+from vlmplan.cli.options import CATALOG, JSON, options, today
 
 if TYPE_CHECKING:
     from vlmplan.catalog import Catalog

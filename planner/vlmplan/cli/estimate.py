@@ -49,7 +49,7 @@ def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling 
     """The same setup on other numbers of its machine, at the cheapest current price of one; None if a speed is not
     known."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.cli.gpus import today
+    from vlmplan.cli.options import today
     from vlmplan.estimate import Estimator
     from vlmplan.hardware import cheapest
     from vlmplan.scaling import scaling

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.options import PRICING, today
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.errors import UnknownNameError
 from vlmplan.render.tables import print_table
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from vlmplan.catalog import Catalog
     from vlmplan.hardware import Gpu, Offer
 
-PRICING = ("on_demand", "reserved", "community", "marketplace", "interruptible", "own")
 _SORTS = ("memory", "price", "speed", "name")
 
 
@@ -106,11 +106,6 @@ def _require_known(kind: str, wanted: Sequence[str], known: set[str]) -> None:
     for name in wanted:
         if name not in folded:
             raise UnknownNameError(kind, name, sorted(known))
-
-
-def today() -> date:
-    """The day against which prices age; a function so that tests can stand still."""
-    return date.today()
 
 
 _MIN_MEMORY_HELP = "At least so many GiB as the driver counts them (A100 40 GB: 40.0, H100 80 GB: 79.6)."

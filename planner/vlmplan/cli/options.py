@@ -1,6 +1,7 @@
 """Options that several commands share. Values are checked where they are used, so here they are only parsed."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,6 +21,12 @@ class FilePath(click.Path):
 
 
 FILE = FilePath(path_type=Path)
+PRICING = ("on_demand", "reserved", "community", "marketplace", "interruptible", "own")
+
+
+def today() -> date:
+    """The day against which prices age; a function so that tests can stand still."""
+    return date.today()
 
 
 def _switch(name: str, on: str, off: str, help_text: str) -> Decorator:

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.gpus import PRICING, today
 from vlmplan.cli.options import (
     CATALOG,
     FILE,
     JSON,
     NETWORK,
     PRICES,
+    PRICING,
     RECIPE,
     WORKLOAD,
     Decorator,
     options,
     refuse_files,
+    today,
 )
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 
