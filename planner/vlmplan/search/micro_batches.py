@@ -27,6 +27,7 @@ class MicroBatches:
         inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
+        self._traces: dict[int, Trace] = {}
         self._profiles: dict[int, MicroBatchProfile] = {}
         self._seconds: dict[tuple[int, str, Precision, bool], MicroBatchSeconds | None] = {}
 
@@ -36,7 +37,10 @@ class MicroBatches:
         return self._trace(next(iter(self._profiles), 0))
 
     def _trace(self, position: int) -> Trace:
-        return self._estimator.trace(self._recipe.with_changes(micro_batch=self.sizes[position]), self._capability)
+        if position not in self._traces:
+            recipe = self._recipe.with_changes(micro_batch=self.sizes[position])
+            self._traces[position] = self._estimator.trace(recipe, self._capability)
+        return self._traces[position]
 
     def _profile(self, position: int) -> MicroBatchProfile:
         if position not in self._profiles:

@@ -31,7 +31,7 @@ class Graded:
     fast: float
 
     def at(self, outlook: Outlook) -> float:
-        return {Outlook.SLOW: self.slow, Outlook.EXPECTED: self.expected, Outlook.FAST: self.fast}[outlook]
+        return getattr(self, outlook.value)
 
 
 PRODUCTS_FRACTION = {
