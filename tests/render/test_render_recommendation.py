@@ -109,7 +109,7 @@ def test_next_steps_notes_and_the_age_of_prices_stand_below(capsys):
     text = printed(answer, capsys, "do this next")
     assert text.endswith("\ndo this next\n")
     assert "note: a note of the search" in text
-    assert f"prices: 20 to 20 days old on {TODAY.isoformat()}" in text
+    assert f"prices: 20 days old on {TODAY.isoformat()}" in text
 
 
 # Money

@@ -164,6 +164,7 @@ def _assumed(found: Recommendation) -> Iterator[str]:
         age for plan in found.plans if plan.offer is not None and (age := plan.offer.age_days(found.as_of)) is not None
     ]
     if ages:
-        yield f"prices: {min(ages)} to {max(ages)} days old on {found.as_of.isoformat()}; whole machines, all told"
+        oldest = f" to {max(ages)}" if max(ages) > min(ages) else ""
+        yield f"prices: {min(ages)}{oldest} days old on {found.as_of.isoformat()}; whole machines, all told"
     for note in found.notes:
         yield f"note: {note}"
