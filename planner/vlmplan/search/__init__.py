@@ -161,10 +161,12 @@ class _Scored:
     hours: float | None
     usd: float | None
     plan: RankedPlan | None = None
+    is_timed: bool = False
+    """Hours and price are those of the setup itself, though it has no plan."""
 
     @property
     def is_exact(self) -> bool:
-        return self.plan is not None
+        return self.is_timed or self.plan is not None
 
     def key(self, objective: Objective) -> tuple[Any, ...]:
         return _rank_key(objective, self.hours, self.usd, self.cluster.num_gpus, self.setup.peak_bound)
@@ -260,9 +262,14 @@ class _Search:
 
     def _score(self, candidate: Candidate, cluster: Cluster, offer: Offer | None, setup: Setup) -> _Scored:
         seconds = self.space.run_seconds(setup, cluster)
+        return _Scored(candidate, cluster, offer, setup, *self._hours_and_usd(seconds, cluster, offer, setup))
+
+    def _hours_and_usd(
+        self, seconds: float | None, cluster: Cluster, offer: Offer | None, setup: Setup
+    ) -> tuple[float | None, float | None]:
         hours = None if seconds is None else seconds / SECONDS_PER_HOUR
         cost = _cost(hours, offer, cluster, self.space.disk(setup), self.assumed)
-        return _Scored(candidate, cluster, offer, setup, hours, None if cost is None else cost.usd)
+        return hours, None if cost is None else cost.usd
 
     def _with_smaller_batch(self, entry: _Scored) -> _Scored | None:
         """The same with the next smaller micro batch, where there is one within the limits."""
@@ -335,10 +342,20 @@ class _Search:
         return entry.plan
 
     def _settled(self, entry: _Scored) -> _Scored | None:
-        """What takes the place of an entry on the front: its exact self, else the same with a smaller micro batch."""
-        if self._exact_plan(entry) is None:
+        """What takes the place of an entry on the front: its exact self, else the same with a smaller micro batch.
+
+        What is within its bound fits, unless torch's own segments leave gaps: only those need all of the estimate.
+        """
+        if entry.setup.recipe.expandable_segments:
+            self._time(entry)
+        elif self._exact_plan(entry) is None:
             return self._with_smaller_batch(entry)
         return entry if self._is_within_limits(entry) else None
+
+    def _time(self, entry: _Scored) -> None:
+        seconds = self.space.exact_run_seconds(entry.setup, entry.cluster)
+        entry.hours, entry.usd = self._hours_and_usd(seconds, entry.cluster, entry.offer, entry.setup)
+        entry.is_timed = True
 
     def front(self) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
         """The front of cost against time, its members computed exactly, and everything that it is the front of."""

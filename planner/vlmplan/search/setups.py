@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
 
+from vlmplan.architecture.trace import Trace
 from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.bounds import peak_bound
@@ -20,7 +21,7 @@ from vlmplan.recipe import Method, Offload, Precision, Recipe, ZeroSettings
 from vlmplan.rules import Severity, default_attention, model_facts, problems
 from vlmplan.search.micro_batches import MicroBatches, States
 from vlmplan.sizes import zero_settings
-from vlmplan.timing import step_of
+from vlmplan.timing import PhaseSeconds, micro_batch_seconds, step_of
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
 
@@ -313,10 +314,20 @@ class SetupSpace:
         recipe = setup.recipe
         batches = self.micro_batches(recipe, cluster)
         seconds = batches.seconds(recipe.micro_batch, cluster.node.gpu, recipe)
-        if seconds is None:
-            return None
+        return None if seconds is None else self._seconds_of_run(setup, cluster, batches.trace, seconds)
+
+    def exact_run_seconds(self, setup: Setup, cluster: Cluster) -> float | None:
+        """The same from the setup's own micro batch, as its estimate has them."""
+        recipe, gpu = setup.recipe, cluster.node.gpu
         estimator, _ = self._estimator(recipe)
-        step = step_of(estimator.table, seconds, batches.trace, recipe, cluster, self.workload)
+        trace = estimator.trace(recipe, gpu.compute_capability)
+        seconds = micro_batch_seconds(trace, gpu, recipe)
+        return None if seconds is None else self._seconds_of_run(setup, cluster, trace, seconds.phases)
+
+    def _seconds_of_run(self, setup: Setup, cluster: Cluster, trace: Trace, micro_batch: PhaseSeconds) -> float | None:
+        recipe = setup.recipe
+        estimator, _ = self._estimator(recipe)
+        step = step_of(estimator.table, micro_batch, trace, recipe, cluster, self.workload)
         if step is None:
             return None
         samples = recipe.micro_batch * recipe.grad_accum * cluster.num_gpus
