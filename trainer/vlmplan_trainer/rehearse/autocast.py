@@ -38,8 +38,8 @@ FLOAT32_RESULT = (
 WIDEST = "addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot vdot".split()
 
 _cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-_libraries: list[operators.Library] = []
-"""Registrations last as long as these."""
+_fallbacks: list[Any] = []
+"""They last as long as these; torch keeps all other registrations itself."""
 
 
 def forget_casts() -> None:
@@ -49,11 +49,9 @@ def forget_casts() -> None:
 
 def register() -> None:
     """Give the device its lists, once in a process."""
-    everything = operators.Library("_", "IMPL")
-    everything.fallback(operators.fallthrough_kernel, KEY)
-    _libraries.append(everything)
-    aten = operators.Library("aten", "IMPL")
-    _libraries.append(aten)
+    everything = torch._C._dispatch_library("IMPL", "_", KEY, __file__, 0)
+    everything.fallback(KEY, operators.fallthrough_kernel, False)
+    _fallbacks.append(everything)
     policies: tuple[tuple[Sequence[str], Callable[[Any], Callable[..., Any]]], ...] = (
         (LOWER_PRECISION, _lower_precision),
         (FLOAT32, _float32),
@@ -63,7 +61,8 @@ def register() -> None:
     for names, policy in policies:
         for name in names:
             packet, _, overload = name.partition(".")
-            aten.impl(name, policy(getattr(getattr(torch.ops.aten, packet), overload or "default")), KEY)
+            kernel = policy(getattr(getattr(torch.ops.aten, packet), overload or "default"))
+            operators.impl(f"aten::{name}", KEY, kernel)
 
 
 def _below(op: Any, args: Any, kwargs: Any) -> Any:

@@ -25,9 +25,6 @@ MASK_ALIGNMENT = 8
 ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward")
 """Operations that torch takes apart (``CompositeImplicitAutograd``) where a device has no kernel of its own."""
 
-_libraries: list[operators.Library] = []
-"""Registrations last as long as these."""
-
 
 def register(capability: tuple[int, int]) -> None:
     """``scaled_dot_product_attention`` of the device chooses as a card of this compute capability does."""
@@ -53,14 +50,12 @@ def register(capability: tuple[int, int]) -> None:
         fused = aten._scaled_dot_product_fused_attention_overrideable
         return fused(query, key, value, bias, dropout_p, is_causal, False, scale=scale)[0]
 
-    made = operators.Library("aten", "IMPL")
-    for key in ("PrivateUse1", "AutogradPrivateUse1"):
-        made.impl("scaled_dot_product_attention", attention, key)
-        for name, kernel in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
-            made.impl(name, _casting_inside(kernel), key)
+    keys = ("PrivateUse1", "AutogradPrivateUse1")
+    operators.impl("aten::scaled_dot_product_attention", keys, attention)
+    for name, kernel in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
+        operators.impl(f"aten::{name}", keys, _casting_inside(kernel))
     for name in ONE_KERNEL_ON_CUDA:
-        made.impl(name, _never_run, "PrivateUse1")
-    _libraries.append(made)
+        operators.impl(f"aten::{name}", "PrivateUse1", _never_run)
 
 
 def _casting_inside(kernel: Any) -> Callable[..., Tensor]:
