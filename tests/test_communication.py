@@ -31,11 +31,11 @@ from vlmplan.communication import (
     link_bytes_per_second,
     links_of,
     messages_json,
-    num_chunks,
     traffic,
 )
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster, Node
+from vlmplan.memory.timeline import chunk_elements
 from vlmplan.recipe import Method, Recipe, ZeroSettings
 from vlmplan.workload import Workload
 
@@ -185,9 +185,9 @@ def test_second_copies_answer_for_weights_after_their_first_use_in_a_step():
 
 
 def test_chunks_are_sent_once_they_exceed_the_limit():
-    assert num_chunks([], 5) == 0
-    assert num_chunks([5], 5) == num_chunks([5, 1], 5) == 1
-    assert num_chunks([5, 1, 1], 5) == 2
+    assert len(chunk_elements([], 5)) == 0
+    assert len(chunk_elements([5], 5)) == len(chunk_elements([5, 1], 5)) == 1
+    assert len(chunk_elements([5, 1, 1], 5)) == 2
 
 
 def test_messages_are_shown_as_a_rehearsal_shows_them():

@@ -106,7 +106,7 @@ class Estimate:
 
     @property
     def num_steps(self) -> int:
-        return max(1, -(-round(self.workload.total_samples) // self.samples_per_step))
+        return self.workload.num_steps(self.samples_per_step)
 
     @property
     def run_seconds(self) -> float | None:

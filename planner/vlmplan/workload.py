@@ -69,6 +69,10 @@ class Workload:
     def total_samples(self) -> float:
         return self.num_samples * self.epochs
 
+    def num_steps(self, samples_per_step: int) -> int:
+        """Optimizer steps of the whole run; the last may be of fewer samples."""
+        return max(1, -(-round(self.total_samples) // samples_per_step))
+
     def as_json(self) -> dict[str, Any]:
         return {
             "model": self.model.id,

@@ -13,9 +13,9 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks, Stream
 from vlmplan.memory.building import Building
-from vlmplan.memory.parameters import ParameterTable, partition_of, partition_size, sub_group_elements
+from vlmplan.memory.parameters import ParameterTable, partition_of, partition_size, slices, sub_group_elements
 from vlmplan.memory.reservation import Reservation, peak_reserved_bytes
-from vlmplan.memory.stepping import Stepping, slices
+from vlmplan.memory.stepping import Stepping
 from vlmplan.memory.timeline import memory_timeline
 from vlmplan.recipe import Method, Precision, Recipe, ZeroSettings
 from vlmplan.units import GIB, MIB

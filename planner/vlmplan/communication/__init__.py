@@ -19,7 +19,7 @@ from vlmplan.communication.links import (
     link_bytes_per_second,
     links_of,
 )
-from vlmplan.communication.messages import KindTotal, Messages, When, by_kind, messages_json, num_chunks, traffic
+from vlmplan.communication.messages import KindTotal, Messages, When, by_kind, messages_json, traffic
 from vlmplan.hardware import Cluster
 
 OVERLAP_FRACTION = 0.7
@@ -84,6 +84,5 @@ __all__ = [
     "link_bytes_per_second",
     "links_of",
     "messages_json",
-    "num_chunks",
     "traffic",
 ]

@@ -24,7 +24,7 @@ from vlmplan.communication.collectives import Collective
 from vlmplan.memory.gather_counts import weight_gathers
 from vlmplan.memory.gathering import ADAPTER_WRAPPERS, WRAPPERS
 from vlmplan.memory.parameters import ParameterTable, partition_size
-from vlmplan.memory.timeline import STAGE0_CHUNK_ELEMENTS
+from vlmplan.memory.timeline import STAGE0_CHUNK_ELEMENTS, chunk_elements
 from vlmplan.recipe import Recipe
 
 
@@ -61,7 +61,7 @@ def traffic(table: ParameterTable, recipe: Recipe, *, num_ranks: int, trace: Tra
         return tuple(message for message in _stage3(table, recipe, num_ranks, trace) if message.count)
     p = table.trained_dtype.num_bytes
     if recipe.zero_stage == 0:
-        chunks = num_chunks(table.numels, STAGE0_CHUNK_ELEMENTS)
+        chunks = len(chunk_elements(table.numels, STAGE0_CHUNK_ELEMENTS))
         return (Messages(Collective.ALL_REDUCE, When.BACKWARD, chunks, table.trained_bytes),)
     often = recipe.grad_accum if recipe.zero_stage == 2 else 1
     buckets, num_elements = _reductions(table, recipe, num_ranks, trace)
@@ -136,7 +136,7 @@ def _reductions(table: ParameterTable, recipe: Recipe, num_ranks: int, trace: Tr
         end = table.ends[ordinal]
         start = end - table.numels[ordinal]
         cuts = [start, *range((start // size + 1) * size, end, size), end]
-        count += num_chunks([after - before for before, after in pairwise(cuts)], limit) - 1
+        count += len(chunk_elements([after - before for before, after in pairwise(cuts)], limit)) - 1
     return count, buckets.num_elements
 
 
@@ -168,21 +168,6 @@ def _buckets(table: ParameterTable, trace: Trace, limit: int, *, is_late: bool) 
         large = tuple(table.ordinal(parameter, layer) for parameter, layer in arrivals if parameter.numel > limit)
         trace.memo[key] = _Buckets(Counter(numels), buckets + (waiting > 0), large, sum(numels))
     return trace.memo[key]
-
-
-def num_chunks(numels: Iterable[int], limit: int) -> int:
-    """Reductions when tensors are gathered until they exceed ``limit`` elements.
-
-    >>> num_chunks([3, 3, 3], 5)
-    2
-    """
-    chunks = waiting = 0
-    for numel in numels:
-        waiting += numel
-        if waiting > limit:
-            chunks += 1
-            waiting = 0
-    return chunks + (waiting > 0)
 
 
 def _padded(numel: int, num_ranks: int) -> int:

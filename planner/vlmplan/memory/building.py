@@ -93,7 +93,7 @@ class Building:
         if self._table.trained_dtype is DType.FLOAT32:
             return
         blocks, width = self._blocks, DType.FLOAT32.num_bytes
-        shapes = [entry.parameter.shape for entry in self._trained]
+        shapes = self._table.trained_shapes
         for numel in self._table.numels:
             blocks.make("clone", numel * self._weight_bytes)
             blocks.keep(numel * width)

@@ -13,10 +13,10 @@ from vlmplan.memory.optimizer_states import state_bytes, update_bytes
 from vlmplan.memory.parameters import (
     ParameterTable,
     Partition,
-    overlapping,
     owned_elements,
     partition_of,
     sharded_elements,
+    slices,
     sub_group_elements,
 )
 from vlmplan.recipe import Offload, Precision, Recipe
@@ -101,7 +101,7 @@ def stage12_states(table: ParameterTable, recipe: Recipe, num_ranks: int, rank: 
     flat = [(partition.size,)]
     resident = start + Components(optimizer_states=state_bytes(recipe, flat, recipe.master_dtype))
     owned = Components(gradients=owned_elements(table, partition) * p)
-    norm = largest_slice(table, partition) * NORM_BYTES
+    norm = max(slices(table, partition), default=0) * NORM_BYTES
     cast = partition.size * (p + (m if m != p else 0))
     update = (partition.size * m) + update_bytes(recipe, flat, recipe.master_dtype)
     step = higher(
@@ -123,16 +123,6 @@ def _offloaded_stage12(
     resident = weights + Components(communication_buffers=table.largest_trained * p)
     init = higher(flattening, weights + Components(temporaries=partition.size * p))
     return ModelStates(resident, resident, init, resident)
-
-
-def largest_slice(table: ParameterTable, partition: Partition) -> int:
-    """Elements of the largest piece of one parameter inside ``partition``."""
-    first, last = overlapping(table, partition)
-    pieces = (
-        min(end, partition.end) - max(end - numel, partition.start)
-        for numel, end in zip(table.numels[first:last], table.ends[first:last], strict=True)
-    )
-    return max(pieces, default=0)
 
 
 def stage3_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:

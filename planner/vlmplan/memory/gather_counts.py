@@ -15,15 +15,15 @@ def weight_gathers(trace: Trace, zero: ZeroSettings, *, num_wrappers: int) -> tu
     They are the same for any number of ranks above one, and for traces that use weights of the same sizes in the same
     order, whatever the batch or the kind of 16-bit numbers.
     """
-    sizes = (
-        zero.stage3_prefetch_bucket_size,
-        zero.stage3_param_persistence_threshold,
-        zero.stage3_max_live_parameters,
-        zero.stage3_max_reuse_distance,
+    sizes = ZeroSettings(
+        stage3_prefetch_bucket_size=zero.stage3_prefetch_bucket_size,
+        stage3_param_persistence_threshold=zero.stage3_param_persistence_threshold,
+        stage3_max_live_parameters=zero.stage3_max_live_parameters,
+        stage3_max_reuse_distance=zero.stage3_max_reuse_distance,
     )
     key = (weight_gathers, sizes, num_wrappers)
     if key not in trace.memo:
-        trace.memo[key] = _sent(_Walk(_shape(trace), sizes, num_wrappers, trace, zero))
+        trace.memo[key] = _sent(_Walk(_shape(trace), sizes, num_wrappers, trace))
     return trace.memo[key]
 
 
@@ -32,10 +32,9 @@ class _Walk:
     """How a trace uses weights, and what decides which of them are fetched when; equal walks send the same."""
 
     shape: Any
-    sizes: tuple[int, ...]
+    sizes: ZeroSettings
     num_wrappers: int
     trace: Trace = field(compare=False)
-    zero: ZeroSettings = field(compare=False)
 
 
 def _shape(trace: Trace) -> Any:
@@ -57,16 +56,14 @@ def _shape(trace: Trace) -> Any:
             )
         return modules[id(module)]
 
-    def comings_and_goings(events: list[Event]) -> tuple[tuple[int, bool | None], ...]:
+    def numbered(events: list[Event]) -> tuple[tuple[int, bool | None], ...]:
         return tuple(
             (number(event.module), None if isinstance(event, Fetch) else event.ends_recomputation)
-            for event in events
-            if isinstance(event, Fetch | Release)
+            for event in _comings_and_goings(events)
         )
 
     sections = tuple(
-        (key, comings_and_goings(section.forward), comings_and_goings(section.backward))
-        for key, section in trace.sections.items()
+        (key, numbered(section.forward), numbered(section.backward)) for key, section in trace.sections.items()
     )
     return (sections, tuple(members), tuple(trace.schedule))
 
@@ -74,7 +71,7 @@ def _shape(trace: Trace) -> Any:
 @lru_cache(maxsize=32)
 def _sent(walk: _Walk) -> tuple[Sent, Sent]:
     trace = walk.trace
-    gathered = GatheredWeights(trace=trace, zero=walk.zero, num_ranks=2, num_wrappers=walk.num_wrappers)
+    gathered = GatheredWeights(trace=trace, zero=walk.sizes, num_ranks=2, num_wrappers=walk.num_wrappers)
     events: dict[str, tuple[list[Fetch | Release], list[Fetch | Release]]] = {
         key: (_comings_and_goings(section.forward), _comings_and_goings(section.backward))
         for key, section in trace.sections.items()

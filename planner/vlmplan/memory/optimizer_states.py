@@ -7,6 +7,7 @@ torch 2.13 ``torch/optim/adamw.py`` and ``sgd.py``; bitsandbytes 0.50 ``optim/op
 
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
 
 from vlmplan.recipe import OptimizerKind, Recipe
 from vlmplan.units import DType
@@ -31,7 +32,7 @@ def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType)
 
 def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> list[int]:
     """Bytes of each state of one tensor that is on the device, in the order in which they are made."""
-    numel = _product(shape)
+    numel = prod(shape)
     if kind is OptimizerKind.ADAMW:
         return [numel * dtype.num_bytes] * 2
     if kind is OptimizerKind.SGD:
@@ -52,7 +53,7 @@ def paged_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]]) -> int:
     """Bytes of moments in paged (host) memory."""
     if recipe.optimizer is not OptimizerKind.PAGED_ADAMW_8BIT:
         return 0
-    numels = [_product(shape) for shape in shapes]
+    numels = [prod(shape) for shape in shapes]
     return sum(2 * numel for numel in numels if numel >= MIN_PAGED_ELEMENTS)
 
 
@@ -72,14 +73,7 @@ def update_sizes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
     """The tensors of ``update_bytes``: each list is there at once, one list after another."""
     if recipe.optimizer is OptimizerKind.ADAFACTOR:
         copies = 0 if dtype is DType.FLOAT32 else 2
-        return [[_product(shape) * DType.FLOAT32.num_bytes] * (2 + copies) for shape in shapes]
+        return [[prod(shape) * DType.FLOAT32.num_bytes] * (2 + copies) for shape in shapes]
     if recipe.optimizer is OptimizerKind.ADAMW and not recipe.fuses_optimizer:
-        return [[_product(shape) * dtype.num_bytes for shape in shapes]]
+        return [[prod(shape) * dtype.num_bytes for shape in shapes]]
     return []
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for size in shape:
-        result *= size
-    return result

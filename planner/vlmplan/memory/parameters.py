@@ -150,6 +150,15 @@ def overlapping(table: ParameterTable, partition: Partition) -> tuple[int, int]:
     return first, min(last + 1, len(ends))
 
 
+def slices(table: ParameterTable, partition: Partition) -> list[int]:
+    """Elements of each parameter that lie inside ``partition``."""
+    first, last = overlapping(table, partition)
+    return [
+        min(end, partition.end) - max(end - numel, partition.start)
+        for numel, end in zip(table.numels[first:last], table.ends[first:last], strict=True)
+    ]
+
+
 def fullest_rank(table: ParameterTable, num_ranks: int) -> int:
     """The rank whose gradient buffer is the largest: the one that runs out of memory first."""
     if num_ranks == 1:

@@ -10,7 +10,7 @@ from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.buckets import PARTITION
 from vlmplan.memory.engines import NORM_BYTES, overflow_check_bytes
 from vlmplan.memory.optimizer_states import state_sizes, update_sizes
-from vlmplan.memory.parameters import ParameterTable, Partition, overlapping, partition_of, sub_group_elements
+from vlmplan.memory.parameters import ParameterTable, partition_of, sharded_elements, slices, sub_group_elements
 from vlmplan.recipe import Offload, Precision, Recipe
 from vlmplan.units import DType
 
@@ -69,7 +69,7 @@ class Stepping:
         """Sub-group by sub-group; in fp16 all gradients are looked at for infinities before."""
         numels = self._table.numels
         if self._recipe.precision is Precision.FP16:
-            trained = sum(-(-numel // self._num_ranks) for numel in numels)
+            trained = sharded_elements(numels, self._num_ranks)
             own = trained * self._weight_bytes
             self._blocks.pass_through([own, trained * overflow_check_bytes(self._recipe) - own])
         for numel in numels:
@@ -97,13 +97,4 @@ class Stepping:
             self._blocks.pass_through(sizes)
 
 
-def slices(table: ParameterTable, partition: Partition) -> list[int]:
-    """Elements of each parameter that lie inside ``partition``."""
-    first, last = overlapping(table, partition)
-    return [
-        min(end, partition.end) - max(end - numel, partition.start)
-        for numel, end in zip(table.numels[first:last], table.ends[first:last], strict=True)
-    ]
-
-
-__all__ = ["Stepping", "slices"]
+__all__ = ["Stepping"]

@@ -278,7 +278,11 @@ STAGE0_CHUNK_ELEMENTS = 500_000_000
 
 
 def chunk_elements(numels: Sequence[int], limit: int) -> list[int]:
-    """Elements of each chunk when tensors are gathered until they exceed ``limit``."""
+    """Elements of each chunk when tensors are gathered until they exceed ``limit``.
+
+    >>> chunk_elements([3, 3, 3], 5)
+    [6, 3]
+    """
     chunks: list[int] = []
     running = 0
     for numel in numels:

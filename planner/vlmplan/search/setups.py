@@ -4,7 +4,7 @@ A setup is scored with bounds and secants between two micro batches, so that tho
 ``SetupSpace.estimate`` computes one exactly.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
@@ -45,6 +45,20 @@ class Prepared:
     batches: dict[Any, MicroBatches] = field(default_factory=dict[Any, MicroBatches])
 
 
+class _OfRecipes:
+    """What was made for a recipe, by the object: its fields are many to compare. The object is kept beside."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, Any], tuple[Recipe, Any]] = {}
+
+    def get(self, recipe: Recipe, make: Callable[..., Any], *given: Any) -> Any:
+        """``make(recipe, *given)``, made once."""
+        key = (id(recipe), given)
+        if key not in self._made:
+            self._made[key] = recipe, make(recipe, *given)
+        return self._made[key][1]
+
+
 class SetupSpace:
     """All setups of a workload; ``fixed`` recipe fields are the user's, the rest is tried."""
 
@@ -64,10 +78,7 @@ class SetupSpace:
         self._estimators, self._batches = prepared.estimators, prepared.batches
         self._sizes: dict[Any, ZeroSettings] = {}
         self._sized_recipes: dict[Any, Recipe] = {}
-        # By object, which is kept beside: fields of recipes are many to compare.
-        self._estimators_of: dict[int, tuple[Recipe, tuple[Estimator, States]]] = {}
-        self._batches_of: dict[Any, tuple[Recipe, MicroBatches]] = {}
-        self._states_of: dict[Any, tuple[Recipe, ModelStates]] = {}
+        self._estimators_of, self._batches_of, self._states_of = _OfRecipes(), _OfRecipes(), _OfRecipes()
         self._disks: dict[Any, DiskSpace] = {}
         self._recipes_allowed: dict[Any, list[Recipe]] = {}
         self._others: dict[Method, SetupSpace] = {}
@@ -239,24 +250,21 @@ class SetupSpace:
         return [(size, per_gpu // size) for size in sizes]
 
     def _estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
-        if id(recipe) not in self._estimators_of:
-            key = (recipe.method, recipe.trained_dtype, recipe.precision)
-            if key not in self._estimators:
-                known = next((other.widest_head for other, _ in self._estimators.values()), None)
-                estimator = Estimator(self.workload, recipe, widest_head=known)
-                self._estimators[key] = (estimator, States(estimator))
-            self._estimators_of[id(recipe)] = recipe, self._estimators[key]
-        return self._estimators_of[id(recipe)][1]
+        return self._estimators_of.get(recipe, self._new_estimator)
+
+    def _new_estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
+        key = (recipe.method, recipe.trained_dtype, recipe.precision)
+        if key not in self._estimators:
+            known = next((other.widest_head for other, _ in self._estimators.values()), None)
+            estimator = Estimator(self.workload, recipe, widest_head=known)
+            self._estimators[key] = (estimator, States(estimator))
+        return self._estimators[key]
 
     def micro_batches(self, recipe: Recipe, cluster: Cluster) -> MicroBatches:
         """What micro batches of the recipe take at most."""
-        capability = cluster.node.gpu.compute_capability
-        of = (id(recipe), capability)
-        if of not in self._batches_of:
-            self._batches_of[of] = recipe, self._micro_batches(recipe, capability)
-        return self._batches_of[of][1]
+        return self._batches_of.get(recipe, self._new_micro_batches, cluster.node.gpu.compute_capability)
 
-    def _micro_batches(self, recipe: Recipe, capability: tuple[int, int] | None) -> MicroBatches:
+    def _new_micro_batches(self, recipe: Recipe, capability: tuple[int, int] | None) -> MicroBatches:
         estimator, _ = self._estimator(recipe)
         backend = estimator.backend(recipe, capability)
         checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
@@ -302,10 +310,7 @@ class SetupSpace:
 
     def states(self, recipe: Recipe, cluster: Cluster) -> ModelStates:
         """What a GPU of the cluster holds throughout the step."""
-        of = (id(recipe), cluster.num_gpus)
-        if of not in self._states_of:
-            self._states_of[of] = recipe, self._estimator(recipe)[1].states(recipe, cluster.num_gpus)
-        return self._states_of[of][1]
+        return self._states_of.get(recipe, self._estimator(recipe)[1].states, cluster.num_gpus)
 
     # -- numbers -------------------------------------------------------------------------------------------------
 
@@ -331,7 +336,7 @@ class SetupSpace:
         if step is None:
             return None
         samples = recipe.micro_batch * recipe.grad_accum * cluster.num_gpus
-        return max(1, -(-round(self.workload.total_samples) // samples)) * step.total
+        return self.workload.num_steps(samples) * step.total
 
     def host_bytes(self, setup: Setup, cluster: Cluster) -> int:
         """Host memory that each node needs."""
