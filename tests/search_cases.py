@@ -83,7 +83,7 @@ def all_estimates(
 ) -> Iterator[Estimate]:
     """Every recipe of the space with every micro batch, computed exactly."""
     sizes = where.batch_sizes(on.num_gpus)
-    for method in methods or where.methods:
+    for method in methods or where.choices.methods:
         for is_lean in lean:
             for recipe in where.recipes(on, method, is_lean=is_lean):
                 for micro_batch, grad_accum in sizes[:1] if only_smallest else sizes:

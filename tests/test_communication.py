@@ -122,7 +122,7 @@ def test_weights_that_recomputation_frees_are_gathered_a_third_time():
     again = [
         entry
         for entry in estimator().table.entries
-        if entry.index is not None and not entry.name.endswith("down_proj.weight")
+        if entry.layer is not None and not entry.name.endswith("down_proj.weight")
     ]
     expected = 2 * sum(entry.parameter.numel for entry in again)
     assert gathered(checkpoints=True) - gathered(checkpoints=False) == expected

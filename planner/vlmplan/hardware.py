@@ -7,10 +7,9 @@ catalog file keeps that figure (``nvlink_gb_s``), so it is halved once, where th
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from enum import Enum
 
 from vlmplan.errors import InputError
-from vlmplan.units import MIB
+from vlmplan.units import MIB, Choice
 
 DRIVER_RESERVE_BYTES = 450 * MIB
 """What the driver keeps of a card, plus 1/200 of its memory. Fitted to 21 cards whose driver total and torch
@@ -34,7 +33,7 @@ PRICE_CURRENT_DAYS = 365
 """Assumed: an older price still informs, but it may not pass for today's."""
 
 
-class Vendor(Enum):
+class Vendor(Choice):
     """Who makes the card. ``CPU`` is this machine's processor, for trying things out."""
 
     NVIDIA = "nvidia"
@@ -42,7 +41,7 @@ class Vendor(Enum):
     CPU = "cpu"
 
 
-class Pricing(Enum):
+class Pricing(Choice):
     """What an hourly price promises."""
 
     ON_DEMAND = "on_demand"  # the provider's own machines, yours until you stop them

@@ -18,16 +18,16 @@ from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject
-from vlmplan.units import MAX_COUNT, DType
+from vlmplan.units import MAX_COUNT, Choice, DType
 
 
-class Method(Enum):
+class Method(Choice):
     FULL = "full"
     LORA = "lora"
     QLORA = "qlora"
 
 
-class Precision(Enum):
+class Precision(Choice):
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
@@ -39,7 +39,7 @@ class Precision(Enum):
         return {"fp16": DType.FLOAT16, "fp32": DType.FLOAT32}.get(self.value, DType.BFLOAT16)
 
 
-class OptimizerKind(Enum):
+class OptimizerKind(Choice):
     ADAMW = "adamw"
     ADAMW_8BIT = "adamw-8bit"
     PAGED_ADAMW_8BIT = "paged-adamw-8bit"
@@ -47,19 +47,19 @@ class OptimizerKind(Enum):
     SGD = "sgd"
 
 
-class Offload(Enum):
+class Offload(Choice):
     NONE = "none"
     CPU = "cpu"
     NVME = "nvme"
 
 
-class AttentionImplementation(Enum):
+class AttentionImplementation(Choice):
     SDPA = "sdpa"
     FLASH_ATTENTION_2 = "flash_attention_2"
     EAGER = "eager"
 
 
-class LossKind(Enum):
+class LossKind(Choice):
     CHUNKED = "chunked"
     FULL = "full"
 

@@ -13,7 +13,13 @@ MAX_COUNT = 10**9
 """More tokens, samples a step, ranks or nodes than this are a slip, and beyond the floats that follow from them."""
 
 
-class DType(Enum):
+class Choice(Enum):
+    """An enumeration whose members hash as the single objects they are, in C; Enum hashes their names, in Python."""
+
+    __hash__ = object.__hash__
+
+
+class DType(Choice):
     """Element types of tensors, with their width. The names are torch's."""
 
     FLOAT32 = ("float32", 4, True)
@@ -28,8 +34,6 @@ class DType(Enum):
         self.torch_name = torch_name
         self.num_bytes = num_bytes
         self.is_floating = is_floating
-
-    __hash__ = object.__hash__
 
 
 def counted(count: float, noun: str) -> str:

@@ -7,16 +7,15 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Kind, Node, Tensor
-from vlmplan.units import DType
+from vlmplan.units import Choice, DType
 
 
-class Kernel(Enum):
+class Kernel(Choice):
     """The kernels behind ``attn_implementation``."""
 
     FLASH = "flash"  # torch's flash kernel or the flash-attn library

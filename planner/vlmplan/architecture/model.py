@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
@@ -11,13 +10,13 @@ from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.architecture.trace import Trace
-from vlmplan.units import DType
+from vlmplan.units import Choice, DType
 
 if TYPE_CHECKING:
     from vlmplan.architecture.images import ImageShape
 
 
-class Part(Enum):
+class Part(Choice):
     """What can be frozen separately."""
 
     VISION = "vision"
@@ -43,13 +42,12 @@ class Batch:
         return self.micro_batch * self.images_per_sample
 
 
-@dataclass(frozen=True, slots=True)
-class NamedParameter:
-    """One parameter of the model: ``index`` is its layer inside a stack, None outside."""
+class NamedParameter(NamedTuple):
+    """One parameter of the model: ``layer`` is its place inside a stack, None outside."""
 
     name: str
     parameter: Parameter
-    index: int | None
+    layer: int | None
     part: Part
 
 
@@ -104,14 +102,12 @@ class Model(Module):
 
     def parameters(self) -> list[NamedParameter]:
         """Every parameter once, in the order of ``torch.nn.Module.parameters()``."""
-        result: list[NamedParameter] = []
-        seen: set[tuple[int, int | None]] = set()
-        for name, parameter, index, part in _walk_parameters(self, "", None, Part.LANGUAGE, self.PARTS):
-            key = (id(parameter), index)
-            if key not in seen:
-                seen.add(key)
-                result.append(NamedParameter(name, parameter, index, part))
-        return result
+        found: list[NamedParameter] = []
+        _collect_parameters(self, "", None, Part.LANGUAGE, self.PARTS, found)
+        first: dict[tuple[int, int | None], NamedParameter] = {}
+        for one in found:
+            first.setdefault((id(one.parameter), one.layer), one)
+        return list(first.values())
 
     def distinct_modules(self) -> Iterator[tuple[str, Module]]:
         """Every module object once: of equal layers one stands for all."""
@@ -194,22 +190,24 @@ class Model(Module):
         return self.head.weight.dtype
 
 
-def _walk_parameters(
-    module: Module, prefix: str, index: int | None, part: Part, parts: Mapping[str, Part]
-) -> Iterator[tuple[str, Parameter, int | None, Part]]:
+def _collect_parameters(
+    module: Module, prefix: str, layer: int | None, part: Part, parts: Mapping[str, Part], into: list[NamedParameter]
+) -> None:
     for name, parameter in module.parameters_by_name.items():
         full_name = prefix + name
-        yield full_name, parameter, index, parts.get(full_name, part)
+        into.append(NamedParameter(full_name, parameter, layer, parts.get(full_name, part)))
     if isinstance(module, Stack):
         # A kind of layer is walked once for all its places; no part begins inside a layer.
-        kinds = [list(_walk_parameters(kind, "", 0, part, {})) for kind in module.kinds]
+        kinds: list[list[NamedParameter]] = [[] for _ in module.kinds]
+        for kind, own in zip(module.kinds, kinds, strict=True):
+            _collect_parameters(kind, ".", 0, part, {}, own)
         for place, kind in enumerate(module.pattern):
-            for name, parameter, _, _ in kinds[kind]:
-                yield f"{prefix}{place}.{name}", parameter, place, part
+            name = f"{prefix}{place}"
+            into += [NamedParameter(name + one.name, one.parameter, place, part) for one in kinds[kind]]
         return
-    for name, child in module.children():
+    for name, child in module.modules_by_name.items():
         full_name = prefix + name
-        yield from _walk_parameters(child, full_name + ".", index, parts.get(full_name, part), parts)
+        _collect_parameters(child, full_name + ".", layer, parts.get(full_name, part), parts, into)
 
 
 class CausalLM(Model):

@@ -32,10 +32,10 @@ class LoggedStorage(Storage):
     __slots__ = ("handle", "is_taken")
     tape: "LoggingTape"
 
-    def __init__(self, tape: "LoggingTape", num_bytes: int) -> None:
-        super().__init__(tape, num_bytes)
+    def fill(self, tape: Tape, num_bytes: int) -> None:
+        super().fill(tape, num_bytes)
         self.is_taken = False
-        self.handle = tape.log_allocation(self.num_bytes)
+        self.handle = self.tape.log_allocation(self.num_bytes)
 
     def __del__(self) -> None:
         super().__del__()

@@ -24,11 +24,13 @@ from vlmplan.architecture.tensor import Backward, Edge, Kind, Node, Operand, Par
 from vlmplan.architecture.trace import Drop, GradientReady, Hold
 from vlmplan.units import DType
 
+_new = object.__new__
+
 ParameterUse = tuple[Parameter, str]
 """A parameter, and the section that uses it where it stands for the parameters of several equal layers."""
 
 
-PACKED = Node((), (), lambda node, grads: (), None)
+PACKED = Node((), (), (), lambda node, grads: (), None)
 """What stands for the operations inside a checkpoint until backward runs them again: that a gradient will be needed."""
 
 
@@ -81,9 +83,11 @@ class Tape(Recorder):
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, node: Node | None = None) -> Tensor:
         """A new tensor on a new storage, as the output of ``node``."""
-        tensor = Tensor.__new__(Tensor)
+        tensor, storage = _new(Tensor), _new(self.storage_class)
         tensor.numel = numel = prod(shape)
-        tensor.storage = self.storage_class(self, numel * dtype.num_bytes)
+        tensor.num_bytes = num_bytes = numel * dtype.num_bytes
+        storage.fill(self, num_bytes)
+        tensor.storage, tensor.tape = storage, self
         tensor.shape, tensor.dtype, tensor.node, tensor.output_index = shape, dtype, node, 0
         return tensor
 
@@ -116,19 +120,18 @@ class Tape(Recorder):
         ``view_of``: a weight that torch saves as a view, which keeps the storage when ZeRO-3 takes the weight away. A
         weight saved as itself does not.
         """
-        needs_grad = False
         edges: list[Edge] = []
+        needs: list[bool] = []
         for operand in inputs:
-            edge = None
+            edge: Edge = None
             if isinstance(operand, Tensor):
                 if operand.node is not None:
                     edge = (operand.node, operand.output_index)
-                    needs_grad = True
             elif operand is not None and operand.requires_grad:
                 edge = operand
-                needs_grad = True
             edges.append(edge)
-        if not needs_grad:
+            needs.append(edge is not None)
+        if True not in needs:
             return None
         if self._packs or self._stop_after is not None:
             self._count_saved(len(saved) - saved.count(None))
@@ -136,7 +139,7 @@ class Tape(Recorder):
         if self._packs:
             return PACKED
         holds_weight = view_of is not None and self.follows_weights and not self._is_phantom
-        node = Node(tuple(edges), saved, backward, meta)
+        node = Node(tuple(edges), tuple(needs), saved, backward, meta)
         node.sequence = self._num_nodes
         node.section = self._key
         if self.modules:
@@ -186,7 +189,8 @@ class Tape(Recorder):
 
     def _rootless_node(self, saved: tuple[Tensor, ...], meta: Any) -> Node:
         """The node of a checkpoint whose inputs need no gradient but whose weights do."""
-        node = Node((None,) * len(saved), saved, _checkpoint_backward, meta)
+        none = len(saved)
+        node = Node((None,) * none, (False,) * none, saved, _checkpoint_backward, meta)
         self._num_nodes += 1
         node.sequence, node.section = self._num_nodes, self._key
         return node
@@ -365,7 +369,7 @@ def _captured_input(node: Node, position: int, into: list[Tensor | None]) -> Ten
     assert isinstance(x, Tensor)
     capture: Node | None = None
     if node.needs[position]:
-        capture = Node((), (), _capture, into)
+        capture = Node((), (), (), _capture, into)
         capture.section, capture.sequence = node.section, -position
     return Tensor(x.storage, x.shape, x.dtype, capture)
 

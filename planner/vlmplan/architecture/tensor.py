@@ -29,7 +29,8 @@ class Storage:
 
     __slots__ = ("kind", "num_bytes", "tape")
 
-    def __init__(self, tape: "Tape", num_bytes: int) -> None:
+    def fill(self, tape: "Tape", num_bytes: int) -> None:
+        """Allocate the bytes, once. Not ``__init__``: calling a class costs as much again as all of this."""
         self.tape, self.kind = tape, tape.kind
         self.num_bytes = tape.allocate(num_bytes)
 
@@ -66,24 +67,17 @@ class Parameter:
 class Tensor:
     """An activation or a gradient: shape, element type, a storage it may share with views, and its graph node."""
 
-    __slots__ = ("dtype", "node", "numel", "output_index", "shape", "storage")
+    __slots__ = ("dtype", "node", "num_bytes", "numel", "output_index", "shape", "storage", "tape")
 
     def __init__(self, storage: Storage, shape: tuple[int, ...], dtype: DType, node: "Node | None" = None) -> None:
-        self.storage, self.shape, self.dtype, self.node = storage, shape, dtype, node
+        self.storage, self.tape = storage, storage.tape
+        self.shape, self.dtype, self.node, self.output_index = shape, dtype, node, 0
         self.numel = prod(shape)
-        self.output_index = 0
-
-    @property
-    def tape(self) -> "Tape":
-        return self.storage.tape
+        self.num_bytes = self.numel * dtype.num_bytes
 
     @property
     def requires_grad(self) -> bool:
         return self.node is not None
-
-    @property
-    def num_bytes(self) -> int:
-        return self.numel * self.dtype.num_bytes
 
     def view(self, *shape: int) -> "Tensor":
         """The same storage in another shape, differentiable and free: torch's view, transpose, expand, slice.
@@ -98,8 +92,8 @@ class Tensor:
     def detached(self) -> "Tensor":
         """The same storage outside the graph."""
         tensor = Tensor.__new__(Tensor)
-        tensor.storage, tensor.shape, tensor.dtype, tensor.numel = self.storage, self.shape, self.dtype, self.numel
-        tensor.node, tensor.output_index = None, 0
+        tensor.storage, tensor.tape, tensor.shape, tensor.dtype = self.storage, self.tape, self.shape, self.dtype
+        tensor.numel, tensor.num_bytes, tensor.node, tensor.output_index = self.numel, self.num_bytes, None, 0
         return tensor
 
 
@@ -130,9 +124,15 @@ class Node:
         "sequence",
     )
 
-    def __init__(self, inputs: tuple[Edge, ...], saved: tuple[Operand | None, ...], backward: "Backward", meta: Any):
-        self.inputs, self.saved, self.backward, self.meta = inputs, saved, backward, meta
-        self.needs = tuple([edge is not None for edge in inputs])
+    def __init__(
+        self,
+        inputs: tuple[Edge, ...],
+        needs: tuple[bool, ...],
+        saved: tuple[Operand | None, ...],
+        backward: "Backward",
+        meta: Any,
+    ) -> None:
+        self.inputs, self.needs, self.saved, self.backward, self.meta = inputs, needs, saved, backward, meta
         self.grads: list[Tensor | None] = []
         self.num_pending = 0
         self.sequence = 0

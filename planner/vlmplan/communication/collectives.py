@@ -10,12 +10,12 @@ Latencies, protocols and what they cost in bandwidth are NCCL's own (``src/graph
 constants by which it chooses), so is the rule: of all ways the fastest.
 """
 
-from enum import Enum
 from functools import lru_cache
 from math import log2
 from typing import NamedTuple
 
 from vlmplan.communication.links import Links
+from vlmplan.units import Choice
 
 LAUNCH_SECONDS = 30e-6
 """What torch takes to put a collective on its stream, beyond what NCCL's own programs take. Cited: 32 KiB take 48 us on
@@ -26,7 +26,7 @@ TREE_EFFICIENCY = 0.92
 """Part of a ring's rate that a tree reaches (tuning.cc)."""
 
 
-class Collective(Enum):
+class Collective(Choice):
     """Kinds that ZeRO sends, by the names that torch's process groups give them."""
 
     ALL_REDUCE = "allreduce"

@@ -14,7 +14,6 @@ stage 3   weights for every module's forward and backward, where they are not wh
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,9 +25,10 @@ from vlmplan.memory.gathering import ADAPTER_WRAPPERS, WRAPPERS
 from vlmplan.memory.parameters import ParameterTable, partition_size
 from vlmplan.memory.timeline import STAGE0_CHUNK_ELEMENTS, chunk_elements
 from vlmplan.recipe import Recipe
+from vlmplan.units import Choice
 
 
-class When(Enum):
+class When(Choice):
     """The phase of a step in which a message is sent."""
 
     FORWARD = "forward"

@@ -29,7 +29,15 @@ class Components:
         )
 
     def __add__(self, other: "Components") -> "Components":
-        return Components(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+        return Components(
+            weights=self.weights + other.weights,
+            gradients=self.gradients + other.gradients,
+            optimizer_states=self.optimizer_states + other.optimizer_states,
+            activations=self.activations + other.activations,
+            logits=self.logits + other.logits,
+            communication_buffers=self.communication_buffers + other.communication_buffers,
+            temporaries=self.temporaries + other.temporaries,
+        )
 
     def as_json(self) -> dict[str, int]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -29,7 +29,7 @@ class ParameterTable:
         trained = [entry for entry in entries if entry.parameter.requires_grad]
         self.numels = [entry.parameter.numel for entry in trained]
         self.ordinals: dict[tuple[int, int | None], int] = {
-            (id(entry.parameter), entry.index): ordinal for ordinal, entry in enumerate(trained)
+            (id(entry.parameter), entry.layer): ordinal for ordinal, entry in enumerate(trained)
         }
         self.num_params = sum([count * one.numel for one, count in self.kinds])
         self.num_trained = sum(self.numels)

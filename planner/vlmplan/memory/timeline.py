@@ -307,7 +307,7 @@ def cached_casts(table: ParameterTable, recipe: Recipe) -> list[int]:
         entry.parameter.numel * width
         for entry in table.entries
         if entry.parameter.requires_grad
-        and entry.index is not None
+        and entry.layer is not None
         and len(entry.parameter.shape) > 1
         and (language if entry.part is Part.LANGUAGE else others)
     ]

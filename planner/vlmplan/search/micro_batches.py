@@ -57,6 +57,8 @@ class MicroBatches:
 
     def profile(self, micro_batch: int) -> MicroBatchProfile:
         low, high, fraction = self._place(micro_batch)
+        if low == high:
+            return self._profile(low)
         return between(self._profile(low), self._profile(high), fraction)
 
     def seconds(self, micro_batch: int, gpu: Gpu, recipe: Recipe) -> PhaseSeconds | None:

@@ -17,8 +17,8 @@ from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.overhead import RESERVE_FRACTION
-from vlmplan.recipe import Method, Offload, Precision, Recipe, ZeroSettings
-from vlmplan.rules import Severity, default_attention, model_facts, problems
+from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings
+from vlmplan.search.choices import RecipeChoices
 from vlmplan.search.micro_batches import MicroBatches, States
 from vlmplan.sizes import zero_settings
 from vlmplan.timing import PhaseSeconds, micro_batch_seconds, step_of
@@ -72,91 +72,38 @@ class SetupSpace:
         prepared: Prepared | None = None,
     ) -> None:
         self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
+        self.choices = RecipeChoices(workload, fixed)
         self.is_exhaustive = is_exhaustive
         self.num_considered = 0
         prepared = prepared or Prepared()
         self._estimators, self._batches = prepared.estimators, prepared.batches
         self._sizes: dict[Any, ZeroSettings] = {}
-        self._sized_recipes: dict[Any, Recipe] = {}
+        self._sized_recipes, self._batched_recipes = _OfRecipes(), _OfRecipes()
         self._estimators_of, self._batches_of, self._states_of = _OfRecipes(), _OfRecipes(), _OfRecipes()
         self._disks: dict[Any, DiskSpace] = {}
-        self._recipes_allowed: dict[Any, list[Recipe]] = {}
         self._others: dict[Method, SetupSpace] = {}
-        self._facts = model_facts(workload.model)
-        self._given = frozenset(fixed)
 
     # -- recipes -------------------------------------------------------------------------------------------------
 
     def recipes(self, cluster: Cluster, method: Method, *, is_lean: bool) -> Iterator[Recipe]:
-        """Recipes of one method without batch sizes; ``is_lean``: those that give speed for memory.
+        """Recipes of one method with sizes and without a batch; ``is_lean``: those that give speed for memory.
 
         Those without activation checkpointing come first, and each engine's before the next.
         """
-        for recipe in self._allowed(cluster, method, is_lean):
+        for recipe in self.choices.allowed(cluster, method, is_lean=is_lean):
             yield self._sized(recipe, cluster, is_lean=is_lean)
 
-    def _allowed(self, cluster: Cluster, method: Method, is_lean: bool) -> list[Recipe]:
-        """Recipes without sizes. Rules ask a card for its maker and what it can compute, and for nothing else."""
-        gpu = cluster.node.gpu
-        kind = (gpu.vendor, gpu.compute_capability, gpu.supports_bf16)
-        key = (kind, cluster.num_gpus, cluster.num_nodes, method, is_lean)
-        if key not in self._recipes_allowed:
-            made = self._recipes(cluster, method, is_lean)
-            self._recipes_allowed[key] = [recipe for recipe in made if self.objection(recipe, cluster) is None]
-        return self._recipes_allowed[key]
+    def _sized(self, recipe: Recipe, cluster: Cluster, *, is_lean: bool) -> Recipe:
+        if not recipe.uses_deepspeed or "zero" in self.fixed:
+            return recipe
+        estimator, _ = self._estimator(recipe)
+        key = (id(estimator), recipe.zero_stage, is_lean, id(cluster))
+        if key not in self._sizes:
+            self._sizes[key] = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean)
+        return self._sized_recipes.get(recipe, _with_sizes, self._sizes[key])
 
-    def _recipes(self, cluster: Cluster, method: Method, is_lean: bool) -> Iterator[Recipe]:
-        gpu = cluster.node.gpu
-        for checkpoints in self._options("activation_checkpointing", (True,) if is_lean else (False, True)):
-            for stage, optimizer, params in self._engines(cluster, is_lean):
-                fields: dict[str, Any] = {
-                    "method": method,
-                    "attention": default_attention(self._facts),
-                    "precision": Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
-                    "expandable_segments": True,
-                    "zero_stage": stage,
-                    "offload_optimizer": optimizer,
-                    "offload_params": params,
-                    "activation_checkpointing": checkpoints,
-                    "vision_activation_checkpointing": checkpoints,
-                }
-                for hpz in self._copies(cluster, stage, params):
-                    fields["hpz"] = hpz
-                    yield Recipe(**(fields | self.fixed))
-
-    def _copies(self, cluster: Cluster, stage: int | None, params: Offload) -> tuple[int, ...]:
-        """Ranks that keep second copies of weights between them: those of a node, where weights would come from
-        others, or none."""
-        per_node = cluster.node.num_gpus
-        has_use = stage == 3 and cluster.num_nodes > 1 and per_node > 1 and params is Offload.NONE
-        return self._options("hpz", (per_node, 1) if has_use else (1,))
-
-    def objection(self, recipe: Recipe, cluster: Cluster) -> str | None:
-        """Why the recipe cannot run there, whatever its size."""
-        is_decided = {"micro_batch", "grad_accum"} <= self._given
-        total = self.workload.global_batch if is_decided else None
-        found = problems(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=total)
-        return found[0].sentence if found and found[0].severity is Severity.ERROR else None
-
-    @property
-    def methods(self) -> tuple[Method, ...]:
-        return self._options("method", tuple(Method))
-
-    def _options(self, name: str, choices: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self.fixed[name],) if name in self.fixed else choices
-
-    def _engines(self, cluster: Cluster, is_lean: bool) -> Iterator[tuple[int | None, Offload, Offload]]:
-        """(stage, optimizer offload, parameter offload), fastest first."""
-        stages: tuple[int | None, ...] = (None,) if cluster.num_gpus == 1 else (0, 1, 2, 3)
-        offloads = [(Offload.NONE, Offload.NONE)]
-        if is_lean:
-            stages = (2, 3)
-            offloads += [(Offload.CPU, Offload.NONE), (Offload.CPU, Offload.CPU)]
-        for optimizer, params in offloads:
-            for stage in self._options("zero_stage", stages):
-                if params is Offload.NONE or stage == 3:
-                    own = self.fixed.get("offload_optimizer", optimizer), self.fixed.get("offload_params", params)
-                    yield (stage, *own)
+    def _batched(self, recipe: Recipe, micro_batch: int, grad_accum: int) -> Recipe:
+        return self._batched_recipes.get(recipe, _with_batch, micro_batch, grad_accum)
 
     # -- fitting -------------------------------------------------------------------------------------------------
 
@@ -167,7 +114,7 @@ class SetupSpace:
         where it does not take the whole batch at once without: what costs time and saves memory that is not needed.
         """
         found: list[Setup] = []
-        for method in self.methods:
+        for method in self.choices.methods:
             for is_lean in (False, True):
                 own = self._fitting(cluster, method, is_lean)
                 found += own
@@ -198,7 +145,7 @@ class SetupSpace:
         if bound > budget_bytes(cluster):
             return None
         micro_batch, grad_accum = ends[bounds.index(bound)]
-        return Setup(recipe=recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum), peak_bound=bound)
+        return Setup(recipe=self._batched(recipe, micro_batch, grad_accum), peak_bound=bound)
 
     def largest_fitting(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[tuple[int, int]]) -> Setup | None:
         """The recipe with the largest micro batch that fits, found by bisection: its peak grows with the batch."""
@@ -221,7 +168,7 @@ class SetupSpace:
         if best is None:
             return None
         micro_batch, grad_accum, bound = best
-        return Setup(recipe=recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum), peak_bound=bound)
+        return Setup(recipe=self._batched(recipe, micro_batch, grad_accum), peak_bound=bound)
 
     def smaller(self, setup: Setup, cluster: Cluster) -> Setup | None:
         """The setup with the next smaller micro batch; None where there is none."""
@@ -230,7 +177,7 @@ class SetupSpace:
         if place == 0:
             return None
         micro_batch, grad_accum = sizes[place - 1]
-        recipe = setup.recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
+        recipe = self._batched(setup.recipe, micro_batch, grad_accum)
         bound = self.bound(recipe, cluster, micro_batch, accumulates=grad_accum > 1)
         return Setup(recipe=recipe, peak_bound=bound)
 
@@ -273,22 +220,6 @@ class SetupSpace:
             largest = self.batch_sizes(1)[-1][0]
             self._batches[key] = MicroBatches(estimator, recipe, capability, largest)
         return self._batches[key]
-
-    def _sized(self, recipe: Recipe, cluster: Cluster, *, is_lean: bool) -> Recipe:
-        if not recipe.uses_deepspeed or "zero" in self.fixed:
-            return recipe
-        estimator, _ = self._estimator(recipe)
-        key = (id(estimator), recipe.zero_stage, is_lean, id(cluster))
-        if key not in self._sizes:
-            self._sizes[key] = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean)
-        return self._with_sizes(recipe, self._sizes[key])
-
-    def _with_sizes(self, recipe: Recipe, sizes: ZeroSettings) -> Recipe:
-        """One object for what is the same on many clusters; recipes without sizes live as long as this space."""
-        key = (id(recipe), sizes)
-        if key not in self._sized_recipes:
-            self._sized_recipes[key] = recipe.with_changes(zero=sizes)
-        return self._sized_recipes[key]
 
     def bound(self, recipe: Recipe, cluster: Cluster, micro_batch: int, *, accumulates: bool) -> int:
         """At least the bytes that tensors take on a GPU of the cluster for the recipe with another micro batch."""
@@ -360,12 +291,11 @@ class SetupSpace:
     def refusal(self, cluster: Cluster) -> tuple[str, str | None]:
         """Why nothing fits on ``cluster``, and the smallest change that would help, if one is known."""
         micro_batch, grad_accum = self.batch_sizes(cluster.num_gpus)[0]
-        kinds = [(method, is_lean) for is_lean in (True, False) for method in self.methods]
+        kinds = [(method, is_lean) for is_lean in (True, False) for method in self.choices.methods]
         attempts = [recipe for method, is_lean in kinds for recipe in self.recipes(cluster, method, is_lean=is_lean)]
         if not attempts:
             kinds.sort(key=lambda kind: kind[0] is Method.FULL)  # which objects to what the user said of adapters
-            tried = (recipe for method, is_lean in kinds for recipe in self._recipes(cluster, method, is_lean))
-            return next(reason for recipe in tried if (reason := self.objection(recipe, cluster)) is not None), None
+            return next(self.choices.objections(cluster, kinds)), None
         bounds = [self.bound(recipe, cluster, micro_batch, accumulates=grad_accum > 1) for recipe in attempts]
         bound = min(bounds)
         recipe = attempts[bounds.index(bound)]
@@ -388,6 +318,14 @@ class SetupSpace:
             if self._others[method].fitting(cluster):
                 return f"--method {method.value}"
         return None
+
+
+def _with_sizes(recipe: Recipe, sizes: ZeroSettings) -> Recipe:
+    return recipe.with_changes(zero=sizes)
+
+
+def _with_batch(recipe: Recipe, micro_batch: int, grad_accum: int) -> Recipe:
+    return recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
 
 
 def _larger_hardware(recipe: Recipe, missing_bytes: int) -> str:

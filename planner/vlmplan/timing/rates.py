@@ -8,13 +8,13 @@ what a model's shapes reach of those; and by power, which small cards run out of
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.recipe import Precision, Recipe
+from vlmplan.units import Choice
 
 
-class Outlook(Enum):
+class Outlook(Choice):
     """Which end of every range counts."""
 
     SLOW = "slow"
