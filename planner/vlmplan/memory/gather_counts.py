@@ -80,7 +80,7 @@ def _sent(walk: _Walk) -> tuple[Sent, Sent]:
         for run in runs:
             for event in events[run.key][phase]:
                 if isinstance(event, Fetch):
-                    gathered.fetch(event, run)
+                    gathered.fetch()
                 else:
                     gathered.release(event, run)
     return gathered.sent

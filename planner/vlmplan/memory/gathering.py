@@ -37,8 +37,10 @@ class Sent:
         self.num_gathers += 1
         self.num_with_trained += bool(trained)
         self.num_with_frozen += bool(frozen)
-        self.trained.update(trained)
-        self.frozen.update(frozen)
+        for size in trained:
+            self.trained[size] += 1
+        for size in frozen:
+            self.frozen[size] += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +112,7 @@ class GatheredWeights:
         self._modules: dict[tuple[int, int | None], _Module] = {}
         forward = [self._module(event.module, run) for run, event in _forward_fetches(trace)]
         backward = [self._module(event.module, run) for run, event in _backward_fetches(trace)]
-        steps = forward + backward
+        self._steps = steps = forward + backward
         self._outermost_steps = (0, len(forward))
         self._traversed = list(accumulate((module.numel for module in steps), initial=0))
         self._queue = deque((weight, step) for step, module in enumerate(steps) for weight in module.weights)
@@ -140,14 +142,21 @@ class GatheredWeights:
 
     # -- events --------------------------------------------------------------------------------------------------
 
-    def fetch(self, event: Fetch, run: Run) -> int:
-        """The module is about to run: gather what it needs, then prefetch (``fetch_sub_module``)."""
-        module = self._modules[(id(event.module), run.layer)]
+    def fetch(self) -> int:
+        """The next module of the trace is about to run: gather what it needs, then prefetch (``fetch_sub_module``)."""
+        module = self._steps[self._step]
         self._active[module] = None
         self._peak = self.live_bytes
         if self._step in self._outermost_steps:
             for _ in range(self._num_wrappers):
                 self._prefetch()
+        if module.weights:
+            self._use(module)
+        self._prefetch()
+        self._step += 1
+        return max(self._peak, self.live_bytes)
+
+    def _use(self, module: _Module) -> None:
         missing: list[_Weight] = []
         for weight in module.weights:
             weight.users.add(module)
@@ -158,10 +167,7 @@ class GatheredWeights:
         for weight in module.weights:
             if weight.gather is not None:
                 self._wait(weight, weight.gather)
-        self._drop_from_queue(module)
-        self._prefetch()
-        self._step += 1
-        return max(self._peak, self.live_bytes)
+        self._drop_from_queue()
 
     def release(self, event: Release, run: Run) -> None:
         """The module is done: partition what is not used again within the reuse distance (``release_sub_module``)."""
@@ -265,20 +271,22 @@ class GatheredWeights:
     def _aligned_bytes(self, weight: _Weight) -> int:
         return -(-weight.num_bytes // self._num_ranks) * self._num_ranks
 
-    def _drop_from_queue(self, module: _Module) -> None:
+    def _drop_from_queue(self) -> None:
         """What the module uses now needs no prefetch any more. Uses leave the queue in their order."""
         while self._queue and self._queue[0][1] <= self._step:
-            weight, step = self._queue.popleft()
-            weight.fetched_for = max(weight.fetched_for, step)
+            weight, weight_step = self._queue.popleft()
+            weight.fetched_for = weight_step
 
     def _prefetch(self) -> None:
-        zero = self._zero
+        zero, queue = self._zero, self._queue
         room = min(zero.stage3_max_live_parameters - self._num_available, zero.stage3_prefetch_bucket_size)
+        if room <= 0:
+            return
         chosen: dict[_Weight, None] = {}
         num_elements = 0
-        while self._queue and num_elements < room:
-            weight, step = self._queue.popleft()
-            weight.fetched_for = max(weight.fetched_for, step)
+        while queue and num_elements < room:
+            weight, step = queue.popleft()
+            weight.fetched_for = step  # steps leave the queue in their order
             if weight.storage is None and weight.gather is None and weight not in chosen:
                 chosen[weight] = None
                 num_elements += weight.numel
@@ -300,7 +308,7 @@ class GatheredWeights:
 def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:
     """Tell ``gathered`` of an event. Returns the most bytes that were live during it."""
     if isinstance(event, Fetch):
-        return gathered.fetch(event, run)
+        return gathered.fetch()
     if isinstance(event, Release):
         gathered.release(event, run)
     elif isinstance(event, Hold):

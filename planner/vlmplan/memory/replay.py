@@ -90,7 +90,7 @@ class Moments:
             elif isinstance(event, GradientReady):
                 self._gradient(event, run.layer)
             elif gathered is not None and isinstance(event, Fetch):
-                self._touch(self.parts, weights=gathered.fetch(event, run))
+                self._touch(self.parts, weights=gathered.fetch())
             elif gathered is not None and isinstance(event, Release):
                 gathered.release(event, run)
             elif gathered is not None and isinstance(event, Hold):
