@@ -82,8 +82,8 @@ def test_windows_of_all_images_are_one_node():
         found._run(each, recipe, found.backend(recipe, (8, 0)))
     images, windows = 3 * 2, -(-15 // 4) * -(-13 // 4)  # 420 x 364 pixels are 15 x 13 merged patches, 4 x 4 a window
     of_windows, of_images = images * windows - 1, images - 1
-    assert (every._num_nodes - tape._num_nodes - of_images) % of_windows == 0  # blocks with windows run once or twice
-    assert every._num_nodes - tape._num_nodes >= of_windows + of_images
+    assert (every.num_nodes - tape.num_nodes - of_images) % of_windows == 0  # blocks with windows run once or twice
+    assert every.num_nodes - tape.num_nodes >= of_windows + of_images
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.first_layer import UnlikeLayersError
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tape import Tape
@@ -152,6 +153,12 @@ class Model(Module):
 
     def run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, chunks_loss: bool) -> Trace:
         """Forward, loss and backward of one micro batch on ``tape``; the batch itself stays for the step."""
+        try:
+            return self._run(tape, batch, backend, chunks_loss=chunks_loss)
+        except UnlikeLayersError:
+            return self._run(tape.again(), batch, backend, chunks_loss=chunks_loss)
+
+    def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, chunks_loss: bool) -> Trace:
         with tape.section("batch"):
             shape = (batch.micro_batch, batch.num_tokens)
             # input_ids, labels and attention_mask; the pixels are cast to the compute type before they are sent.

@@ -75,7 +75,8 @@ class Stack(Module):
     """An ``nn.ModuleList`` of layers of which many are equal.
 
     ``kinds`` are the distinct layers and ``pattern`` the kind of each position. Equal layers share one ``Module``: the
-    tape runs the first layer (its input may need no gradient) and one later layer of each kind, and replays them.
+    tape runs one layer of each kind and replays it. The first layer of all stands for the later ones of its kind too,
+    unless its input is not like theirs (it may need no gradient): then one of those is run as well.
     ``can_checkpoint`` is False for layers that are no ``GradientCheckpointingLayer`` in transformers: they ignore
     ``gradient_checkpointing_enable``.
     """
@@ -115,13 +116,22 @@ class Stack(Module):
         tape = x.tape
         for index in range(start, len(self.pattern) if stop is None else stop):
             kind = self.pattern[index]
-            key = f"{self.label}.{kind}" + (".first" if index == start else "")
+            later = f"{self.label}.{kind}"
+            key = later + (".first" if index == start else "")
             if tape.replays(key, index):
                 continue
             layer = self.kinds[kind]
             checkpoints = self.checkpoints and self.can_checkpoint and (x.requires_grad or _is_trainable(layer))
+            run = partial(tape.checkpoint, partial(call, layer)) if checkpoints else partial(call, layer)
             with tape.section(key, index):
-                x = tape.checkpoint(partial(call, layer), x) if checkpoints else call(layer, x)
+                if index == start and tape.joins_layers and kind in self.pattern[start + 1 : stop]:
+                    x = tape.lend(x)
+                    result = run(x)
+                    tape.stand_for(later, x, result)
+                    x = result
+                    del result
+                else:
+                    x = run(x)
         return x
 
     def run_each(self, x: Tensor, call: Callable[..., Tensor], *shared: Tensor, skipped: Container[int] = ()) -> Tensor:

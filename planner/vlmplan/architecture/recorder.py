@@ -8,7 +8,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vlmplan.architecture.tensor import Kind
+from vlmplan.architecture.first_layer import FirstLayer
+from vlmplan.architecture.tensor import Kind, Storage
 from vlmplan.architecture.trace import Event, Fetch, Matmul, Parts, Release, Run, Section, Span, Trace
 
 
@@ -37,6 +38,9 @@ class Recorder:
         self._is_phantom = False
         # Modules that were run again and whose weights stay until the backward that asked for it is over.
         self._recomputed: list[Any] | None = None
+        # First layers by section. While one of them runs, what is older than ``oldest_own`` is not its own.
+        self._first_layers: dict[str, FirstLayer] = {}
+        self.oldest_own = 0
 
     # -- storages ------------------------------------------------------------------------------------------------
 
@@ -100,7 +104,7 @@ class Recorder:
         yield
         self._flush()
         # What is freed between two sections (a caller's last reference) must not be replayed with the first.
-        self._events, self._work = self._gap.forward, self._gap.forward_work
+        self._events, self._work, self.oldest_own = self._gap.forward, self._gap.forward_work, 0
 
     def _close_gap(self) -> None:
         self._flush()
@@ -120,21 +124,48 @@ class Recorder:
     def _enter(self, key: str) -> None:
         self._flush()
         self._key = key
+        self.oldest_own = self._first_layers[key].start if key in self._first_layers else 0
         section = self._sections[key]
         self._events = section.backward if self._runs_backward else section.forward
         self._work = section.backward_work if self._runs_backward else section.forward_work
 
+    def _watch(self, first: FirstLayer) -> None:
+        """The running section is a layer that may stand for later ones."""
+        self._first_layers[self._key], self.oldest_own = first, first.start
+
+    def _stand_for(self, key: str, result: Storage) -> None:
+        """The running section stands for the section ``key`` as well."""
+        self._first_layers[self._key].stands_for(key, result)
+        self._sections[key] = Section()
+
+    def free_shared(self, num_bytes: int, kind: Kind) -> None:
+        """Free what a later layer of the running section's kind would leave, since the layers before it need it."""
+        self._close_span()
+        self.free(num_bytes, kind)
+        if num_bytes:
+            self._first_layers[self._key].own[self._runs_backward].add(len(self._events))
+        self._close_span()
+
+    def let_go(self, start: int) -> None:
+        """The first layer that began at ``start`` needs its input no more."""
+        if self.oldest_own == start:
+            self._close_span()
+            self._first_layers[self._key].releases[self._runs_backward].add(len(self._events))
+
     def _flush(self) -> None:
-        """Close the running span."""
+        """Close the running span, and note the views that went in it."""
+        self._close_span()
+        if self._drops:
+            self._events += self._drops
+            self._drops.clear()
+
+    def _close_span(self) -> None:
         start, live = self._start, self._live
         end = (live[0], live[1], live[2], live[3])
         if self._peak_total != self._start_total or end != start:
             peak = start if self._peak_total == self._start_total else self._peak
             self._events.append(Span(_difference(peak, start), _difference(end, start)))
             self._begin_span()
-        if self._drops:
-            self._events += self._drops
-            self._drops.clear()
 
     def _begin_span(self) -> None:
         live = self._live
@@ -177,10 +208,13 @@ class Recorder:
     def end_backward(self) -> None:
         """What is freed from here on (the model's outputs) belongs to what follows backward."""
         self._flush()
-        self._events = self._after
+        self._events, self.oldest_own = self._after, 0
 
     def trace(self) -> Trace:
         self._flush()
+        for key, first in self._first_layers.items():
+            if first.later is not None:
+                self._sections[first.later] = first.later_section(self._sections[key])
         return Trace(self._sections, self._schedule, self._after)
 
 

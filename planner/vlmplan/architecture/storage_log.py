@@ -48,6 +48,7 @@ class LoggingTape(Tape):
 
     storage_class = LoggedStorage
     runs_every_call = True
+    joins_layers = False
     runs_all_layers = False
     _num_storages = 0
 

@@ -17,8 +17,11 @@ kept, bucketed or sharded, and when a weight is gathered, is DeepSpeed's busines
 import heapq
 from collections.abc import Callable, Sequence
 from math import prod
+from sys import getrefcount
 from typing import Any, ClassVar
 
+from vlmplan.architecture.checkpointing import checkpoint_backward
+from vlmplan.architecture.first_layer import FirstLayer, LayerInput, UnlikeLayersError
 from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.tensor import Backward, Edge, Kind, Node, Operand, Parameter, Storage, Tensor
 from vlmplan.architecture.trace import Drop, GradientReady, Hold
@@ -30,6 +33,8 @@ ParameterUse = tuple[Parameter, str]
 """A parameter, and the section that uses it where it stands for the parameters of several equal layers."""
 
 
+ONE_HOLDER = 2
+"""``sys.getrefcount`` of what one object refers to: its own argument counts."""
 PACKED = Node((), (), (), lambda node, grads: (), None)
 """What stands for the operations inside a checkpoint until backward runs them again: that a gradient will be needed."""
 
@@ -48,6 +53,7 @@ class Tape(Recorder):
 
     storage_class: ClassVar[type[Storage]] = Storage
     runs_every_call: ClassVar[bool] = False  # of kernels that could be recorded at once, see ``attention.joins_calls``
+    joins_layers: bool = True  # the first of a stack stands for later ones, see ``first_layer``
 
     def __init__(
         self,
@@ -72,12 +78,27 @@ class Tape(Recorder):
         self.locals: list[Tensor] = []
         # The widest attention head seen, for which kernels differ between GPUs.
         self.widest_head = 0
-        self._num_nodes = 0
+        self.num_nodes = 0
         # Activation checkpointing: while packing, nodes are made but keep nothing; replaying ends at the last tensor
         # that is saved.
         self._packs = False
         self._num_saved = 0
         self._stop_after: int | None = None
+        # What made the input of layers that stand for others, with their section.
+        self._sources: dict[Node, str] = {}
+
+    def again(self) -> "Tape":
+        """A new tape like this one, on which every layer stands for itself."""
+        tape = type(self)(
+            autocast=self.autocast,
+            accumulates_in_place=self.accumulates_in_place,
+            fuses_dropout=self.fuses_dropout,
+            makes_loss_inside=self.makes_loss_inside,
+            keeps_linear_inputs=self.keeps_linear_inputs,
+            follows_weights=self.follows_weights,
+        )
+        tape.joins_layers = False
+        return tape
 
     # -- tensors -------------------------------------------------------------------------------------------------
 
@@ -135,12 +156,12 @@ class Tape(Recorder):
             return None
         if self._packs or self._stop_after is not None:
             self._count_saved(len(saved) - saved.count(None))
-        self._num_nodes += 1
+        self.num_nodes += 1
         if self._packs:
             return PACKED
         holds_weight = view_of is not None and self.follows_weights and not self._is_phantom
         node = Node(tuple(edges), tuple(needs), saved, backward, meta)
-        node.sequence = self._num_nodes
+        node.sequence = self.num_nodes
         node.section = self._key
         if self.modules:
             node.module = self.modules[-1]
@@ -163,6 +184,39 @@ class Tape(Recorder):
         if self._stop_after is not None and count and self._num_saved >= self._stop_after:
             self._is_phantom = True
 
+    # -- layers ------------------------------------------------------------------------------------------------------
+
+    def lend(self, x: Tensor) -> Tensor:
+        """The input of a first layer, which the running section is, as that layer gets it (``first_layer``)."""
+        self.num_nodes += 1
+        first = FirstLayer(self.num_nodes)
+        self._watch(first)
+        storage = _new(LayerInput)
+        storage.tape, storage.kind, storage.born = self, x.storage.kind, first.start
+        storage.num_bytes, storage.whole = x.storage.num_bytes, x.storage
+        lent = Tensor(storage, x.shape, x.dtype, x.node)
+        lent.output_index = x.output_index
+        return lent
+
+    def stand_for(self, key: str, lent: Tensor, result: Tensor) -> None:
+        """Let the layer that has just run stand for the later ones of section ``key``, if ``result`` is like its input.
+
+        A result that something holds besides is saved by its own layer, which no first layer's input is.
+        """
+        if self._is_like(lent, result) and getrefcount(result.storage) == ONE_HOLDER:
+            self._stand_for(key, result.storage)
+            if lent.node is not None:
+                self._sources[lent.node] = self._key
+
+    def _is_like(self, x: Tensor, y: Tensor) -> bool:
+        """Whether a layer that takes x does the same with y; ZeRO-3 asks which module a gradient goes to."""
+        if (x.shape, x.dtype, x.storage.num_bytes) != (y.shape, y.dtype, y.storage.num_bytes):
+            return False
+        if x.node is None or y.node is None:
+            return x.node is y.node
+        enclosing = self.modules[-1:]
+        return ([x.node.module] == enclosing) is ([y.node.module] == enclosing)
+
     # -- checkpointing -------------------------------------------------------------------------------------------
 
     def checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -181,7 +235,7 @@ class Tape(Recorder):
         saved = tuple([x.detached() for x in inputs])
         meta = (self, function, self._num_saved)
         # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
-        node = self.node(inputs, _checkpoint_backward, saved, meta)
+        node = self.node(inputs, checkpoint_backward, saved, meta)
         if node is None:
             node = self._rootless_node(saved, meta)
         out.node, out.output_index = node, 0
@@ -190,9 +244,9 @@ class Tape(Recorder):
     def _rootless_node(self, saved: tuple[Tensor, ...], meta: Any) -> Node:
         """The node of a checkpoint whose inputs need no gradient but whose weights do."""
         none = len(saved)
-        node = Node((None,) * none, (False,) * none, saved, _checkpoint_backward, meta)
-        self._num_nodes += 1
-        node.sequence, node.section = self._num_nodes, self._key
+        node = Node((None,) * none, (False,) * none, saved, checkpoint_backward, meta)
+        self.num_nodes += 1
+        node.sequence, node.section = self.num_nodes, self._key
         return node
 
     def replay(self, function: Callable[..., Tensor], inputs: Sequence[Tensor], num_saved: int) -> Tensor:
@@ -311,7 +365,12 @@ class Tape(Recorder):
         return (parameter, node.section if node.section in self._layers else "")
 
     def _count_dependencies(self, root: Node) -> dict[ParameterUse, int]:
-        """Set ``num_pending`` of every node below ``root``; return how many gradients each weight waits for."""
+        """Set ``num_pending`` of every node below ``root``; return how many gradients each weight waits for.
+
+        Raises UnlikeLayersError where the input of a layer that stands for others is used by something else too: its
+        gradients are summed up then, which those of a later layer's input are not.
+        """
+        sources = self._sources
         parameters: dict[ParameterUse, int] = {}
         seen = {root}
         stack = [root]
@@ -325,6 +384,8 @@ class Tape(Recorder):
                     parameters[use] = parameters.get(use, 0) + 1
                     continue
                 target = edge[0]
+                if target in sources and node.section != sources[target]:
+                    raise UnlikeLayersError
                 if target not in seen:
                     seen.add(target)
                     target.num_pending = 0
@@ -347,33 +408,3 @@ def _receive(tape: Tape, node: Node, index: int, grad: Tensor) -> None:
         node.grads.append(None)
     held = node.grads[index]
     node.grads[index] = grad if held is None else accumulated(tape, held, grad)
-
-
-def _checkpoint_backward(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    tape, function, num_saved = node.meta
-    captured: list[list[Tensor | None]] = [[] for _ in node.saved]
-    inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
-    out = tape.replay(function, inputs, num_saved)
-    root, index = out.node, out.output_index
-    del out
-    inputs.clear()
-    # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs).
-    assert root is not None
-    tape.backpropagate(root, grads, index, tape.take_recomputed())
-    return [into.pop() if into else None for into in captured]
-
-
-def _captured_input(node: Node, position: int, into: list[Tensor | None]) -> Tensor:
-    """A checkpoint's input as a leaf of the graph that backward rebuilds; its gradient goes ``into`` a list."""
-    x = node.saved[position]
-    assert isinstance(x, Tensor)
-    capture: Node | None = None
-    if node.needs[position]:
-        capture = Node((), (), (), _capture, into)
-        capture.section, capture.sequence = node.section, -position
-    return Tensor(x.storage, x.shape, x.dtype, capture)
-
-
-def _capture(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    node.meta.append(grads[0])
-    return ()

@@ -27,15 +27,19 @@ class Storage:
     variables here lives as long as in the code it describes.
     """
 
-    __slots__ = ("kind", "num_bytes", "tape")
+    __slots__ = ("born", "kind", "num_bytes", "tape")
 
     def fill(self, tape: "Tape", num_bytes: int) -> None:
         """Allocate the bytes, once. Not ``__init__``: calling a class costs as much again as all of this."""
-        self.tape, self.kind = tape, tape.kind
+        self.tape, self.kind, self.born = tape, tape.kind, tape.num_nodes
         self.num_bytes = tape.allocate(num_bytes)
 
     def __del__(self) -> None:
-        self.tape.free(self.num_bytes, self.kind)
+        tape = self.tape
+        if self.born < tape.oldest_own:
+            tape.free_shared(self.num_bytes, self.kind)
+        else:
+            tape.free(self.num_bytes, self.kind)
 
     def shrink(self, num_bytes: int) -> None:
         """Free all but ``num_bytes``: where one storage stands for several that go one after the other."""

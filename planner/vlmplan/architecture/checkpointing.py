@@ -1,0 +1,38 @@
+"""The node that activation checkpointing leaves in the graph: its backward runs the layer again, with a graph.
+
+Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' default since 5.0.
+"""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture.tensor import Node, Tensor
+
+
+def checkpoint_backward(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    tape, function, num_saved = node.meta
+    captured: list[list[Tensor | None]] = [[] for _ in node.saved]
+    inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
+    out = tape.replay(function, inputs, num_saved)
+    root, index = out.node, out.output_index
+    del out
+    inputs.clear()
+    # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs).
+    assert root is not None
+    tape.backpropagate(root, grads, index, tape.take_recomputed())
+    return [into.pop() if into else None for into in captured]
+
+
+def _captured_input(node: Node, position: int, into: list[Tensor | None]) -> Tensor:
+    """A checkpoint's input as a leaf of the graph that backward rebuilds; its gradient goes ``into`` a list."""
+    x = node.saved[position]
+    assert isinstance(x, Tensor)
+    capture: Node | None = None
+    if node.needs[position]:
+        capture = Node((), (), (), _capture, into)
+        capture.section, capture.sequence = node.section, -position
+    return Tensor(x.storage, x.shape, x.dtype, capture)
+
+
+def _capture(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    node.meta.append(grads[0])
+    return ()

@@ -1,0 +1,168 @@
+"""One layer that stands for all equal ones leaves what the first and a later one leave, each run by itself.
+
+The tape runs the first layer of a stack and derives a later one from it; a tape that runs both is what it is compared
+with, section by section.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from planned import model_files
+from vlmplan.architecture import ops
+from vlmplan.architecture.first_layer import UnlikeLayersError
+from vlmplan.architecture.modules import Linear, Module, Stack
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.trace import Drop, Event, Hold, Span, Trace
+from vlmplan.errors import InputError
+from vlmplan.estimate import Estimator
+from vlmplan.models import brings_own_code, packaged_models
+from vlmplan.recipe import Method, Recipe
+from vlmplan.units import DType
+from vlmplan.workload import Workload
+
+ALIASES = sorted(alias for alias in packaged_models() if not brings_own_code(model_files(alias).config))
+
+
+class EveryLayer(Tape):
+    joins_layers = False
+
+
+def plain(events: list[Event]) -> list[Any]:
+    """Without the names of views, which are numbers of nodes, and with neighbouring spans as one."""
+    names: dict[int, int] = {}
+    result: list[Any] = []
+    for event in events:
+        if isinstance(event, Hold | Drop):
+            result.append(event._replace(handle=names.setdefault(event.handle, len(names))))
+        elif isinstance(event, Span) and result and isinstance(result[-1], Span):
+            result[-1] = result[-1].then(event)
+        else:
+            result.append(event)
+    return result
+
+
+def assert_same(joined: Trace, every: Trace) -> None:
+    assert joined.schedule == every.schedule
+    assert joined.sections.keys() == every.sections.keys()
+    for key, section in every.sections.items():
+        one = joined.sections[key]
+        assert plain(one.forward) == plain(section.forward), key
+        assert plain(one.backward) == plain(section.backward), key
+        for name in ("forward_work", "recompute_work", "backward_work", "unreleased_bytes", "recomputed_bytes"):
+            assert getattr(one, name) == getattr(section, name), (key, name)
+    assert plain(joined.after) == plain(every.after)
+
+
+def workload(alias: str, images: int) -> Workload:
+    """Text of a length that every model has positions for, or images with what they need."""
+    size = {"images_per_sample": images, "image_width": 336, "image_height": 336}
+    return Workload(model=model_files(alias), seq_len=2048 if images else 1024, **size)
+
+
+def both(asked: Workload, recipe: Recipe) -> tuple[Trace, Trace]:
+    """(first layers standing for later ones, every layer) of the same model."""
+    found = Estimator(asked, recipe)
+    backend = found.backend(recipe, (8, 0))
+    joined, every = (found._run(found._tape(kind, recipe), recipe, backend) for kind in (Tape, EveryLayer))
+    return joined, every
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize(("method", "stage"), [(Method.FULL, 3), (Method.LORA, 3), (Method.QLORA, None)])
+@pytest.mark.parametrize("alias", ALIASES)
+def test_a_first_layer_leaves_the_trace_of_a_later_one(
+    alias: str, method: Method, stage: int | None, checkpoints: bool
+):
+    recipe = Recipe(
+        method=method,
+        zero_stage=stage,
+        micro_batch=2,
+        activation_checkpointing=checkpoints,
+        vision_activation_checkpointing=checkpoints,
+    )
+    try:
+        asked = workload(alias, images=1)
+        traces = both(asked, recipe)
+    except InputError:  # it takes no images, or more tokens than these for one
+        traces = both(workload(alias, images=0), recipe)
+    assert_same(*traces)
+
+
+def test_of_qwen_layers_one_is_run():
+    recipe = Recipe(zero_stage=2, activation_checkpointing=False)
+    found = Estimator(workload("qwen2.5-0.5b", images=0), recipe)
+    joined, every = found._tape(Tape, recipe), found._tape(EveryLayer, recipe)
+    for tape in (joined, every):
+        found._run(tape, recipe, found.backend(recipe, (8, 0)))
+    assert joined.num_nodes < 0.6 * every.num_nodes
+
+
+# -- layers that stand for themselves alone ----------------------------------------------------------------------------
+
+
+class Layer(Module):
+    def __init__(self, last: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.last = Linear(32, 32), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.linear(x))
+
+
+class Enclosed(Module):
+    """A stack, and around it a module with a weight of its own if it ``holds_weight``."""
+
+    def __init__(self, stack: Stack, *, holds_weight: bool) -> None:
+        super().__init__()
+        self.stack = stack
+        if holds_weight:
+            self.own = Parameter(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.stack.run(x, lambda layer, hidden: layer(hidden))
+
+
+def run(tape: Tape, before: Linear, enclosed: Enclosed, behind: Linear, *, adds_input: bool = False) -> Trace:
+    """Layers between two trained products, and as the loss the sum of the last one's result, or that of the layers'
+    input too."""
+    with tape.section("before"):
+        x = before(tape.tensor((1, 64, 32), DType.BFLOAT16))
+    y = enclosed(x)
+    with tape.section("loss"):
+        loss = ops.total(ops.add(behind(y), x) if adds_input else behind(y), ())
+        del x, y
+    tape.run_backward(loss)
+    tape.end_backward()
+    return tape.trace()
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("encloses", [False, True])
+@pytest.mark.parametrize("last", [ops.scale, ops.tanh, ops.silu], ids=["saves nothing", "its result", "its input"])
+def test_a_layer_stands_for_others_unless_its_result_is_saved_or_its_gradient_goes_to_another_module(
+    last: Callable[[Tensor], Tensor], encloses: bool, checkpoints: bool
+):
+    stack = Stack.of(Layer(last), 3, label="layers")
+    stack.checkpoints = checkpoints
+    model = Linear(32, 32), Enclosed(stack, holds_weight=encloses), Linear(32, 32)
+    joined, every = Tape(), EveryLayer()
+    assert_same(run(joined, *model), run(every, *model))
+    is_saved = last is ops.tanh and not checkpoints
+    stands_for_others = any(first.later for first in joined._first_layers.values())
+    assert stands_for_others is not (is_saved or encloses)
+    assert not every._first_layers
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_layers_whose_input_is_used_elsewhere_are_run_again_each_by_itself(checkpoints: bool):
+    stack = Stack.of(Layer(ops.silu), 3, label="layers")
+    stack.checkpoints = checkpoints
+    model = Linear(32, 32), Enclosed(stack, holds_weight=False), Linear(32, 32)
+    tape = Tape(autocast=DType.BFLOAT16, keeps_linear_inputs=True)
+    with pytest.raises(UnlikeLayersError):
+        run(tape, *model, adds_input=True)
+    every = EveryLayer(autocast=DType.BFLOAT16, keeps_linear_inputs=True)
+    assert_same(run(tape.again(), *model, adds_input=True), run(every, *model, adds_input=True))
