@@ -11,7 +11,6 @@ from planned import cluster, model_files
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.deepspeed_config import settings_from_ds_config
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
-from vlmplan.estimate import image_tokens
 from vlmplan.recipe import (
     AttentionImplementation,
     LossKind,
@@ -36,6 +35,7 @@ from vlmplan.request import (
     samples_per_step,
     workload_of,
 )
+from vlmplan.sample_images import image_tokens
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, DEFAULT_SEQ_LEN
 
 QWEN, LLAMA = model_files("qwen2-vl-2b"), model_files("tinyllama-1.1b")

@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.architecture.attention import SMALL_HEAD_DIM, AttentionBackend
-from vlmplan.architecture.images import IMAGE_MODEL_TYPES, ImageShape, image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.communication import Messages, messages_json, traffic
-from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.components import Components, Phase
@@ -27,8 +25,9 @@ from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.reservation import peak_reserved_bytes
 from vlmplan.memory.timeline import Timeline, memory_timeline
-from vlmplan.models.tree import ProbedModelFiles, model_tree
+from vlmplan.models.tree import model_tree
 from vlmplan.recipe import AttentionImplementation, LossKind, Recipe
+from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes, zero_settings
 from vlmplan.timing import StepTime, TimedStep, speed_note, step_flops, timed_step
 from vlmplan.units import gib_text
@@ -163,47 +162,6 @@ class Estimate:
         }
 
 
-def sample_image(workload: Workload) -> ImageShape | None:
-    """What one image of the workload becomes; None for samples without images.
-
-    Raises InputError if the model takes no images or they do not fit in the sequence.
-    """
-    if not workload.images_per_sample:
-        return None
-    model = workload.model
-    layout = model.layout if isinstance(model, ProbedModelFiles) else None
-    if layout is not None or model.model_type not in IMAGE_MODEL_TYPES:
-        sees = layout is not None and layout.vision
-        why = f"vlmplan does not describe how {model.id} sees" if sees else f"{model.id} takes no images"
-        raise InputError(f"--images-per-sample is {workload.images_per_sample}, but {why}")
-    image = _one_image(workload)
-    needed = image.num_tokens * workload.images_per_sample
-    if needed > workload.seq_len:
-        raise InputError(
-            f"--seq-len is {workload.seq_len}, but {workload.images_per_sample} image(s) of "
-            f"{workload.image_width}x{workload.image_height} take {needed} tokens of {model.id}; "
-            f"give at least that many tokens, or smaller or fewer images"
-        )
-    return image
-
-
-def image_tokens(workload: Workload) -> int:
-    """Tokens that the images of one sample take in the language model; 0 where the model is not known to see."""
-    if not workload.images_per_sample or workload.model.model_type not in IMAGE_MODEL_TYPES:
-        return 0
-    return _one_image(workload).num_tokens * workload.images_per_sample
-
-
-def _one_image(workload: Workload) -> ImageShape:
-    return image_shape(
-        workload.model.config,
-        workload.model.preprocessor,
-        width=workload.image_width,
-        height=workload.image_height,
-        num_images_per_sample=workload.images_per_sample,
-    )
-
-
 class Estimator:
     """What clusters, batch sizes, engines and checkpointing do not change: the model as a method and a type make it.
 
@@ -222,6 +180,7 @@ class Estimator:
         self._stacks = list(self.model.stacks())
         self._traces: dict[Any, Trace] = {}
         self._operations: dict[Any, tuple[Trace, Operations]] = {}
+        self._backends: dict[Any, AttentionBackend] = {}
         self.widest_head = widest_head
 
     def trace(self, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
@@ -287,6 +246,12 @@ class Estimator:
 
     def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
         """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""
+        key = (recipe.attention, capability)
+        if key not in self._backends:
+            self._backends[key] = self._new_backend(recipe, capability)
+        return self._backends[key]
+
+    def _new_backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
         backend = AttentionBackend(implementation=recipe.attention.value, compute_capability=capability or (8, 0))
         common = replace(backend, compute_capability=(8, 0))
         if recipe.attention is not AttentionImplementation.SDPA:
@@ -395,4 +360,4 @@ def estimate_with_sizes(workload: Workload, recipe: Recipe, cluster: Cluster) ->
     return estimator.estimate(recipe.with_changes(zero=sizes), cluster)
 
 
-__all__ = ["Estimate", "Estimator", "Verdict", "estimate", "estimate_with_sizes", "image_tokens", "sample_image"]
+__all__ = ["Estimate", "Estimator", "Verdict", "estimate", "estimate_with_sizes"]

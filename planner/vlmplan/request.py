@@ -14,7 +14,6 @@ from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.catalog import Catalog
 from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.estimate import image_tokens
 from vlmplan.gpu_choice import LOCAL, chosen_node, parse_gpu_choice
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.models import context_length
@@ -31,6 +30,7 @@ from vlmplan.recipe import (
     option_name,
 )
 from vlmplan.rules import check, default_attention, model_facts
+from vlmplan.sample_images import image_tokens
 from vlmplan.units import MAX_COUNT
 from vlmplan.workload import (
     DEFAULT_EPOCHS,

@@ -5,6 +5,7 @@ transfer, and no larger, because the bucket and its copies sit in memory beside 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from vlmplan.architecture.model import Model
 from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_second
@@ -57,12 +58,18 @@ def zero_settings(
     if is_lean:
         bucket = MIN_BUCKET_ELEMENTS
     bucket = even(min(bucket, max(table.num_trained, 2)))
-    layer = model.largest_layer
     overlaps = recipe.zero_stage == 1 or (recipe.zero_stage in (2, 3) and not is_lean)
+    return _zero_settings(model, bucket, overlaps=cluster.num_gpus > 1 and overlaps, is_lean=is_lean)
+
+
+@lru_cache(maxsize=1024)
+def _zero_settings(model: ModelSizes, bucket: int, *, overlaps: bool, is_lean: bool) -> ZeroSettings:
+    """One object for what is the same on many clusters."""
+    layer = model.largest_layer
     return ZeroSettings(
         reduce_bucket_size=bucket,
         allgather_bucket_size=bucket,
-        overlap_comm=cluster.num_gpus > 1 and overlaps,
+        overlap_comm=overlaps,
         stage3_prefetch_bucket_size=0 if is_lean else layer,
         stage3_param_persistence_threshold=PERSISTENCE_PER_WIDTH * model.hidden_size,
         stage3_max_live_parameters=0 if is_lean else 3 * layer,

@@ -23,12 +23,13 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.trace import GradientReady
 from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
-from vlmplan.estimate import estimate, sample_image
+from vlmplan.estimate import estimate
 from vlmplan.hardware import Cluster, Node
 from vlmplan.models import context_length, find_model, takes_images
 from vlmplan.models import probe as model_probe
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import Method, Recipe
+from vlmplan.sample_images import sample_image
 from vlmplan.timing import step_flops
 from vlmplan.workload import Workload
 

@@ -18,12 +18,13 @@ import pytest
 from recorded_rehearsal import ANSWER, planned, recorded
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, VlmplanError
-from vlmplan.estimate import Estimator, sample_image
+from vlmplan.estimate import Estimator
 from vlmplan.memory.parameters import owned_elements, partition_of
 from vlmplan.models import find_model
 from vlmplan.plan import plan_from_estimate
 from vlmplan.rehearsal import process, rehearse
 from vlmplan.rehearsal.request import fullest_rank_of, num_phases, request_json
+from vlmplan.sample_images import sample_image
 from vlmplan.workload import Workload
 
 READ = "import json, sys, os; request = json.load(sys.stdin)\n"

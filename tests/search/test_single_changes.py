@@ -4,10 +4,10 @@ import pytest
 
 from planned import workload
 from search_cases import card, cluster
-from vlmplan.estimate import image_tokens
 from vlmplan.launch.changes import Situation
 from vlmplan.recipe import LossKind, Method, Recipe
 from vlmplan.request import image_size, recipe_fields
+from vlmplan.sample_images import image_tokens
 from vlmplan.search.advice import _sum
 from vlmplan.search.single_changes import (
     SingleChange,

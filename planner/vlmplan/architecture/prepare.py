@@ -10,6 +10,7 @@ from vlmplan.architecture.adapters import TrainedCopy, add_lora, quantize
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Stack
+from vlmplan.architecture.tensor import Parameter
 from vlmplan.errors import InputError
 from vlmplan.recipe import Method, Recipe
 
@@ -23,20 +24,23 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     frozen = frozen_parts(model, recipe)
     if recipe.method is Method.QLORA:
         quantize(model, recipe.precision.dtype)
+    parameters: list[Parameter] = []
     for part, parameter in model.distinct_parameters():
         parameter.requires_grad = not recipe.trains_adapters and part not in frozen
         parameter.dtype = recipe.frozen_dtype
+        parameters.append(parameter)
     if recipe.trains_adapters:
-        before = {id(parameter) for _, parameter in model.distinct_parameters()}
+        loaded = set(map(id, parameters))
         add_lora(model, rank=recipe.lora_rank, targets=recipe.lora_targets, frozen=frozen)
         if recipe.train_embeddings:
             _copy_embeddings(model)
-        for _, parameter in model.distinct_parameters():
-            if id(parameter) not in before:
+        parameters = [parameter for _, parameter in model.distinct_parameters()]
+        for parameter in parameters:
+            if id(parameter) not in loaded:
                 parameter.requires_grad = True
-    _set_types(model, recipe)
+    _set_types(parameters, recipe)
     set_checkpointing(model.stacks(), recipe)
-    if not any(parameter.requires_grad for _, parameter in model.distinct_parameters()):
+    if not any(parameter.requires_grad for parameter in parameters):
         raise InputError("every part of the model is frozen, so nothing would be trained")
     return model
 
@@ -58,8 +62,8 @@ def frozen_parts(model: Model, recipe: Recipe) -> frozenset[Part]:
     return frozenset(part for part, is_trained in trains.items() if not is_trained)
 
 
-def _set_types(model: Model, recipe: Recipe) -> None:
-    for _, parameter in model.distinct_parameters():
+def _set_types(parameters: Iterable[Parameter], recipe: Recipe) -> None:
+    for parameter in parameters:
         if parameter.stored_bytes is not None:
             parameter.dtype = recipe.precision.dtype  # what a 4-bit weight is dequantised to
         elif parameter.requires_grad:

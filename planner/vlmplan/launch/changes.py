@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.estimate import image_tokens
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.recipe import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Recipe
 from vlmplan.rules import attention_implementations, model_facts
+from vlmplan.sample_images import image_tokens
 from vlmplan.workload import Workload
 
 Levels = list[dict[str, Any]]

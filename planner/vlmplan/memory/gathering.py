@@ -7,12 +7,12 @@ again soon. Sizes are in elements as DeepSpeed counts them; ``gathered_bytes`` t
 """
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
+from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.memory.blocks import UNWATCHED, Stream, Watcher
 from vlmplan.recipe import ZeroSettings
 
@@ -110,8 +110,9 @@ class GatheredWeights:
         self.sent = (Sent(), Sent())
         self._weights: dict[tuple[int, int | None], _Weight] = {}
         self._modules: dict[tuple[int, int | None], _Module] = {}
-        forward = [self._module(event.module, run) for run, event in _forward_fetches(trace)]
-        backward = [self._module(event.module, run) for run, event in _backward_fetches(trace)]
+        used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
+        forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
+        backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
         self._steps = steps = forward + backward
         self._outermost_steps = (0, len(forward))
         self._traversed = list(accumulate((module.numel for module in steps), initial=0))
@@ -124,17 +125,18 @@ class GatheredWeights:
         self._step = 0
         self.live_bytes = 0
 
-    def _module(self, module: Any, run: Run) -> _Module:
-        key = (id(module), run.layer)
-        if key not in self._modules:
+    def _module(self, module: Any, layer: int | None) -> _Module:
+        key = (id(module), layer)
+        known = self._modules.get(key)
+        if known is None:
             parameters = module.parameters_by_name.values()
             limit = self._zero.stage3_param_persistence_threshold
-            weights = [self._weight(parameter, run) for parameter in parameters if parameter.numel > limit]
-            self._modules[key] = _Module(weights, sum([parameter.numel for parameter in parameters]))
-        return self._modules[key]
+            weights = [self._weight(parameter, layer) for parameter in parameters if parameter.numel > limit]
+            known = self._modules[key] = _Module(weights, sum([parameter.numel for parameter in parameters]))
+        return known
 
-    def _weight(self, parameter: Any, run: Run) -> _Weight:
-        key = (id(parameter), run.layer)
+    def _weight(self, parameter: Any, layer: int | None) -> _Weight:
+        key = (id(parameter), layer)
         if key not in self._weights:
             num_bytes = parameter.numel * parameter.dtype.num_bytes
             self._weights[key] = _Weight(parameter.numel, num_bytes, parameter.requires_grad)
@@ -318,11 +320,6 @@ def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:
     return gathered.live_bytes
 
 
-def _forward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
-    for run, section in trace.forward():
-        yield from ((run, event) for event in section.forward if isinstance(event, Fetch))
-
-
-def _backward_fetches(trace: Trace) -> Iterator[tuple[Run, Fetch]]:
-    for run, section in trace.backward():
-        yield from ((run, event) for event in section.backward if isinstance(event, Fetch))
+def _fetched(events: list[Event]) -> list[Any]:
+    """The modules whose use begins, in order."""
+    return [event.module for event in events if isinstance(event, Fetch)]

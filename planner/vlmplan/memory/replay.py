@@ -122,13 +122,14 @@ class Moments:
 
     def _gradient(self, event: GradientReady, layer: int | None) -> None:
         """The gradient moves from the tape to the store."""
+        parameter, num_bytes, kind = event
         parts = list(self.parts)
-        parts[event.kind] -= event.num_bytes
+        parts[kind] -= num_bytes
         self.parts = cast(Parts, tuple(parts))
-        self.store.begin()
-        self.store.gradients += event.num_bytes
-        ordinal = self._table.ordinal(event.parameter, layer)
-        self._touch(self.parts, engine=self.store.add(ordinal))
+        store = self.store
+        store.begin()
+        store.gradients += num_bytes
+        self._touch(self.parts, engine=store.add(self._table.ordinal(parameter, layer)))
 
     def _touch(self, parts: Parts, *, weights: int | None = None, engine: int | None = None) -> None:
         """Note a moment; ``weights`` and ``engine`` are higher than now for what happens inside an event."""

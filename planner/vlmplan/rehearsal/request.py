@@ -4,9 +4,10 @@ from dataclasses import asdict
 from typing import Any
 
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate, Estimator, sample_image
+from vlmplan.estimate import Estimate, Estimator
 from vlmplan.memory.parameters import fullest_rank
 from vlmplan.plan import Plan
+from vlmplan.sample_images import sample_image
 
 PARTITIONED_STAGES = (1, 2)
 """ZeRO stages under which the ranks' gradient buffers differ in size."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmplan.errors import InputError
-from vlmplan.estimate import image_tokens
 from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.launch.changes import CHANGES, SHARES, Situation
 from vlmplan.launch.plan_options import ADAPTER_OPTIONS
 from vlmplan.recipe import LossKind, Method
+from vlmplan.sample_images import image_tokens
 from vlmplan.search.clusters import COUNTS
 from vlmplan.units import counted
 

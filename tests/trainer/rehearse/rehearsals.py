@@ -11,8 +11,8 @@ from typing import Any
 
 from trainer_runs import start
 
-from vlmplan.estimate import sample_image
 from vlmplan.plan import Plan, write_plan
+from vlmplan.sample_images import sample_image
 
 HERE = Path(__file__).parent
 NUM_STEPS = 2
