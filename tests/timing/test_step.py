@@ -246,7 +246,7 @@ def test_search_and_estimate_time_a_step_alike():
     trace = estimator(Method.FULL, 3, Precision.BF16).trace(found.recipe, GPU.compute_capability)
     phases = micro_batch_seconds(trace, GPU, found.recipe).phases
     table = estimator(Method.FULL, 3, Precision.BF16).table
-    assert step_of(table, phases, trace, found.recipe, found.cluster, found.workload) == found.step_time
+    assert step_of(table, phases, found.messages, found.recipe, found.cluster, found.workload) == found.step_time
 
 
 def test_images_are_opened_between_the_steps_of_a_vision_model():

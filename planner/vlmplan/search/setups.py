@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import isqrt
 from typing import Any
 
-from vlmplan.architecture.trace import Trace
+from vlmplan.communication import Messages, traffic
 from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.bounds import peak_bound
@@ -24,6 +24,9 @@ from vlmplan.sizes import zero_settings
 from vlmplan.timing import PhaseSeconds, micro_batch_seconds, step_of
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
+
+Capability = tuple[int, int] | None
+"""Of a GPU, as its maker counts it; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +83,7 @@ class SetupSpace:
         self._sizes: dict[Any, ZeroSettings] = {}
         self._sized_recipes, self._batched_recipes = _OfRecipes(), _OfRecipes()
         self._estimators_of, self._batches_of, self._states_of = _OfRecipes(), _OfRecipes(), _OfRecipes()
+        self._bounds_of, self._messages_of = _OfRecipes(), _OfRecipes()
         self._disks: dict[Any, DiskSpace] = {}
         self._others: dict[Method, SetupSpace] = {}
 
@@ -150,7 +154,7 @@ class SetupSpace:
     def largest_fitting(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[tuple[int, int]]) -> Setup | None:
         """The recipe with the largest micro batch that fits, found by bisection: its peak grows with the batch."""
         budget = budget_bytes(cluster)
-        if self.states(recipe, cluster).resident.total > budget:
+        if self._states(recipe, cluster.num_gpus).resident.total > budget:
             self.num_considered += 1
             return None  # whatever a micro batch takes
         best: tuple[int, int, int] | None = None
@@ -207,11 +211,11 @@ class SetupSpace:
             self._estimators[key] = (estimator, States(estimator))
         return self._estimators[key]
 
-    def micro_batches(self, recipe: Recipe, cluster: Cluster) -> MicroBatches:
+    def _micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
         """What micro batches of the recipe take at most."""
-        return self._batches_of.get(recipe, self._new_micro_batches, cluster.node.gpu.compute_capability)
+        return self._batches_of.get(recipe, self._new_micro_batches, capability)
 
-    def _new_micro_batches(self, recipe: Recipe, capability: tuple[int, int] | None) -> MicroBatches:
+    def _new_micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
         estimator, _ = self._estimator(recipe)
         backend = estimator.backend(recipe, capability)
         checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
@@ -224,33 +228,34 @@ class SetupSpace:
     def bound(self, recipe: Recipe, cluster: Cluster, micro_batch: int, *, accumulates: bool) -> int:
         """At least the bytes that tensors take on a GPU of the cluster for the recipe with another micro batch."""
         self.num_considered += 1
+        capability = cluster.node.gpu.compute_capability
+        return self._bounds_of.get(recipe, self._new_bound, cluster.num_gpus, capability, micro_batch, accumulates)
+
+    def _new_bound(
+        self, recipe: Recipe, num_ranks: int, capability: Capability, micro_batch: int, accumulates: bool
+    ) -> int:
         estimator, states = self._estimator(recipe)
-        num_ranks = cluster.num_gpus
-        owned = states.owned_bytes(num_ranks) if recipe.zero_stage in (1, 2) else 0
-        profile = self.micro_batches(recipe, cluster).profile(micro_batch)
-        resident = self.states(recipe, cluster)
         return peak_bound(
             estimator.table,
             recipe,
-            resident,
-            profile,
+            self._states(recipe, num_ranks),
+            self._micro_batches(recipe, capability).profile(micro_batch),
             num_ranks=num_ranks,
-            owned_bytes=owned,
+            owned_bytes=states.owned_bytes(num_ranks) if recipe.zero_stage in (1, 2) else 0,
             accumulates=accumulates,
         )
 
-    def states(self, recipe: Recipe, cluster: Cluster) -> ModelStates:
-        """What a GPU of the cluster holds throughout the step."""
-        return self._states_of.get(recipe, self._estimator(recipe)[1].states, cluster.num_gpus)
+    def _states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
+        """What a GPU holds throughout the step."""
+        return self._states_of.get(recipe, self._estimator(recipe)[1].states, num_ranks)
 
     # -- numbers -------------------------------------------------------------------------------------------------
 
     def run_seconds(self, setup: Setup, cluster: Cluster) -> float | None:
         """Seconds of the whole run by secants; None if a speed is not known."""
-        recipe = setup.recipe
-        batches = self.micro_batches(recipe, cluster)
-        seconds = batches.seconds(recipe.micro_batch, cluster.node.gpu, recipe)
-        return None if seconds is None else self._seconds_of_run(setup, cluster, batches.trace, seconds)
+        recipe, gpu = setup.recipe, cluster.node.gpu
+        seconds = self._micro_batches(recipe, gpu.compute_capability).seconds(recipe.micro_batch, gpu, recipe)
+        return None if seconds is None else self._seconds_of_run(recipe, cluster, seconds)
 
     def exact_run_seconds(self, setup: Setup, cluster: Cluster) -> float | None:
         """The same from the setup's own micro batch, as its estimate has them."""
@@ -258,16 +263,22 @@ class SetupSpace:
         estimator, _ = self._estimator(recipe)
         trace = estimator.trace(recipe, gpu.compute_capability)
         seconds = micro_batch_seconds(trace, gpu, recipe)
-        return None if seconds is None else self._seconds_of_run(setup, cluster, trace, seconds.phases)
+        return None if seconds is None else self._seconds_of_run(recipe, cluster, seconds.phases)
 
-    def _seconds_of_run(self, setup: Setup, cluster: Cluster, trace: Trace, micro_batch: PhaseSeconds) -> float | None:
-        recipe = setup.recipe
+    def _seconds_of_run(self, recipe: Recipe, cluster: Cluster, micro_batch: PhaseSeconds) -> float | None:
         estimator, _ = self._estimator(recipe)
-        step = step_of(estimator.table, micro_batch, trace, recipe, cluster, self.workload)
+        capability = cluster.node.gpu.compute_capability
+        messages = self._messages_of.get(recipe, self._new_messages, cluster.num_gpus, capability)
+        step = step_of(estimator.table, micro_batch, messages, recipe, cluster, self.workload)
         if step is None:
             return None
         samples = recipe.micro_batch * recipe.grad_accum * cluster.num_gpus
         return self.workload.num_steps(samples) * step.total
+
+    def _new_messages(self, recipe: Recipe, num_ranks: int, capability: Capability) -> tuple[Messages, ...]:
+        """What a step sends: weights and gradients, whatever the micro batch."""
+        trace = self._micro_batches(recipe, capability).trace
+        return traffic(self._estimator(recipe)[0].table, recipe, num_ranks=num_ranks, trace=trace)
 
     def host_bytes(self, setup: Setup, cluster: Cluster) -> int:
         """Host memory that each node needs."""

@@ -7,7 +7,7 @@ the images that the host opens for them, gradient exchange and the optimizer.
 from dataclasses import dataclass
 
 from vlmplan.architecture.trace import Trace
-from vlmplan.communication import OVERLAP_FRACTION, ExchangeSeconds, exchange_seconds, traffic
+from vlmplan.communication import OVERLAP_FRACTION, ExchangeSeconds, Messages, exchange_seconds, traffic
 from vlmplan.hardware import Cluster
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.recipe import Offload, Recipe
@@ -88,7 +88,7 @@ def timed_step(
     table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster, workload: Workload
 ) -> TimedStep | None:
     """One optimizer step on ``cluster``; None if the speed of the GPU or of a link is not known."""
-    exchange = _exchange(table, trace, recipe, cluster)
+    exchange = exchange_seconds(traffic(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster)
     steps: dict[Outlook, StepTime] = {}
     work, waiting = Busy(), 0.0
     for outlook in Outlook:
@@ -114,20 +114,17 @@ def timed_step(
 def step_of(
     table: ParameterTable,
     micro_batch: PhaseSeconds,
-    trace: Trace,
+    messages: tuple[Messages, ...],
     recipe: Recipe,
     cluster: Cluster,
     workload: Workload,
 ) -> StepTime | None:
-    """A step of ``grad_accum`` micro batches of (forward, recompute, backward) seconds, sending what ``trace`` says."""
-    exchange = _exchange(table, trace, recipe, cluster)
+    """A step of ``grad_accum`` micro batches of (forward, recompute, backward) seconds, in which ``messages`` are
+    sent."""
+    exchange = exchange_seconds(messages, cluster)
     if exchange is None:
         return None
     return _step(table, micro_batch, exchange, recipe, cluster, workload, Outlook.EXPECTED)
-
-
-def _exchange(table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster) -> ExchangeSeconds | None:
-    return exchange_seconds(traffic(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster)
 
 
 def _step(
