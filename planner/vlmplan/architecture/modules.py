@@ -107,13 +107,21 @@ class Stack(Module):
         self.kinds[self.pattern[int(name)]] = module
 
     def run(
-        self, x: Tensor, call: Callable[[Any, Tensor], Tensor], *, start: int = 0, stop: int | None = None
+        self,
+        x: Tensor,
+        call: Callable[[Any, Tensor], Tensor],
+        *,
+        start: int = 0,
+        stop: int | None = None,
+        shares_input: bool = False,
     ) -> Tensor:
         """x through the layers from ``start`` to ``stop``; ``call(layer, x)`` passes a layer what it takes besides x.
 
-        A stretch that starts behind layer 0 must begin with a kind that no layer before it has.
+        A stretch that starts behind layer 0 must begin with a kind that no layer before it has. ``shares_input``: x is
+        used by something else too, so that the first layer stands for no other.
         """
         tape = x.tape
+        joins_layers = tape.joins_layers and not shares_input
         for index in range(start, len(self.pattern) if stop is None else stop):
             kind = self.pattern[index]
             later = f"{self.label}.{kind}"
@@ -124,7 +132,7 @@ class Stack(Module):
             checkpoints = self.checkpoints and self.can_checkpoint and (x.requires_grad or _is_trainable(layer))
             run = partial(tape.checkpoint, partial(call, layer)) if checkpoints else partial(call, layer)
             with tape.section(key, index):
-                if index == start and tape.joins_layers and kind in self.pattern[start + 1 : stop]:
+                if index == start and joins_layers and kind in self.pattern[start + 1 : stop]:
                     x = tape.lend(x)
                     result = run(x)
                     tape.stand_for(later, x, result)

@@ -243,8 +243,8 @@ class Tape(Recorder):
 
     def _rootless_node(self, saved: tuple[Tensor, ...], meta: Any) -> Node:
         """The node of a checkpoint whose inputs need no gradient but whose weights do."""
-        none = len(saved)
-        node = Node((None,) * none, (False,) * none, saved, checkpoint_backward, meta)
+        count = len(saved)
+        node = Node((None,) * count, (False,) * count, saved, checkpoint_backward, meta)
         self.num_nodes += 1
         node.sequence, node.section = self.num_nodes, self._key
         return node
@@ -370,7 +370,7 @@ class Tape(Recorder):
         Raises UnlikeLayersError where the input of a layer that stands for others is used by something else too: its
         gradients are summed up then, which those of a later layer's input are not.
         """
-        sources = self._sources
+        sources, self._sources = self._sources, {}
         parameters: dict[ParameterUse, int] = {}
         seen = {root}
         stack = [root]

@@ -127,7 +127,10 @@ class VisionTransformer(Module):
         hidden = [x]
         del x  # a block's input does not outlive the block
         for start, stop in self.stretches:
-            x = self.blocks.run(hidden.pop(), lambda block, x: block(x, context), start=start, stop=stop)
+            is_used = start - 1 in self.depths
+            x = self.blocks.run(
+                hidden.pop(), lambda block, x: block(x, context), start=start, stop=stop, shares_input=is_used
+            )
             if stop - 1 in self.depths:
                 features.append(self.deep_features(x, self.depths.index(stop - 1)))
             hidden.append(x)

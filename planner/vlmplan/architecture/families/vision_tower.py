@@ -72,7 +72,8 @@ class Encoder(Module):
         hidden = x
         held = {0: hidden} if 0 in self.feature_layers else {}
         for start, stop in self.stretches:
-            hidden = self.layers.run(hidden, call, start=start, stop=stop)
+            is_used = start in self.feature_layers
+            hidden = self.layers.run(hidden, call, start=start, stop=stop, shares_input=is_used)
             if stop in self.feature_layers:
                 held[stop] = hidden
         return hidden, [held[index] for index in self.feature_layers]
