@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planned import model_files
-from vlmplan.architecture.trace import Matmul, PhaseWork, Work
+from vlmplan.architecture.trace import Work
 from vlmplan.estimate import Estimator
 from vlmplan.recipe import LossKind, Method, Recipe
 from vlmplan.timing import Busy, MicroBatchSeconds, Rates, step_flops
@@ -34,7 +34,7 @@ def works(
     return Estimator(workload, recipe).trace(recipe, (8, 0))
 
 
-def products(work: PhaseWork) -> int:
+def products(work: Work) -> int:
     return work.flops - work.attention_flops
 
 
@@ -134,9 +134,7 @@ def test_zero_3_fetches_each_module_with_weights_whenever_it_runs(checkpoints: b
 
 WORK = st.builds(
     Work,
-    matmuls=st.lists(
-        st.builds(Matmul, st.integers(0, 10**15), st.integers(0, 10**12), st.integers(1, 100)), max_size=4
-    ),
+    matmuls=st.dictionaries(st.tuples(st.integers(0, 10**15), st.integers(0, 10**12)), st.integers(1, 100), max_size=4),
     attention_flops=st.integers(0, 10**15),
     elementwise_bytes=st.integers(0, 10**13),
     num_kernels=st.integers(0, 10**5),
@@ -160,8 +158,8 @@ ROUND = Rates(
 )
 
 
-def phase(work: Work, count: int = 1) -> PhaseWork:
-    found = PhaseWork()
+def phase(work: Work, count: int = 1) -> Work:
+    found = Work()
     found.add(work, count)
     return found
 
@@ -170,10 +168,10 @@ def phase(work: Work, count: int = 1) -> PhaseWork:
 def test_no_work_is_done_above_its_rate_or_moved_above_the_bandwidth(work: Work, speed: Rates):
     busy = busy_seconds(phase(work), speed)
     by_kind = (busy.products * speed.products_per_second, busy.attention * speed.attention_per_second)
-    assert sum(matmul.flops * matmul.repeats for matmul in work.matmuls) <= by_kind[0] * (1 + 1e-9)
+    assert sum(count * flops for (flops, _), count in work.matmuls.items()) <= by_kind[0] * (1 + 1e-9)
     assert work.attention_flops <= by_kind[1] * (1 + 1e-9)
     assert (
-        sum(matmul.hbm_bytes * matmul.repeats for matmul in work.matmuls)
+        sum(count * hbm_bytes for (_, hbm_bytes), count in work.matmuls.items())
         <= busy.products * speed.bytes_per_second * (1 + 1e-9) + 1
     )
     assert work.elementwise_bytes <= busy.memory * speed.bytes_per_second * (1 + 1e-9) + 1
@@ -187,13 +185,13 @@ def test_equal_layers_take_as_often_the_time_of_one(work: Work, count: int, spee
 
 
 def test_large_product_is_bound_by_operations_and_a_thin_one_by_bytes():
-    large, thin = Work(matmuls=[Matmul(7 * 10**14, 11)]), Work(matmuls=[Matmul(7, 11 * 10**11)])
+    large, thin = Work(matmuls={(7 * 10**14, 11): 1}), Work(matmuls={(7, 11 * 10**11): 1})
     assert busy_seconds(phase(large), ROUND).products == pytest.approx(7)
     assert busy_seconds(phase(thin), ROUND).products == pytest.approx(1.1)
 
 
 def test_every_product_has_its_ramp():
-    products = Work(matmuls=[Matmul(7 * 10**14, 11), Matmul(7, 11 * 10**11)])
+    products = Work(matmuls={(7 * 10**14, 11): 1, (7, 11 * 10**11): 1})
     speed = replace(ROUND, ramp_seconds=0.01)
     assert busy_seconds(phase(products, 3), speed).products == pytest.approx(3 * (7 + 1.1 + 2 * 0.01))
 
@@ -206,7 +204,7 @@ def test_half_of_causal_attention_is_skipped():
 
 
 def test_kinds_of_work_stand_apart_and_add_up():
-    mixed = Work(matmuls=[Matmul(7 * 10**14, 11)], attention_flops=3 * 10**13, elementwise_bytes=5 * 10**12)
+    mixed = Work(matmuls={(7 * 10**14, 11): 1}, attention_flops=3 * 10**13, elementwise_bytes=5 * 10**12)
     busy = busy_seconds(phase(mixed), ROUND)
     assert (busy.products, busy.attention, busy.memory) == pytest.approx((7, 3, 5))
     assert busy.total == pytest.approx(7 + 3 + 5)

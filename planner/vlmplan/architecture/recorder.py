@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmplan.architecture.first_layer import FirstLayer
 from vlmplan.architecture.tensor import Kind, Storage
-from vlmplan.architecture.trace import Event, Fetch, Matmul, Parts, Release, Run, Section, Span, Trace
+from vlmplan.architecture.trace import Event, Fetch, Parts, Release, Run, Section, Span, Trace
 
 
 class Recorder:
@@ -74,8 +74,9 @@ class Recorder:
     def matmul(self, flops: int, hbm_bytes: int, count: int = 1) -> None:
         """``count`` equal products."""
         if not self._is_phantom:
-            self._work.matmuls.append(Matmul(flops, hbm_bytes, count))
-            self._work.num_kernels += count
+            work, size = self._work, (flops, hbm_bytes)
+            work.matmuls[size] = work.matmuls.get(size, 0) + count
+            work.num_kernels += count
 
     def attend(self, flops: int, hbm_bytes: int, *, is_causal: bool, num_kernels: int = 1) -> None:
         if not self._is_phantom:

@@ -113,53 +113,28 @@ def add_parts(left: Parts, right: Parts) -> Parts:
     return (left[0] + right[0], left[1] + right[1], left[2] + right[2], left[3] + right[3])
 
 
-class Matmul(NamedTuple):
-    """A matrix product: its floating point operations, the bytes it must read and write, and how often it runs."""
-
-    flops: int
-    hbm_bytes: int
-    repeats: int = 1
-
-
 @dataclass(slots=True)
 class Work:
-    """What a section computes in one phase. Flows add."""
+    """What is computed in one phase, by a section or by all layers together. Flows add.
 
-    matmuls: list[Matmul] = field(default_factory=list["Matmul"])
+    ``matmuls``: how many matrix products there are of each size, (floating point operations, bytes that have to be read
+    and written).
+    """
+
+    matmuls: dict[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
     attention_flops: int = 0  # as torch's FlopCounterMode counts them: without the causal half
     causal_attention_flops: int = 0  # the part of them that a causal kernel may skip half of
     elementwise_bytes: int = 0  # read and written by everything that is not a matrix multiplication
     num_kernels: int = 0
 
-    @property
-    def flops(self) -> int:
-        """Floating point operations of matrix products, as torch's ``FlopCounterMode`` counts."""
-        return sum(matmul.flops * matmul.repeats for matmul in self.matmuls) + self.attention_flops
-
-    def __iadd__(self, other: "Work") -> "Work":
-        self.matmuls += other.matmuls
-        self.attention_flops += other.attention_flops
-        self.causal_attention_flops += other.causal_attention_flops
-        self.elementwise_bytes += other.elementwise_bytes
-        self.num_kernels += other.num_kernels
-        return self
-
-
-class PhaseWork:
-    """What all layers together compute in one phase: ``matmuls`` counts products of equal (flops, hbm_bytes)."""
-
-    def __init__(self) -> None:
-        self.matmuls: dict[tuple[int, int], int] = {}
-        self.attention_flops = self.causal_attention_flops = self.elementwise_bytes = self.num_kernels = 0
-
-    def add(self, work: Work, count: int) -> None:
-        for matmul in work.matmuls:
-            size = (matmul.flops, matmul.hbm_bytes)
-            self.matmuls[size] = self.matmuls.get(size, 0) + count * matmul.repeats
-        self.attention_flops += count * work.attention_flops
-        self.causal_attention_flops += count * work.causal_attention_flops
-        self.elementwise_bytes += count * work.elementwise_bytes
-        self.num_kernels += count * work.num_kernels
+    def add(self, other: "Work", count: int) -> None:
+        """As much as ``other``, ``count`` times."""
+        for size, often in other.matmuls.items():
+            self.matmuls[size] = self.matmuls.get(size, 0) + count * often
+        self.attention_flops += count * other.attention_flops
+        self.causal_attention_flops += count * other.causal_attention_flops
+        self.elementwise_bytes += count * other.elementwise_bytes
+        self.num_kernels += count * other.num_kernels
 
     @property
     def flops(self) -> int:
@@ -197,7 +172,7 @@ class Trace:
     schedule: list[Run]
     after: list[Event] = field(default_factory=list["Event"])
     _merged: dict[str, tuple[list[Event], list[Event]]] | None = None
-    _works: "tuple[PhaseWork, PhaseWork, PhaseWork] | None" = None
+    _works: tuple[Work, Work, Work] | None = None
     memo: dict[Any, Any] = field(default_factory=dict[Any, Any])
     """What others have found out about this trace, by keys of theirs."""
 
@@ -209,10 +184,10 @@ class Trace:
             }
         return self._merged
 
-    def works(self) -> tuple["PhaseWork", "PhaseWork", "PhaseWork"]:
+    def works(self) -> tuple[Work, Work, Work]:
         """Forward, recomputation and backward of all layers together."""
         if self._works is None:
-            works = (PhaseWork(), PhaseWork(), PhaseWork())
+            works = (Work(), Work(), Work())
             for key, count in Counter(run.key for run in self.schedule).items():
                 section = self.sections[key]
                 for phase, work in zip(

@@ -7,7 +7,7 @@ for each; the longer of the two is what the phase takes, as work is queued ahead
 from collections import Counter
 from dataclasses import dataclass
 
-from vlmplan.architecture.trace import Event, Fetch, PhaseWork, Trace
+from vlmplan.architecture.trace import Event, Fetch, Trace, Work
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.timing.rates import Outlook, Rates, gpu_rates
@@ -42,18 +42,19 @@ class Busy:
         )
 
 
-def busy_seconds(work: PhaseWork, speed: Rates) -> Busy:
+def busy_seconds(work: Work, speed: Rates) -> Busy:
     """A product takes its operations or its bytes, whichever is longer, and its ramp; attention its operations; the
     rest its bytes."""
+    flops_per_second, bytes_per_second, ramp = speed.products_per_second, speed.bytes_per_second, speed.ramp_seconds
     products = 0.0
     for (flops, hbm_bytes), count in work.matmuls.items():
-        longest = max(flops / speed.products_per_second, hbm_bytes / speed.bytes_per_second)
-        products += count * (longest + speed.ramp_seconds)
+        computing, moving = flops / flops_per_second, hbm_bytes / bytes_per_second
+        products += count * ((computing if computing > moving else moving) + ramp)
     attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
     return Busy(
         products=products,
         attention=attended / speed.attention_per_second,
-        memory=work.elementwise_bytes / speed.bytes_per_second,
+        memory=work.elementwise_bytes / bytes_per_second,
     )
 
 
