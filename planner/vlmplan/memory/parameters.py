@@ -55,6 +55,11 @@ class ParameterTable:
         return ends
 
     @cached_property
+    def largest_ordinals(self) -> list[int]:
+        """The largest of the trained parameters, by ordinal."""
+        return sorted(range(len(self.numels)), key=lambda ordinal: -self.numels[ordinal])[:8]
+
+    @cached_property
     def trained_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the trained parameters, in the same order."""
         return [entry.parameter.shape for entry in self.entries if entry.parameter.requires_grad]
@@ -171,8 +176,7 @@ def candidate_ranks(table: ParameterTable, num_ranks: int) -> list[int]:
     """Rank 0, the last, and those that share the largest parameters: one of them is the fullest."""
     size = partition_size(table.num_trained, num_ranks)
     ranks = {0, num_ranks - 1}
-    largest = sorted(range(len(table.numels)), key=lambda ordinal: -table.numels[ordinal])[:8]
-    for ordinal in largest:
+    for ordinal in table.largest_ordinals:
         end = table.ends[ordinal]
         start = end - table.numels[ordinal]
         ranks.update((start // size, (end - 1) // size))
