@@ -14,37 +14,30 @@ The result is a ``Trace`` (see ``trace``), which the engine models in ``vlmplan.
 kept, bucketed or sharded, and when a weight is gathered, is DeepSpeed's business and not the model's.
 """
 
-import heapq
 from collections.abc import Callable, Sequence
 from math import prod
 from sys import getrefcount
 from typing import Any, ClassVar
 
+from vlmplan.architecture.autograd import AutogradEngine
 from vlmplan.architecture.checkpointing import checkpoint_backward
-from vlmplan.architecture.first_layer import FirstLayer, LayerInput, UnlikeLayersError
-from vlmplan.architecture.recorder import Recorder
+from vlmplan.architecture.first_layer import FirstLayer, LayerInput
 from vlmplan.architecture.tensor import Backward, Edge, Kind, Node, Operand, Parameter, Storage, Tensor
-from vlmplan.architecture.trace import Drop, GradientReady, Hold
+from vlmplan.architecture.trace import Hold
 from vlmplan.units import DType
 
 _new = object.__new__
-
-ParameterUse = tuple[Parameter, str]
-"""A parameter, and the section that uses it where it stands for the parameters of several equal layers."""
-
-
 ONE_HOLDER = 2
 """``sys.getrefcount`` of what one object refers to: its own argument counts."""
 PACKED = Node((), (), (), lambda node, grads: (), None)
 """What stands for the operations inside a checkpoint until backward runs them again: that a gradient will be needed."""
 
 
-class Tape(Recorder):
+class Tape(AutogradEngine):
     """Runs one micro batch, and records it.
 
     ``autocast`` is the element type of ``torch.autocast``, or None where the model's own types decide.
-    ``accumulates_in_place``: two gradients of one tensor are summed into the first, as torch's engine does unless a
-    dispatch mode watches it (``InputBuffer::accumulate``); a rehearsal under a dispatch mode allocates the sum.
+    ``accumulates_in_place``: see ``AutogradEngine``.
     ``fuses_dropout``: dropout keeps a mask of one byte an element, as on CUDA; on CPU it keeps noise of x's type.
     ``makes_loss_inside``: transformers' forward gets the labels, and makes the loss beside its local variables; all of
     its output is held through backward, as ``outputs = model(**batch)`` does. The trainer takes only the logits.
@@ -65,10 +58,9 @@ class Tape(Recorder):
         keeps_linear_inputs: bool = False,
         follows_weights: bool = True,
     ) -> None:
-        super().__init__(follows_weights=follows_weights)
+        super().__init__(accumulates_in_place=accumulates_in_place, follows_weights=follows_weights)
         self.autocast = autocast
         self.keeps_linear_inputs = keeps_linear_inputs
-        self.accumulates_in_place = accumulates_in_place
         self.fuses_dropout = fuses_dropout
         self.makes_loss_inside = makes_loss_inside
         self.modules: list[Any] = []
@@ -84,8 +76,6 @@ class Tape(Recorder):
         self._packs = False
         self._num_saved = 0
         self._stop_after: int | None = None
-        # What made the input of layers that stand for others, with their section.
-        self._sources: dict[Node, str] = {}
 
     def again(self) -> "Tape":
         """A new tape like this one, on which every layer stands for itself."""
@@ -262,149 +252,3 @@ class Tape(Recorder):
         """The modules with frozen weights that the last replay has run."""
         modules, self._recomputed = self._recomputed or (), None
         return modules
-
-    # -- backward ------------------------------------------------------------------------------------------------
-
-    def run_backward(self, loss: Tensor) -> None:
-        """The backward of the whole micro batch, from ``loss``."""
-        self._close_gap()
-        self._runs_backward = True
-        assert loss.node is not None, "the loss needs no gradient: nothing is trainable"
-        self._enter(loss.node.section)
-        grads: list[Tensor | None] = [self.tensor(loss.shape, loss.dtype)]
-        root = loss.node
-        loss.node = None
-        self.backpropagate(root, grads)
-
-    def backpropagate(
-        self, root: Node, grads: list[Tensor | None], output_index: int = 0, recomputed: Sequence[Any] = ()
-    ) -> None:
-        """Run the graph below ``root`` as torch's engine does: by sequence number, latest first.
-
-        ``grads`` holds the gradient of the root, and is emptied: only the graph refers to it from here on.
-        ``recomputed``: modules whose weights wait for the first module's backward to end.
-        Source: ``torch/csrc/autograd/engine.cpp`` (``compareByNode``: weights' accumulators before everything else).
-        """
-        pending_parameters = self._count_dependencies(root)
-        buffers: dict[ParameterUse, Tensor] = {}
-        grad = grads.pop()
-        assert grad is not None
-        assert not grads
-        _receive(self, root, output_index, grad)
-        del grad
-        ready: list[tuple[int, Node]] = [(-root.sequence, root)]
-        fetched: Any = None
-        has_input_grad = False
-        while ready:
-            node = heapq.heappop(ready)[1]
-            if fetched is not None and (node.module is not fetched or node.section != self._key):
-                self._leave(fetched, recomputed, has_input_grad=has_input_grad)
-                fetched, recomputed = None, ()
-            if node.section != self._key:
-                self._enter(node.section)
-            if fetched is None and node.module is not None:
-                fetched, has_input_grad = node.module, False
-                self.fetch(fetched)
-            results = list(node.backward(node, node.grads))
-            edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()
-            if node.holds_weight:
-                self._drops.append(Drop(node.sequence))
-            for position, edge in enumerate(edges):
-                if isinstance(edge, Parameter):
-                    use = self._parameter_use(edge, node)
-                    self._receive_parameter_gradient(use, results, position, buffers, pending_parameters)
-                elif edge is not None:
-                    has_input_grad |= edge[0].module is not fetched
-                    if self._hand_on(edge, results, position):
-                        heapq.heappush(ready, (-edge[0].sequence, edge[0]))
-        self._leave(fetched, recomputed, has_input_grad=has_input_grad)
-
-    def _leave(self, module: Any, recomputed: Sequence[Any], *, has_input_grad: bool) -> None:
-        """A module's backward is over: its weights go if its input has a gradient, and those that waited for it."""
-        if module is not None:
-            self.release(module) if has_input_grad else self.keep(module)
-        self.end_recomputation(recomputed)
-
-    def _hand_on(self, edge: tuple[Node, int], results: list[Tensor | None], position: int) -> bool:
-        """Give a result to the node before, and forget it; whether that node has all of its gradients now."""
-        target, index = edge
-        result, results[position] = results[position], None
-        if result is not None:
-            _receive(self, target, index, result)
-        target.num_pending -= 1
-        return target.num_pending == 0
-
-    def _receive_parameter_gradient(
-        self,
-        use: ParameterUse,
-        results: list[Tensor | None],
-        position: int,
-        buffers: dict[ParameterUse, Tensor],
-        pending: dict[ParameterUse, int],
-    ) -> None:
-        grad, results[position] = results[position], None
-        if grad is not None:
-            held = buffers.get(use)
-            buffers[use] = grad if held is None else accumulated(self, held, grad)
-            del held
-        del grad
-        pending[use] -= 1
-        if pending[use] == 0 and use in buffers:
-            self._flush()
-            self._hand_over(use[0], buffers.pop(use))
-
-    def _hand_over(self, parameter: Parameter, grad: Tensor) -> None:
-        """The gradient changes hands: from here on it is the engine's."""
-        kind = grad.storage.kind
-        del grad
-        self._events.append(GradientReady(parameter, parameter.numel * parameter.dtype.num_bytes, kind))
-        self._begin_span()
-
-    def _parameter_use(self, parameter: Parameter, node: Node) -> ParameterUse:
-        """Equal layers share their parameters here, so inside a stack a parameter is told apart by its section."""
-        return (parameter, node.section if node.section in self._layers else "")
-
-    def _count_dependencies(self, root: Node) -> dict[ParameterUse, int]:
-        """Set ``num_pending`` of every node below ``root``; return how many gradients each weight waits for.
-
-        Raises UnlikeLayersError where the input of a layer that stands for others is used by something else too: its
-        gradients are summed up then, which those of a later layer's input are not.
-        """
-        sources, self._sources = self._sources, {}
-        parameters: dict[ParameterUse, int] = {}
-        seen = {root}
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            for edge in node.inputs:
-                if edge is None:
-                    continue
-                if isinstance(edge, Parameter):
-                    use = self._parameter_use(edge, node)
-                    parameters[use] = parameters.get(use, 0) + 1
-                    continue
-                target = edge[0]
-                if target in sources and node.section != sources[target]:
-                    raise UnlikeLayersError
-                if target not in seen:
-                    seen.add(target)
-                    target.num_pending = 0
-                    stack.append(target)
-                target.num_pending += 1
-        return parameters
-
-
-def accumulated(tape: Tape, held: Tensor, new: Tensor) -> Tensor:
-    """The sum of two gradients of one tensor."""
-    tape.move(3 * held.num_bytes)
-    if tape.accumulates_in_place:
-        return held
-    with tape.charged_to(held.storage.kind):
-        return tape.tensor(held.shape, held.dtype)
-
-
-def _receive(tape: Tape, node: Node, index: int, grad: Tensor) -> None:
-    while len(node.grads) <= index:
-        node.grads.append(None)
-    held = node.grads[index]
-    node.grads[index] = grad if held is None else accumulated(tape, held, grad)

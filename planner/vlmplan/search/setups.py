@@ -52,11 +52,11 @@ class _OfRecipes:
     """What was made for a recipe, by the object: its fields are many to compare. The object is kept beside."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, Any], tuple[Recipe, Any]] = {}
+        self._made: dict[tuple[int, Callable[..., Any], Any], tuple[Recipe, Any]] = {}
 
     def get(self, recipe: Recipe, make: Callable[..., Any], *given: Any) -> Any:
         """``make(recipe, *given)``, made once."""
-        key = (id(recipe), given)
+        key = (id(recipe), make, given)
         if key not in self._made:
             self._made[key] = recipe, make(recipe, *given)
         return self._made[key][1]
@@ -81,9 +81,7 @@ class SetupSpace:
         prepared = prepared or Prepared()
         self._estimators, self._batches = prepared.estimators, prepared.batches
         self._sizes: dict[Any, ZeroSettings] = {}
-        self._sized_recipes, self._batched_recipes = _OfRecipes(), _OfRecipes()
-        self._estimators_of, self._batches_of, self._states_of = _OfRecipes(), _OfRecipes(), _OfRecipes()
-        self._bounds_of, self._messages_of = _OfRecipes(), _OfRecipes()
+        self._of = _OfRecipes()
         self._disks: dict[Any, DiskSpace] = {}
         self._others: dict[Method, SetupSpace] = {}
 
@@ -104,10 +102,10 @@ class SetupSpace:
         key = (id(estimator), recipe.zero_stage, is_lean, id(cluster))
         if key not in self._sizes:
             self._sizes[key] = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean)
-        return self._sized_recipes.get(recipe, _with_sizes, self._sizes[key])
+        return self._of.get(recipe, _with_sizes, self._sizes[key])
 
     def _batched(self, recipe: Recipe, micro_batch: int, grad_accum: int) -> Recipe:
-        return self._batched_recipes.get(recipe, _with_batch, micro_batch, grad_accum)
+        return self._of.get(recipe, _with_batch, micro_batch, grad_accum)
 
     # -- fitting -------------------------------------------------------------------------------------------------
 
@@ -201,7 +199,7 @@ class SetupSpace:
         return [(size, per_gpu // size) for size in sizes]
 
     def _estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
-        return self._estimators_of.get(recipe, self._new_estimator)
+        return self._of.get(recipe, self._new_estimator)
 
     def _new_estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
         key = (recipe.method, recipe.trained_dtype, recipe.precision)
@@ -213,7 +211,7 @@ class SetupSpace:
 
     def _micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
         """What micro batches of the recipe take at most."""
-        return self._batches_of.get(recipe, self._new_micro_batches, capability)
+        return self._of.get(recipe, self._new_micro_batches, capability)
 
     def _new_micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
         estimator, _ = self._estimator(recipe)
@@ -229,7 +227,7 @@ class SetupSpace:
         """At least the bytes that tensors take on a GPU of the cluster for the recipe with another micro batch."""
         self.num_considered += 1
         capability = cluster.node.gpu.compute_capability
-        return self._bounds_of.get(recipe, self._new_bound, cluster.num_gpus, capability, micro_batch, accumulates)
+        return self._of.get(recipe, self._new_bound, cluster.num_gpus, capability, micro_batch, accumulates)
 
     def _new_bound(
         self, recipe: Recipe, num_ranks: int, capability: Capability, micro_batch: int, accumulates: bool
@@ -247,7 +245,7 @@ class SetupSpace:
 
     def _states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         """What a GPU holds throughout the step."""
-        return self._states_of.get(recipe, self._estimator(recipe)[1].states, num_ranks)
+        return self._of.get(recipe, self._estimator(recipe)[1].states, num_ranks)
 
     # -- numbers -------------------------------------------------------------------------------------------------
 
@@ -268,7 +266,7 @@ class SetupSpace:
     def _seconds_of_run(self, recipe: Recipe, cluster: Cluster, micro_batch: PhaseSeconds) -> float | None:
         estimator, _ = self._estimator(recipe)
         capability = cluster.node.gpu.compute_capability
-        messages = self._messages_of.get(recipe, self._new_messages, cluster.num_gpus, capability)
+        messages = self._of.get(recipe, self._new_messages, cluster.num_gpus, capability)
         step = step_of(estimator.table, micro_batch, messages, recipe, cluster, self.workload)
         if step is None:
             return None
