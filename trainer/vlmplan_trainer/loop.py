@@ -111,6 +111,7 @@ class Trainer:
         start = time.perf_counter()
         for batch in batches:
             window.append(batch)
+            del batch  # the window alone has it, so that it is gone when its backward is over
             if len(window) == self._grad_accum:
                 yield self._step(window, start)
                 window = []

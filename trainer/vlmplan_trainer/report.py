@@ -88,7 +88,7 @@ def print_report(console: Console, found: list[Line]) -> None:
     for name in ("planned", "measured", "error"):
         table.add_column(name, justify="right")
     for line in found:
-        error = "-" if line.error is None else f"{line.error:+.1%}"
+        error = "-" if line.error is None else f"{round(line.error, 3) + 0.0:+.1%}"  # never -0.0%
         table.add_row(line.name, _text(line.planned, line.unit), _text(line.measured, line.unit), error)
     console.print(table)
 

@@ -111,9 +111,12 @@ class Batches:
         start, self._start = self._start, 0
         self._position = start
         order = epoch_order(len(self._samples), seed=self._seed, epoch=self._epoch, lengths=self._lengths)
-        for batch in self._prepared(self._shares.micro_batches(order, position=start)):
-            self._position += self._shares.samples_per_micro_step
-            yield batch
+        # A variable here would keep the micro batch for as long as it is trained on.
+        yield from map(self._counted, self._prepared(self._shares.micro_batches(order, position=start)))
+
+    def _counted(self, batch: Encoded) -> Encoded:
+        self._position += self._shares.samples_per_micro_step
+        return batch
 
     def _prepared(self, batches: Iterator[list[int]]) -> Iterator[Encoded]:
         """The micro batches in their order, made ahead of time by threads where there are any."""

@@ -1,0 +1,79 @@
+"""What the loop holds on to, beside what the engine does with it."""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vlmplan_trainer.data.batches import Batches
+from vlmplan_trainer.data.chats import Sample
+from vlmplan_trainer.data.survey import Survey
+from vlmplan_trainer.engines import StepResult
+from vlmplan_trainer.loop import Rates, Trainer
+from vlmplan_trainer.measure import Meter
+
+NUM_SAMPLES, MICRO_BATCH, GRAD_ACCUM = 12, 1, 3
+
+
+class PlainTexts:
+    """An encoder whose every sample is the same few tokens."""
+
+    pad_id, seq_len = 0, 8
+
+    def survey(self, samples: Sequence[Sample]) -> Survey:
+        return Survey(samples=list(samples), lengths=[8] * len(samples))
+
+    def encode_or_nothing(self, sample: Sample) -> dict[str, Tensor]:
+        names = ("input_ids", "labels", "attention_mask")
+        return {name: torch.ones(1, 8, dtype=torch.int64) for name in names}
+
+
+class Watching:
+    """An engine that keeps weak references to what it is given, and counts what is alive when it steps."""
+
+    device, rank, num_ranks, loss_scale = torch.device("cpu"), 0, 1, 1
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(1, 1)
+        self.given: list[weakref.ref[Tensor]] = []
+        self.alive_in_step: list[int] = []
+
+    def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
+        self.given += [weakref.ref(tensor) for tensor in batch.values()]
+        return self.model(torch.ones(1, 1)).sum()
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def step(self, learning_rate: float) -> StepResult:
+        self.alive_in_step.append(sum(reference() is not None for reference in self.given))
+        return StepResult(grad_norm=None, is_skipped=False)
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_no_micro_batch_is_alive_when_the_optimizer_steps(num_workers: int):
+    encoder: Any = PlainTexts()
+    samples = [Sample(source=f"some.jsonl:{index}", turns=()) for index in range(NUM_SAMPLES)]
+    batches = Batches(
+        samples,
+        encoder,
+        micro_batch=MICRO_BATCH,
+        grad_accum=GRAD_ACCUM,
+        num_ranks=1,
+        rank=0,
+        seed=0,
+        num_workers=num_workers,
+    )
+    engine: Any = Watching()
+    rates = Rates(peak=1.0, num_steps=4, warmup_fraction=0.0, schedule="constant")
+    meter = Meter(torch.device("cpu"), num_steps=1)
+    trainer = Trainer(engine, meter, rates, grad_accum=GRAD_ACCUM, samples_per_step=3)
+    assert [report.step for report in trainer.epoch(batches)] == [1, 2, 3, 4]
+    assert len(engine.given) == 3 * NUM_SAMPLES
+    assert engine.alive_in_step == [0] * 4
