@@ -11,6 +11,7 @@ import pytest
 
 from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, USAGE, folder_of
 from vlmplan.cli import BROKEN_PIPE
+from vlmplan.render.lines import cell_width
 
 VLMPLAN = str(Path(sysconfig.get_path("scripts")) / ("vlmplan.exe" if os.name == "nt" else "vlmplan"))
 ESTIMATE = (VLMPLAN, "estimate", "--model", "./模型", "--gpu", "rtx-4090")
@@ -106,10 +107,12 @@ def test_a_folder_whose_name_is_no_text_is_planned_for_but_not_written_into_a_pl
 
 
 @pytest.mark.parametrize("words", [ESTIMATE, RECOMMEND], ids=["estimate", "recommend"])
-def test_piped_text_does_not_depend_on_the_terminal(words: tuple[str, ...]):
+def test_piped_text_does_not_depend_on_the_terminal_unless_columns_says_a_width(words: tuple[str, ...]):
     plain = process(*words).stdout
     assert b"\x1b" not in plain
-    assert process(*words, COLUMNS="40", TERM="dumb", NO_COLOR="1").stdout == plain
+    assert process(*words, TERM="dumb", NO_COLOR="1").stdout == plain
+    folded = process(*words, COLUMNS="60").stdout.decode()
+    assert all(cell_width(line) <= 60 for line in folded.splitlines())
 
 
 def on_terminal(*words: str, **environment: str) -> str:
@@ -140,4 +143,4 @@ def test_colour_is_for_terminals_whose_user_has_not_refused_it():
     assert "\x1b[3" not in on_terminal(*ESTIMATE, NO_COLOR="1", **environment)
     letters = on_terminal(*RECOMMEND, NO_COLOR="1", TERM="xterm", COLUMNS="40")
     assert "\x1b" not in letters
-    assert letters == process(*RECOMMEND).stdout.decode()
+    assert letters == process(*RECOMMEND, COLUMNS="40").stdout.decode()

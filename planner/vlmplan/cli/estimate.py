@@ -68,11 +68,12 @@ def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling 
 
 
 def _print_scaling(result: "Estimate", catalog_files: tuple[Path, ...]) -> None:
+    from vlmplan.render.lines import say
     from vlmplan.render.scaling import print_scaling
 
     found = scaling_of(result, catalog_files)
     if found is None:
-        click.echo("scaling is not known, since a speed of the GPU or of a link is not")
+        say("scaling is not known, since a speed of the GPU or of a link is not")
     else:
         print_scaling(found)
 

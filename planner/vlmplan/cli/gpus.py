@@ -12,6 +12,7 @@ import click
 from vlmplan.cli.options import PRICING, today
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.errors import UnknownNameError
+from vlmplan.render.lines import say
 from vlmplan.render.tables import print_table
 from vlmplan.units import GIB
 
@@ -173,8 +174,7 @@ def gpus(
         click.echo(json.dumps(report.document, indent=2))
         return
     print_table(report.table)
-    for line in report.notes:
-        click.echo(line)
+    say(*report.notes)
 
 
 def _rows(catalog: "Catalog", words: tuple[str, ...], terms: dict[str, Any], *, sort: str, on: date) -> list[GpuRow]:

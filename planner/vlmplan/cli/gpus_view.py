@@ -35,7 +35,13 @@ def gpus_report(rows: Sequence["GpuRow"], catalog: "Catalog", on: date) -> Repor
     document = {**_head(catalog, on), "gpus": [_row_json(row, on) for row in rows]}
     return Report(
         document=document,
-        table=Table(titles=titles, rows=[_gpu_cells(row, on) for row in rows], number_columns=numbers),
+        table=Table(
+            titles=titles,
+            rows=[_gpu_cells(row, on) for row in rows],
+            number_columns=numbers,
+            least_first=("architecture", "TB/s", "age", "pricing", "offer"),
+            cut_columns=frozenset(("architecture", "offer")),
+        ),
         notes=(f"{len(rows)} GPUs", *_price_notes([row.cheapest for row in rows], catalog, on)),
     )
 
@@ -55,7 +61,13 @@ def offers_report(rows: Sequence["GpuRow"], catalog: "Catalog", on: date) -> Rep
     }
     return Report(
         document=document,
-        table=Table(titles=titles, rows=[_offer_cells(offer, on) for offer in offers], number_columns=numbers),
+        table=Table(
+            titles=titles,
+            rows=[_offer_cells(offer, on) for offer in offers],
+            number_columns=numbers,
+            least_first=("vCPUs", "RAM GiB", "sku", "age", "spot usd/h", "usd/GPU/h", "region", "pricing"),
+            cut_columns=frozenset(("sku", "region", "provider")),
+        ),
         notes=(f"{len(offers)} offers", *_price_notes(offers, catalog, on)),
     )
 
@@ -85,6 +97,8 @@ def detection_report(detection: "Detection") -> Report:
             titles=titles,
             rows=[_device_cells(device) for device in detection.devices],
             number_columns=numbers,
+            least_first=("NVLinks", "PCIe", "by", "usable GiB", "free GiB"),
+            cut_columns=frozenset(("driver's name",)),
         ),
         notes=(f"driver {machine.driver_version}{cuda_text}", *pairs, *detection.notes),
     )

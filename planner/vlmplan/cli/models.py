@@ -10,6 +10,7 @@ import click
 
 from vlmplan.cli.options import JSON
 from vlmplan.errors import UnknownNameError
+from vlmplan.render.lines import say
 from vlmplan.render.tables import print_table
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: b
         if index:
             click.echo()
         if isinstance(block, str):
-            click.echo(block)
+            say(*block.splitlines())
         else:
             print_table(block)
 

@@ -43,12 +43,26 @@ def models_report(rows: Sequence[ModelFacts], unsupported: "Sequence[ModelFiles]
         )
         for facts in rows
     ]
-    blocks: list[Table | str] = [Table(titles=titles, rows=cells, number_columns=numbers)] if cells else []
+    table = Table(
+        titles=titles,
+        rows=cells,
+        number_columns=numbers,
+        least_first=("Hugging Face", "projector", "context", "vision", "language", "image tokens"),
+        cut_columns=frozenset(("family", "Hugging Face")),
+    )
+    blocks: list[Table | str] = [table] if cells else []
     blocks.append(f"{len(rows)} models; image tokens are those of one image of {_size_text(size)}")
     if unsupported:
         titles = ("not supported", "model_type", "Hugging Face", "why")
-        table = [(m.id, m.model_type, m.hub_id or UNKNOWN, why_unsupported(m)) for m in unsupported]
-        blocks.append(Table(titles=titles, rows=table))
+        unplanned = [(m.id, m.model_type, m.hub_id or UNKNOWN, why_unsupported(m)) for m in unsupported]
+        blocks.append(
+            Table(
+                titles=titles,
+                rows=unplanned,
+                least_first=("Hugging Face", "model_type"),
+                cut_columns=frozenset(("Hugging Face", "why")),
+            )
+        )
     document = {
         **_head(size),
         "models": [_facts_json(facts) for facts in rows],
@@ -196,7 +210,10 @@ def _parts_table(facts: ModelFacts, anatomy: ModelAnatomy) -> Table:
     ]
     rows.append(("all", f"{facts.num_params:,}", "100.0%", ""))
     return Table(
-        titles=("part", "parameters", "share", "layers"), rows=rows, number_columns=frozenset(("parameters", "share"))
+        titles=("part", "parameters", "share", "layers"),
+        rows=rows,
+        number_columns=frozenset(("parameters", "share")),
+        cut_columns=frozenset(("layers",)),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from vlmplan.render.estimate import engine_text, recipe_text, workload_text
+from vlmplan.render.lines import say
 from vlmplan.render.recommendation import money_line
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan
@@ -16,26 +17,28 @@ Words = Callable[[Mapping[str, Any]], str]
 """Options as words of the command line."""
 TITLES = ("change", "fits", "time", "", "usd", "", "trains", "engine", "batch", "ckpt", "bound by")
 NUMBERS = frozenset(("time", "", "usd"))
+LEAST_FIRST = ("batch", "ckpt", "trains", "engine", "bound by")
+CUT = frozenset(("engine", "bound by"))
 UNKNOWN = "-"
 
 
 def print_advice(found: Advice, words: Words) -> None:
     """Print the whole answer to standard output."""
-    click.echo(f"{found.workload.model.id}: {_asked(found)}")
+    say(f"{found.workload.model.id}: {_asked(found)}")
     click.echo()
     for line in _base_lines(found):
-        click.echo(line)
+        say(line)
     click.echo()
     rows = [_row(found, outcome) for outcome in found.outcomes]
     if found.base is not None:
         rows.insert(0, _base_row(found, found.base))
-    print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS))
+    print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=LEAST_FIRST, cut_columns=CUT))
     for line in _reasons(found):
-        click.echo(line)
+        say(line)
     click.echo()
-    click.echo(click.style("Best change: " if found.best is not None else "", bold=True) + sentence(found, words))
+    say(click.style("Best change: " if found.best is not None else "", bold=True) + sentence(found, words))
     for line in ("", *assumed) if (assumed := list(_assumed(found))) else ():
-        click.echo(line)
+        say(line)
 
 
 def sentence(found: Advice, words: Words) -> str:

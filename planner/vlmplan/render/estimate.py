@@ -10,12 +10,10 @@ from vlmplan.memory.components import Components
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.render.bars import bar, legend
+from vlmplan.render.lines import picture_width, say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import count_text, counted, duration_text, gib_text
 
-WIDTH = 80
-"""Columns that the bars keep to, the least a terminal has."""
-BAR_CELLS = 48
 VERDICTS = {
     Verdict.FITS: ("fits", "green"),
     Verdict.TIGHT: ("tight", "yellow"),
@@ -25,17 +23,17 @@ VERDICTS = {
 
 def print_estimate(estimate: Estimate, notes: Sequence[str] = ()) -> None:
     """Print everything that an estimate knows to standard output; ``notes`` are about the hardware."""
-    click.echo(heading(estimate))
-    click.echo(verdict_line(estimate))
+    say(heading(estimate))
+    say(verdict_line(estimate))
     for hint in estimate.hints:
-        click.echo(hint)
+        say(hint)
     click.echo()
     print_memory(estimate)
     click.echo()
     _print_components(estimate)
     click.echo()
     for line in (*_host_and_disk(estimate), *_time(estimate), *_assumed(estimate, notes)):
-        click.echo(line)
+        say(line)
 
 
 def heading(estimate: Estimate) -> str:
@@ -104,12 +102,15 @@ def print_memory(estimate: Estimate) -> None:
     rows += [(phase.name, gib_text(phase.resident.total), gib_text(phase.peak.total)) for phase in phases]
     names, residents, peaks = (max(len(row[i]) for row in rows) for i in range(3))
     texts = [f"{name:{names}}  {resident:>{residents}}  {peak:>{peaks}}  " for name, resident, peak in rows]
-    num_cells = min(BAR_CELLS, WIDTH - len(texts[0]) - len("|"))
+    width = picture_width()
+    num_cells = width - len(texts[0]) - len("|")
     bytes_per_cell = max(limit, *(phase.peak.total for phase in phases)) / num_cells
-    click.echo(f"{texts[0]}at the peak (| {gib_text(limit)} usable)")
+    titles = (f"at the peak (| {gib_text(limit)} usable)", f"| {gib_text(limit)}", "")
+    click.echo(texts[0] + next(title for title in titles if len(texts[0] + title) <= width))
     for phase, text in zip(phases, texts[1:], strict=True):
         click.echo(text + bar(phase.peak.as_json(), limit_bytes=limit, bytes_per_cell=bytes_per_cell))
-    click.echo(legend([name for name in Components().as_json() if any(_has(p.peak, name) for p in phases)], WIDTH))
+    shown = [name for name in Components().as_json() if any(_has(phase.peak, name) for phase in phases)]
+    click.echo(legend(shown, width))
 
 
 def _has(components: Components, name: str) -> bool:

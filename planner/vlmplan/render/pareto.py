@@ -2,7 +2,8 @@
 
 import click
 
-from vlmplan.render.estimate import WIDTH, engine_text
+from vlmplan.render.estimate import engine_text
+from vlmplan.render.lines import picture_width, say
 from vlmplan.render.scatter import MARKS, PLAIN_MARKS, scatter_lines
 from vlmplan.render.tables import Table, can_show, print_table
 from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan, Recommendation
@@ -12,6 +13,8 @@ from vlmplan.units import counted, duration_text, usd_text
 
 TITLES = ("", "time", "usd", "usd/h", "GPUs", "offer", "method", "engine", "batch", "ckpt")
 NUMBERS = frozenset(("time", "usd", "usd/h"))
+LEAST_FIRST = ("ckpt", "batch", "usd/h", "engine", "method", "offer", "")
+CUT = frozenset(("offer", "engine"))
 WINNER, NOT_EXACT = "first", "~"
 UNKNOWN = "-"
 
@@ -45,23 +48,24 @@ def print_pareto(found: Recommendation) -> None:
     """Print the plot and the front as a table."""
     winner = found.plans[0]
     if not found.pareto or winner.hours is None or winner.usd is None:
-        click.echo("cost against time: no price or no speed is known of anything that fits")
+        say("cost against time: no price or no speed is known of anything that fits")
         return
     marks = MARKS if can_show(MARKS) else PLAIN_MARKS
-    click.echo(f"cost against time of {counted(len(found.scored), 'setup')} that fit; both axes are logarithmic")
-    for line in scatter_lines(found.scored, found.pareto, (winner.hours, winner.usd), width=WIDTH, marks=marks):
+    say(f"cost against time of {counted(len(found.scored), 'setup')} that fit; both axes are logarithmic")
+    width = picture_width()
+    for line in scatter_lines(found.scored, found.pareto, (winner.hours, winner.usd), width=width, marks=marks):
         click.echo(line)
-    click.echo(f"{' ' * 10}{marks[2]} first plan   {marks[1]} nothing is both faster and cheaper   {marks[0]} others")
+    say(f"{' ' * 10}{marks[2]} first plan   {marks[1]} nothing is both faster and cheaper   {marks[0]} others")
     click.echo()
     print_table(front_table(found))
     if not all(point.is_exact for point in found.pareto):
-        click.echo(f"{NOT_EXACT} by its bounds, not computed exactly")
+        say(f"{NOT_EXACT} by its bounds, not computed exactly")
 
 
 def front_table(found: Recommendation) -> Table:
     """The front, fastest first."""
     rows = [cells(point, found.plans[0]) for point in found.pareto]
-    return Table(titles=TITLES, rows=rows, number_columns=NUMBERS)
+    return Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=LEAST_FIRST, cut_columns=CUT)
 
 
 def cells(point: Point, winner: RankedPlan) -> tuple[str, ...]:

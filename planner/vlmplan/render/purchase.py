@@ -8,6 +8,7 @@ import click
 from vlmplan.cost.owning import WEEKS_PER_MONTH
 from vlmplan.cost.purchase import SHOWN_HOURS_PER_WEEK, Purchase
 from vlmplan.hardware import Offer
+from vlmplan.render.lines import say
 from vlmplan.render.prices import age_text
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import usd_text
@@ -16,14 +17,14 @@ from vlmplan.units import usd_text
 def print_purchase(purchase: Purchase, notes: Sequence[str], on: date) -> None:
     """Print the comparison to standard output."""
     for line in (*_machine_lines(purchase), *(_rent_line(offer, on) for offer in purchase.rents)):
-        click.echo(line)
+        say(line)
     click.echo()
     print_table(_table(purchase))
     click.echo()
-    click.echo(_break_even_line(purchase))
-    click.echo(click.style(purchase.advice[0].upper() + purchase.advice[1:], bold=True))
+    say(_break_even_line(purchase))
+    say(click.style(purchase.advice[0].upper() + purchase.advice[1:], bold=True))
     for note in notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
 
 
 def _machine_lines(purchase: Purchase) -> list[str]:
@@ -53,7 +54,8 @@ def _table(purchase: Purchase) -> Table:
         rented = [offer.usd_per_hour * hours for offer in purchase.rents]
         shown = [f"{usd:,.2f}" for usd in (own / hours, own, *rented)]
         rows.append([f"{hours_per_week:g}", *shown, "own" if own < min(rented) else "rent"])
-    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[:-1]))
+    left_out = (*reversed(titles[4:-1]), "own usd/h")  # the dearest rents first
+    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[:-1]), least_first=left_out)
 
 
 def _distinct(titles: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from vlmplan.render.estimate import (
     verdict_line,
     workload_text,
 )
+from vlmplan.render.lines import say
 from vlmplan.render.pareto import print_pareto, summary_line
 from vlmplan.render.prices import age_text, cost_lines
 from vlmplan.render.tables import Table, print_table
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 SHOWN_REJECTIONS = 6
 UNKNOWN = "-"
 WINS_BY = {Objective.COST: "Cheapest", Objective.TIME: "Fastest", Objective.VRAM: "Least memory"}
-TITLES = ("", "method", "GPUs", "offer", "usd/h", "engine", "batch", "ckpt", "device GiB", "of", "time", "usd", "age")
-NUMBERS = frozenset(("usd/h", "device GiB", "of", "time", "usd", "age"))
+TITLES = ("", "method", "GPUs", "offer", "usd/h", "engine", "batch", "ckpt", "GiB", "of", "time", "usd", "age")
+NUMBERS = frozenset(("usd/h", "GiB", "of", "time", "usd", "age"))
+LEAST_FIRST = ("of", "age", "ckpt", "GiB", "usd/h", "engine", "batch", "offer", "")
+CUT = frozenset(("offer", "engine"))
 
 
 def print_recommendation(
@@ -42,19 +45,19 @@ def print_recommendation(
 ) -> None:
     """Print the whole answer to standard output; ``next_steps`` are lines on how to train the winner, ``rehearsal``
     what confirmed it; ``shows_pareto``: cost against time of every setup as well."""
-    click.echo(
+    say(
         f"{found.workload.model.id}: {counted(found.num_clusters, 'machine')}, "
         f"{counted(found.num_considered, 'setup')} considered, "
         f"{counted(len({rejection.label for rejection in found.rejected}), 'machine')} rejected"
     )
     winner = found.plans[0]
     click.echo()
-    click.echo(click.style(f"{WINS_BY[found.objective]}: ", bold=True) + money_line(winner, found.as_of))
-    click.echo(f"  {recipe_text(winner.estimate.recipe)}")
-    click.echo(f"  {verdict_line(winner.estimate)}")
-    click.echo(f"  {host_line(winner.estimate)}")
+    say(click.style(f"{WINS_BY[found.objective]}: ", bold=True) + money_line(winner, found.as_of))
+    say(f"  {recipe_text(winner.estimate.recipe)}")
+    say(f"  {verdict_line(winner.estimate)}")
+    say(f"  {host_line(winner.estimate)}")
     for line in (*cost_lines(winner), *_confirmation(rehearsal), *_beside_others(found, shows_pareto)):
-        click.echo(f"  {line}")
+        say(f"  {line}")
     click.echo()
     print_memory(winner.estimate)
     click.echo()
@@ -63,7 +66,7 @@ def print_recommendation(
         click.echo()
         print_pareto(found)
     for line in (*_rejections(found.rejected), "", *_assumed(found), "", *next_steps):
-        click.echo(line)
+        say(line)
 
 
 def _confirmation(rehearsal: "Comparison | None") -> list[str]:
@@ -86,9 +89,9 @@ def _beside_others(found: Recommendation, shows_pareto: bool) -> Iterator[str]:
 
 def print_nothing_fits(found: Recommendation) -> None:
     """Print why no plan is left."""
-    click.echo(f"{found.workload.model.id}: nothing fits on {counted(found.num_clusters, 'machine')}")
+    say(f"{found.workload.model.id}: nothing fits on {counted(found.num_clusters, 'machine')}")
     for line in _rejections(found.rejected):
-        click.echo(line)
+        say(line)
 
 
 def money_line(plan: RankedPlan, on: date) -> str:
@@ -117,7 +120,7 @@ def _print_plans(found: Recommendation) -> None:
     shown.sort(key=found.plans.index)
     rest = [plan for plan in found.plans if plan not in shown]
     rows = [_cells("best", plan, found.as_of) for plan in shown] + [_cells("", plan, found.as_of) for plan in rest]
-    print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS))
+    print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=LEAST_FIRST, cut_columns=CUT))
 
 
 def _cells(mark: str, plan: RankedPlan, on: date) -> tuple[str, ...]:

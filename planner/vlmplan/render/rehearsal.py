@@ -8,7 +8,8 @@ from vlmplan.memory.device import Verdict
 from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error
 from vlmplan.rehearsal.document import collectives
 from vlmplan.rehearsal.result import Allocation
-from vlmplan.render.estimate import VERDICTS, WIDTH, heading
+from vlmplan.render.estimate import VERDICTS, heading
+from vlmplan.render.lines import picture_width, say
 from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_line, sparkline
 from vlmplan.render.tables import Table, can_show, print_table
 from vlmplan.units import counted, duration_text, gib_text
@@ -21,9 +22,9 @@ LEAST_FRACTION = 0.001
 
 def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
     """Print everything that a rehearsal found to standard output; ``notes`` are about the hardware."""
-    click.echo(heading(found.estimate))
-    click.echo(rehearsed_line(found))
-    click.echo(verdict_line(found))
+    say(heading(found.estimate))
+    say(rehearsed_line(found))
+    say(verdict_line(found))
     click.echo()
     _print_phases(found)
     click.echo()
@@ -34,8 +35,9 @@ def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
     if found.rehearsed.step_messages:
         _print_messages(found)
         click.echo()
-    for line in (*_over_time(found), "", *_the_rest(found), *(f"note: {note}" for note in notes)):
-        click.echo(line)
+    _print_over_time(found)
+    click.echo()
+    say(*_the_rest(found), *(f"note: {note}" for note in notes))
 
 
 def rehearsed_line(found: Comparison) -> str:
@@ -85,9 +87,9 @@ def error_text(error: float | None) -> str:
 
 def _print_phases(found: Comparison) -> None:
     titles = ("phase", "after", "peak", "estimated", ERROR, "first step", "reserved", "TFLOP")
-    print_table(
-        Table(titles=titles, rows=[_phase_row(phase) for phase in found.phases], number_columns=frozenset(titles[1:]))
-    )
+    rows = [_phase_row(phase) for phase in found.phases]
+    left_out = ("TFLOP", "first step", "reserved", "after")
+    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), least_first=left_out))
 
 
 def _phase_row(phase: ComparedPhase) -> tuple[str, ...]:
@@ -142,7 +144,15 @@ def _print_largest(found: Comparison) -> None:
         if one.num_bytes >= LEAST_FRACTION * found.peak_allocated_bytes
     ]
     titles = ("largest at the peak", "what", "made by", "tensor", "in")
-    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[:1])))
+    print_table(
+        Table(
+            titles=titles,
+            rows=rows,
+            number_columns=frozenset(titles[:1]),
+            least_first=("in", "tensor"),
+            cut_columns=frozenset(("made by", "tensor")),
+        )
+    )
 
 
 def shape_text(one: Allocation) -> str:
@@ -162,12 +172,12 @@ def _per_step(messages: dict[str, int]) -> str:
     return gib_text(messages["per_step"])
 
 
-def _over_time(found: Comparison) -> Iterator[str]:
-    totals, marks = found.live_bytes, found.rehearsed.marks
+def _print_over_time(found: Comparison) -> None:
+    totals, width = found.live_bytes, picture_width()
     if totals:
-        yield f"memory over time, in order of allocations; the highest is {gib_text(max(totals))}:"
-        yield sparkline(totals, WIDTH, levels=BLOCKS if can_show(BLOCKS) else PLAIN)
-        yield phase_line(marks, len(totals), WIDTH)
+        say(f"memory over time, in order of allocations; the highest is {gib_text(max(totals))}:")
+        click.echo(sparkline(totals, width, levels=BLOCKS if can_show(BLOCKS) else PLAIN))
+        click.echo(phase_line(found.rehearsed.marks, len(totals), width))
 
 
 def _the_rest(found: Comparison) -> Iterator[str]:

@@ -2,10 +2,12 @@
 
 import click
 
+from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.scaling import Scaling, ScalingPoint, nodes_paying
 from vlmplan.units import duration_text
 
+LEAST_FIRST = ("batch", "network", "step", "efficiency")
 TITLES = ("nodes", "GPUs", "batch", "step", "network", "samples/s", "efficiency", "run", "usd", "")
 
 
@@ -18,10 +20,11 @@ def print_scaling(found: Scaling) -> None:
         if not points:
             continue
         click.echo()
-        click.echo(title)
+        say(title)
         numbers = frozenset(title for title in TITLES if title)
-        print_table(Table(titles=TITLES, rows=[_row(point) for point in points], number_columns=numbers))
-        click.echo(paying_text(points))
+        rows = [_row(point) for point in points]
+        print_table(Table(titles=TITLES, rows=rows, number_columns=numbers, least_first=LEAST_FIRST))
+        say(paying_text(points))
 
 
 def paying_text(points: tuple[ScalingPoint, ...]) -> str:
