@@ -1,16 +1,20 @@
-"""What ``--gpu`` means: ``NAME[:COUNT]`` in the catalog, ``local[:COUNT]`` this machine, ``cpu[:RANKS]``."""
+"""What ``--gpu`` means: ``NAME[:COUNT]`` in the catalog, ``local[:COUNT]`` this machine, ``cpu[:RANKS]``.
+
+A name without a count is one card, whatever command asks; ``local`` is all the GPUs of this machine.
+"""
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vlmplan.catalog import Catalog, cpu_gpu
 from vlmplan.errors import InputError
 from vlmplan.hardware import Node
-from vlmplan.machine.host import host_ram_bytes, num_host_cpus
+from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
 
 LOCAL = "local"
 CPU = "cpu"
+HOST_RAM_OPTION = "--host-ram"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,11 @@ class GpuChoice:
             raise InputError(f"GPU {self.name!r} is not a name; write NAME or NAME:COUNT")
         if self.num_gpus is not None and self.num_gpus < 1:
             raise InputError(f"{self.name}:{self.num_gpus} asks for {self.num_gpus} GPUs; at least 1 is needed")
+
+    @property
+    def is_this_machine(self) -> bool:
+        """Whether it stands for the machine that vlmplan runs on."""
+        return self.name.casefold() in (LOCAL, CPU)
 
     def __str__(self) -> str:
         return self.name if self.num_gpus is None else f"{self.name}:{self.num_gpus}"
@@ -48,11 +57,13 @@ def parse_gpu_choice(text: str) -> GpuChoice:
     return GpuChoice(name=name.strip(), num_gpus=int(count))
 
 
-def chosen_node(choice: GpuChoice, catalog: Catalog) -> ChosenNode:
+def chosen_node(choice: GpuChoice, catalog: Catalog, *, host_bytes: int | None = None) -> ChosenNode:
     """The node that ``choice`` stands for; without a count that is one card, or all of this machine's.
 
-    Raises UnknownNameError or InputError for a name that is not, or not alone, in the catalog, and
-    UnavailableError where ``local`` finds no GPU.
+    ``host_bytes`` is the memory of its host where the user states that.
+
+    Raises UnknownNameError or InputError for a name that is not, or not alone, in the catalog, and UnavailableError
+    where ``local`` finds no GPU.
     """
     kind = choice.name.casefold()
     if kind == LOCAL:
@@ -61,10 +72,24 @@ def chosen_node(choice: GpuChoice, catalog: Catalog) -> ChosenNode:
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         local = local_node(read_machine(), catalog, num_gpus=choice.num_gpus, cuda_visible_devices=visible)
-        return ChosenNode(node=local.node, notes=local.notes)
+        return ChosenNode(node=with_host_bytes(local.node, host_bytes), notes=local.notes)
     num_gpus = choice.num_gpus or 1
     if kind == CPU:
-        ram, cpus = host_ram_bytes(), num_host_cpus()
-        node = Node(gpu=cpu_gpu(num_gpus), num_gpus=num_gpus, host_ram_bytes=ram, num_vcpus=cpus)
+        ram = host_ram_bytes() if host_bytes is None else host_bytes
+        source = THIS_MACHINE if host_bytes is None else HOST_RAM_OPTION
+        node = Node(
+            gpu=cpu_gpu(num_gpus, ram),
+            num_gpus=num_gpus,
+            host_ram_bytes=ram,
+            num_vcpus=num_host_cpus(),
+            host_ram_source=source,
+        )
         return ChosenNode(node=node, notes=("cpu stands for this machine's processor; no speed is known of it",))
-    return ChosenNode(node=Node(gpu=catalog.gpu(choice.name), num_gpus=num_gpus))
+    return ChosenNode(node=with_host_bytes(Node(gpu=catalog.gpu(choice.name), num_gpus=num_gpus), host_bytes))
+
+
+def with_host_bytes(node: Node, host_bytes: int | None) -> Node:
+    """``node`` with the host memory that the user states; as it is where he states none."""
+    if host_bytes is None:
+        return node
+    return replace(node, host_ram_bytes=host_bytes, host_ram_source=HOST_RAM_OPTION)

@@ -177,6 +177,8 @@ class Node:
     """One machine with equal GPUs. ``host_ram_bytes`` and ``num_vcpus`` are ``None`` where nobody says.
 
     ``has_nvlink_between_all``: each pair of GPUs is linked; ``None`` leaves it to the kind of board.
+    ``host_ram_source`` is whose host memory that is, in words, for who is told that it is too small: ``this machine``,
+    ``lambda's gpu_1x_a10``.
     """
 
     gpu: Gpu
@@ -184,6 +186,7 @@ class Node:
     host_ram_bytes: int | None = None
     num_vcpus: int | None = None
     has_nvlink_between_all: bool | None = None
+    host_ram_source: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         _require(self.num_gpus >= 1, f"a node of {self.num_gpus} GPUs; it must be at least 1")
@@ -264,6 +267,11 @@ class Offer:
         _require(0 <= fraction <= 1, f"{where}: discount fraction is {fraction}; it must be within 0 and 1")
 
     @property
+    def label(self) -> str:
+        """``lambda's gpu_1x_a10``: provider, and what it calls the machine, or its GPUs where it has no name for it."""
+        return f"{self.provider}'s {self.sku or f'{self.num_gpus} x {self.gpu_id}'}"
+
+    @property
     def usd_per_gpu_hour(self) -> float:
         """The share of one GPU in ``usd_per_hour``."""
         return self.usd_per_hour / self.num_gpus
@@ -283,7 +291,13 @@ class Offer:
     def node(self, gpu: Gpu) -> Node:
         """The machine that is offered; ``gpu`` is the card that ``gpu_id`` names."""
         assert gpu.id == self.gpu_id
-        return Node(gpu=gpu, num_gpus=self.num_gpus, host_ram_bytes=self.host_ram_bytes, num_vcpus=self.num_vcpus)
+        return Node(
+            gpu=gpu,
+            num_gpus=self.num_gpus,
+            host_ram_bytes=self.host_ram_bytes,
+            num_vcpus=self.num_vcpus,
+            host_ram_source=self.label,
+        )
 
 
 def cheapest(offers: Sequence[Offer], on: date) -> Offer | None:

@@ -31,7 +31,7 @@ from vlmplan.recipe import (
 )
 from vlmplan.rules import check, default_attention, model_facts
 from vlmplan.sample_images import image_tokens
-from vlmplan.units import MAX_COUNT
+from vlmplan.units import GIB, MAX_COUNT
 from vlmplan.workload import (
     DEFAULT_EPOCHS,
     DEFAULT_IMAGE_SIZE,
@@ -85,6 +85,8 @@ NETWORK_NOTE = (
 )
 MAX_INTER_NODE_GBIT = 1_000_000
 """What no network comes near."""
+MAX_HOST_RAM_GIB = 1_000_000
+"""What no machine comes near."""
 
 
 def workload_of(model: ModelFiles, options: Options) -> Workload:
@@ -288,7 +290,8 @@ def requested_cluster(options: Options, catalog: Catalog) -> tuple[Cluster, list
     """
     text = options.get("gpu")
     try:
-        chosen = chosen_node(parse_gpu_choice(LOCAL if text is None else text), catalog)
+        choice = parse_gpu_choice(LOCAL if text is None else text)
+        chosen = chosen_node(choice, catalog, host_bytes=host_bytes_of(options))
     except UnavailableError as error:
         if text is not None:
             raise
@@ -307,6 +310,16 @@ def num_nodes_of(options: Options) -> tuple[int, list[str]]:
         raise InputError(f"--num-nodes is {num_nodes}; {allowed} is needed")
     is_assumed = num_nodes > 1 and inter_node_rate(options) is None
     return num_nodes, [NETWORK_NOTE] if is_assumed else []
+
+
+def host_bytes_of(options: Options) -> int | None:
+    """``--host-ram`` in bytes; None where it is not given."""
+    gib = options.get("host_ram")
+    if gib is None:
+        return None
+    if not 0 < gib <= MAX_HOST_RAM_GIB:
+        raise InputError(f"--host-ram is {gib:g}; above 0 and at most {MAX_HOST_RAM_GIB:,} GiB is needed")
+    return max(1, round(gib * GIB))
 
 
 def inter_node_rate(options: Options) -> float | None:

@@ -16,7 +16,7 @@ from cli_calls import DOES_NOT_FIT, DONE, TINY, Call, call, folder_of
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
 from vlmplan.recipe import Recipe, recipe_from_json
-from vlmplan.units import gib_text
+from vlmplan.units import GIB, gib_text
 
 COMPONENTS = (
     *("weights", "gradients", "optimizer_states", "activations", "logits", "communication_buffers", "temporaries"),
@@ -265,6 +265,18 @@ def test_a_ds_config_is_taken_as_it_is():
     assert (recipe["precision"], recipe["gradient_clipping"]) == ("bf16", 0.5)
     assert recipe["zero"]["reduce_bucket_size"] == 7_000_000
     assert recipe["zero"]["stage3_max_live_parameters"] == 11_000_000
+
+
+def test_the_memory_of_a_host_of_ones_own_is_held_against_what_it_needs():
+    words = ("--model", "smollm2-135m", "--gpu", "rtx-4090:2", "--zero-stage", "2", "--offload-optimizer", "cpu")
+    needed = call("estimate", *words, "--json").document["host_bytes_per_node"]
+    enough = call("estimate", *words, "--host-ram", repr(needed / GIB), "--json")
+    short = call("estimate", *words, "--host-ram", repr((needed - 1) / GIB), "--json")
+    assert (enough.code, enough.document["verdict"]) == (DONE, "fits")
+    assert (short.code, short.document["verdict"]) == (DOES_NOT_FIT, "does_not_fit")
+    printed = call("estimate", *words, "--host-ram", "2").out
+    assert f"the host (--host-ram) has {gib_text(2 * GIB)} of the {gib_text(needed)} that it needs" in printed
+    assert "--host-ram says it" in call("estimate", *words).out
 
 
 def test_a_card_of_a_catalog_of_ones_own_is_planned_for():

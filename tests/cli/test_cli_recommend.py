@@ -16,8 +16,10 @@ from cli_calls import DOES_NOT_FIT, DONE, Call, call, options_of, refusal, says
 from picture_checks import brings_everything
 from vlmplan.catalog import load_catalog
 from vlmplan.deepspeed_config import deepspeed_config, merged_recipe, settings_from_ds_config
+from vlmplan.hardware import Pricing
 from vlmplan.plan import read_plan
 from vlmplan.recipe import Recipe, recipe_from_json
+from vlmplan.units import GIB, gib_text
 
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
 CONTRACT = {"schema", "workload", "plans", "rejected"}
@@ -167,7 +169,9 @@ def test_a_limit_on_the_price_is_for_all_machines_together(gpu: Sequence[str]):
     assert found
     assert all(plan["usd_per_hour"] <= limit for plan in found)
     words = ("--model", MODEL, *gpu, "--max-usd-per-hour", "0.00001", "--json")
-    assert "price" in refusal("recommend", *words, code=DOES_NOT_FIT)
+    said = refusal("recommend", *words, code=DOES_NOT_FIT)
+    assert "no offer of the catalog is left" in said
+    assert "--max-usd-per-hour" in said.partition(";")[2]
 
 
 def test_providers_are_honoured():
@@ -188,11 +192,50 @@ def test_without_terms_of_payment_a_machine_cannot_be_taken_away():
     assert {plan["offer"]["pricing"] for plan in plans_of(MODEL)} <= {"on_demand", "own"}
 
 
-def test_named_gpus_are_the_only_ones_and_tried_in_several_counts():
-    found = plans_of(VISION_MODEL, "--gpu", "rtx-4090", "--gpu", "l4:2", "--method", "lora")
-    assert {plan["gpu"] for plan in found} == {"rtx-4090", "l4"}
-    assert {plan["num_gpus"] for plan in found if plan["gpu"] == "l4"} == {2}
-    assert {plan["num_gpus"] for plan in found if plan["gpu"] == "rtx-4090"} == {1, 2, 4, 8}
+def test_named_gpus_are_the_only_ones_in_the_counts_that_are_named():
+    found = plans_of(VISION_MODEL, "--gpu", "rtx-4090", "--gpu", "l4:2", "--gpu", "l4:4", "--method", "lora")
+    assert {(plan["gpu"], plan["num_gpus"]) for plan in found} == {("rtx-4090", 1), ("l4", 2), ("l4", 4)}
+
+
+@pytest.mark.parametrize("gpu", ["rtx-4060", "rtx-3090", "h100-sxm", "t4"])
+def test_a_gpu_without_a_count_is_planned_for_as_it_is_estimated(gpu: str):
+    estimate = call("estimate", "--model", MODEL, "--gpu", gpu, "--json").document["gpu"]
+    for plan in plans_of(MODEL, "--gpu", gpu):
+        assert (plan["gpu"], plan["num_gpus"], plan["num_nodes"]) == (gpu, 1, 1)
+        assert plan["estimate"]["gpu"] == estimate
+
+
+def test_host_memory_of_ones_own_machine_is_what_a_plan_may_take():
+    words = ("--gpu", "rtx-4090", "--method", "full", "--offload-optimizer", "cpu", "--zero-stage", "2")
+    needed = plans_of(MODEL, *words)[0]["estimate"]["host_bytes_per_node"] / GIB
+    (plan,) = plans_of(MODEL, *words, "--host-ram", repr(needed))
+    assert plan["offer"] is None
+    assert plan["estimate"]["host_bytes_per_node"] / GIB <= needed
+    said = recommended(MODEL, *words, "--host-ram", "0.5")
+    assert said.code == DOES_NOT_FIT
+    assert "--host-ram says 0.50 GiB" in said.document["rejected"][0]["reason"]
+
+
+def test_host_memory_is_of_a_machine_that_is_named_and_not_rented():
+    for words, reason in (
+        ((), "name its GPUs with --gpu"),
+        (("--gpu", "t4", "--provider", "aws"), "--provider asks for one to rent"),
+        (("--gpu", "t4", "--pricing", "interruptible"), "--pricing asks for one to rent"),
+        (("--gpu", "t4", "--max-usd-per-hour", "2"), "--max-usd-per-hour asks for one to rent"),
+    ):
+        assert reason in refusal("recommend", "--model", MODEL, *words, "--host-ram", "64")
+    for amount in ("0", "-3", "nan", "inf"):
+        assert "--host-ram is" in refusal("recommend", "--model", MODEL, "--gpu", "t4", "--host-ram", amount)
+
+
+def test_the_host_of_somebodys_offer_that_is_too_small_is_named_with_whose_it_is():
+    found = recommended("llama-3.1-8b", "--gpu", "rtx-4090:1", "--method", "full", "--zero-stage", "3")
+    assert found.code == DOES_NOT_FIT
+    ladder = [offer for offer in load_catalog().offers_for("rtx-4090") if offer.num_gpus == 1]
+    largest = max(offer.host_ram_bytes or 0 for offer in ladder if offer.pricing is Pricing.ON_DEMAND)
+    owners = {offer.label for offer in ladder if offer.host_ram_bytes == largest}
+    (rejection,) = found.document["rejected"]
+    assert any(f"{owner} has {gib_text(largest)}" in rejection["reason"] for owner in owners)
 
 
 def test_a_gpu_that_nobody_offers_is_planned_for_without_a_price():

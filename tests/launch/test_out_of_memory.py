@@ -170,6 +170,8 @@ PLANS = {
     "full": RTX_4090 | {"gpu": "rtx-4090:2", "num_nodes": 2, "epochs": 1.5, "image_size": "448x224"},
     "text": {"model": "smollm2-135m", "gpu": "cpu:1", "precision": "fp32", "loss": "full", "attention": "eager"},
     "as a search has it": RTX_3080 | {"caches_casts": False, "fuses_optimizer": True, "expandable_segments": True},
+    "host": {"model": "smollm2-135m", "gpu": "rtx-4090:2", "host_ram": 48.3, "offload_optimizer": "cpu"},
+    "processor": {"model": "smollm2-135m", "gpu": "cpu:2", "host_ram": 12, "precision": "fp32"},
     "ds_config": {"model": "qwen2-vl-2b", "gpu": "rtx-4090:2", "ds_config": Path("ds.json")},
 }
 

@@ -1,26 +1,31 @@
-"""Which machines a search looks at: offers that are admitted, named cards in several counts, this machine."""
+"""Which machines a search looks at: offers that are admitted, named cards, this machine."""
 
+from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planned import shipped_gpus
 from search_cases import TODAY, card, cluster, offer
-from vlmplan.catalog import Catalog, shipped_catalog
+from vlmplan.catalog import Catalog, load_catalog, shipped_catalog
 from vlmplan.errors import DoesNotFitError, InputError, UnknownNameError
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Offer, Pricing, cheapest
-from vlmplan.search.clusters import COUNTS, Candidate, OfferFilter, candidates, offer_ladder, taken_host_bytes
+from vlmplan.request import requested_cluster
+from vlmplan.search.clusters import Candidate, OfferFilter, candidates, offer_ladder, taken_host_bytes
 from vlmplan.units import GIB
 
 SHIPPED = Catalog(shipped_catalog())
 GPU = card("rtx-4090")
 
 
-def found(*names: str, offers: OfferFilter | None = None, num_nodes: int = 1) -> list[Candidate]:
+def found(*names: str, offers: OfferFilter | None = None, num_nodes: int = 1, host_bytes=None) -> list[Candidate]:
     choices = [parse_gpu_choice(name) for name in names]
-    return candidates(SHIPPED, choices=choices, offers=offers, num_nodes=num_nodes, today=TODAY)[0]
+    terms = {"offers": offers, "num_nodes": num_nodes, "host_bytes": host_bytes}
+    return candidates(SHIPPED, choices=choices, today=TODAY, **terms)[0]
 
 
 def counts(candidates_found: list[Candidate]) -> list[int]:
@@ -141,15 +146,70 @@ def test_hourly_limits_below_nothing_are_refused(usd: float):
 # Named cards
 
 
-def test_card_without_a_count_is_tried_in_every_count_and_with_one_in_that():
-    assert counts(found("rtx-4090")) == list(COUNTS)
+def test_card_without_a_count_is_the_one_card_that_estimate_takes_it_for():
+    for name in (gpu_id for gpu_id, gpu in shipped_gpus().items() if gpu.has_known_memory):
+        cluster_of_estimate, _ = requested_cluster({"gpu": name}, SHIPPED)
+        nodes = {(one.cluster.node.gpu.id, one.cluster.node.num_gpus) for one in found(name)}
+        assert nodes == {(cluster_of_estimate.node.gpu.id, cluster_of_estimate.node.num_gpus)} == {(name, 1)}
+
+
+def test_card_with_a_count_is_looked_at_in_that():
     assert counts(found("rtx-4090:3")) == [3]
     assert counts(found("rtx-4090:2", "t4:1")) == [2, 1]
 
 
-def test_no_more_cards_are_tried_than_go_into_a_machine():
-    assert counts(found("rtx-4090-laptop")) == [1]
-    assert counts(found("rtx-5080")) == [1, 2, 4]
+def test_what_a_name_without_a_count_stands_for_is_said():
+    for names, said in ((["rtx-4090", "t4:2"], True), (["rtx-4090:1"], False), (["cpu"], False)):
+        choices = [parse_gpu_choice(name) for name in names]
+        _, notes = candidates(SHIPPED, choices=choices, today=TODAY)
+        assert any("--gpu rtx-4090 is one card" in note for note in notes) is said
+
+
+def test_named_card_that_no_offer_is_left_of_is_said_beside_those_that_have_one():
+    choices = [parse_gpu_choice("l4:1"), parse_gpu_choice("rtx-4090:7")]
+    left, notes = candidates(SHIPPED, choices=choices, offers=OfferFilter(providers=("gcp",)), today=TODAY)
+    assert {one.cluster.node.gpu.id for one in left} == {"l4"}
+    assert any("no offer of the catalog is left under --gpu rtx-4090:7" in note for note in notes)
+
+
+# A machine of the user's own
+
+
+def test_stated_host_memory_is_that_of_a_machine_of_the_users_own():
+    (machine,) = found("rtx-4090:2", host_bytes=48 * GIB)
+    assert machine.offers == ()
+    assert machine.with_host_bytes(48 * GIB) == (machine.cluster, None)
+    assert machine.with_host_bytes(48 * GIB + 1) is None
+    assert machine.host_text == "--host-ram says 48.00 GiB"
+    (rented,) = found("rtx-4090:2")
+    assert rented.offers
+
+
+def test_stated_host_memory_takes_the_place_of_this_machines():
+    (machine,) = found("cpu:2", host_bytes=6 * GIB)
+    assert machine.cluster.node.host_ram_bytes == 6 * GIB
+    assert machine.cluster.node.gpu.memory_bytes == 3 * GIB
+
+
+def test_a_machine_of_ones_own_with_a_price_keeps_it(tmp_path):
+    own = {"gpu": "rtx-4090", "num_gpus": 1, "provider": "desk", "usd_per_hour": 0.07, "pricing": "own"}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump({"offers": [own]}))
+    terms = {"choices": [parse_gpu_choice("rtx-4090:1")], "today": TODAY, "host_bytes": 96 * GIB}
+    (machine,), _ = candidates(load_catalog([tmp_path / "own.yaml"], project_dir=tmp_path), **terms)
+    assert [(one.provider, one.usd_per_hour, one.host_ram_bytes) for one in machine.offers] == [
+        ("desk", 0.07, 96 * GIB)
+    ]
+
+
+def test_a_host_that_is_too_small_is_said_to_be_whose():
+    assert found("cpu")[0].host_text.startswith("this machine has ")
+    rented = Candidate(cluster=cluster(GPU), offers=(offer(GPU, 1.0, host_ram_bytes=24 * GIB, sku="box"),))
+    assert rented.host_text == f"{rented.offers[0].provider}'s box has 24.00 GiB"
+    larger = offer(GPU, 2.0, host_ram_bytes=31 * GIB, sku="large")
+    ladder = replace(rented, offers=(*rented.offers, larger))
+    assert ladder.host_text == f"{larger.provider}'s large has 31.00 GiB, the most that is offered"
+    silent = Candidate(cluster=cluster(GPU), offers=(offer(GPU, 1.0),))
+    assert silent.host_text.endswith("1 x rtx-4090 is taken to have 23.99 GiB, since nobody says what it has")
 
 
 def test_card_that_nobody_offers_is_looked_at_without_a_price():

@@ -104,7 +104,8 @@ def test_more_of_what_was_asked_for():
         {"num_nodes": 4},
     ]
     assert [one.options for one in larger_scope({"gpu": ()}, 2)] == [{"num_nodes": 4}, {"num_nodes": 8}]
-    assert [one.options for one in larger_scope({"gpu": ("t4",)}, 1)] == [{"num_nodes": 2}, {"num_nodes": 4}]
+    assert next(larger_scope({"gpu": ("t4",)}, 1)).options == {"gpu": ("t4:2",)}
+    assert [one.options for one in larger_scope({"gpu": ("local",)}, 1)] == [{"num_nodes": 2}, {"num_nodes": 4}]
 
 
 def test_changes_together_have_all_options_and_the_shorter_length():

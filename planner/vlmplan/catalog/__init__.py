@@ -228,8 +228,9 @@ def refreshed_catalog_path() -> Path | None:
     return None if path is None else path.with_name(REFRESHED_FILE_NAME)
 
 
-def cpu_gpu(num_ranks: int) -> Gpu:
-    """A stand-in for a GPU: one of ``num_ranks`` ranks on this machine's CPU, with its share of the RAM.
+def cpu_gpu(num_ranks: int, ram_bytes: int | None = None) -> Gpu:
+    """A stand-in for a GPU: one of ``num_ranks`` ranks on this machine's CPU, with its share of the RAM: of
+    ``ram_bytes``, or of what the machine has.
 
     No speed is known of it. Raises InputError for less than one rank, UnavailableError where the amount of
     RAM cannot be found out.
@@ -240,7 +241,7 @@ def cpu_gpu(num_ranks: int) -> Gpu:
         id="cpu",
         name="CPU (this machine's RAM, shared by its ranks)",
         vendor=Vendor.CPU,
-        memory_bytes=host_ram_bytes() // num_ranks,
+        memory_bytes=(host_ram_bytes() if ram_bytes is None else ram_bytes) // num_ranks,
         supports_bf16=True,
         peak_flops_per_second=MatmulPeaks(),
         supports_flash_attention_2=False,

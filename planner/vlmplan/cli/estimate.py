@@ -53,7 +53,7 @@ def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling 
     from vlmplan.estimate import Estimator
     from vlmplan.hardware import cheapest
     from vlmplan.scaling import scaling
-    from vlmplan.search.clusters import DEFAULT_PRICING
+    from vlmplan.search.offers import DEFAULT_PRICING
 
     node = result.cluster.node
     offers = [

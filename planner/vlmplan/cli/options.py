@@ -107,6 +107,12 @@ NETWORK: Decorator = click.option(
     help="Gbit/s that a machine sends to the next, all its adapters together. Up to 100 as over sockets, above with "
     "RDMA (InfiniBand, RoCE, EFA).  [default: 100]",
 )
+HOST_RAM: Decorator = click.option(
+    "--host-ram",
+    type=float,
+    metavar="GIB",
+    help="Host memory of each of your machines.  [default: this machine's with local and cpu, else unknown]",
+)
 ONE_CLUSTER: tuple[Decorator, ...] = (
     click.option(
         "--gpu",
@@ -116,6 +122,7 @@ ONE_CLUSTER: tuple[Decorator, ...] = (
         help="Of the catalog (see vlmplan gpus), local, or cpu:N.",
     ),
     _count("--num-nodes", "Equal machines.  [default: 1]"),
+    HOST_RAM,
     NETWORK,
 )
 PRICES: tuple[Decorator, ...] = (

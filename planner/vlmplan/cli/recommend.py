@@ -11,6 +11,7 @@ import click
 from vlmplan.cli.options import (
     CATALOG,
     FILE,
+    HOST_RAM,
     JSON,
     NETWORK,
     PRICES,
@@ -44,6 +45,7 @@ MACHINES: tuple[Decorator, ...] = (
         "--gpu", multiple=True, metavar="NAME[:COUNT]", help="Only these (repeatable); local is this machine."
     ),
     click.option("--num-nodes", type=int, metavar="N", help="Equal machines.  [default: 1]"),
+    HOST_RAM,
     NETWORK,
 )
 LIMITS: tuple[Decorator, ...] = (

@@ -135,13 +135,13 @@ def _estimate_of(plan: "Plan", catalog_files: tuple[Path, ...]) -> "Estimate":
     """What this version says of a plan. Raises UnavailableError where its hardware is not known here."""
     from vlmplan.catalog import load_catalog
     from vlmplan.estimate import estimate
-    from vlmplan.launch.plan_options import gpu_of
+    from vlmplan.launch.plan_options import gpu_of, host_ram_of
     from vlmplan.models import described
     from vlmplan.rehearsal.unknown import with_rehearsed_activations
     from vlmplan.request import requested_cluster
 
     catalog = load_catalog(catalog_files)
-    options = {"gpu": gpu_of(plan, catalog), "num_nodes": plan.hardware.num_nodes}
+    options = {"gpu": gpu_of(plan, catalog), "num_nodes": plan.hardware.num_nodes, "host_ram": host_ram_of(plan)}
     cluster, _ = requested_cluster(options, catalog)
     model = plan.workload.model
     workload = replace(plan.workload, model=described(model, model.config))

@@ -7,10 +7,12 @@ from typing import Any
 from vlmplan.catalog import Catalog
 from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.gpu_choice import CPU, LOCAL, chosen_node, parse_gpu_choice
+from vlmplan.machine.host import host_ram_bytes
 from vlmplan.models import find_model
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe import Method
 from vlmplan.request import ENUM_OPTIONS, VALUE_OPTIONS
+from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
 
 WORKLOAD_OPTIONS = ("seq_len", "images_per_sample", "num_samples", "epochs", "global_batch")
@@ -27,11 +29,21 @@ def options_of(plan: Plan, *, model: str, gpu: str) -> dict[str, Any]:
     options: dict[str, Any] = {"model": model, "gpu": gpu, "num_nodes": plan.hardware.num_nodes, "ds_config": None}
     options |= {name: getattr(workload, name) for name in WORKLOAD_OPTIONS}
     size = f"{workload.image_width}x{workload.image_height}" if workload.images_per_sample else None
+    is_told = parse_gpu_choice(gpu).is_this_machine and plan.hardware.host_ram_bytes == host_ram_bytes()
+    options["host_ram"] = None if is_told else host_ram_of(plan)
     options |= {"image_size": size, "zero_stage": str(values["zero_stage"])}
     options |= {name: values[name] for name in (*VALUE_OPTIONS, *ENUM_OPTIONS)}
     if recipe.method is Method.FULL:
         options |= dict.fromkeys(ADAPTER_OPTIONS)
     return options
+
+
+def host_ram_of(plan: Plan) -> float | None:
+    """The value of ``--host-ram`` that says what the plan's hosts have."""
+    ram = plan.hardware.host_ram_bytes
+    if ram is None:
+        return None
+    return ram // GIB if ram % GIB == 0 else ram / GIB
 
 
 def model_of(plan: Plan) -> tuple[str, ModelFiles]:
@@ -55,7 +67,7 @@ def gpu_of(plan: Plan, catalog: Catalog) -> str:
     """
     for text in _gpu_texts(plan.hardware):
         with suppress(VlmplanError):
-            node = chosen_node(parse_gpu_choice(text), catalog).node
+            node = chosen_node(parse_gpu_choice(text), catalog, host_bytes=plan.hardware.host_ram_bytes).node
             if (node.gpu.id, node.gpu.usable_bytes) == (plan.hardware.gpu_id, plan.hardware.usable_bytes):
                 return text
     raise UnavailableError(f"{plan.hardware.gpu_name} of the plan is neither in the catalog nor in this machine")

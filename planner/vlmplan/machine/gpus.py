@@ -15,7 +15,7 @@ from vlmplan.catalog import Catalog
 from vlmplan.catalog.objects import AMPERE
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.hardware import PCIE_BYTES_PER_SECOND_PER_LANE, Gpu, Node, Vendor
-from vlmplan.machine.host import host_ram_bytes, num_host_cpus
+from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import MigSlice, NvmlCard, NvmlMachine, read_machine
 from vlmplan.units import MIB, gib_text
 
@@ -131,6 +131,7 @@ def local_node(
         gpu=_least_gpu(members),
         num_gpus=len(members),
         host_ram_bytes=host_ram_bytes(),
+        host_ram_source=THIS_MACHINE,
         num_vcpus=num_host_cpus(),
         has_nvlink_between_all=_all_are_linked(members, machine),
     )

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from vlmplan.errors import UnavailableError
 
+THIS_MACHINE = "this machine"
+"""Whose host memory it is, in words."""
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 

@@ -89,8 +89,10 @@ def verdict_line(estimate: Estimate) -> str:
     if not device.runs and device.free_bytes >= 0:
         line += "; torch's allocator runs out although the tensors would fit: try --expandable-segments"
     if estimate.host_is_short:
-        ram = estimate.cluster.node.host_ram_bytes or 0
-        line += f"; the host has {gib_text(ram)} of the {gib_text(estimate.host.peak_bytes)} that it needs"
+        node = estimate.cluster.node
+        whose = "" if node.host_ram_source is None else f" ({node.host_ram_source})"
+        needed = gib_text(estimate.host.peak_bytes)
+        line += f"; the host{whose} has {gib_text(node.host_ram_bytes or 0)} of the {needed} that it needs"
     return line
 
 
@@ -155,7 +157,7 @@ def _host_and_disk(estimate: Estimate) -> Iterator[str]:
 def host_line(estimate: Estimate) -> str:
     """What each node's host needs and has."""
     host, ram = estimate.host, estimate.cluster.node.host_ram_bytes
-    has = "what it has is not known" if ram is None else f"it has {gib_text(ram)}"
+    has = "what it has is not known (--host-ram says it)" if ram is None else f"it has {gib_text(ram)}"
     return (
         f"host RAM per node: {gib_text(host.load_bytes)} while loading, {gib_text(host.steady_bytes)} while training; "
         f"{has}"

@@ -18,7 +18,7 @@ from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Method, Recipe
-from vlmplan.search.clusters import Candidate, taken_host_bytes
+from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point, settled
 from vlmplan.search.prices import price_note
 from vlmplan.search.setups import Prepared, Setup, SetupSpace
@@ -287,11 +287,7 @@ class _Search:
 
     def _host_reason(self, candidate: Candidate, setups: Sequence[Setup]) -> str:
         needed = min(self.space.host_bytes(setup, candidate.cluster) for setup in setups)
-        node = candidate.largest
-        has = f"has {gib_text(taken_host_bytes(node))}"
-        if node.host_ram_bytes is None:
-            has = f"is taken to have {gib_text(taken_host_bytes(node))}, since nobody says what it has"
-        return f"the host needs {gib_text(needed)} and {has}"
+        return f"the host needs {gib_text(needed)} and {candidate.host_text}"
 
     def _is_within_limits(self, entry: _Scored) -> bool:
         limits = self.limits

@@ -34,6 +34,7 @@ from vlmplan.workload import ModelFiles, Workload
 OTHER_GPUS = 3
 """Other kinds of GPU that are shown. A choice."""
 UNLIMITED = {"max_usd": None, "max_hours": None}
+ANY_GPU: Mapping[str, Any] = {"gpu": (), "host_ram": None}
 SHARED_FIELDS = ("method", "activation_checkpointing", "vision_activation_checkpointing")
 """Fields of the recipe that searches with the same traces may differ in."""
 COMPUTING = ("forward", "recompute", "backward")
@@ -206,7 +207,7 @@ class _Adviser:
             *sample_changes(at),
             *recipe_changes(at),
         ]
-        others = self._other_gpus({**pinned, "gpu": ()}, {node.gpu.id}, {node.num_gpus})
+        others = self._other_gpus({**pinned, **ANY_GPU}, {node.gpu.id}, {node.num_gpus})
         return [*others, *(self._outcome(pinned, change) for change in changes)]
 
     def ways_out(self, asked: Sought) -> list[Outcome]:
@@ -221,7 +222,7 @@ class _Adviser:
         outcomes = [outcome for kind in kinds if (outcome := self._smallest(given, kind)) is not None]
         if given["gpu"]:
             chosen = {one.cluster.node.gpu.id for one in asked.candidates}
-            outcomes += self._other_gpus({**given, "gpu": ()}, chosen, None)
+            outcomes += self._other_gpus({**given, **ANY_GPU}, chosen, None)
         if any(outcome.plan is not None for outcome in outcomes):
             return outcomes
         together = self._together(given, [*([one] for one in freed_changes(given)), *(kind for kind in lean if kind)])
@@ -300,7 +301,8 @@ class _Adviser:
         outcomes: dict[str, Outcome] = {}
         for plan in plans:
             node = plan.estimate.cluster.node
-            options = {"gpu": (f"{node.gpu.id}:{node.num_gpus}",)}
+            options: dict[str, Any] = {"gpu": (f"{node.gpu.id}:{node.num_gpus}",)}
+            options |= {"host_ram": None} if self._given.get("host_ram") is not None else {}
             change = SingleChange(name=f"{node.num_gpus} x {node.gpu.id}", options=options)
             outcomes.setdefault(node.gpu.id, Outcome(change=change, plan=plan))
         return list(outcomes.values())[:OTHER_GPUS]

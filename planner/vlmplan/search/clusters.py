@@ -1,4 +1,4 @@
-"""Which clusters a search looks at: offers of the catalog, named GPUs in several counts, or this machine."""
+"""Which clusters a search looks at: offers of the catalog, named GPUs, or this machine."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,17 +6,15 @@ from datetime import date
 from typing import TypeVar
 
 from vlmplan.catalog import Catalog
-from vlmplan.errors import DoesNotFitError, InputError, UnknownNameError
-from vlmplan.gpu_choice import GpuChoice, chosen_node
+from vlmplan.errors import DoesNotFitError, UnknownNameError
+from vlmplan.gpu_choice import HOST_RAM_OPTION, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing, cheapest
-from vlmplan.search.prices import is_recent, with_spot
-from vlmplan.units import GIB
+from vlmplan.search.no_offer import Asked, no_offer_sentence
+from vlmplan.search.offers import OfferFilter, Place
+from vlmplan.units import GIB, gib_text
 
-COUNTS = (1, 2, 4, 8)
-"""Cards per node that are tried for a GPU named without a count."""
-DEFAULT_PRICING = (Pricing.ON_DEMAND, Pricing.OWN)
-
-
+MAX_GPUS_PER_NODE = 8
+"""Cards that go into a machine where the catalog does not say. Assumed."""
 LEAST_HOST_BYTES = 16 * GIB
 """Host memory of the smallest machines that GPUs are rented with. Assumed."""
 
@@ -62,47 +60,19 @@ class Candidate:
         """The machine with most host memory."""
         return self.offers[-1].node(self.cluster.node.gpu) if self.offers else self.cluster.node
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferFilter:
-    """Which offers count. ``pricing`` empty: on demand and own machines.
-
-    With ``regions`` those whose region nobody says are left out; a machine of one's own is where it is. With
-    ``max_price_age_days`` so are prices that are older or of unknown age.
-    """
-
-    pricing: tuple[Pricing, ...] = ()
-    providers: tuple[str, ...] = ()
-    regions: tuple[str, ...] = ()
-    max_usd_per_hour: float | None = None
-    max_price_age_days: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_price_age_days is not None and self.max_price_age_days < 0:
-            raise InputError(f"--max-price-age-days is {self.max_price_age_days}; 0 or more is needed")
-        if self.max_usd_per_hour is not None and not self.max_usd_per_hour >= 0:
-            raise InputError(f"--max-usd-per-hour is {self.max_usd_per_hour}; 0 or more is needed")
-
     @property
-    def is_narrowed(self) -> bool:
-        """Whether the user named a price, places or terms, so that a machine without such an offer is no answer."""
-        limits = (self.max_usd_per_hour, self.max_price_age_days)
-        return bool(self.pricing or self.providers or self.regions) or limits != (None, None)
-
-    def admits(self, offer: Offer, num_nodes: int) -> bool:
-        if offer.pricing not in (self.pricing or DEFAULT_PRICING):
-            return False
-        if self.providers and offer.provider not in self.providers:
-            return False
-        if self.regions and offer.region not in self.regions and offer.pricing is not Pricing.OWN:
-            return False
-        return self.max_usd_per_hour is None or offer.usd_per_hour * num_nodes <= self.max_usd_per_hour
-
-    def admitted(self, offers: Iterable[Offer], num_nodes: int, on: date) -> list[Offer]:
-        """Those of ``offers`` that count, spot prices among them where the user takes such machines."""
-        known = with_spot(offers) if Pricing.INTERRUPTIBLE in self.pricing else offers
-        age = self.max_price_age_days
-        return [offer for offer in known if self.admits(offer, num_nodes) and is_recent(offer, on, age)]
+    def host_text(self) -> str:
+        """Whose host has most memory and how much: ``lambda's gpu_1x_a10 has 200.00 GiB``."""
+        node = self.largest
+        source, size = node.host_ram_source or "this machine", gib_text(taken_host_bytes(node))
+        has = f"has {size}"
+        if node.host_ram_bytes is None:
+            has = f"is taken to have {size}, since nobody says what it has"
+        elif source == HOST_RAM_OPTION:
+            return f"{HOST_RAM_OPTION} says {size}"
+        if len(self.offers) > 1:
+            has += ", the most that is offered"
+        return f"{source} {has}"
 
 
 def candidates(
@@ -111,26 +81,29 @@ def candidates(
     choices: Sequence[GpuChoice] = (),
     offers: OfferFilter | None = None,
     num_nodes: int = 1,
+    host_bytes: int | None = None,
     today: date,
 ) -> tuple[list[Candidate], list[str]]:
     """What a search looks at, and sentences that the user should see with it.
 
     Without ``choices`` every GPU and count that an admitted offer has, at its cheapest current price; with them those
-    GPUs, priced where an offer has that count, and only those that are if the user narrowed ``offers`` down. Raises
-    UnknownNameError for a provider or region that no offer has, and DoesNotFitError if no offer is admitted.
+    GPUs, priced where an offer has that count, and only those that are if the user narrowed ``offers`` down. With
+    ``host_bytes``, the memory of each host, the machines of ``choices`` are the user's own and nothing is rented.
+    Raises UnknownNameError for a provider or region that no offer has, and DoesNotFitError if no offer is admitted.
     """
     offers = offers or OfferFilter()
     _check_names(catalog, offers)
     if choices:
-        found, notes = _chosen(catalog, choices, offers, num_nodes, today)
-        return _some(found), notes
+        return _chosen(catalog, choices, Terms(offers=offers, num_nodes=num_nodes, host_bytes=host_bytes, today=today))
     admitted = offers.admitted(catalog.offers, num_nodes, today)
     found: list[Candidate] = []
     for (gpu_id, _), group in _grouped(admitted, lambda offer: (offer.gpu_id, offer.num_gpus)):
         gpu = catalog.gpu_by_id(gpu_id)
         if gpu.has_known_memory:
             found += _rented(group, gpu, num_nodes, today)
-    return _some(found), []
+    if not found:
+        raise DoesNotFitError(no_offer_sentence(catalog, Asked(offers=offers, num_nodes=num_nodes, today=today)))
+    return found, []
 
 
 Key = TypeVar("Key")
@@ -150,35 +123,55 @@ def _rented(offers: Sequence[Offer], gpu: Gpu, num_nodes: int, today: date) -> I
         yield Candidate(cluster=Cluster(node=ladder[0].node(gpu), num_nodes=num_nodes), offers=ladder)
 
 
-def _some(found: list[Candidate]) -> list[Candidate]:
-    if not found:
-        raise DoesNotFitError(
-            "no offer of the catalog is left under these limits on price, its age, provider, region and pricing"
-        )
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a search asks of every machine. ``host_bytes``: of a host of the user's own; None where he states none."""
+
+    offers: OfferFilter
+    num_nodes: int
+    host_bytes: int | None
+    today: date
 
 
-def _chosen(
-    catalog: Catalog, choices: Iterable[GpuChoice], offers: OfferFilter, num_nodes: int, today: date
-) -> tuple[list[Candidate], list[str]]:
+def _chosen(catalog: Catalog, choices: Sequence[GpuChoice], terms: Terms) -> tuple[list[Candidate], list[str]]:
     found: list[Candidate] = []
     notes: list[str] = []
+    missed: list[Place] = []
     for choice in choices:
-        chosen = chosen_node(choice, catalog)
+        chosen = chosen_node(choice, catalog, host_bytes=terms.host_bytes)
         notes += chosen.notes
-        is_machine = choice.name.casefold() in ("local", "cpu")
-        if is_machine:
-            found.append(Candidate(cluster=Cluster(node=chosen.node, num_nodes=num_nodes)))
-            continue
-        most = chosen.node.gpu.max_gpus_per_node or COUNTS[-1]
-        for count in (choice.num_gpus,) if choice.num_gpus else [count for count in COUNTS if count <= most]:
-            of_gpu = [offer for offer in catalog.offers_for(chosen.node.gpu.id) if offer.num_gpus == count]
-            priced = list(_rented(offers.admitted(of_gpu, num_nodes, today), chosen.node.gpu, num_nodes, today))
-            if not priced and not offers.is_narrowed:
-                node = chosen.node if count == chosen.node.num_gpus else Node(gpu=chosen.node.gpu, num_gpus=count)
-                priced = [Candidate(cluster=Cluster(node=node, num_nodes=num_nodes))]
-            found += priced
-    return found, notes
+        machines = _of_node(catalog, choice, chosen.node, terms)
+        found += machines
+        if not machines:
+            missed.append(Place(gpu_id=chosen.node.gpu.id, num_gpus=chosen.node.num_gpus))
+    if missed:
+        asked = Asked(places=tuple(missed), offers=terms.offers, num_nodes=terms.num_nodes, today=terms.today)
+        notes.append(no_offer_sentence(catalog, asked))
+        if not found:
+            raise DoesNotFitError(notes[-1])
+    return found, [*notes, *_count_notes(choices)]
+
+
+def _of_node(catalog: Catalog, choice: GpuChoice, node: Node, terms: Terms) -> list[Candidate]:
+    """The machines of one choice: rented where there is an offer, else the user's own unless he asks for offers."""
+    own = [Candidate(cluster=Cluster(node=node, num_nodes=terms.num_nodes))]
+    if choice.is_this_machine:
+        return own
+    of_node = [offer for offer in catalog.offers_for(node.gpu.id) if offer.num_gpus == node.num_gpus]
+    admitted = terms.offers.admitted(of_node, terms.num_nodes, terms.today)
+    if terms.host_bytes is not None:
+        ram = terms.host_bytes
+        admitted = [replace(offer, host_ram_bytes=ram) for offer in admitted if offer.pricing is Pricing.OWN]
+    priced = list(_rented(admitted, node.gpu, terms.num_nodes, terms.today))
+    return priced or ([] if terms.offers.is_narrowed else own)
+
+
+def _count_notes(choices: Sequence[GpuChoice]) -> list[str]:
+    """What a name without a count stands for, as ``estimate`` has it."""
+    names = [choice.name for choice in choices if choice.num_gpus is None and not choice.is_this_machine]
+    if not names:
+        return []
+    return [f"--gpu {', '.join(names)} is one card; --gpu {names[0]}:2 is two, and repeating --gpu compares them"]
 
 
 def offer_ladder(offers: Sequence[Offer], gpu: Gpu, today: date) -> tuple[Offer, ...]:

@@ -6,11 +6,21 @@ from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.cost import CostAssumptions
+from vlmplan.errors import InputError
 from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.hardware import Pricing
-from vlmplan.request import fixed_fields, inter_node_rate, length_notes, num_nodes_of, samples_per_step, workload_of
+from vlmplan.request import (
+    fixed_fields,
+    host_bytes_of,
+    inter_node_rate,
+    length_notes,
+    num_nodes_of,
+    samples_per_step,
+    workload_of,
+)
 from vlmplan.search import Limits, Objective, Sought
-from vlmplan.search.clusters import Candidate, OfferFilter, candidates
+from vlmplan.search.clusters import Candidate, candidates
+from vlmplan.search.offers import OfferFilter
 from vlmplan.workload import ModelFiles
 
 ASSUMED_OPTIONS = {
@@ -45,7 +55,12 @@ def sought(
     )
     choices = [parse_gpu_choice(text) for text in given["gpu"]]
     num_nodes, notes = num_nodes_of(given)
-    found, more = candidates(catalog, choices=choices, offers=offers, num_nodes=num_nodes, today=today)
+    host_bytes = host_bytes_of(given)
+    if host_bytes is not None:
+        _check_own_machine(given)
+    found, more = candidates(
+        catalog, choices=choices, offers=offers, num_nodes=num_nodes, host_bytes=host_bytes, today=today
+    )
     if (rate := inter_node_rate(given)) is not None:
         found = [candidate.with_network(rate) for candidate in found]
     workload = workload_of(model, {**given, "global_batch": samples_per_step(given)})
@@ -59,3 +74,16 @@ def sought(
         today=today,
         notes=(*workload.model.notes, *notes, *length_notes(workload, given), *more),
     )
+
+
+def _check_own_machine(given: Mapping[str, Any]) -> None:
+    """Raise InputError where --host-ram, which is of a machine of the user's own, meets options that say otherwise."""
+    if not given["gpu"]:
+        raise InputError("--host-ram is what a machine of your own has; name its GPUs with --gpu, or --gpu local")
+    renting = [name for name in ("provider", "region", "max_usd_per_hour") if given[name] not in (None, ())]
+    renting += ["pricing"] if set(given["pricing"]) - {Pricing.OWN.value} else []
+    if renting:
+        flag = "--" + renting[0].replace("_", "-")
+        raise InputError(
+            f"--host-ram is what a machine of your own has, but {flag} asks for one to rent; one of the two has to go"
+        )

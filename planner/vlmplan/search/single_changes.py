@@ -15,7 +15,7 @@ from vlmplan.launch.changes import CHANGES, SHARES, Situation
 from vlmplan.launch.plan_options import ADAPTER_OPTIONS
 from vlmplan.recipe import LossKind, Method
 from vlmplan.sample_images import image_tokens
-from vlmplan.search.clusters import COUNTS
+from vlmplan.search.clusters import MAX_GPUS_PER_NODE
 from vlmplan.units import counted
 
 HALF = (1, 2)
@@ -41,7 +41,7 @@ class SingleChange:
 def hardware_changes(name: str, num_gpus: int, num_nodes: int, most: int | None) -> Iterator[SingleChange]:
     """More and fewer GPUs of the same kind, which ``--gpu`` calls ``name``; ``most`` go into a machine."""
     for factor in FACTORS:
-        if num_gpus * factor <= (most or COUNTS[-1]):
+        if num_gpus * factor <= (most or MAX_GPUS_PER_NODE):
             yield _with_gpus(name, num_gpus * factor)
     if num_gpus % 2 == 0:
         yield _with_gpus(name, num_gpus // 2)
@@ -111,7 +111,7 @@ def freed_changes(given: Mapping[str, Any]) -> Iterator[SingleChange]:
 def larger_scope(given: Mapping[str, Any], num_nodes: int) -> Iterator[SingleChange]:
     """More of the hardware that a search was asked to look at."""
     choices = [parse_gpu_choice(text) for text in given["gpu"]]
-    if choices and all(choice.num_gpus for choice in choices):
+    if choices and all(choice.num_gpus or not choice.is_this_machine for choice in choices):
         for factor in FACTORS:
             options = {"gpu": tuple(f"{choice.name}:{(choice.num_gpus or 1) * factor}" for choice in choices)}
             yield SingleChange(name=f"{factor} times the GPUs", options=options)

@@ -1,0 +1,68 @@
+"""Which offers a search may rent: those that the user's limits on terms, price, age and place leave."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+
+from vlmplan.errors import InputError
+from vlmplan.hardware import Offer, Pricing
+from vlmplan.search.prices import is_recent, with_spot
+
+DEFAULT_PRICING = (Pricing.ON_DEMAND, Pricing.OWN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """So many cards of a kind in a machine, as ``--gpu`` calls them."""
+
+    gpu_id: str
+    num_gpus: int
+
+    def __str__(self) -> str:
+        return f"{self.gpu_id}:{self.num_gpus}"
+
+
+def place_of(offer: Offer) -> Place:
+    return Place(gpu_id=offer.gpu_id, num_gpus=offer.num_gpus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferFilter:
+    """Which offers count. ``pricing`` empty: on demand and own machines.
+
+    With ``regions`` those whose region nobody says are left out; a machine of one's own is where it is. With
+    ``max_price_age_days`` so are prices that are older or of unknown age.
+    """
+
+    pricing: tuple[Pricing, ...] = ()
+    providers: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    max_usd_per_hour: float | None = None
+    max_price_age_days: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_price_age_days is not None and self.max_price_age_days < 0:
+            raise InputError(f"--max-price-age-days is {self.max_price_age_days}; 0 or more is needed")
+        if self.max_usd_per_hour is not None and not self.max_usd_per_hour >= 0:
+            raise InputError(f"--max-usd-per-hour is {self.max_usd_per_hour}; 0 or more is needed")
+
+    @property
+    def is_narrowed(self) -> bool:
+        """Whether the user named a price, places or terms, so that a machine without such an offer is no answer."""
+        limits = (self.max_usd_per_hour, self.max_price_age_days)
+        return bool(self.pricing or self.providers or self.regions) or limits != (None, None)
+
+    def admits(self, offer: Offer, num_nodes: int) -> bool:
+        if offer.pricing not in (self.pricing or DEFAULT_PRICING):
+            return False
+        if self.providers and offer.provider not in self.providers:
+            return False
+        if self.regions and offer.region not in self.regions and offer.pricing is not Pricing.OWN:
+            return False
+        return self.max_usd_per_hour is None or offer.usd_per_hour * num_nodes <= self.max_usd_per_hour
+
+    def admitted(self, offers: Iterable[Offer], num_nodes: int, on: date) -> list[Offer]:
+        """Those of ``offers`` that count, spot prices among them where the user takes such machines."""
+        known = with_spot(offers) if Pricing.INTERRUPTIBLE in self.pricing else offers
+        age = self.max_price_age_days
+        return [offer for offer in known if self.admits(offer, num_nodes) and is_recent(offer, on, age)]
