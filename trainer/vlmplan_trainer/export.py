@@ -1,28 +1,39 @@
-"""The result: a folder that transformers (or peft) loads without anything of this trainer."""
+"""The result: a folder that transformers (or peft) loads without anything of this trainer.
 
+A model comes with all that its checkpoint had beside the weights, an adapter with the processor or tokenizer and the
+name of the model that it belongs to.
+"""
+
+import copy
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from vlmplan.plan import Plan
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan_trainer.engines import Engine
-from vlmplan_trainer.models.load import load_base
+from vlmplan_trainer.models.load import Loaded, load_base
+from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_classes
 
 
-def export(engine: Engine, processor: Any, output_dir: Path, *, is_adapter: bool) -> Path:
+def export(engine: Engine, loaded: Loaded, output_dir: Path, *, is_adapter: bool) -> Path:
     """Write the trained model, or the adapter; every rank calls it."""
     weights = engine.weights()
     place = output_dir / (ADAPTER_FOLDER if is_adapter else MODEL_FOLDER)
     if engine.rank == 0 and weights is not None:
-        _write(engine.model, processor, place, state_dict=weights)
+        with _unfinished(place) as folder:
+            if is_adapter:
+                _write_adapter(engine.model, loaded, folder, weights)
+            else:
+                with _untrained_config(engine.model, loaded):
+                    _write_model(engine.model, loaded, folder, state_dict=weights)
     engine.barrier()
     return place
 
 
-def merge(plan: Plan, engine: Engine, processor: Any, output_dir: Path) -> None:
+def merge(plan: Plan, engine: Engine, loaded: Loaded, output_dir: Path) -> None:
     """Write the model with the exported adapter merged in; every rank calls it, rank 0 works.
 
     The model is loaded again in the recipe's 16 bits (32 in a float32 recipe), in host memory: what an engine has may
@@ -32,15 +43,40 @@ def merge(plan: Plan, engine: Engine, processor: Any, output_dir: Path) -> None:
         from peft import PeftModel
 
         adapted = PeftModel.from_pretrained(load_base(plan), str(output_dir / ADAPTER_FOLDER))
-        _write(adapted.merge_and_unload(), processor, output_dir / MERGED_FOLDER)
+        with _unfinished(output_dir / MERGED_FOLDER) as folder:
+            _write_model(adapted.merge_and_unload(), loaded, folder)
     engine.barrier()
 
 
-def _write(model: nn.Module, processor: Any, place: Path, **more: Any) -> None:
-    """Into a folder beside its place first: a killed run leaves no half model."""
+@contextmanager
+def _unfinished(place: Path) -> Iterator[Path]:
+    """A folder that becomes ``place`` in the end: a killed run leaves no half model."""
     writing = place.with_name(place.name + ".unfinished")
     shutil.rmtree(writing, ignore_errors=True)
-    model.save_pretrained(writing, safe_serialization=True, **more)
-    processor.save_pretrained(writing)
+    writing.mkdir(parents=True)
+    yield writing
     shutil.rmtree(place, ignore_errors=True)
     writing.rename(place)
+
+
+def _write_adapter(model: Any, loaded: Loaded, folder: Path, weights: dict[str, Any]) -> None:
+    for config in model.peft_config.values():  # random weights have no name of their own
+        config.base_model_name_or_path, config.revision = loaded.source.name, loaded.source.revision
+    model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
+    copy_files({name: path for name, path in loaded.files.items() if name != GENERATION}, folder)
+    name_classes(folder, loaded.processor)
+
+
+def _write_model(model: Any, loaded: Loaded, folder: Path, **more: Any) -> None:
+    model.save_pretrained(folder, safe_serialization=True, **more)
+    copy_files(loaded.files, folder)
+
+
+@contextmanager
+def _untrained_config(model: Any, loaded: Loaded) -> Iterator[None]:
+    """While it lasts, ``model`` has its checkpoint's settings: those of training are not for who uses it."""
+    of_training, model.config = model.config, copy.deepcopy(loaded.config)
+    try:
+        yield
+    finally:
+        model.config = of_training

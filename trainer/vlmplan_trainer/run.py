@@ -248,12 +248,12 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     recipe, options = made.plan.recipe, made.options
     export(
         made.engine,
-        made.loaded.processor,
+        made.loaded,
         options.output_dir,
         is_adapter=recipe.trains_adapters,
     )
     if recipe.trains_adapters and options.merge_adapters:
-        merge(made.plan, made.engine, made.loaded.processor, options.output_dir)
+        merge(made.plan, made.engine, made.loaded, options.output_dir)
     if made.engine.rank != 0:
         return
     late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]

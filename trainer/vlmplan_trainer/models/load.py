@@ -4,10 +4,11 @@ The steps and their order are the planner's (``architecture/prepare.py``): load 
 adapters, set types; then activation checkpointing.
 """
 
+import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vlmplan.units import DType
 from vlmplan_trainer.models.adapters import add_adapters, load_adapter, quantize
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts, freeze
+from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.probe import Refused, configuration, model_class, name_of
 
@@ -29,12 +31,19 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """``processor`` is a tokenizer for a text model. ``model`` is peft's where it has adapters."""
+    """``processor`` is a tokenizer for a text model. ``model`` is peft's where it has adapters.
+
+    ``config`` is transformers' configuration as the checkpoint has it, ``files`` are those that processor, tokenizer
+    and generation come from, by their names.
+    """
 
     model: nn.Module
     processor: Any
     is_vision: bool
     model_type: str
+    source: "Source"
+    config: Any
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,21 +84,29 @@ def load_model(
     with _sharding(plan), _sentences(source):
         config = _configuration(plan, source, random_weights=random_weights)
         kind = model_class(config)
-        processor = None
+        processor, files = None, {}
         if has_processor:
+            files = processor_files(source.name, revision=source.revision)
             processor = load_processor(source.name, is_vision=_is_vision(config), revision=source.revision)
         place = device or torch.device(_device(plan))
         if random_weights:
             model = _random(kind, config, recipe, place)
         else:
             model = _pretrained(kind, config, recipe, source, place)
+        said = copy.deepcopy(model.config)
         _without_cache(model.config)
         prepared = prepare(model, recipe)
         if adapter is not None:
             load_adapter(prepared, adapter, recipe)
     _check_size(prepared, plan)
     return Loaded(
-        model=prepared, processor=processor, is_vision=_is_vision(config), model_type=str(model.config.model_type)
+        model=prepared,
+        processor=processor,
+        is_vision=_is_vision(config),
+        model_type=str(model.config.model_type),
+        source=source,
+        config=said,
+        files=files,
     )
 
 

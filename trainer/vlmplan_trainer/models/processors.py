@@ -31,10 +31,18 @@ def _processor_without_video(source: str, where: dict[str, Any]) -> Any:
     full_class = PROCESSOR_MAPPING.get(type(config), None)
     if full_class is None or full_class.get_attributes()[-1] != "video_processor":
         return None
-    images_class = type(full_class.__name__, (full_class,), {"get_attributes": classmethod(_attributes_without_video)})
-    return images_class.from_pretrained(source, **where)
+    without_video = {
+        "get_attributes": classmethod(_attributes_without_video),
+        "_get_arguments_from_pretrained": classmethod(_arguments_without_video),
+    }
+    return type(full_class.__name__, (full_class,), without_video).from_pretrained(source, **where)
 
 
 def _attributes_without_video(cls: Any) -> list[str]:
     full_class = cls.__mro__[1]
     return [name for name in full_class.get_attributes() if name != "video_processor"]
+
+
+def _arguments_without_video(cls: Any, *given: Any, **named: Any) -> list[Any]:
+    """None for the part, which some classes (SmolVLM's) ask for if only to pass it on."""
+    return [*super(cls, cls)._get_arguments_from_pretrained(*given, **named), None]
