@@ -17,7 +17,8 @@ TABLES = {
     for key, value in (constant if isinstance(constant, dict) else {None: constant}).items()
     if isinstance(value, Graded)
 }
-SECONDS = ("RAMP_SECONDS", "KERNEL_SECONDS", "FETCH_SECONDS", "STEP_SECONDS", "IMAGE_SECONDS_PER_MEGAPIXEL")
+HOOKS = tuple(f"HOOK_SECONDS[{name}]" for name in rates.HOOK_SECONDS)
+SECONDS = ("RAMP_SECONDS", "KERNEL_SECONDS", "STEP_SECONDS", "IMAGE_SECONDS_PER_MEGAPIXEL", *HOOKS)
 """Where more is slower."""
 DATA_CENTRE = {(7, 0), (8, 0), (9, 0), (10, 0)}
 """Their data sheets state a clock that is not exceeded."""
@@ -48,7 +49,10 @@ def test_every_card_is_slow_expected_or_fast_in_that_order(gpu: Gpu):
     for name in ("products_per_second", "attention_per_second", "bytes_per_second"):
         slow, expected, fast = (getattr(one, name) for one in found)
         assert 0 < slow <= expected <= fast
-    for name in ("ramp_seconds", "kernel_seconds", "fetch_seconds"):
+    for name in ("forward", "forward_empty", "backward", "backward_empty", "gather", "gradient"):
+        slow, expected, fast = (getattr(one.hooks, name) for one in found)
+        assert slow >= expected >= fast > 0
+    for name in ("ramp_seconds", "kernel_seconds"):
         slow, expected, fast = (getattr(one, name) for one in found)
         assert slow >= expected >= fast > 0
 

@@ -97,8 +97,22 @@ RAMP_SECONDS = Graded(10e-6, 6e-6, 3e-6)
 KERNEL_SECONDS = Graded(20e-6, 11e-6, 6e-6)
 """Time that eager PyTorch needs per operation that moves memory, views and checks between them included; a GPU that
 finishes earlier waits. Assumed for hosts of 2020 on (rehearsals dispatch about 1.5 operations for each one counted)."""
-FETCH_SECONDS = Graded(600e-6, 300e-6, 150e-6)
-"""Time that the host needs for the hooks of ZeRO-3 around one module with weights, each time that it runs. Assumed."""
+HOOK_SECONDS = {
+    "forward": Graded(440e-6, 220e-6, 110e-6),
+    "forward_empty": Graded(260e-6, 130e-6, 65e-6),
+    "backward": Graded(200e-6, 100e-6, 50e-6),
+    "backward_empty": Graded(120e-6, 60e-6, 30e-6),
+    "gather": Graded(260e-6, 130e-6, 65e-6),
+    "gradient": Graded(220e-6, 110e-6, 55e-6),
+}
+"""Time that the host needs for ZeRO-3's hooks: around one call of a module with weights that are whole, and of one
+without weights ("empty"), in forward and in backward; more for each weight that is gathered, and for each gradient that
+backward hands over.
+
+Measured with deepspeed 0.19.8 and torch 2.13 on a busy core of a small cloud server of 2.4 GHz, 2026, as CPU time
+(``tests/timing/hook_seconds.py``): 282 to 375, 154 to 278, 126 to 161 and 66 to 122 us; 100 to 370 for a gather (of one
+rank and of two); 126 to 190 for a gradient. Expected are two thirds of what is common among these, as cores of machines
+with GPUs are faster; that and the ends of the ranges, twice and half of it, are assumed."""
 STEP_SECONDS = Graded(30e-3, 10e-3, 5e-3)
 """Data loading, logging and Python around a step. Assumed."""
 
@@ -111,6 +125,18 @@ def speed_note(gpu: Gpu) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HookSeconds:
+    """``HOOK_SECONDS`` at one end of their ranges, or as expected."""
+
+    forward: float
+    forward_empty: float
+    backward: float
+    backward_empty: float
+    gather: float
+    gradient: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """What one GPU does in a second of each kind of work, and what the host takes to ask for it."""
 
@@ -119,7 +145,7 @@ class Rates:
     bytes_per_second: float
     ramp_seconds: float
     kernel_seconds: float
-    fetch_seconds: float
+    hooks: HookSeconds
 
 
 def peak_flops_per_second(gpu: Gpu, recipe: Recipe) -> float | None:
@@ -143,7 +169,7 @@ def gpu_rates(gpu: Gpu, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED) -> 
         bytes_per_second=bandwidth * BANDWIDTH_FRACTION.at(outlook),
         ramp_seconds=RAMP_SECONDS.at(outlook),
         kernel_seconds=KERNEL_SECONDS.at(outlook),
-        fetch_seconds=FETCH_SECONDS.at(outlook),
+        hooks=HookSeconds(**{name: seconds.at(outlook) for name, seconds in HOOK_SECONDS.items()}),
     )
 
 

@@ -4,19 +4,17 @@ Per phase (forward, recomputation, backward) the GPU is busy for the sum over it
 for each; the longer of the two is what the phase takes, as work is queued ahead.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
-from vlmplan.architecture.trace import Event, Fetch, Trace, Work
+from vlmplan.architecture.trace import Trace, Work
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
+from vlmplan.timing.hooks import hooked_calls
 from vlmplan.timing.rates import Outlook, Rates, gpu_rates
 
 CAUSAL_FRACTION = 0.5
 """Part of causal attention that a fused kernel really computes."""
 
-FETCHES = "fetches"
-"""Their key among what is known of a trace."""
 
 PhaseSeconds = tuple[float, float, float]
 """Of forward, recomputation and backward."""
@@ -107,26 +105,10 @@ def micro_batch_seconds(
     forward, recompute, backward = (busy_seconds(work, speed) for work in trace.works())
     first, again, back = (work.num_kernels * speed.kernel_seconds for work in trace.works())
     if recipe.zero_stage == 3:
-        in_forward, in_backward = fetches(trace)
-        first += in_forward * speed.fetch_seconds
-        back += in_backward * speed.fetch_seconds
+        calls = hooked_calls(trace, recipe.zero.stage3_param_persistence_threshold)
+        in_forward, in_recompute, in_backward = (one.seconds(speed.hooks) for one in calls)
+        first, again, back = first + in_forward, again + in_recompute, back + in_backward
     return MicroBatchSeconds(busy=(forward, recompute, backward), launches=(first, again, back))
-
-
-def fetches(trace: Trace) -> tuple[int, int]:
-    """How often ZeRO-3's hooks run for a module with weights, in forward and in backward, recomputation included."""
-    if FETCHES not in trace.memo:
-        forward = backward = 0
-        for key, count in Counter(run.key for run in trace.schedule).items():
-            section = trace.sections[key]
-            forward += count * _num_fetches(section.forward)
-            backward += count * _num_fetches(section.backward)
-        trace.memo[FETCHES] = forward, backward
-    return trace.memo[FETCHES]
-
-
-def _num_fetches(events: list[Event]) -> int:
-    return sum(isinstance(event, Fetch) for event in events)
 
 
 def step_flops(trace: Trace) -> int:
