@@ -14,6 +14,8 @@ MODEL_FOLDER, ADAPTER_FOLDER, MERGED_FOLDER = "model", "adapter", "merged"
 """The result: a whole model, an adapter, and on request the model with the adapter merged in."""
 ADAPTER_CONFIG = "adapter_config.json"
 """What peft writes beside the weights of an adapter."""
+METRICS_FILE = "metrics.jsonl"
+"""A line for every step that was trained."""
 REPORT_FILE = "report.json"
 """Planned and measured; the last thing that a run writes."""
 EXIT_OUT_OF_MEMORY = 4

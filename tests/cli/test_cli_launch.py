@@ -66,7 +66,7 @@ def test_options_become_a_plan_that_the_trainer_gets():
 def test_what_is_run_is_kept_beside_its_results():
     assert call("launch", *RECIPE, *TRAIN).code == DONE
     out = Path("out")
-    names = {path.name for path in out.iterdir()} - {"rank-0.json"}
+    names = {path.name for path in out.iterdir()} - {"rank-0.json", "metrics.jsonl"}
     assert names == {"plan.json", "command.txt", "environment.txt", "versions.json", "run.log"}
     command = (out / "command.txt").read_text()
     assert shlex.split(command)[3:] == recorded(out)["argv"]
@@ -86,6 +86,16 @@ def test_the_exit_code_of_the_run_is_handed_on(monkeypatch: pytest.MonkeyPatch, 
     found = call("launch", *RECIPE, *TRAIN)
     assert found.code == code
     assert "out/run.log" in found.err
+
+
+def test_a_start_that_failed_is_repeated_in_its_folder_with_another_plan_and_its_log_is_kept(monkeypatch):
+    monkeypatch.setenv("STAND_IN", "exit 1")
+    assert call("launch", *RECIPE, *TRAIN).code == 1
+    monkeypatch.setenv("STAND_IN", "exit 0")
+    found = call("launch", *RECIPE, *TRAIN, "--micro-batch", "5")
+    assert found.code == DONE, found.err
+    assert read_plan(Path("out/plan.json")).recipe.micro_batch == 5
+    assert Path("out/run.log").read_text().count("trained\n") == 2
 
 
 def test_a_plan_file_is_run_as_it_is():
@@ -277,6 +287,9 @@ def test_a_demo_takes_the_first_folder_that_nothing_was_trained_in():
     Path("vlmplan-demo", MODEL_FOLDER).mkdir(parents=True)
     assert demo_folder() == Path("vlmplan-demo")
     Path("vlmplan-demo/run.log").touch()
+    Path("vlmplan-demo/metrics.jsonl").touch()
+    assert demo_folder() == Path("vlmplan-demo")
+    Path("vlmplan-demo/metrics.jsonl").write_text("{}\n")
     Path("vlmplan-demo-2").touch()
     assert demo_folder() == Path("vlmplan-demo-3")
 

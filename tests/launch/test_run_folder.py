@@ -1,5 +1,6 @@
 """A run's folder holds what was started, whole, and belongs to one training."""
 
+import errno
 import json
 import shlex
 from dataclasses import replace
@@ -76,12 +77,53 @@ def test_another_plans_folder_is_refused(tmp_path):
     assert "holds another plan" in problem
 
 
-def test_a_second_start_in_a_folder_is_refused_unless_it_resumes(tmp_path):
-    written(tmp_path, gpu_plan())
-    (tmp_path / LOG_FILE).touch()
+RESULTS = {
+    "metrics.jsonl": '{"step": 1}\n',
+    "report.json": "{}",
+    "model/config.json": "{}",
+    "adapter/adapter_config.json": "{}",
+    "merged/config.json": "{}",
+    f"{CHECKPOINTS}/step-00000007.unfinished/state.pt": "",
+}
+
+
+def started(folder, plan: Plan) -> None:
+    """What every start leaves: its files, a log, and the metrics of no step."""
+    written(folder, plan)
+    (folder / LOG_FILE).write_text("$ ...\nvlmplan_trainer: data.jsonl:1 is not JSON\n")
+    (folder / "metrics.jsonl").touch()
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_second_start_where_one_left_results_is_refused_unless_it_resumes(name: str, tmp_path):
+    started(tmp_path, gpu_plan())
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(RESULTS[name])
     (problem,) = folder_problems(tmp_path, gpu_plan(), resumes=False)
-    assert "--resume" in problem
+    assert f"holds a run already ({name.partition('/')[0]}); --resume goes on" in problem
     assert folder_problems(tmp_path, gpu_plan(), resumes=True) == []
+    with pytest.raises(InputError, match="holds a run already"), locked_log(tmp_path, resumes=False):
+        pass
+    (problem,) = folder_problems(tmp_path, gpu_plan(LORA), resumes=True)
+    assert "cannot be resumed" in problem
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("plan", [gpu_plan(), gpu_plan(LORA)], ids=["the same", "another"])
+def test_the_folder_of_a_start_that_failed_can_be_used_again(plan: Plan, resumes: bool, tmp_path):
+    started(tmp_path, gpu_plan())
+    assert folder_problems(tmp_path, plan, resumes=resumes) == []
+    with locked_log(tmp_path, resumes=resumes) as log:
+        written(tmp_path, plan)
+        log.write(b"again\n")
+    assert read_plan(tmp_path / "plan.json") == plan
+    assert (tmp_path / LOG_FILE).read_text().endswith("is not JSON\nagain\n")
+
+
+def test_a_start_that_failed_may_have_left_a_plan_of_another_version(tmp_path):
+    started(tmp_path, gpu_plan())
+    (tmp_path / "plan.json").write_text("{}")
+    assert folder_problems(tmp_path, gpu_plan(), resumes=False) == []
 
 
 def test_resuming_where_nothing_was_started_starts_so_that_one_command_serves_interruptible_machines(tmp_path):
@@ -165,9 +207,28 @@ def test_two_runs_cannot_share_a_folder(tmp_path):
     with locked_log(tmp_path, resumes=False):
         with pytest.raises(InputError, match="another run is going on"), locked_log(tmp_path, resumes=True):
             pass
-        with pytest.raises(InputError, match="holds a run already"), locked_log(tmp_path, resumes=False):
+        with pytest.raises(InputError, match="another run is going on"), locked_log(tmp_path, resumes=False):
             pass
+        (problem,) = folder_problems(tmp_path, gpu_plan(), resumes=False)
+        assert "another run is going on" in problem
     with locked_log(tmp_path, resumes=True):
+        pass
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_where_nothing_can_be_locked_a_log_may_be_of_a_run_that_goes_on(resumes: bool, monkeypatch, tmp_path):
+    import fcntl
+
+    def refused(file, operation) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with locked_log(tmp_path / "new", resumes=resumes):
+        pass
+    if resumes:
+        with locked_log(tmp_path / "new", resumes=True):
+            return
+    with pytest.raises(InputError, match="cannot be locked"), locked_log(tmp_path / "new", resumes=False):
         pass
 
 

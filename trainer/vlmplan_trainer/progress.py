@@ -11,11 +11,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
+from vlmplan.training import METRICS_FILE
 from vlmplan.units import duration_text, gib_text
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.measure import Meter
-
-METRICS_FILE = "metrics.jsonl"
 
 
 class Watcher:

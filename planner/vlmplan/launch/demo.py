@@ -13,6 +13,8 @@ from typing import Any
 from vlmplan.errors import MissingPackageError, UnavailableError
 from vlmplan.launch.facts import installed_version
 from vlmplan.launch.preflight import INSTALL
+from vlmplan.launch.run_folder import RUN_FILES, held_run_problem
+from vlmplan.training import METRICS_FILE
 
 FOLDER = "vlmplan-demo"
 MODEL_FOLDER = "tiny-model"
@@ -38,7 +40,7 @@ WRITE_MODEL = (
 
 
 def demo_folder() -> Path:
-    """``vlmplan-demo`` here, numbered where that is taken by something else than the model of a demo that never ran."""
+    """``vlmplan-demo`` here, numbered where that is taken by something else than a demo that trained no step."""
     names = [FOLDER, *(f"{FOLDER}-{number}" for number in range(2, 1000))]
     return next((Path(name) for name in names if not _is_taken(Path(name))), Path(FOLDER))
 
@@ -46,7 +48,8 @@ def demo_folder() -> Path:
 def _is_taken(folder: Path) -> bool:
     if not folder.is_dir():
         return os.path.lexists(folder)
-    return any(entry.name != MODEL_FOLDER for entry in folder.iterdir())
+    left = {MODEL_FOLDER, METRICS_FILE, *RUN_FILES}
+    return held_run_problem(folder) is not None or any(entry.name not in left for entry in folder.iterdir())
 
 
 def write_demo_model(folder: Path) -> Path:

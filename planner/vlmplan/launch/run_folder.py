@@ -7,7 +7,8 @@ environment.txt   the variables that were set for it, NAME=VALUE
 versions.json     of Python, the driver and the packages
 run.log           everything that the run printed; whoever trains holds its lock
 
-A folder belongs to one training: another plan, or a second start without ``--resume``, is refused.
+A folder belongs to one training: once it has results, another plan, or a second start without ``--resume``, is refused.
+A start that failed before its first step has none, whatever it failed of, and its folder can be used again.
 """
 
 import contextlib
@@ -22,9 +23,18 @@ from vlmplan.emit import DS_CONFIG_FILE, PLAN_FILE, file_texts
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan, read_plan
-from vlmplan.training import CHECKPOINTS, MANIFEST
+from vlmplan.training import (
+    ADAPTER_FOLDER,
+    CHECKPOINTS,
+    MANIFEST,
+    MERGED_FOLDER,
+    METRICS_FILE,
+    MODEL_FOLDER,
+    REPORT_FILE,
+)
 
 COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, LOG_FILE = "command.txt", "environment.txt", "versions.json", "run.log"
+RUN_FILES = (PLAN_FILE, DS_CONFIG_FILE, COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, LOG_FILE)
 TRAINED = (
     *("method", "lora_rank", "lora_targets", "train_embeddings", "train_vision", "train_projector", "train_language"),
     "optimizer",
@@ -38,15 +48,17 @@ def folder_problems(folder: Path, plan: Plan, *, resumes: bool) -> list[str]:
         return [f"--output-dir {folder} is not a folder"]
     if not _is_writable(folder):
         return [f"--output-dir {folder} cannot be written by this user"]
+    held = None if resumes else held_run_problem(folder)
+    if held is not None:
+        return [held]
+    if os.path.lexists(folder / LOG_FILE) and result_in(folder) is None:  # a start that failed, of whatever plan
+        return []
     try:
         before = read_plan(folder / PLAN_FILE) if os.path.lexists(folder / PLAN_FILE) else None
     except VlmplanError as error:
         return [f"--output-dir {folder} holds a plan that cannot be read: {error}"]
     if not resumes:
-        if before is not None and before != plan:
-            return [f"--output-dir {folder} holds another plan; give another folder"]
-        held = held_run_problem(folder)
-        return [] if held is None else [held]
+        return [f"--output-dir {folder} holds another plan; give another folder"] if before not in (None, plan) else []
     difference = None if before is None else what_differs(before, plan)
     if difference is not None:
         return [f"--output-dir {folder} holds a run of another plan ({difference}), which cannot be resumed with this"]
@@ -54,10 +66,40 @@ def folder_problems(folder: Path, plan: Plan, *, resumes: bool) -> list[str]:
 
 
 def held_run_problem(folder: Path) -> str | None:
-    """Why no new run can start in ``folder``: one has."""
-    if not os.path.lexists(folder / LOG_FILE):
-        return None
-    return f"--output-dir {folder} holds a run already; --resume goes on with it, or give another folder"
+    """Why no new run can start in ``folder``: one has left results there, or is going on."""
+    result = result_in(folder)
+    if result is not None:
+        return f"--output-dir {folder} holds a run already ({result}); --resume goes on with it, or give another folder"
+    return _going_on(folder) if _is_locked(folder / LOG_FILE) else None
+
+
+def result_in(folder: Path) -> str | None:
+    """What a run has left in ``folder``, by its name there: a step's metrics, a checkpoint, a model or a report."""
+    metrics = folder / METRICS_FILE
+    if metrics.is_file() and metrics.stat().st_size:
+        return METRICS_FILE
+    if any(folder.glob(f"{CHECKPOINTS}/*")):
+        return CHECKPOINTS
+    written = (MODEL_FOLDER, ADAPTER_FOLDER, MERGED_FOLDER, REPORT_FILE)
+    return next((name for name in written if os.path.lexists(folder / name)), None)
+
+
+def _going_on(folder: Path) -> str:
+    return f"another run is going on in {folder}; wait for it, or give another folder"
+
+
+def _is_locked(log: Path) -> bool:
+    """Whether somebody else holds the lock of the log; False where locks are not known."""
+    try:
+        import fcntl
+
+        with log.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, ImportError):
+        return False
+    return False
 
 
 def _is_writable(folder: Path) -> bool:
@@ -120,14 +162,19 @@ def locked_log(folder: Path, *, resumes: bool) -> Generator[BinaryIO]:
         raise InputError(held)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        log = path.open("ab" if resumes else "xb")
+        is_new = not path.exists()
+        log = path.open("ab")
     except OSError as error:
         raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
     with log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"another run is going on in {folder}; wait for it, or give another folder") from None
+            raise InputError(_going_on(folder)) from None
         except OSError:  # a file system without locks
-            pass
+            if not (is_new or resumes):
+                raise InputError(
+                    f"{path} is there already and cannot be locked, so another run may be going on; "
+                    "delete it if none is, or give another folder"
+                ) from None
         yield log
