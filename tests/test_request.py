@@ -293,7 +293,7 @@ def ds_config(tmp_path: Path) -> Path:
 
 
 def test_search_holds_what_the_config_file_decides(ds_config: Path):
-    fields = fixed_fields({"ds_config": ds_config, "method": "full"})
+    fields = fixed_fields({"ds_config": ds_config, "method": "full"}, LLAMA)
     assert fields["zero_stage"] == 3
     assert fields["offload_optimizer"] is Offload.CPU
     assert fields["precision"] is Precision.BF16
@@ -303,7 +303,7 @@ def test_search_holds_what_the_config_file_decides(ds_config: Path):
 
 
 def test_option_that_says_the_same_as_the_file_is_no_contradiction(ds_config: Path):
-    assert fixed_fields({"ds_config": ds_config, "zero_stage": "3", "micro_batch": 2})["zero_stage"] == 3
+    assert fixed_fields({"ds_config": ds_config, "zero_stage": "3", "micro_batch": 2}, LLAMA)["zero_stage"] == 3
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_option_that_says_the_same_as_the_file_is_no_contradiction(ds_config: Pa
 )
 def test_option_that_contradicts_the_file_is_refused_with_both_values(ds_config: Path, name: str, value: object):
     with pytest.raises(InputError, match="one of the two has to change") as raised:
-        fixed_fields({"ds_config": ds_config, name: value})
+        fixed_fields({"ds_config": ds_config, name: value}, LLAMA)
     assert f"--{name.replace('_', '-')} {value} was given" in str(raised.value)
     assert str(ds_config) in str(raised.value)
 

@@ -109,7 +109,7 @@ class ZeroSettings:
             value = getattr(self, field.name)
             if isinstance(value, bool):
                 continue
-            least = 0 if field.name.startswith("stage3_") else 1
+            least = 0 if field.name.startswith("stage3_") or field.name == "sub_group_size" else 1
             if not least <= value <= MAX_ELEMENTS:
                 allowed = f"{least} or more" if value < least else f"at most {MAX_ELEMENTS:.0e}"
                 raise InputError(f"zero_optimization.{field.name} is {value}; {allowed} elements are needed")

@@ -175,9 +175,15 @@ def resolved_recipe(
         fields.setdefault("upcasts_frozen", fields.get("method") is Method.QLORA and casts)
     if ds_config is not None:
         from vlmplan.deepspeed_config import merged_recipe
+        from vlmplan.models.hidden_size import hidden_size_of
 
         recipe = merged_recipe(
-            ds_config, Recipe(**fields), num_gpus=cluster.num_gpus, given=given, global_batch=global_batch
+            ds_config,
+            Recipe(**fields),
+            num_gpus=cluster.num_gpus,
+            given=given,
+            global_batch=global_batch,
+            hidden_size=hidden_size_of(model.config),
         )
     else:
         if global_batch is not None:
@@ -222,28 +228,36 @@ def length_notes(workload: Workload, options: Options) -> list[str]:
     return notes
 
 
-def fixed_fields(options: Options) -> dict[str, Any]:
+def fixed_fields(options: Options, model: ModelFiles) -> dict[str, Any]:
     """The recipe fields that a search holds fixed: the user's, and those that ``--ds-config`` decides.
 
-    Raises InputError where the two contradict each other.
+    Raises InputError with every contradiction between the two.
     """
     fields, config = recipe_fields(options), ds_config_of(options)
     if config is None:
         return fields
-    names = ("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "precision", "optimizer")
-    names += ("micro_batch", "grad_accum", "gradient_clipping")
-    said: dict[str, Any] = {"zero_stage": 0, "precision": Precision.FP32}
-    said |= {name: value for name in names if (value := getattr(config, name)) is not None}
-    if config.hpz is None and "hpz" not in fields:
-        said["hpz"] = 1
-    for name, value in said.items():
-        if fields.get(name, value) != value:
-            shown = [PLAIN if choice is None else getattr(choice, "value", choice) for choice in (value, fields[name])]
-            raise InputError(
-                f"{config.source} means {option_name(name)} {shown[0]}, but {option_name(name)} {shown[1]} was given; "
-                f"one of the two has to change"
-            )
-    return fields | said | {"zero": config.zero_settings(said["zero_stage"])}
+    from vlmplan.deepspeed_config import fixed_by_file
+    from vlmplan.models.hidden_size import hidden_size_of
+
+    said = fixed_by_file(config, hidden_size=hidden_size_of(model.config), stage=fields.get("zero_stage"))
+    if "hpz" not in fields:
+        said.setdefault("hpz", 1)
+    if config.precisions is None:  # then an option decides
+        said["precision"] = fields.get("precision", said["precision"])
+    elif fields.get("precision") in config.precisions:
+        said["precision"] = fields["precision"]
+    clashes = [
+        f"it means {option_name(name)} {_shown(value)}, but {option_name(name)} {_shown(fields[name])} was given"
+        for name, value in said.items()
+        if fields.get(name, value) != value
+    ]
+    if clashes:
+        raise InputError(f"{config.source}: {'; '.join(clashes)}; one of the two has to change")
+    return fields | said
+
+
+def _shown(value: object) -> str:
+    return PLAIN if value is None else str(getattr(value, "value", value))
 
 
 def _default_stage(fields: Mapping[str, Any], cluster: Cluster) -> int | None:

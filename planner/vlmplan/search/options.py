@@ -10,6 +10,7 @@ from vlmplan.errors import InputError
 from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.hardware import Pricing
 from vlmplan.request import (
+    ds_config_of,
     fixed_fields,
     host_bytes_of,
     inter_node_rate,
@@ -42,7 +43,7 @@ def sought(
 
     Raises InputError for a value that is not allowed, DoesNotFitError where no offer is left.
     """
-    fixed = fixed_fields(given)
+    fixed, config = fixed_fields(given, model), ds_config_of(given)
     limits = Limits(max_usd=given["max_usd"], max_hours=given["max_hours"])
     stated = {field: given[name] for field, name in ASSUMED_OPTIONS.items() if given[name] is not None}
     assumed = CostAssumptions(**stated)
@@ -53,6 +54,7 @@ def sought(
         max_usd_per_hour=given["max_usd_per_hour"],
         max_price_age_days=given["max_price_age_days"],
     )
+    said = () if config is None else config.notes
     choices = [parse_gpu_choice(text) for text in given["gpu"]]
     num_nodes, notes = num_nodes_of(given)
     host_bytes = host_bytes_of(given)
@@ -72,7 +74,7 @@ def sought(
         limits=limits,
         assumed=assumed,
         today=today,
-        notes=(*workload.model.notes, *notes, *length_notes(workload, given), *more),
+        notes=(*workload.model.notes, *notes, *length_notes(workload, given), *more, *said),
     )
 
 
