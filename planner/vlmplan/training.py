@@ -22,6 +22,8 @@ EXIT_OUT_OF_MEMORY = 4
 """Exit code of a rank whose memory ran out: after those of every command, 0 to 3; 128 + N is of signals."""
 MONITOR_PACKAGES = {"tensorboard": ("deepspeed", "tensorboard"), "wandb": ("deepspeed", "wandb"), "csv": ("deepspeed",)}
 """The monitors that a run can write curves to, through DeepSpeed, and the packages that each needs."""
+ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
+"""torch's defaults, written out because bitsandbytes and DeepSpeed have others for some optimizers."""
 SCHEDULES = ("cosine", "linear", "constant")
 DATA_SOURCES = ("train_data", "dummy_data")
 LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}

@@ -203,6 +203,7 @@ def planned(
 ) -> "tuple[Plan, list[str]]":
     """The plan that the options of estimate ask for; the data says how many samples there are, if the user does not."""
     from vlmplan.cli.estimate import requested_estimate
+    from vlmplan.launch.optimizer_settings import refuse_other_settings
     from vlmplan.launch.preflight import num_samples_in
     from vlmplan.plan import plan_from_estimate
     from vlmplan.request import ds_config_of
@@ -213,7 +214,10 @@ def planned(
             counted = num_samples_in(trainer.train_data)
         given = given | {"num_samples": counted or None}
     result, notes = requested_estimate(given, catalog_files)
-    return plan_from_estimate(result, base=ds_config_of(given)), [*result.workload.model.notes, *result.hints, *notes]
+    base = ds_config_of(given)
+    if base is not None:
+        refuse_other_settings(base, trainer)
+    return plan_from_estimate(result, base=base), [*result.workload.model.notes, *result.hints, *notes]
 
 
 def prepare(

@@ -72,7 +72,9 @@ RECIPE: tuple[Decorator, ...] = (
         "torch's allocator with segments that grow, as launch.sh of recommend sets it.",
     ),
     _choice("--zero-stage", ("none", "0", "1", "2", "3"), "none is plain PyTorch on one GPU."),
-    click.option("--ds-config", type=FILE, metavar="FILE", help="A ds_config.json, taken as it is."),
+    click.option(
+        "--ds-config", type=FILE, metavar="FILE", help='A ds_config.json, taken as it is; "auto" as transformers does.'
+    ),
     _choice("--offload-optimizer", ("none", "cpu", "nvme"), "Where optimizer states live."),
     _choice("--offload-params", ("none", "cpu", "nvme"), "Where weights live between uses (stage 3)."),
     _count("--hpz", "Ranks that keep a copy of all weights between them: GPUs per node, under stage 3 (ZeRO++)."),

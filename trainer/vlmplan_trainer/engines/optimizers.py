@@ -10,9 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from vlmplan.errors import UnavailableError
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe
-
-BETAS, EPSILON = (0.9, 0.999), 1e-8
-"""torch's defaults, written out because bitsandbytes and DeepSpeed have others for some optimizers."""
+from vlmplan.training import ADAM_BETAS, ADAM_EPSILON
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], recipe: Recipe, *, weight_decay: float) -> Optimizer:
@@ -24,7 +22,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], recipe: Recipe, *, weight
         from transformers import Adafactor
 
         return Adafactor(parameters, lr=0.0, relative_step=False, scale_parameter=False, weight_decay=weight_decay)
-    common: dict[str, Any] = {"lr": 0.0, "betas": BETAS, "eps": EPSILON, "weight_decay": weight_decay}
+    common: dict[str, Any] = {"lr": 0.0, "betas": ADAM_BETAS, "eps": ADAM_EPSILON, "weight_decay": weight_decay}
     if kind in (OptimizerKind.ADAMW_8BIT, OptimizerKind.PAGED_ADAMW_8BIT):
         import bitsandbytes
 
