@@ -25,6 +25,8 @@ MONITOR_PACKAGES = {"tensorboard": ("deepspeed", "tensorboard"), "wandb": ("deep
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 """torch's defaults, written out because bitsandbytes and DeepSpeed have others for some optimizers."""
 SCHEDULES = ("cosine", "linear", "constant")
+LEARNING_RATES = {"full": 1e-5, "lora": 1e-4, "qlora": 1e-4}
+"""By method, where none is given: what the model cards of Qwen2-VL, LLaVA and Llama fine-tune with. A choice."""
 DATA_SOURCES = ("train_data", "dummy_data")
 LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}
 

@@ -67,7 +67,7 @@ def test_what_is_run_is_kept_beside_its_results():
     assert call("launch", *RECIPE, *TRAIN).code == DONE
     out = Path("out")
     names = {path.name for path in out.iterdir()} - {"rank-0.json", "metrics.jsonl"}
-    assert names == {"plan.json", "command.txt", "environment.txt", "versions.json", "run.log"}
+    assert names == {"plan.json", "command.txt", "environment.txt", "versions.json", "run.json", "run.log"}
     command = (out / "command.txt").read_text()
     assert shlex.split(command)[3:] == recorded(out)["argv"]
     assert (out / "run.log").read_text() == f"$ {command}trained\n"

@@ -1,15 +1,16 @@
 """The trainer's own command line: what data, where to, how often. How to train is in plan.json."""
 
 import argparse
+import os
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from vlmplan.errors import InputError
-from vlmplan.training import MONITOR_PACKAGES, SCHEDULES, TrainerOptions
-
-LEARNING_RATES = {"full": 1e-5, "lora": 1e-4, "qlora": 1e-4}
-"""By method, where none is given: what the model cards of Qwen2-VL, LLaVA and Llama fine-tune with. A choice."""
+from vlmplan.run_record import no_record, read_record, resumed
+from vlmplan.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_options(arguments: Sequence[str]) -> Options:
-    """The options of ``python -m vlmplan_trainer``. Raises InputError for what is not allowed."""
+    """The options of ``python -m vlmplan_trainer``; those of the run that is resumed where they are not given again.
+
+    Raises InputError for what is not allowed, UnavailableError where nothing is known of the run.
+    """
     parser = _Parser(
         prog="vlmplan_trainer",
         description="Train what plan.json says.",
@@ -55,4 +59,21 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--measured-steps", type=int, metavar="N", help="first steps whose memory is followed on CPU ranks")
     add("--monitor", action="append", choices=tuple(MONITOR_PACKAGES), help="also write curves there; repeatable")
     given = vars(parser.parse_args(list(arguments)))
-    return Options(**given | {"monitor": tuple(given.get("monitor", ()))})
+    given["monitor"] = tuple(given.get("monitor", ()))
+    return Options(**(_resumed(given) if "resume" in given else given))
+
+
+def _resumed(given: dict[str, Any]) -> dict[str, Any]:
+    """What was given, and what the run in its folder was given before."""
+    folder, plan = given["output_dir"], given["plan"]
+    record = read_record(folder)
+    if record is None:
+        if not any(name in given for name in DATA_SOURCES):
+            raise no_record(folder)
+        return given
+    found = resumed(record, {name: value for name, value in given.items() if name != "plan"})
+    if found.problems:
+        raise InputError("; ".join(found.problems))
+    if os.environ.get("RANK", "0") == "0":
+        sys.stdout.writelines(f"note: {sentence}\n" for sentence in found.changes)
+    return {item.name: getattr(found.options, item.name) for item in fields(found.options)} | {"plan": plan}

@@ -14,7 +14,8 @@ from rich.console import Console
 
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
-from vlmplan.training import REPORT_FILE
+from vlmplan.run_record import keep_record
+from vlmplan.training import LEARNING_RATES, REPORT_FILE
 from vlmplan_trainer.checkpoint import load_checkpoint, manifest_of, newest_checkpoint, save_checkpoint, universal_form
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.chats import Sample, read_chats
@@ -28,7 +29,7 @@ from vlmplan_trainer.loop import Rates, StepReport, Trainer
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.models.load import Loaded, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
-from vlmplan_trainer.options import LEARNING_RATES, Options
+from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.progress import Watcher
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
@@ -100,7 +101,8 @@ def _measured_run(plan: Plan, options: Options, samples: list[Sample], device: t
         made.trainer.position = load_checkpoint(engine, place, made.signature, universal=universal)
         meter.step = made.trainer.position.step
         made.batches.resume(made.trainer.position.num_samples)
-    options.output_dir.mkdir(parents=True, exist_ok=True)
+    if engine.rank == 0:
+        keep_record(options, plan.recipe.method.value)
     reports = _train(made)
     if made.stopped_by is not None:
         return exit_code(made.stopped_by)

@@ -23,15 +23,18 @@ from typing import Any, cast
 import click
 
 from vlmplan.catalog.yaml_text import require_shallow, yaml_documents
-from vlmplan.cli.launch import SCHEMA, Prepared, document, launch, planned, prepare, say, show, start
+from vlmplan.cli.launch import CURRICULUM_FILE, SCHEMA, Prepared, document, launch, planned, prepare, say, show, start
 from vlmplan.cli.options import words_of
 from vlmplan.emit import PLAN_FILE
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
-from vlmplan.files import text_of
-from vlmplan.json_reader import shown
+from vlmplan.files import text_of, write_atomically
+from vlmplan.json_reader import JsonObject, read_json_object, shown
+from vlmplan.launch.plan_changes import plan_problems
+from vlmplan.launch.resuming import Asked, asked_of, kept_options
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Method
+from vlmplan.run_record import OF_EACH_START
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 from vlmplan.units import count_text, duration_text, gib_text
 
@@ -42,6 +45,7 @@ OF_ALL_STAGES = {
 }
 """Options that a stage cannot have for itself."""
 DATA = ("train_data", "dummy_data")
+RECORD_SCHEMA = "vlmplan.curriculum/1"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -54,15 +58,37 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OfAllStages:
+    """The options of the command line: ``given`` for plans, ``asked`` of the trainer. ``text``: what ``file`` held when
+    the curriculum was started; None: it is to be read."""
+
+    file: Path | None
+    given: dict[str, Any]
+    asked: dict[str, Any]
+    hostfile: Path | None = None
+    catalog_files: tuple[Path, ...] = ()
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """A stage to be run. ``plan`` loads what the stage before leaves in ``needs``, ``unstarted`` the user's model."""
 
     title: str
     plan: Plan
     unstarted: Plan
-    trainer: TrainerOptions
+    asked: Asked
     notes: list[str]
     needs: Path | None = None
+
+    @property
+    def trainer(self) -> TrainerOptions:
+        return self.asked.trainer
+
+    def asking(self, **changes: Any) -> "Step":
+        """The same with other options of the trainer."""
+        trainer = dataclasses.replace(self.trainer, **changes)
+        return dataclasses.replace(self, asked=dataclasses.replace(self.asked, trainer=trainer))
 
     @property
     def is_done(self) -> bool:
@@ -77,10 +103,13 @@ class Step:
 # -- the file --------------------------------------------------------------------------------------------------------
 
 
-def read_stages(path: Path) -> list[Stage]:
-    """The stages in a file. Raises UnavailableError or InputError with the stage and the key that is wrong."""
+def read_stages(path: Path, text: str | None = None) -> list[Stage]:
+    """The stages in a file, which held ``text`` or is read.
+
+    Raises UnavailableError or InputError with the stage and the key that is wrong.
+    """
     name = f"--curriculum {path}"
-    text = text_of(path, name=name)
+    text = text_of(path, name=name) if text is None else text
     require_shallow(name, text)
     documents = list(yaml_documents(name, text))
     content = documents[0] if len(documents) == 1 else None
@@ -144,18 +173,71 @@ def _value(option: click.Option, value: Any, where: str) -> Any:
     return value
 
 
+# -- what is kept of it ----------------------------------------------------------------------------------------------
+
+
+def keep_curriculum(file: Path, of_all: OfAllStages) -> None:
+    """Write curriculum.json, from which the curriculum goes on with ``--resume`` alone."""
+    values = {**of_all.given, **of_all.asked, "hostfile": of_all.hostfile, "catalog_files": of_all.catalog_files}
+    kept = {name: value for name, value in values.items() if name not in OF_EACH_START}
+    kept |= {name: value.absolute() for name, value in kept.items() if isinstance(value, Path)}
+    if kept["model"] is not None:
+        kept["model"] = kept_options({"model": kept["model"]})["model"]
+    kept["catalog_files"] = tuple(path.absolute() for path in of_all.catalog_files)
+    content = {
+        "schema": RECORD_SCHEMA,
+        "file": str(file.absolute()),
+        "text": text_of(file, name=f"--curriculum {file}") if of_all.text is None else of_all.text,
+        "arguments": words_of(launch, kept),
+    }
+    write_atomically(of_all.asked["output_dir"] / CURRICULUM_FILE, json.dumps(content, indent=2) + "\n", force=True)
+
+
+def with_kept(of_all: OfAllStages) -> OfAllStages:
+    """The same, with the file and options of the curriculum in the output folder where they are not given again."""
+    path = of_all.asked["output_dir"] / CURRICULUM_FILE
+    if not path.is_file():
+        return of_all
+    content = JsonObject(read_json_object(path), source=str(path))
+    if content.raw("schema") != RECORD_SCHEMA:
+        content.refuse("schema", RECORD_SCHEMA)
+    try:
+        kept = launch.make_context("launch", list(content.texts("arguments"))).params
+    except click.UsageError as error:
+        raise InputError(f"{path}: arguments: {error.format_message()}") from None
+    file, text = Path(content.text("file")), content.text("text")
+    content.close()
+
+    return OfAllStages(
+        file=of_all.file or file,
+        text=text if of_all.file is None else None,
+        given=_completed(of_all.given, kept, has_off=True),
+        asked=_completed(of_all.asked, kept, has_off=False),
+        hostfile=of_all.hostfile or kept["hostfile"],
+        catalog_files=of_all.catalog_files or kept["catalog_files"],
+    )
+
+
+def _completed(values: Mapping[str, Any], kept: Mapping[str, Any], *, has_off: bool) -> dict[str, Any]:
+    """``values``, and the ``kept`` ones of options that were not given. ``has_off``: False was given (--freeze-vision);
+    flags of the trainer have no such form."""
+
+    def is_given(value: Any) -> bool:
+        return value is not None and value != () and (has_off or value is not False)
+
+    return {name: value if is_given(value) else kept[name] for name, value in values.items()}
+
+
 # -- the plans -------------------------------------------------------------------------------------------------------
 
 
-def planned_steps(
-    stages: Sequence[Stage], given: dict[str, Any], asked: dict[str, Any], catalog_files: tuple[Path, ...]
-) -> list[Step]:
+def planned_steps(stages: Sequence[Stage], of_all: OfAllStages) -> list[Step]:
     """A plan for every stage. Raises VlmplanError, with the stage, for what cannot be planned."""
     steps: list[Step] = []
     for number, stage in enumerate(stages, start=1):
         title = f"stage {number} of {len(stages)}, {stage.name}"
         try:
-            steps.append(_step(stage, number, title, given, asked, catalog_files))
+            steps.append(_step(stage, number, title, of_all))
             if number > 1:
                 steps[-2:] = _joined(steps[-2], steps[-1])
         except VlmplanError as error:
@@ -163,22 +245,17 @@ def planned_steps(
     return steps
 
 
-def _step(
-    stage: Stage,
-    number: int,
-    title: str,
-    given: dict[str, Any],
-    asked: dict[str, Any],
-    catalog_files: tuple[Path, ...],
-) -> Step:
+def _step(stage: Stage, number: int, title: str, of_all: OfAllStages) -> Step:
+    asked = of_all.asked
     of_trainer = asked | {key: value for key, value in stage.values.items() if key in asked}
     if any(key in stage.values for key in DATA):  # the stage's own data, not that of the command line
         of_trainer |= {key: stage.values.get(key) for key in DATA}
     of_trainer["output_dir"] = asked["output_dir"] / f"{number}-{stage.name}"
-    trainer = TrainerOptions(**{key: value for key, value in of_trainer.items() if value is not None})
-    of_plan = given | {key: value for key, value in stage.values.items() if key in given}
-    plan, notes = planned(of_plan, catalog_files, trainer)
-    return Step(title=title, plan=plan, unstarted=plan, trainer=trainer, notes=notes)
+    whole = asked_of(of_trainer, hostfile=of_all.hostfile, catalog_files=of_all.catalog_files)
+    of_plan = of_all.given | {key: value for key, value in stage.values.items() if key in of_all.given}
+    whole = dataclasses.replace(whole, planned_with=kept_options(of_plan))
+    plan, notes = planned(of_plan, whole.catalog_files, whole.trainer)
+    return Step(title=title, plan=plan, unstarted=plan, asked=whole, notes=notes)
 
 
 def _joined(before: Step, step: Step) -> tuple[Step, Step]:
@@ -188,10 +265,10 @@ def _joined(before: Step, step: Step) -> tuple[Step, Step]:
         return before, _starting(step, folder / MODEL_FOLDER)
     # The model's own weights are the same in both; what else differs is the adapter.
     if what_differs(dataclasses.replace(before.plan, workload=step.plan.workload), step.plan) is None:
-        trainer = dataclasses.replace(step.trainer, adapter=folder / ADAPTER_FOLDER)
+        adapter = folder / ADAPTER_FOLDER
         plan = _loading(step.plan, before.plan.model_source)
-        return before, dataclasses.replace(step, plan=plan, trainer=trainer, needs=trainer.adapter)
-    merging = dataclasses.replace(before, trainer=dataclasses.replace(before.trainer, merge_adapters=True))
+        return before, dataclasses.replace(step.asking(adapter=adapter), plan=plan, needs=adapter)
+    merging = before.asking(merge_adapters=True)
     if step.plan.recipe.method is Method.QLORA:
         step.notes.append("the merged weights are rounded to 4 bits again, and what was learnt with them")
     return merging, _starting(step, folder / MERGED_FOLDER)
@@ -209,28 +286,19 @@ def _loading(plan: Plan, source: str) -> Plan:
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
-def run_curriculum(
-    path: Path,
-    given: dict[str, Any],
-    asked: dict[str, Any],
-    catalog_files: tuple[Path, ...],
-    *,
-    hostfile: Path | None,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
+def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
     """Train all stages, each looked at before the first is started; the exit code of the one that ends badly.
 
     A resumed curriculum skips the stages that are done and goes on in the one that is not.
     """
 
     def looked_at(step: Step, *, is_first_look: bool) -> Prepared:
-        is_ready = step.is_ready or not is_first_look
-        plan = step.plan if is_ready else step.unstarted
-        trainer = step.trainer if is_ready else dataclasses.replace(step.trainer, adapter=None)
-        return prepare(plan, trainer, catalog_files, hostfile, step.notes)
+        if step.is_ready or not is_first_look:
+            return prepare(step.plan, step.asked, step.notes)
+        return prepare(step.unstarted, step.asking(adapter=None).asked, step.notes)
 
-    steps = planned_steps(read_stages(path), given, asked, catalog_files)
+    assert of_all.file is not None
+    steps = planned_steps(read_stages(of_all.file, of_all.text), of_all)
     changed = [sentence for step in steps if step.is_done for sentence in _changes(step)]
     left = [step for step in steps if not step.is_done]
     seen = [looked_at(step, is_first_look=True) for step in left]
@@ -245,6 +313,7 @@ def run_curriculum(
             say(prepared)
     if has_problems:
         return VlmplanError.exit_code
+    keep_curriculum(of_all.file, of_all)
     for step in left:
         click.echo(_line(step))
         code = start(looked_at(step, is_first_look=False))
@@ -257,9 +326,8 @@ def run_curriculum(
 def _changes(step: Step) -> Iterator[str]:
     """Why a stage that is done is not the one that is asked for."""
     folder = step.trainer.output_dir
-    difference = what_differs(read_plan(folder / PLAN_FILE), step.plan)
-    if difference is not None:
-        yield f"{step.title}: {folder} was trained by another plan ({difference}); give another --output-dir"
+    for sentence in (*step.asked.problems, *plan_problems(read_plan(folder / PLAN_FILE), step.plan, folder)):
+        yield f"{step.title}: {sentence}"
 
 
 def _line(step: Step) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,18 @@ import click
 
 from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
 from vlmplan.errors import InputError, VlmplanError
+from vlmplan.run_record import RECORD_FILE
 from vlmplan.training import EXIT_OUT_OF_MEMORY, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
 
 if TYPE_CHECKING:
     from vlmplan.launch.facts import Facts
     from vlmplan.launch.preflight import Findings
+    from vlmplan.launch.resuming import Asked
     from vlmplan.plan import Plan
 
 SCHEMA = "vlmplan.launch/1"
+CURRICULUM_FILE = "curriculum.json"
+"""In the output folder of a curriculum: what it is."""
 
 
 def _count(flag: str, text: str) -> Any:
@@ -105,26 +110,28 @@ def launch(
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
     asked = {name: given.pop(name) for name in names}
-    if curriculum is not None:
-        _check_curriculum(ctx, given, asked, plan_file, demo=demo)
+    if _goes_on_with_curriculum(asked, plan_file, demo=demo) or curriculum is not None:
+        from vlmplan.cli.curriculum import OfAllStages, run_curriculum, with_kept
+
+        of_all = OfAllStages(file=curriculum, given=given, asked=asked, hostfile=hostfile, catalog_files=catalog_files)
+        of_all = with_kept(of_all) if asked["resume"] and asked["output_dir"] is not None else of_all
+        _check_curriculum(ctx, of_all.given, of_all.asked, plan_file, demo=demo)
+        return run_curriculum(of_all, dry_run=dry_run, as_json=as_json)
     if demo:
         _fill_in_demo(ctx, given, asked, plan_file)
     if asked["output_dir"] is None:
         raise click.UsageError("--output-dir is needed", ctx)
-    if curriculum is not None:
-        from vlmplan.cli.curriculum import run_curriculum
+    from vlmplan.launch.resuming import asked_of
 
-        return run_curriculum(
-            curriculum, given, asked, catalog_files, hostfile=hostfile, dry_run=dry_run, as_json=as_json
-        )
-    trainer = TrainerOptions(**{name: value for name, value in asked.items() if value is not None})
+    whole = asked_of(asked, hostfile=hostfile, catalog_files=catalog_files)
     # A dry run's model goes away again.
     scratch = tempfile.TemporaryDirectory(prefix="vlmplan-") if demo and dry_run else nullcontext()
     with scratch as folder:
-        if demo:
+        if demo and whole.record is None:
+            trainer = whole.trainer
             given["model"] = _demo_model(trainer, trainer.output_dir if folder is None else Path(folder))
-        plan, notes = _plan(ctx, given, catalog_files, plan_file, trainer)
-        prepared = prepare(plan, trainer, catalog_files, hostfile, notes)
+        plan, notes, whole = _plan(ctx, given, plan_file, whole)
+        prepared = prepare(plan, whole, notes)
     if not dry_run:
         return start(prepared)
     if as_json:
@@ -134,8 +141,15 @@ def launch(
     return VlmplanError.exit_code if prepared.findings.problems else 0
 
 
+def _goes_on_with_curriculum(asked: Mapping[str, Any], plan_file: Path | None, *, demo: bool) -> bool:
+    """Whether --resume stands for a curriculum: the folder holds one, and nothing else is asked for."""
+    folder = asked["output_dir"]
+    is_other = demo or plan_file is not None
+    return asked["resume"] and folder is not None and not is_other and (folder / CURRICULUM_FILE).is_file()
+
+
 def _check_curriculum(
-    ctx: click.Context, given: dict[str, Any], asked: dict[str, Any], plan_file: Path | None, *, demo: bool
+    ctx: click.Context, given: Mapping[str, Any], asked: Mapping[str, Any], plan_file: Path | None, *, demo: bool
 ) -> None:
     """Raise UsageError for options that a curriculum has no use for."""
     others = {"--plan": plan_file is not None, "--demo": demo, "--random-weights": bool(asked["random_weights"])}
@@ -144,6 +158,8 @@ def _check_curriculum(
             raise click.UsageError(f"--curriculum plans each stage for --model; {name} does not go with it", ctx)
     if given["model"] is None:
         raise click.UsageError("--curriculum needs --model NAME", ctx)
+    if asked["output_dir"] is None:
+        raise click.UsageError("--output-dir is needed", ctx)
 
 
 def _fill_in_demo(ctx: click.Context, given: dict[str, Any], asked: dict[str, Any], plan_file: Path | None) -> None:
@@ -152,6 +168,10 @@ def _fill_in_demo(ctx: click.Context, given: dict[str, Any], asked: dict[str, An
 
     if plan_file is not None or given["model"] is not None:
         raise click.UsageError("--demo brings its own model; --plan and --model cannot be given with it", ctx)
+    folder = asked["output_dir"] or Path(demo.FOLDER)
+    if asked["resume"] and (folder / RECORD_FILE).is_file():
+        asked["output_dir"] = folder  # whose run says the rest
+        return
     for values, defaults in ((given, demo.PLAN_OPTIONS), (asked, demo.TRAINER_OPTIONS)):
         values |= {name: value for name, value in defaults.items() if values[name] is None}
     if asked["train_data"] is not None:
@@ -175,27 +195,31 @@ def _demo_model(trainer: TrainerOptions, folder: Path) -> str:
 
 
 def _plan(
-    ctx: click.Context,
-    given: dict[str, Any],
-    catalog_files: tuple[Path, ...],
-    plan_file: Path | None,
-    trainer: TrainerOptions,
-) -> "tuple[Plan, list[str]]":
-    """The plan of the file, of the run that is resumed, or of the options; and what to say about the latter."""
+    ctx: click.Context, given: dict[str, Any], plan_file: Path | None, asked: "Asked"
+) -> "tuple[Plan, list[str], Asked]":
+    """The plan of the file, of the resumed run, or of the options; what to say about it; with what it is made."""
+    from vlmplan.catalog import load_catalog
     from vlmplan.emit import PLAN_FILE
+    from vlmplan.launch.resuming import asks_for_another_plan, kept_options, options_to_go_on
     from vlmplan.plan import read_plan
 
-    before = trainer.output_dir / PLAN_FILE
-    if plan_file is None and given["model"] is None and trainer.resume and before.is_file():
-        plan_file = before
+    before = asked.trainer.output_dir / PLAN_FILE
+    if plan_file is None and asked.trainer.resume and before.is_file():
+        plan = read_plan(before)
+        if not asks_for_another_plan(given, asked.record):
+            return plan, [], asked
+        changed = options_to_go_on(plan, asked.record, given, load_catalog(asked.catalog_files))
+        asked = dataclasses.replace(asked, planned_with=dict(asked.planned_with or {}) | kept_options(given))
+        return (*planned(changed, asked.catalog_files, asked.trainer), asked)
     if plan_file is None:
         if given["model"] is None:
             raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
-        return planned(given, catalog_files, trainer)
+        asked = dataclasses.replace(asked, planned_with=kept_options(given))
+        return (*planned(given, asked.catalog_files, asked.trainer), asked)
     extra = sorted("--" + name.replace("_", "-") for name, value in given.items() if value is not None)
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
-    return read_plan(plan_file), []
+    return read_plan(plan_file), [], dataclasses.replace(asked, planned_with=None)
 
 
 def planned(
@@ -220,13 +244,7 @@ def planned(
     return plan_from_estimate(result, base=base), [*result.workload.model.notes, *result.hints, *notes]
 
 
-def prepare(
-    plan: "Plan",
-    trainer: TrainerOptions,
-    catalog_files: tuple[Path, ...],
-    hostfile: Path | None,
-    notes: list[str],
-) -> Prepared:
+def prepare(plan: "Plan", asked: "Asked", notes: Sequence[str]) -> Prepared:
     """Look at this machine; the command, environment and files of the run."""
     import os
 
@@ -234,14 +252,18 @@ def prepare(
     from vlmplan.emit import PLAN_FILE
     from vlmplan.launch.facts import facts_of_this_machine, machine_json
     from vlmplan.launch.preflight import preflight
-    from vlmplan.launch.run_folder import has_checkpoint, run_texts
+    from vlmplan.launch.resuming import record_to_keep
+    from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
     from vlmplan.launch.start import run_command, run_environment
 
+    trainer, hostfile = asked.trainer, asked.hostfile
     resumes = trainer.resume and has_checkpoint(trainer.output_dir)
+    notes = [*notes, *asked.notes, *(changes_of_plan(trainer.output_dir, plan) if trainer.resume else ())]
     if trainer.resume and not resumes:
-        notes = [*notes, f"{trainer.output_dir} has no checkpoint to go on from, so training starts anew"]
+        notes.append(f"{trainer.output_dir} has no checkpoint to go on from, so training starts anew")
     facts = facts_of_this_machine(plan, trainer.output_dir)
-    findings = preflight(plan, trainer, facts, load_catalog(catalog_files), hostfile=hostfile)
+    findings = preflight(plan, trainer, facts, load_catalog(asked.catalog_files), hostfile=hostfile)
+    findings = dataclasses.replace(findings, problems=(*asked.problems, *findings.problems))
     command = run_command(
         plan,
         plan_path=os.path.abspath(trainer.output_dir / PLAN_FILE),
@@ -258,9 +280,9 @@ def prepare(
         findings=findings,
         command=command,
         environment=environment,
-        texts=run_texts(plan, command, environment, versions),
+        texts=run_texts(plan, command, environment, versions, record_to_keep(asked, plan)),
         notes=notes,
-        catalog_files=catalog_files,
+        catalog_files=asked.catalog_files,
         hostfile=hostfile,
     )
 

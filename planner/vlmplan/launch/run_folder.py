@@ -5,6 +5,7 @@ ds_config.json    the same numbers for DeepSpeed, to look at; not for plain PyTo
 command.txt       the command, as a shell would run it
 environment.txt   the variables that were set for it, NAME=VALUE
 versions.json     of Python, the driver and the packages
+run.json          every option of the run, for --resume; see ``run_record``
 run.log           everything that the run printed; whoever trains holds its lock
 
 A folder belongs to one training: once it has results, another plan, or a second start without ``--resume``, is refused.
@@ -22,7 +23,9 @@ from typing import Any, BinaryIO
 from vlmplan.emit import DS_CONFIG_FILE, PLAN_FILE, file_texts
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import write_atomically
+from vlmplan.launch.plan_changes import plan_changes, plan_problems
 from vlmplan.plan import Plan, read_plan
+from vlmplan.run_record import RECORD_FILE, RunRecord, record_text
 from vlmplan.training import (
     ADAPTER_FOLDER,
     CHECKPOINTS,
@@ -34,12 +37,12 @@ from vlmplan.training import (
 )
 
 COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, LOG_FILE = "command.txt", "environment.txt", "versions.json", "run.log"
-RUN_FILES = (PLAN_FILE, DS_CONFIG_FILE, COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, LOG_FILE)
+RUN_FILES = (PLAN_FILE, DS_CONFIG_FILE, COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, RECORD_FILE, LOG_FILE)
 TRAINED = (
     *("method", "lora_rank", "lora_targets", "train_embeddings", "train_vision", "train_projector", "train_language"),
     "optimizer",
 )
-"""Settings of the recipe that a resumed run must share; how it is spread over GPUs may change."""
+"""Settings of the recipe that two runs must share for one to start from the weights or the adapter of the other."""
 
 
 def folder_problems(folder: Path, plan: Plan, *, resumes: bool) -> list[str]:
@@ -59,10 +62,15 @@ def folder_problems(folder: Path, plan: Plan, *, resumes: bool) -> list[str]:
         return [f"--output-dir {folder} holds a plan that cannot be read: {error}"]
     if not resumes:
         return [f"--output-dir {folder} holds another plan; give another folder"] if before not in (None, plan) else []
-    difference = None if before is None else what_differs(before, plan)
-    if difference is not None:
-        return [f"--output-dir {folder} holds a run of another plan ({difference}), which cannot be resumed with this"]
-    return []
+    return [] if before is None else plan_problems(before, plan, folder, is_begun=has_checkpoint(folder))
+
+
+def changes_of_plan(folder: Path, plan: Plan) -> list[str]:
+    """What the run in ``folder`` goes on with otherwise, if it goes on with ``plan``; sentences."""
+    try:
+        return plan_changes(read_plan(folder / PLAN_FILE), plan)
+    except VlmplanError:  # there is none, or ``folder_problems`` says what is wrong with it
+        return []
 
 
 def held_run_problem(folder: Path) -> str | None:
@@ -126,13 +134,19 @@ def what_differs(before: Plan, plan: Plan) -> str | None:
 
 
 def run_texts(
-    plan: Plan, command: Sequence[str], environment: Mapping[str, str], versions: Mapping[str, Any]
+    plan: Plan,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    versions: Mapping[str, Any],
+    record: RunRecord | None = None,
 ) -> dict[str, str]:
     """The files of a run by name, but for its log."""
     texts = {name: text for name, text in file_texts(plan).items() if name in (PLAN_FILE, DS_CONFIG_FILE)}
     texts[COMMAND_FILE] = shlex.join(command) + "\n"
     texts[ENVIRONMENT_FILE] = "".join(f"{name}={value}\n" for name, value in environment.items())
     texts[VERSIONS_FILE] = json.dumps(dict(versions), indent=2) + "\n"
+    if record is not None:
+        texts[RECORD_FILE] = record_text(record)
     return texts
 
 
