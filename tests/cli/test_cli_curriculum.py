@@ -128,6 +128,32 @@ def test_a_stage_that_fails_stops_the_curriculum_and_resuming_skips_what_is_done
     assert "all 2 stages are done" in again.out
 
 
+def test_the_folder_is_all_that_resuming_needs(monkeypatch):
+    monkeypatch.setenv("STAND_IN", "results 2-instruct")
+    assert call(*LAUNCH, *OUT, "--weight-decay", "0.5", "--seed", "7").code == 5
+    first = recorded(Path("out/2-instruct"))["argv"]
+    Path("c.yaml").unlink()
+    monkeypatch.setenv("STAND_IN", "results")
+    found = call("launch", "--resume", *OUT)
+    assert found.code == DONE, found.err
+    assert set(recorded(Path("out/2-instruct"))["argv"]) - set(first) <= {"--learning-rate", "1e-05"}
+    assert "all 2 stages are done" in found.out
+
+
+def test_an_option_of_a_stage_that_was_started_stays_and_that_of_a_later_one_may_change(monkeypatch):
+    monkeypatch.setenv("STAND_IN", "results 1-align")
+    assert call(*LAUNCH, *OUT).code == 5
+    Path("c.yaml").write_text(TWO.replace("micro-batch: 2", "seed: 7").replace("1e-3", "2e-3"))
+    refused = call("launch", "--curriculum", "c.yaml", "--resume", *OUT)
+    assert refused.code == MENDABLE
+    says(refused.err, "--learning-rate 0.001", "--learning-rate 0.002")
+    Path("c.yaml").write_text(TWO.replace("micro-batch: 2", "seed: 7"))
+    monkeypatch.setenv("STAND_IN", "results")
+    found = call("launch", "--curriculum", "c.yaml", "--resume", *OUT)
+    assert found.code == DONE, found.err
+    assert argument("out/2-instruct", "--seed") == "7"
+
+
 def test_a_second_start_without_resume_is_refused():
     assert call(*LAUNCH, *OUT).code == DONE
     found = call(*LAUNCH, *OUT)

@@ -133,6 +133,108 @@ def test_resuming_before_the_first_checkpoint_starts_anew_so_that_one_command_se
         assert "--resume" not in recorded(Path("out"))["argv"]
 
 
+CHECKPOINT = Path("out", CHECKPOINTS, "step-00000001", MANIFEST)
+
+
+def a_run_with_a_checkpoint(*words: str) -> list[str]:
+    """Start one with these options; the arguments that its trainer got."""
+    found = call("launch", *RECIPE, *TRAIN, *words)
+    assert found.code == DONE, found.err
+    CHECKPOINT.parent.mkdir(parents=True)
+    CHECKPOINT.touch()
+    return recorded(Path("out"))["argv"]
+
+
+def test_the_folder_is_all_that_resuming_needs():
+    words = (
+        "--learning-rate",
+        "1e-3",
+        "--seed",
+        "7",
+        "--save-every",
+        "3",
+        "--weight-decay",
+        "0.1",
+        "--micro-batch",
+        "5",
+    )
+    first = a_run_with_a_checkpoint(*words)
+    found = call("launch", "--resume", "--output-dir", "out")
+    assert found.code == DONE, found.err
+    again = recorded(Path("out"))["argv"]
+    assert [word for word in again if word != "--resume"] == first
+    assert "--resume" in again
+
+
+def test_resuming_with_the_same_command_changes_nothing():
+    first = a_run_with_a_checkpoint("--schedule", "linear")
+    plan = Path("out/plan.json").read_text()
+    found = call("launch", *RECIPE, *TRAIN, "--schedule", "linear", "--resume")
+    assert found.code == DONE, found.err
+    assert set(recorded(Path("out"))["argv"]) == {*first, "--resume", "--learning-rate", "1e-05"}
+    assert Path("out/plan.json").read_text() == plan
+    assert "from here on" not in found.err
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (("--learning-rate", "1e-3"), ("--learning-rate 1e-05", "--learning-rate 0.001")),
+        (("--schedule", "constant"), ("--schedule cosine", "--schedule constant")),
+        (("--group-by-length",), ("no --group-by-length", "with --group-by-length")),
+        (("--method", "lora"), ("method full", "method lora")),
+        (("--precision", "fp32"), ("precision bf16", "precision fp32")),
+        (("--seq-len", "32"), ("seq_len 64", "seq_len 32")),
+        (("--micro-batch", "2"), ("samples a step 1", "samples a step 2")),
+        (("--zero-stage", "2"), ("zero_stage none", "zero_stage 2")),
+    ],
+    ids=lambda value: value[0].strip("-"),
+)
+def test_what_differs_from_the_run_is_refused_with_both_values(words: tuple[str, ...], values: tuple[str, str]):
+    a_run_with_a_checkpoint()
+    for more in ((), RECIPE):
+        asked = dict(zip(more[::2], more[1::2], strict=True)) | ({} if len(words) == 1 else {words[0]: words[1]})
+        given = [*(word for pair in asked.items() for word in pair), *(words if len(words) == 1 else ())]
+        problem = next(line for line in problems_of("--resume", "--output-dir", "out", *given) if values[0] in line)
+        assert "cannot be resumed" in problem
+        assert values[1] in problem
+
+
+def test_what_may_change_is_said_and_kept():
+    a_run_with_a_checkpoint("--micro-batch", "2", "--grad-accum", "2")
+    found = call(
+        "launch", "--resume", "--output-dir", "out", "--save-every", "5", "--epochs", "3", "--micro-batch", "4"
+    )
+    assert found.code == DONE, found.err
+    for sentence in ("--save-every 5 from here on", "epochs 3.0 from here on", "micro_batch 4 from here on; it was 2"):
+        assert sentence in found.err
+    recipe = read_plan(Path("out/plan.json")).recipe
+    assert (recipe.micro_batch, recipe.grad_accum) == (4, 1)
+    again = call("launch", "--resume", "--output-dir", "out")
+    assert "from here on" not in again.err
+    assert recorded(Path("out"))["argv"].count("--save-every") == 1
+
+
+def test_data_that_has_changed_since_is_refused():
+    a_run_with_a_checkpoint()
+    Path("data.jsonl").write_text('{"messages": []}\n' * (2 * 3 * 5 + 1))
+    (problem,) = problems_of("--resume", "--output-dir", "out")
+    assert "--train-data" in problem
+    assert "510 bytes then, 527 now" in problem
+
+
+def test_a_run_of_an_older_version_says_what_is_missing_and_goes_on_with_what_is_given():
+    a_run_with_a_checkpoint("--learning-rate", "1e-3")
+    Path("out/run.json").unlink()
+    sentence = refusal("launch", "--resume", "--output-dir", "out")
+    assert "has no run.json" in sentence
+    assert "command.txt" in sentence
+    found = call("launch", *TRAIN, "--resume", "--learning-rate", "1e-3")
+    assert found.code == DONE, found.err
+    assert "goes on with --learning-rate 0.001" in found.err
+    assert "does not exist" in refusal("launch", "--resume", "--output-dir", "nowhere")
+
+
 # -- when memory runs out --------------------------------------------------------------------------------------------
 
 SHORTAGE = Shortage(

@@ -115,8 +115,8 @@ def options_to_go_on(
 ) -> dict[str, Any]:
     """The options for the plan to go on with: those that were ``given``, and for the rest what ``plan`` has.
 
-    A step takes as many samples as before, where micro batches can make that up. Raises UnavailableError where the plan came from a file, and its model or
-    hardware has no name here.
+    A step takes as many samples as before, where micro batches can make that up. Raises UnavailableError where the plan
+    came from a file, and its model or hardware has no name here.
     """
     asked, before = kept_options(given), _planned_with(record)
     named = before | asked

@@ -2,7 +2,8 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -31,6 +32,19 @@ def make_optimizer(parameters: Sequence[nn.Parameter], recipe: Recipe, *, weight
     if recipe.offload_optimizer is not Offload.NONE:
         return _adamw_on_host(parameters, common, keeps_float32=recipe.precision is not Precision.BF16_PURE)
     return AdamW(parameters, fused=recipe.fuses_optimizer, foreach=not recipe.fuses_optimizer, **common)
+
+
+@contextmanager
+def keeping_settings(optimizer: Any) -> Iterator[None]:
+    """Within, a checkpoint is loaded; afterwards the settings of ``optimizer`` are those that it was made with.
+
+    ``load_state_dict`` takes those of the checkpoint, of which ``DeepSpeedCPUAdam`` misses some where torch's AdamW
+    wrote it, and which would bring back another kernel than the plan's.
+    """
+    made = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+    yield
+    for group, settings in zip(optimizer.param_groups, made, strict=True):
+        group.update(settings)
 
 
 def _adamw_on_host(parameters: Sequence[nn.Parameter], common: dict[str, Any], *, keeps_float32: bool) -> Optimizer:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlmplan.recipe import Precision, Recipe
 from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
-from vlmplan_trainer.engines.optimizers import make_optimizer
+from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer
 
 STATE_FILE = "state.pt"
 
@@ -81,7 +81,8 @@ class PlainEngine:
         with torch.no_grad():
             for name, tensor in content["weights"].items():
                 named[name].copy_(tensor)
-        self._optimizer.load_state_dict(content["optimizer"])
+        with keeping_settings(self._optimizer):
+            self._optimizer.load_state_dict(content["optimizer"])
         if self._scaler is not None:
             self._scaler.load_state_dict(content["scaler"])
         return content["state"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vlmplan.plan import Plan
 from vlmplan.recipe import Precision
 from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
-from vlmplan_trainer.engines.optimizers import make_optimizer
+from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer
 
 TAG = "engine"
 """The folder of DeepSpeed's files inside a checkpoint."""
@@ -87,7 +87,8 @@ class ZeroEngine:
         )
 
     def load(self, folder: Path) -> EngineState:
-        path, state = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
+        with keeping_settings(self._engine.optimizer):
+            path, state = self._engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=False)
         if path is None:
             raise RuntimeError(f"DeepSpeed found nothing to load in {folder}")
         return state["trainer"]

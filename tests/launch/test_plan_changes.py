@@ -1,0 +1,80 @@
+"""Which settings of a plan may be others when its run goes on."""
+
+from dataclasses import fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch_cases import gpu_plan
+from vlmplan.launch.plan_changes import SPREAD, STAGES_ALIKE, plan_changes, plan_problems
+from vlmplan.plan import Plan
+from vlmplan.recipe import Recipe, ZeroSettings
+
+FOLDER = Path("runs/1")
+BEFORE = Recipe(zero_stage=2, micro_batch=3)
+
+
+def other(value: Any) -> Any:
+    """A value of the same kind that is not ``value``."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, Enum):
+        return next(choice for choice in type(value) if choice is not value)
+    if isinstance(value, (int, float)):
+        return 2 * value
+    if isinstance(value, ZeroSettings):
+        return replace(value, reduce_bucket_size=7)
+    return "/other"
+
+
+def with_recipe(plan: Plan, **changes: Any) -> Plan:
+    """``plan`` with another recipe, whose ds_config is not looked at here."""
+    made = object.__new__(Plan)
+    for item in fields(Plan):
+        object.__setattr__(made, item.name, getattr(plan, item.name))
+    object.__setattr__(made, "recipe", plan.recipe.with_changes(**changes))
+    return made
+
+
+@pytest.mark.parametrize("name", [item.name for item in fields(Recipe)])
+def test_every_setting_of_the_recipe_is_refused_with_both_values_or_said(name: str):
+    before = gpu_plan(BEFORE)
+    value = 3 if name == "zero_stage" else other(getattr(before.recipe, name))
+    after = with_recipe(before, **{name: value})
+    problems, changes = plan_problems(before, after, FOLDER, is_begun=False), plan_changes(before, after)
+    assert bool(problems) is (name not in SPREAD)
+    if name != "zero":
+        shown = {plan.recipe.as_json()[name] for plan in (before, after)}
+        sentence = (problems or changes)[0]
+        assert name in sentence
+        assert all(str(each) in sentence for each in shown if not isinstance(each, bool | None))
+    assert len(problems or changes) == 1
+
+
+@pytest.mark.parametrize("stages", [(1, 2), (2, 1), (2, 3), (3, 2), (0, 1), (None, 0)])
+def test_only_stages_that_read_each_others_checkpoints_take_each_others_place(stages: tuple[int | None, int | None]):
+    before, after = (with_recipe(gpu_plan(BEFORE), zero_stage=stage) for stage in stages)
+    assert bool(plan_problems(before, after, FOLDER)) is (set(stages) != STAGES_ALIKE)
+
+
+@pytest.mark.parametrize(("name", "value"), [("seq_len", 2048), ("images_per_sample", 7), ("image_width", 777)])
+def test_what_a_sample_becomes_stays(name: str, value: int):
+    before = gpu_plan(BEFORE)
+    before = replace(before, workload=replace(before.workload, images_per_sample=1))
+    after = replace(before, workload=replace(before.workload, **{name: value}))
+    (problem,) = plan_problems(before, after, FOLDER)
+    assert str(value) in problem
+
+
+def test_more_epochs_are_said_and_more_samples_a_step_refused_once_steps_are_counted():
+    before = gpu_plan(BEFORE)
+    longer = replace(before, workload=replace(before.workload, epochs=5.0))
+    assert plan_problems(before, longer, FOLDER) == []
+    assert plan_changes(before, longer) == [f"epochs 5.0 from here on; it was {before.workload.epochs}"]
+    wider = gpu_plan(BEFORE, num_gpus=4)
+    (problem,) = plan_problems(before, wider, FOLDER)
+    assert "samples a step 6" in problem
+    assert "samples a step 12" in problem
+    assert plan_problems(before, wider, FOLDER, is_begun=False) == []
