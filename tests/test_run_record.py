@@ -161,6 +161,25 @@ def test_a_seed_of_nought_is_a_seed(tmp_path: Path):
     assert "--seed 0" in problem
 
 
+@pytest.mark.parametrize("name", sorted(OTHER.keys() - {"train_data", "dummy_data", "random_weights"}))
+def test_a_run_that_has_done_no_step_may_be_given_anything(tmp_path: Path, name: str):
+    record = run_on(tmp_path)
+    asked = {"output_dir": record.options.output_dir, "resume": True, name: OTHER[name]}
+    found = resumed(record, asked, is_begun=False)
+    assert found.problems == ()
+    assert getattr(found.options, name) == OTHER[name]
+    assert flag(name) in found.changes[0]
+
+
+def test_a_run_that_has_done_no_step_may_be_given_other_data(tmp_path: Path):
+    record = run_on(tmp_path)
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    asked = {"output_dir": record.options.output_dir, "resume": True}
+    assert resumed(record, asked, is_begun=False).problems == ()
+    found = resumed(record, asked | {"dummy_data": 6}, is_begun=False)
+    assert (found.options.dummy_data, found.options.train_data) == (6, None)
+
+
 # -- the data --------------------------------------------------------------------------------------------------------
 
 

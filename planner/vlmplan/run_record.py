@@ -19,7 +19,7 @@ from typing import Any, cast, get_args, get_type_hints
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import write_atomically
 from vlmplan.json_reader import JsonObject, read_json_object
-from vlmplan.training import LEARNING_RATES, TrainerOptions, flag
+from vlmplan.training import DATA_SOURCES, LEARNING_RATES, TrainerOptions, flag
 
 SCHEMA = "vlmplan.run/1"
 RECORD_FILE = "run.json"
@@ -168,9 +168,12 @@ def _value(section: JsonObject, name: str, kind: Any) -> Any:
 # -- going on --------------------------------------------------------------------------------------------------------
 
 
-def resumed(record: RunRecord, given: Mapping[str, Any]) -> Resumption:
+def resumed(record: RunRecord, given: Mapping[str, Any], *, is_begun: bool = True) -> Resumption:
     """The options of the run of ``record`` that goes on, with those that were ``given`` again: those that are not None,
-    False or empty. The training data is held against what the run began with."""
+    False or empty. The training data is held against what the run began with.
+
+    ``is_begun``: it has done a step; one that has not may still be given any option and any data.
+    """
     values: dict[str, Any] = {item.name: getattr(record.options, item.name) for item in fields(TrainerOptions)}
     problems: list[str] = []
     changes: list[str] = []
@@ -180,14 +183,16 @@ def resumed(record: RunRecord, given: Mapping[str, Any]) -> Resumption:
         before, now = values[name], _absolute(value)
         if now == before:
             continue
-        if name in MAY_CHANGE or (name == "train_data" and before is not None):
+        if name in MAY_CHANGE or not is_begun or (name == "train_data" and before is not None):
             values[name] = now
             changes.append(f"{said(name, now)} from here on; it was {said(name, before)}")
         else:
             problems.append(refusal(record.options.output_dir, said(name, before), said(name, now)))
+    if not is_begun and any(given.get(name) is not None for name in DATA_SOURCES):
+        values |= {name: _absolute(given.get(name)) for name in DATA_SOURCES}
     values |= {"output_dir": given["output_dir"], "resume": True}
     options = TrainerOptions(**values)
-    problems += _data_problems(record, options)
+    problems += _data_problems(record, options) if is_begun else ()
     return Resumption(options=options, problems=tuple(problems), changes=tuple(changes))
 
 

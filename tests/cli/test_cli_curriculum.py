@@ -143,6 +143,7 @@ def test_the_folder_is_all_that_resuming_needs(monkeypatch):
 def test_an_option_of_a_stage_that_was_started_stays_and_that_of_a_later_one_may_change(monkeypatch):
     monkeypatch.setenv("STAND_IN", "results 1-align")
     assert call(*LAUNCH, *OUT).code == 5
+    Path("out/1-align/metrics.jsonl").write_text('{"step": 1}\n')
     Path("c.yaml").write_text(TWO.replace("micro-batch: 2", "seed: 7").replace("1e-3", "2e-3"))
     refused = call("launch", "--curriculum", "c.yaml", "--resume", *OUT)
     assert refused.code == MENDABLE

@@ -1,5 +1,6 @@
 """Going on with a run: what it was asked for, and the options that ask for another plan of it."""
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.launch.plan_options import gpu_of, model_of, options_of
-from vlmplan.launch.run_folder import has_checkpoint
+from vlmplan.launch.run_folder import has_checkpoint, result_in
 from vlmplan.plan import Plan
 from vlmplan.request import requested_cluster
 from vlmplan.run_record import RECORD_FILE, RunRecord, no_record, read_record, record_of, resumed, said
@@ -53,12 +54,13 @@ def asked_of(values: Mapping[str, Any], *, hostfile: Path | None = None, catalog
         trainer = TrainerOptions(**given)
         notes = tuple(_unknown_start(trainer)) if trainer.resume else ()
         return Asked(trainer=trainer, hostfile=hostfile, catalog_files=catalog_files, notes=notes)
-    found = resumed(record, given)
+    is_begun = result_in(folder) is not None
+    found = resumed(record, given, is_begun=is_begun)
     return Asked(
         trainer=found.options,
         hostfile=hostfile or record.hostfile,
         catalog_files=catalog_files or record.catalog_files,
-        record=record,
+        record=record if is_begun else dataclasses.replace(record, data=None),
         problems=found.problems,
         notes=found.changes,
         planned_with=record.planned_with,
