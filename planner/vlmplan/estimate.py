@@ -4,16 +4,17 @@
 for many clusters and sizes cheaply.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.architecture.attention import SMALL_HEAD_DIM, AttentionBackend
-from vlmplan.architecture.model import Batch
+from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
+from vlmplan.cautions import not_counted_caveat, stacked_caveat
 from vlmplan.communication import Messages, messages_json, traffic
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.allocator import SMALL_BYTES
@@ -26,7 +27,8 @@ from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.reservation import peak_reserved_bytes
 from vlmplan.memory.timeline import Timeline, memory_timeline
 from vlmplan.models.tree import model_tree
-from vlmplan.recipe import AttentionImplementation, LossKind, Recipe
+from vlmplan.notes import caveats
+from vlmplan.recipe import AttentionImplementation, LossKind, Method, Recipe
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes, zero_settings
 from vlmplan.timing import StepTime, TimedStep, speed_note, step_flops, timed_step
@@ -43,6 +45,10 @@ class Estimate:
     recipe: Recipe
     num_params: int
     num_trainable_params: int
+    trained_by_part: Mapping[Part, int]
+    """Trained parameters of each part that the model has."""
+    stacked_bytes: int
+    """Of a 4-bit model: weights that no Linear holds, which bitsandbytes leaves as they are; else 0."""
     timeline: Timeline
     device: DeviceMemory
     host: HostMemory
@@ -79,8 +85,14 @@ class Estimate:
     @property
     def cautions(self) -> list[str]:
         """What should be known of the numbers."""
-        note = None if self.timed is None else speed_note(self.cluster.node.gpu)
-        return [] if note is None else [note]
+        stacked = stacked_caveat(self.recipe, stacked_bytes=self.stacked_bytes, num_params=self.num_params)
+        speed = None if self.timed is None else speed_note(self.cluster.node.gpu)
+        return [note for note in (not_counted_caveat(self.workload.model), stacked, speed) if note is not None]
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What the model takes beside text that no number has."""
+        return self.workload.model.not_counted
 
     @property
     def samples_per_step(self) -> int:
@@ -121,6 +133,7 @@ class Estimate:
         """
         node = self.cluster.node
         peak = self.timeline.peak_phase
+        recipe, notes = self.recipe, [*self.workload.model.notes, *self.hints, *self.cautions]
         return {
             "schema": "vlmplan.estimate/1",
             "model": {
@@ -134,8 +147,17 @@ class Estimate:
                 "num_nodes": self.cluster.num_nodes,
                 "usable_bytes": self.device.usable_bytes,
             },
-            "recipe": self.recipe.as_json() | self.workload.as_json() | {"global_batch": self.samples_per_step},
+            "trained_params_by_part": {part.value: count for part, count in self.trained_by_part.items()},
+            "dtypes": {
+                "frozen": recipe.frozen_dtype.torch_name,
+                "trained": recipe.trained_dtype.torch_name,
+                "master": recipe.master_dtype.torch_name,
+                "autocast": None if recipe.autocast is None else recipe.autocast.torch_name,
+            },
+            "recipe": recipe.as_json() | self.workload.as_json() | {"global_batch": self.samples_per_step},
             "verdict": self.verdict.value,
+            "not_counted": list(self.not_counted),
+            "unquantized_bytes": self.stacked_bytes,
             "reserve_bytes": self.device.reserve_bytes,
             "peak_phase": peak.name,
             "peak_allocated_bytes": self.peak_allocated_bytes,
@@ -158,7 +180,8 @@ class Estimate:
             "step_bound_by": None if self.timed is None else self.timed.bound,
             "tokens_per_second": self.tokens_per_second,
             "samples_per_second": self.samples_per_second,
-            "notes": [*self.workload.model.notes, *self.hints, *self.cautions],
+            "caveats": caveats(notes),
+            "notes": notes,
         }
 
 
@@ -315,6 +338,8 @@ class Estimator:
             recipe=recipe,
             num_params=self.table.num_params,
             num_trainable_params=self.table.num_trained,
+            trained_by_part=self.table.trained_by_part,
+            stacked_bytes=self.table.stacked_bytes if recipe.method is Method.QLORA else 0,
             timeline=timeline,
             device=device,
             host=host,

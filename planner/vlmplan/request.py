@@ -98,6 +98,8 @@ def workload_of(model: ModelFiles, options: Options) -> Workload:
     images = options.get("images_per_sample")
     if images is None:
         images = 1 if model.model_type in IMAGE_MODEL_TYPES else 0
+    elif images == 0:  # the user's samples have none, so nothing of theirs is left out
+        model = replace(model, not_counted=tuple(kind for kind in model.not_counted if kind != "images"))
     width, height = image_size(options.get("image_size"))
     workload = Workload(
         model=model,

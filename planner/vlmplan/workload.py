@@ -20,7 +20,8 @@ class ModelFiles:
     """A model by its files: ``config`` is config.json, ``preprocessor`` preprocessor_config.json where there is one.
 
     ``id`` is what the user calls it (an alias, a Hugging Face id or a path), ``hub_id`` where the trainer loads it.
-    ``notes`` are sentences that the user should see with every number about it.
+    ``notes`` are sentences that the user should see with every number about it, ``not_counted`` what it takes beside
+    text that no number has (``images``, ``sound``).
     """
 
     id: str
@@ -28,6 +29,7 @@ class ModelFiles:
     preprocessor: Mapping[str, Any] | None = field(default=None, hash=False)
     hub_id: str | None = None
     notes: tuple[str, ...] = ()
+    not_counted: tuple[str, ...] = ()
 
     @property
     def model_type(self) -> str:

@@ -31,7 +31,8 @@ CONTRACT = {
 ADDED = {
     *("reserve_bytes", "host_load_bytes_per_node", "host_steady_bytes_per_node", "export_bytes", "nvme_swap_bytes"),
     *("flops_per_step", "collective_bytes", "step_seconds_by_part", "step_seconds_range", "gpu_seconds_by_work"),
-    *("step_bound_by", "notes"),
+    *("step_bound_by", "notes", "caveats", "not_counted", "unquantized_bytes", "dtypes", "trained_params_by_part"),
+    "freeze_vision",
 }
 """What it has besides."""
 OPTIONS = {
@@ -301,3 +302,17 @@ def test_the_table_shows_the_numbers_of_the_json(model: str, gpu: str, words: Se
 def test_two_runs_print_the_same():
     words = ("--model", "qwen2-vl-2b", "--gpu", "rtx-4090:2", "--json")
     assert estimated(*words).out == estimated(*words).out
+
+
+# -- what decides the answer -----------------------------------------------------------------------------------------
+
+
+def test_freezing_the_vision_encoder_is_hinted_at_unless_the_user_decides():
+    words = ("--model", "qwen2-vl-2b", "--gpu", "rtx-4090", "--method", "lora")
+    values = document(*words)
+    frozen = document(*words, "--freeze-vision")
+    names = ("peak_device_bytes", "step_seconds", "verdict")
+    assert values["freeze_vision"] == {name: frozen[name] for name in names}
+    assert f"hint: --freeze-vision: {gib_text(frozen['peak_device_bytes'])} " in estimated(*words).out
+    assert frozen["freeze_vision"] is None
+    assert document(*words, "--train-vision")["freeze_vision"] is None

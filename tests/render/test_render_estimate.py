@@ -11,11 +11,13 @@ from search_cases import card
 from search_cases import cluster as cluster_of
 from vlmplan.estimate import Estimate, estimate
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Recipe
+from vlmplan.notes import Caveat, caveats
+from vlmplan.recipe import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision, Recipe
 from vlmplan.render.bars import LETTERS
 from vlmplan.render.estimate import (
     engine_text,
     heading,
+    precision_text,
     print_estimate,
     print_memory,
     recipe_text,
@@ -216,26 +218,106 @@ def test_engine_is_its_stage_and_what_is_offloaded(recipe: Recipe, text: str):
     assert engine_text(recipe) == text
 
 
-def test_recipe_in_words_names_what_is_unusual():
-    words = recipe_text(
-        Recipe(
-            method=Method.LORA,
-            lora_rank=7,
-            optimizer=OptimizerKind.ADAMW_8BIT,
-            micro_batch=3,
-            grad_accum=5,
-            activation_checkpointing=False,
-        )
+def test_recipe_in_words_names_everything_that_decides():
+    recipe = Recipe(
+        method=Method.LORA,
+        lora_rank=7,
+        optimizer=OptimizerKind.ADAMW_8BIT,
+        micro_batch=3,
+        grad_accum=5,
+        activation_checkpointing=False,
+        attention=AttentionImplementation.EAGER,
+        loss=LossKind.FULL,
     )
-    assert words == "lora r7, bf16, plain PyTorch, adamw-8bit, micro batch 3 x 5, no checkpointing"
-    assert "adamw" not in recipe_text(PLAIN)
+    assert recipe_text(recipe, sees=False) == (
+        "lora r7, bf16 (bf16 weights, fp32 adapters, autocast), plain PyTorch, adamw-8bit, micro batch 3 x 5, "
+        "no checkpointing, eager attention, full loss, expandable segments"
+    )
+    assert "adamw" not in recipe_text(PLAIN, sees=False)
+
+
+DECIDING = {
+    "loss": list(LossKind),
+    "attention": list(AttentionImplementation),
+    "activation_checkpointing": [True, False],
+    "precision": list(Precision),
+    "expandable_segments": [True, False],
+    "lora_rank": [8, 16],
+    "lora_targets": ["all-linear", "attention", "q_proj,v_proj"],
+    "train_embeddings": [True, False],
+    "zero_stage": [None, 0, 1, 2],
+    "method": list(Method),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_two_recipes_that_differ_in_what_decides_differ_in_words(name: str):
+    base = Recipe(method=Method.LORA, zero_stage=0)
+    texts = [recipe_text(base.with_changes(**{name: value}), sees=False) for value in DECIDING[name]]
+    assert len(set(texts)) == len(DECIDING[name])
+
+
+def test_checkpointing_of_one_part_is_said_where_the_other_part_runs():
+    recipe = Recipe(activation_checkpointing=True, vision_activation_checkpointing=False)
+    assert ", checkpointing of language alone, " in recipe_text(recipe, sees=True)
+    assert ", checkpointing, " in recipe_text(recipe, sees=False)
+    turned = Recipe(activation_checkpointing=False, vision_activation_checkpointing=True)
+    assert ", checkpointing of vision alone, " in recipe_text(turned, sees=True)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "text"),
+    [
+        (Recipe(), "bf16 (fp32 weights, autocast)"),
+        (Recipe(zero_stage=2), "bf16 (bf16 weights, fp32 master copy)"),
+        (Recipe(precision=Precision.BF16_PURE), "bf16-pure (bf16 weights)"),
+        (Recipe(precision=Precision.FP32, zero_stage=1), "fp32 (fp32 weights)"),
+        (
+            Recipe(method=Method.QLORA, upcasts_frozen=True),
+            "bf16 (4-bit weights, others fp32, fp32 adapters, autocast)",
+        ),
+        (Recipe(method=Method.LORA, zero_stage=3), "bf16 (bf16 weights, bf16 adapters, fp32 master copy)"),
+    ],
+)
+def test_precision_in_words_says_the_types_of_weights_and_of_what_is_trained(recipe: Recipe, text: str):
+    assert precision_text(recipe) == text
 
 
 def test_heading_names_model_counts_and_all_machines():
     found = estimate(workload("smollm2-135m"), SHARDED, cluster("h100-sxm", 8, num_nodes=2))
-    text = heading(found)
-    assert text.startswith("smollm2-135m: 135 M parameters, 135 M trained; full, bf16, ZeRO-2")
-    assert text.endswith(f"2 nodes of 8 x {shipped_gpus()['h100-sxm'].name}")
+    card_name = shipped_gpus()["h100-sxm"].name
+    assert heading(found) == f"smollm2-135m: 135 M parameters, 135 M trained; 2 nodes of 8 x {card_name}"
+
+
+def test_heading_says_which_parts_are_trained_and_which_are_frozen():
+    asked = workload("qwen2-vl-2b")
+    adapters = estimate(asked, Recipe(method=Method.LORA), cluster("rtx-4090"))
+    frozen = estimate(asked, Recipe(method=Method.LORA, train_vision=False), cluster("rtx-4090"))
+    assert " trained in vision, projector and language; " in heading(adapters)
+    assert " trained in projector and language (vision frozen); " in heading(frozen)
+    assert set(adapters.as_json()["trained_params_by_part"]) == {"vision", "projector", "language"}
+    assert frozen.as_json()["trained_params_by_part"]["vision"] == 0
+
+
+def test_what_changes_the_answer_stands_under_the_verdict_and_the_rest_below_the_numbers(capsys):
+    found = estimate(workload("smollm2-135m"), PLAIN, cluster("rtx-4090"))
+    print_estimate(found, [Caveat("the GPU is taken"), "a default was taken"], ["--freeze-vision: less"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[1:5]] == ["fits", "caution", "setup", "hint"]
+    assert lines[2] == "caution: the GPU is taken"
+    assert lines[-1] == "note: a default was taken"
+
+
+def test_an_answer_without_images_is_headlined_so():
+    asked = workload("smollm2-135m")
+    blind = replace(asked, model=replace(asked.model, not_counted=("images",)))
+    found = estimate(blind, PLAIN, cluster("rtx-4090"))
+    assert re.sub(r"\x1b\[\d+m", "", verdict_line(found)).startswith("fits without images: ")
+    assert found.as_json()["verdict"] == "fits"
+    assert found.as_json()["not_counted"] == ["images"]
+    (caveat,) = found.as_json()["caveats"]
+    assert caveat.startswith("not counted: images, which vlmplan does not describe for llama")
+    assert caveats(found.cautions) == [caveat]
 
 
 def test_workload_in_words_counts_samples_tokens_images_and_epochs():

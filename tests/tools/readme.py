@@ -4,6 +4,7 @@ PYTHONPATH=tests python tests/tools/readme.py
 """
 
 import ast
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ SECTION = re.compile(r"(?<=## Layout\n\n)```\n.*?```\n", re.DOTALL)
 SAMPLE = re.compile(r"`vlmplan ([^`]+)`(?: on (\d{4}-\d\d-\d\d))? prints:\n\n(```\n.*?```\n)", re.DOTALL)
 """A command, the day on which it is asked where prices have an age, and what it prints."""
 SOURCES = (Path("planner/vlmplan"), Path("trainer/vlmplan_trainer"))
+COLUMNS = 100
+"""Of the terminal that is shown."""
 ONE_LINE_FOLDERS = ("families", "images")
 """Many small files of one kind: the folder is described, not each of them."""
 HALF_LINE = 96
@@ -65,7 +68,8 @@ def with_samples(text: str) -> str:
     def sample(found: re.Match[str]) -> str:
         words, day, shown = found.groups()
         on = date.fromisoformat(day) if day else date.today()
-        with mock.patch("vlmplan.cli.recommend.today", return_value=on):
+        columns = mock.patch.dict(os.environ, COLUMNS=str(COLUMNS))
+        with mock.patch("vlmplan.cli.recommend.today", return_value=on), columns:
             printed = call(*shlex.split(words)).out
         return found.group().replace(shown, f"```\n{printed}```\n")
 

@@ -19,6 +19,7 @@ from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
+from vlmplan.notes import Caveat
 
 GENERIC_TERMS = "activations, FLOPs and time are those of a generic decoder"
 """What a note says of the numbers of such a tree, as long as nothing better is known."""
@@ -176,13 +177,11 @@ def generic_notes(layout: ModelLayout, model_type: str) -> tuple[str, ...]:
     if mixers:
         kinds = " and ".join(mixers[:3])
         return (f"vlmplan does not describe {model_type}: {exact}; what {kinds} need in training is not known.",)
-    notes = [f"vlmplan does not describe {model_type}: {exact}; {GENERIC_TERMS}."]
+    notes: list[str] = [Caveat(f"vlmplan does not describe {model_type}: {exact}; {GENERIC_TERMS}.")]
     if stacked:
-        notes.append(f"Of {' and '.join(stacked[:3])} only the weights are counted, not their products.")
+        notes.append(Caveat(f"Of {' and '.join(stacked[:3])} only the weights are counted, not their products."))
     if not has_attention(build_generic(layout)):
-        notes.append("No attention was recognised in it, so what attention needs is missing.")
+        notes.append(Caveat("No attention was recognised in it, so what attention needs is missing."))
     if "sdpa" not in layout.attention:
         notes.append("It has no sdpa attention, so the larger scores of eager attention are counted.")
-    if layout.vision:
-        notes.append("Images are not described for it: only samples of text can be estimated.")
     return tuple(notes)

@@ -18,6 +18,8 @@ RECURRENT_WORDS = (
     *("LinearAttention", "LightningAttention"),
 )
 """Parts of the class names of mixers that keep states instead of attending to all tokens."""
+SOUND_WORDS = ("audio", "speech", "sound")
+"""Parts of the names of encoders that hear; the others see."""
 RECURRENT_PARAMETERS = frozenset(("A_log", "dt_bias"))
 """Weights that only such mixers have: decay and step of a state space."""
 NO_MIXERS = ("Layer", "Block", "Model", "ForCausalLM", "ForConditionalGeneration", "Norm", "NormGated")
@@ -122,6 +124,14 @@ def is_experts(module: LaidOutModule, stacked: Sequence[tuple[int, ...]], hidden
     """Whether a module holds MLPs of many experts: at least two stacks of matrices from or to the hidden size."""
     is_named_so = "Expert" in module.class_name
     return is_named_so and len(stacked) > 1 and all(hidden_size in shape[1:] for shape in stacked)
+
+
+def inputs_beside_text(layout: ModelLayout) -> tuple[str, ...]:
+    """What the model's encoders take: ``images``, ``sound``."""
+    class_names = {module.name: module.class_name for module in layout.modules}
+    texts = [f"{name} {class_names.get(name, '')}".casefold() for name in layout.vision]
+    hears = [any(word in text for word in SOUND_WORDS) for text in texts]
+    return (*(["images"] if not all(hears) else []), *(["sound"] if any(hears) else []))
 
 
 def recurrent_classes(layout: ModelLayout) -> list[str]:

@@ -10,6 +10,7 @@ import click
 
 from vlmplan.cli.options import CATALOG, JSON, RECIPE, WORKLOAD, options, today, words_of
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES, plan_json, recipe_essentials
+from vlmplan.notes import caveats
 
 if TYPE_CHECKING:
     from vlmplan.search.advice import Advice, Outcome
@@ -71,6 +72,7 @@ def document(found: "Advice") -> dict[str, Any]:
         "changes": [_outcome_json(found, outcome) for outcome in found.outcomes],
         "best": None if found.best is None else found.best.change.name,
         "advice": sentence(found, words),
+        "caveats": caveats(found.notes),
         "notes": list(found.notes),
     }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.options import CATALOG, JSON, options, today
+from vlmplan.notes import Caveat
 
 if TYPE_CHECKING:
     from vlmplan.catalog import Catalog
@@ -141,11 +142,11 @@ def _rents(
         offers = comparable_offers(catalog.offers, gpus, gpu.memory_bytes * num_gpus, on)
         if not offers:
             raise DoesNotFitError(f"{missing}, and none as much GPU memory; --against NAME:COUNT names another")
-        notes.append(f"{missing}; compared with offers of as much GPU memory")
+        notes.append(Caveat(f"{missing}; compared with offers of as much GPU memory"))
     notes += dict.fromkeys(_speed_note(offer, catalog, gpu, num_gpus) for offer in offers if offer.gpu_id != gpu.id)
     notes += _several_note(catalog.offers_for(rented.id), offers[0], count, on)
     if not offers[0].is_current(on):
-        notes.append("no current price is known of these; ask the provider")
+        notes.append(Caveat("no current price is known of these; ask the provider"))
     return tuple(offers), notes
 
 
@@ -168,9 +169,9 @@ def _speed_note(offer: "Offer", catalog: "Catalog", gpu: "Gpu", num_gpus: int) -
     rented = catalog.gpu_by_id(offer.gpu_id)
     ours, theirs = (card.peak_flops_per_second.bf16 or card.peak_flops_per_second.fp16 for card in (gpu, rented))
     if ours is None or theirs is None:
-        return f"how {rented.id} compares in speed is not known; hours are taken as equal"
+        return Caveat(f"how {rented.id} compares in speed is not known; hours are taken as equal")
     ratio = theirs * offer.num_gpus / (ours * num_gpus)
-    return (
+    return Caveat(
         f"{offer.num_gpus} x {rented.id} compute {ratio:.2g} times as much an hour by their peaks; "
         f"hours are taken as equal"
     )

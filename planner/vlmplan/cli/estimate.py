@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+from vlmplan.notes import caveats
 
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
+    from vlmplan.freezing import Freezing
     from vlmplan.scaling import Scaling
 
 EXIT_DOES_NOT_FIT = 3
@@ -29,9 +31,12 @@ def estimate(as_json: bool, catalog_files: tuple[Path, ...], scales: bool, **giv
     from vlmplan.memory.device import Verdict
 
     result, notes = requested_estimate(given, catalog_files)
+    frozen = freezing_of(result, given)
     if as_json:
         document = result.as_json()
         document["notes"] += notes
+        document["caveats"] += caveats(notes)
+        document["freeze_vision"] = None if frozen is None else frozen.as_json()
         if scales:
             scaled = scaling_of(result, catalog_files)
             document["scaling"] = None if scaled is None else scaled.as_json()
@@ -39,10 +44,17 @@ def estimate(as_json: bool, catalog_files: tuple[Path, ...], scales: bool, **giv
     else:
         from vlmplan.render.estimate import print_estimate
 
-        print_estimate(result, notes)
+        print_estimate(result, notes, [] if frozen is None else [frozen.sentence])
         if scales:
             _print_scaling(result, catalog_files)
     return EXIT_DOES_NOT_FIT if result.verdict is Verdict.DOES_NOT_FIT else 0
+
+
+def freezing_of(result: "Estimate", given: dict[str, Any]) -> "Freezing | None":
+    """What --freeze-vision would bring, if that is much and the user has not decided."""
+    from vlmplan.freezing import freezing
+
+    return freezing(result) if given["train_vision"] is None else None
 
 
 def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling | None":

@@ -13,6 +13,7 @@ import click
 
 from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
 from vlmplan.errors import InputError, VlmplanError
+from vlmplan.notes import caveats, footnotes
 from vlmplan.run_record import RECORD_FILE
 from vlmplan.training import EXIT_OUT_OF_MEMORY, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
 
@@ -241,7 +242,8 @@ def planned(
     base = ds_config_of(given)
     if base is not None:
         refuse_other_settings(base, trainer)
-    return plan_from_estimate(result, base=base), [*result.workload.model.notes, *result.hints, *notes]
+    every = [*result.workload.model.notes, *result.hints, *result.cautions, *notes]
+    return plan_from_estimate(result, base=base), every
 
 
 def prepare(plan: "Plan", asked: "Asked", notes: Sequence[str]) -> Prepared:
@@ -316,7 +318,10 @@ def _files(prepared: Prepared) -> list[str]:
 
 def say(prepared: Prepared) -> None:
     """Print notes and problems to standard error."""
-    for sentence in (*prepared.notes, *prepared.findings.warnings):
+    sentences = (*prepared.notes, *prepared.findings.warnings)
+    for sentence in caveats(sentences):
+        click.echo(f"caution: {sentence}", err=True)
+    for sentence in footnotes(sentences):
         click.echo(f"note: {sentence}", err=True)
     for sentence in prepared.findings.problems:
         click.echo(f"vlmplan: {sentence}", err=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.estimate import freezing_of
 from vlmplan.cli.options import (
     CATALOG,
     FILE,
@@ -24,6 +25,7 @@ from vlmplan.cli.options import (
     today,
 )
 from vlmplan.cli.refresh import REFRESH, refresh_prices
+from vlmplan.notes import caveats
 
 if TYPE_CHECKING:
     from vlmplan.recipe import Recipe
@@ -110,12 +112,15 @@ def recommend(
         found, rehearsal = confirmation.found, confirmation.winner
     next_steps = _next_steps(found, given, out, force=force)
     next_steps += _write_pictures(found, pictures, force=force)
+    frozen = freezing_of(found.plans[0].estimate, given) if found.plans else None
     if as_json:
-        click.echo(json.dumps(document(found, rehearsal), indent=2))
+        freezes = {"freeze_vision": None if frozen is None else frozen.as_json()}
+        click.echo(json.dumps(document(found, rehearsal) | freezes, indent=2))
     elif found.plans:
         from vlmplan.render.recommendation import print_recommendation
 
-        print_recommendation(found, next_steps, rehearsal, shows_pareto=shows_pareto)
+        hints = [] if frozen is None else [frozen.sentence]
+        print_recommendation(found, next_steps, rehearsal, shows_pareto=shows_pareto, hints=hints)
     else:
         from vlmplan.render.recommendation import print_nothing_fits
 
@@ -188,6 +193,7 @@ def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> 
         "explanation": explanation(found.plans, found.objective),
         "pareto": [_point_json(point, found.as_of) for point in found.pareto],
         "rejected": [rejection.as_json() for rejection in found.rejected],
+        "caveats": caveats(found.notes),
         "notes": list(found.notes),
     }
 

@@ -10,6 +10,7 @@ import click
 
 from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, refuse_files
 from vlmplan.errors import InputError
+from vlmplan.notes import caveats
 
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
@@ -90,6 +91,7 @@ def rehearse(
 
         described = document(found)
         described["notes"] += notes
+        described["caveats"] += caveats(notes)
         click.echo(json.dumps(described, indent=2))
     else:
         from vlmplan.render.rehearsal import print_rehearsal
@@ -144,5 +146,7 @@ def _estimate_of(plan: "Plan", catalog_files: tuple[Path, ...]) -> "Estimate":
     options = {"gpu": gpu_of(plan, catalog), "num_nodes": plan.hardware.num_nodes, "host_ram": host_ram_of(plan)}
     cluster, _ = requested_cluster(options, catalog)
     model = plan.workload.model
-    workload = replace(plan.workload, model=described(model, model.config))
+    # what the samples leave out is the plan's: --images-per-sample 0 may have said that there are no images
+    model = replace(described(model, model.config), not_counted=model.not_counted)
+    workload = replace(plan.workload, model=model)
     return with_rehearsed_activations(estimate(workload, plan.recipe, cluster))

@@ -17,6 +17,7 @@ from vlmplan.errors import InputError, UnavailableError
 from vlmplan.hardware import PCIE_BYTES_PER_SECOND_PER_LANE, Gpu, Node, Vendor
 from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import MigSlice, NvmlCard, NvmlMachine, read_machine
+from vlmplan.notes import Caveat
 from vlmplan.units import MIB, gib_text
 
 MEMORY_TOLERANCE_FRACTION = 0.07
@@ -288,8 +289,10 @@ def _notes_on_members(members: Sequence[LocalGpu]) -> list[str]:
         taken = device.gpu.usable_bytes - device.free_bytes
         if taken > SAME_TOTAL_BYTES:
             notes.append(
-                f"GPU {device.card.index}: other processes hold {gib_text(taken)} of its "
-                f"{gib_text(device.gpu.usable_bytes)}; the plan assumes that they will be gone"
+                Caveat(
+                    f"GPU {device.card.index}: other processes hold {gib_text(taken)} of its "
+                    f"{gib_text(device.gpu.usable_bytes)}; the plan assumes that they will be gone"
+                )
             )
     return notes
 

@@ -5,12 +5,12 @@ Symbols: Ψ bytes or counts of all parameters, Φ of trained ones, N data-parall
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from vlmplan.architecture.model import Model, NamedParameter
+from vlmplan.architecture.model import Model, NamedParameter, Part
 from vlmplan.architecture.tensor import Parameter
 from vlmplan.recipe import Recipe
 from vlmplan.units import DType
@@ -76,6 +76,21 @@ class ParameterTable:
     def num_loaded(self, recipe: Recipe) -> int:
         """Elements that come from the checkpoint: all but adapters and trained copies."""
         return self.num_params - (self.num_trained if recipe.trains_adapters else 0)
+
+    @cached_property
+    def trained_by_part(self) -> Mapping[Part, int]:
+        """Trained parameters of each part that the model has."""
+        counts = dict.fromkeys((entry.part for entry in self.entries), 0)
+        for entry in self.entries:
+            counts[entry.part] += entry.parameter.numel if entry.parameter.requires_grad else 0
+        return {part: counts[part] for part in Part if part in counts}
+
+    @cached_property
+    def stacked_bytes(self) -> int:
+        """Bytes of frozen stacks of matrices, such as all experts of a layer in one parameter. bitsandbytes quantises
+        Linears alone: in a 4-bit model they stay as they are (transformers ``quantizers/quantizer_bnb_4bit.py``)."""
+        stacks = [one.num_bytes * count for one, count in self.kinds if len(one.shape) == 3 and not one.requires_grad]
+        return sum(stacks)
 
     @cached_property
     def tied_numel(self) -> int:

@@ -221,6 +221,7 @@ def _described(model: ModelFiles) -> ModelFiles:
     if model.model_type in FAMILIES:
         return model
     from vlmplan.architecture.generic import generic_notes
+    from vlmplan.architecture.layout import inputs_beside_text
     from vlmplan.models.probe import probed_layout
 
     layout = probed_layout(model.config, brings_own_code=brings_own_code(model.config))
@@ -230,6 +231,7 @@ def _described(model: ModelFiles) -> ModelFiles:
         preprocessor=model.preprocessor,
         hub_id=model.hub_id,
         notes=(*model.notes, *generic_notes(layout, model.model_type)),
+        not_counted=inputs_beside_text(layout),
         layout=layout,
     )
 

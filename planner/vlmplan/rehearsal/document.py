@@ -32,6 +32,8 @@ def document(found: Comparison) -> dict[str, Any]:
         "checkpoint_bytes": rehearsed.checkpoint_bytes,
         "seconds": rehearsed.seconds,
         "not_rehearsed": [{"what": one.what, "bytes": one.num_bytes} for one in found.not_rehearsed],
+        "not_counted": estimated["not_counted"],
+        "caveats": estimated["caveats"],
         "notes": estimated["notes"],
     }
 

@@ -67,8 +67,8 @@ def with_rehearsed_activations(found: Estimate, rehearse: Rehearse | None = None
     except VlmplanError as error:
         return _noted(found, f"Its activations are not rehearsed: {str(error).rstrip(chr(46))}.")
     corrected = _corrected(found, {key: value.of(num_layers) for key, value in missing.items()})
-    notes = tuple(note.replace(GENERIC_TERMS, REHEARSED_TERMS) for note in model.notes)
-    return _with_notes(corrected, notes)
+    notes = (note.replace(GENERIC_TERMS, REHEARSED_TERMS) if GENERIC_TERMS in note else note for note in model.notes)
+    return _with_notes(corrected, tuple(notes))
 
 
 def num_layers_of(config: Mapping[str, Any]) -> int | None:

@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from vlmplan.render.estimate import engine_text, recipe_text, workload_text
+from vlmplan.notes import footnotes
+from vlmplan.render.estimate import caveat_lines, engine_text, setup_text, workload_text
 from vlmplan.render.lines import say
 from vlmplan.render.recommendation import money_line
 from vlmplan.render.tables import Table, print_table
@@ -122,7 +123,8 @@ def _base_lines(found: Advice) -> Iterator[str]:
         return
     over = "" if found.base_is_within_limits else f"; over {binding(found.base, found.limits)}"
     yield click.style("Now: ", bold=True) + money_line(found.base, found.as_of) + over
-    yield f"  {recipe_text(found.base.estimate.recipe)}"
+    yield f"  {setup_text(found.base.estimate)}"
+    yield from (f"  {line}" for line in caveat_lines(found.notes))
 
 
 def _base_row(found: Advice, base: RankedPlan) -> tuple[str, ...]:
@@ -188,5 +190,5 @@ def _reasons(found: Advice) -> Iterator[str]:
 def _assumed(found: Advice) -> Iterator[str]:
     if found.base is not None:
         yield f"assumed: {workload_text(found.base.estimate)}"
-    for note in found.notes:
+    for note in footnotes(found.notes):
         yield f"note: {note}"

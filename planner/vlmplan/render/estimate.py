@@ -1,6 +1,6 @@
 """One estimate for people: verdict, a bar per phase, the components at the peak, host, disk and time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
 
@@ -8,12 +8,14 @@ from vlmplan.estimate import Estimate
 from vlmplan.hardware import Vendor
 from vlmplan.memory.components import Components
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.notes import caveats, footnotes, listed
+from vlmplan.recipe import ALL_LINEAR, Method, Offload, Recipe
 from vlmplan.render.bars import bar, legend
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import count_text, counted, duration_text, gib_text
+from vlmplan.units import DType, count_text, counted, duration_text, gib_text
 
+SHORT_TYPES = {DType.FLOAT32: "fp32", DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
 VERDICTS = {
     Verdict.FITS: ("fits", "green"),
     Verdict.TIGHT: ("tight", "yellow"),
@@ -21,12 +23,13 @@ VERDICTS = {
 }
 
 
-def print_estimate(estimate: Estimate, notes: Sequence[str] = ()) -> None:
-    """Print everything that an estimate knows to standard output; ``notes`` are about the hardware."""
-    say(heading(estimate))
-    say(verdict_line(estimate))
-    for hint in estimate.hints:
-        say(hint)
+def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequence[str] = ()) -> None:
+    """Print everything that an estimate knows to standard output; ``notes`` are about the hardware, ``hints`` what
+    other options would bring."""
+    say(heading(estimate), verdict_line(estimate))
+    every = [*estimate.workload.model.notes, *estimate.cautions, *notes]
+    say(*caveat_lines(every), f"setup: {setup_text(estimate)}")
+    say(*estimate.hints, *(f"hint: {hint}" for hint in hints))
     click.echo()
     print_memory(estimate)
     click.echo()
@@ -37,11 +40,30 @@ def print_estimate(estimate: Estimate, notes: Sequence[str] = ()) -> None:
 
 
 def heading(estimate: Estimate) -> str:
-    """Model, recipe and hardware in one line."""
+    """The model, what is trained of it, and the hardware in one line."""
     params, trained = count_text(estimate.num_params), count_text(estimate.num_trainable_params)
-    hardware = hardware_text(estimate)
-    model = f"{estimate.workload.model.id}: {params} parameters, {trained} trained"
-    return f"{model}; {recipe_text(estimate.recipe)}; {hardware}"
+    model = f"{estimate.workload.model.id}: {params} parameters, {trained} trained{_parts_text(estimate)}"
+    return f"{model}; {hardware_text(estimate)}"
+
+
+def setup_text(estimate: Estimate) -> str:
+    """How it is trained: everything that decides bytes and seconds."""
+    return recipe_text(estimate.recipe, sees=estimate.workload.images_per_sample > 0)
+
+
+def _parts_text(estimate: Estimate) -> str:
+    """`` in projector and language (vision frozen)``; nothing for a model that is one part."""
+    counts = estimate.trained_by_part
+    if len(counts) == 1:
+        return ""
+    trained = [part.value for part, count in counts.items() if count]
+    frozen = [part.value for part, count in counts.items() if not count]
+    return f" in {listed(trained)}" + (f" ({listed(frozen)} frozen)" if frozen else "")
+
+
+def caveat_lines(notes: Iterable[str]) -> list[str]:
+    """What changes the answer, for the lines under its verdict."""
+    return [f"caution: {caveat}" for caveat in caveats(notes)]
 
 
 def hardware_text(estimate: Estimate) -> str:
@@ -50,17 +72,48 @@ def hardware_text(estimate: Estimate) -> str:
     return f"{nodes}{node.num_gpus} x {node.gpu.name}"
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """A recipe in a few words: what differs from plain choices."""
-    words = [recipe.method.value]
-    if recipe.trains_adapters:
-        words[0] += f" r{recipe.lora_rank}"
-    words += [recipe.precision.value, engine_text(recipe)]
+def recipe_text(recipe: Recipe, *, sees: bool) -> str:
+    """A recipe in a few words: everything that decides memory and time. ``sees``: a vision encoder runs too."""
+    words = [_method_text(recipe), precision_text(recipe), engine_text(recipe)]
     if recipe.optimizer.value != "adamw":
         words.append(recipe.optimizer.value)
     words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}")
-    words.append("checkpointing" if recipe.activation_checkpointing else "no checkpointing")
+    words.append(_checkpointing_text(recipe, sees=sees))
+    words += [f"{recipe.attention.value} attention", f"{recipe.loss.value} loss"]
+    words.append("expandable segments" if recipe.expandable_segments else "native allocator")
     return ", ".join(words)
+
+
+def _method_text(recipe: Recipe) -> str:
+    """``lora r16``, with its targets unless they are all Linears."""
+    text = recipe.method.value
+    if recipe.trains_adapters:
+        text += f" r{recipe.lora_rank}"
+        text += "" if recipe.lora_targets == ALL_LINEAR else f" on {recipe.lora_targets}"
+        text += " and embeddings" if recipe.train_embeddings else ""
+    return text
+
+
+def precision_text(recipe: Recipe) -> str:
+    """The precision, and in which types weights are kept: ``bf16 (bf16 weights, fp32 adapters, autocast)``."""
+    trained, master = SHORT_TYPES[recipe.trained_dtype], SHORT_TYPES[recipe.master_dtype]
+    words: list[str] = []
+    if recipe.method is Method.QLORA:
+        words.append(f"4-bit weights, others {SHORT_TYPES[recipe.frozen_dtype]}")
+    elif recipe.method is Method.LORA:
+        words.append(f"{SHORT_TYPES[recipe.frozen_dtype]} weights")
+    words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}")
+    words += [f"{master} master copy"] if master != trained else []
+    words += ["autocast"] if recipe.autocast is not None else []
+    return f"{recipe.precision.value} ({', '.join(words)})"
+
+
+def _checkpointing_text(recipe: Recipe, *, sees: bool) -> str:
+    """Activation checkpointing, of which part where the two differ."""
+    language, vision = recipe.activation_checkpointing, recipe.vision_activation_checkpointing
+    if sees and language is not vision:
+        return f"checkpointing of {'language' if language else 'vision'} alone"
+    return "checkpointing" if language else "no checkpointing"
 
 
 def engine_text(recipe: Recipe) -> str:
@@ -77,9 +130,15 @@ def engine_text(recipe: Recipe) -> str:
     return text
 
 
+def without_text(estimate: Estimate) -> str:
+    """`` without images`` where the model takes them and no number has them."""
+    return f" without {listed(estimate.not_counted)}" if estimate.not_counted else ""
+
+
 def verdict_line(estimate: Estimate) -> str:
+    """Whether it fits, and what is left."""
     word, colour = VERDICTS[estimate.verdict]
-    text = click.style(word, fg=colour, bold=True)
+    text = click.style(f"{word}{without_text(estimate)}", fg=colour, bold=True)
     device = estimate.device
     line = (
         f"{text}: {gib_text(device.device_bytes)} of {gib_text(device.usable_bytes)} usable on each GPU, "
@@ -190,7 +249,7 @@ def _shares(seconds: Mapping[str, float]) -> str:
 
 def _assumed(estimate: Estimate, notes: Sequence[str]) -> Iterator[str]:
     yield f"assumed: {workload_text(estimate)}"
-    for note in (*estimate.workload.model.notes, *estimate.cautions, *notes):
+    for note in footnotes((*estimate.workload.model.notes, *estimate.cautions, *notes)):
         yield f"note: {note}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from vlmplan.rehearsal.comparison import Comparison
-from vlmplan.render.estimate import heading
+from vlmplan.render.estimate import heading, setup_text
 from vlmplan.render.picture import (
     HEIGHT,
     LEFT,
@@ -53,7 +53,7 @@ def html_text(found: Comparison) -> str:
 
 
 def _title(found: Comparison) -> str:
-    return heading(found.estimate)
+    return f"{heading(found.estimate)}; {setup_text(found.estimate)}"
 
 
 def _plain_verdict(found: Comparison) -> str:

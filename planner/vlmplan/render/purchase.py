@@ -8,6 +8,8 @@ import click
 from vlmplan.cost.owning import WEEKS_PER_MONTH
 from vlmplan.cost.purchase import SHOWN_HOURS_PER_WEEK, Purchase
 from vlmplan.hardware import Offer
+from vlmplan.notes import footnotes
+from vlmplan.render.estimate import caveat_lines
 from vlmplan.render.lines import say
 from vlmplan.render.prices import age_text
 from vlmplan.render.tables import Table, print_table
@@ -21,9 +23,10 @@ def print_purchase(purchase: Purchase, notes: Sequence[str], on: date) -> None:
     click.echo()
     print_table(_table(purchase))
     click.echo()
+    say(*caveat_lines(notes))
     say(_break_even_line(purchase))
     say(click.style(purchase.advice[0].upper() + purchase.advice[1:], bold=True))
-    for note in notes:
+    for note in footnotes(notes):
         say(f"note: {note}")
 
 

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from vlmplan.hardware import Offer
+from vlmplan.notes import footnotes
 from vlmplan.recipe import Method
 from vlmplan.render.estimate import (
+    caveat_lines,
     engine_text,
     host_line,
     print_memory,
-    recipe_text,
+    setup_text,
     verdict_line,
     workload_text,
 )
@@ -42,9 +44,11 @@ def print_recommendation(
     rehearsal: "Comparison | None" = None,
     *,
     shows_pareto: bool = False,
+    hints: Sequence[str] = (),
 ) -> None:
     """Print the whole answer to standard output; ``next_steps`` are lines on how to train the winner, ``rehearsal``
-    what confirmed it; ``shows_pareto``: cost against time of every setup as well."""
+    what confirmed it; ``shows_pareto``: cost against time of every setup as well; ``hints``: what other options
+    would bring."""
     say(
         f"{found.workload.model.id}: {counted(found.num_clusters, 'machine')}, "
         f"{counted(found.num_considered, 'setup')} considered, "
@@ -53,10 +57,10 @@ def print_recommendation(
     winner = found.plans[0]
     click.echo()
     say(click.style(f"{WINS_BY[found.objective]}: ", bold=True) + money_line(winner, found.as_of))
-    say(f"  {recipe_text(winner.estimate.recipe)}")
-    say(f"  {verdict_line(winner.estimate)}")
-    say(f"  {host_line(winner.estimate)}")
-    for line in (*cost_lines(winner), *_confirmation(rehearsal), *_beside_others(found, shows_pareto)):
+    say(f"  {setup_text(winner.estimate)}", f"  {verdict_line(winner.estimate)}")
+    say(*(f"  {line}" for line in (*caveat_lines(found.notes), host_line(winner.estimate))))
+    hinted = [f"hint: {hint}" for hint in hints]
+    for line in (*cost_lines(winner), *_confirmation(rehearsal), *_beside_others(found, shows_pareto), *hinted):
         say(f"  {line}")
     click.echo()
     print_memory(winner.estimate)
@@ -103,7 +107,7 @@ def money_line(plan: RankedPlan, on: date) -> str:
     where = f"{count} x {node.gpu.name}"
     if plan.offer is None or plan.usd_per_hour is None:
         return f"{time} on {where}; no price is known"
-    return f"{price} for the run, {time} on {where} ({offer_text(plan.offer, on)}, {usd_text(plan.usd_per_hour)}/h)"
+    return f"{price} for the run, {time} on {where}; {offer_text(plan.offer, on)}, {usd_text(plan.usd_per_hour)}/h"
 
 
 def offer_text(offer: Offer, on: date) -> str:
@@ -169,5 +173,5 @@ def _assumed(found: Recommendation) -> Iterator[str]:
     if ages:
         oldest = f" to {max(ages)}" if max(ages) > min(ages) else ""
         yield f"prices: {min(ages)}{oldest} days old on {found.as_of.isoformat()}; whole machines, all told"
-    for note in found.notes:
+    for note in footnotes(found.notes):
         yield f"note: {note}"

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 import click
 
 from vlmplan.memory.device import Verdict
+from vlmplan.notes import footnotes
 from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error
 from vlmplan.rehearsal.document import collectives
 from vlmplan.rehearsal.result import Allocation
-from vlmplan.render.estimate import VERDICTS, heading
+from vlmplan.render.estimate import VERDICTS, caveat_lines, heading, setup_text, without_text
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_line, sparkline
 from vlmplan.render.tables import Table, can_show, print_table
@@ -22,9 +23,9 @@ LEAST_FRACTION = 0.001
 
 def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
     """Print everything that a rehearsal found to standard output; ``notes`` are about the hardware."""
-    say(heading(found.estimate))
-    say(rehearsed_line(found))
-    say(verdict_line(found))
+    every = [*found.estimate.workload.model.notes, *found.estimate.cautions, *notes]
+    say(heading(found.estimate), rehearsed_line(found), verdict_line(found))
+    say(*caveat_lines(every), f"setup: {setup_text(found.estimate)}")
     click.echo()
     _print_phases(found)
     click.echo()
@@ -37,7 +38,7 @@ def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
         click.echo()
     _print_over_time(found)
     click.echo()
-    say(*_the_rest(found), *(f"note: {note}" for note in notes))
+    say(*_the_rest(found), *(f"note: {note}" for note in footnotes(notes)))
 
 
 def rehearsed_line(found: Comparison) -> str:
@@ -57,7 +58,7 @@ def verdict_line(found: Comparison) -> str:
     if not device.runs and device.free_bytes >= 0:
         free += "; torch's allocator runs out although the tensors would fit: try --expandable-segments"
     return (
-        f"{click.style(word, fg=colour, bold=True)}: {gib_text(device.device_bytes)} of "
+        f"{click.style(word + without_text(found.estimate), fg=colour, bold=True)}: {gib_text(device.device_bytes)} of "
         f"{gib_text(device.usable_bytes)} usable on each GPU as rehearsed, "
         f"{gib_text(found.estimate.device.device_bytes)} as estimated; {free}"
     )

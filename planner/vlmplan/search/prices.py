@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import date
 
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Offer, Pricing
+from vlmplan.notes import Caveat
 from vlmplan.units import counted
 
 
@@ -34,7 +35,7 @@ def price_note(offer: Offer | None, on: date) -> str | None:
         return None
     age = offer.age_days(on)
     seen = "nobody says when" if age is None else f"{counted(age, 'day')} ago, which is more than {PRICE_CURRENT_DAYS}"
-    return (
+    return Caveat(
         f"the first plan's price was seen {seen}: ask {offer.provider} before you believe it, "
         f"or leave such prices out with --max-price-age-days {PRICE_CURRENT_DAYS}"
     )

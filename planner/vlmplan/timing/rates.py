@@ -10,6 +10,7 @@ what a model's shapes reach of those; and by power, which small cards run out of
 from dataclasses import dataclass
 
 from vlmplan.hardware import Gpu, Vendor
+from vlmplan.notes import Caveat
 from vlmplan.recipe import Precision, Recipe
 from vlmplan.units import Choice
 
@@ -121,7 +122,9 @@ def speed_note(gpu: Gpu) -> str | None:
     """What should be known of the seconds on this card, where it is more than their range says."""
     if gpu.vendor is not Vendor.AMD:
         return None
-    return "seconds on AMD cards are little tested: the one published run of the same kind took more than twice as long"
+    return Caveat(
+        "seconds on AMD cards are little tested: the one published run of the same kind took more than twice as long"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,33 @@
+"""What an estimate's numbers leave out or mean otherwise than its options say, as caveats (see ``notes``)."""
+
+from vlmplan.notes import Caveat, listed
+from vlmplan.recipe import Recipe
+from vlmplan.units import gib_text
+from vlmplan.workload import ModelFiles
+
+STACKED_FRACTION = 0.1
+"""Stacked weights are told of from this part of all weights on, counted in 16 bits. A choice."""
+
+
+def not_counted_caveat(model: ModelFiles) -> Caveat | None:
+    """That images or sound are in no number."""
+    if not model.not_counted:
+        return None
+    text = f"not counted: {listed(model.not_counted)}, which vlmplan does not describe for {model.model_type}"
+    none = "; --images-per-sample 0 says that samples have no images" if "images" in model.not_counted else ""
+    return Caveat(f"{text}; only text is planned{none}")
+
+
+def stacked_caveat(recipe: Recipe, *, stacked_bytes: int, num_params: int) -> Caveat | None:
+    """That most of a 4-bit model is not in 4 bits: ``stacked_bytes`` of its weights are in no Linear.
+
+    Source: transformers ``quantizers/quantizer_bnb_4bit.py``, which replaces Linears, and transformers 5's experts,
+    which are one parameter of three dimensions for each layer.
+    """
+    if stacked_bytes < STACKED_FRACTION * 2 * num_params:
+        return None
+    bits = 8 * recipe.frozen_dtype.num_bytes
+    return Caveat(
+        f"{gib_text(stacked_bytes)} of the model's weights stay in {bits} bits: its experts "
+        f"are stacked parameters, and bitsandbytes makes 4 bits of Linears alone"
+    )

@@ -1,0 +1,54 @@
+"""What an estimate leaves out or means otherwise: said where it is so, and nowhere else."""
+
+import pytest
+
+from planned import cluster, workload
+from vlmplan.cautions import STACKED_FRACTION, not_counted_caveat, stacked_caveat
+from vlmplan.estimate import estimate
+from vlmplan.notes import caveats
+from vlmplan.recipe import Method, Recipe
+from vlmplan.units import GIB
+from vlmplan.workload import ModelFiles
+
+LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 32, 8, 4096, 14336
+MIXTRAL_EXPERT_BYTES = 2 * LAYERS * EXPERTS * 3 * HIDDEN * INTERMEDIATE
+"""In 16 bits: three matrices of each expert of Mixtral 8x7B."""
+
+
+@pytest.mark.parametrize(("method", "stage"), [(Method.QLORA, None), (Method.LORA, 3)])
+def test_experts_that_stay_in_16_bits_are_said_of_a_4_bit_model_alone(method: Method, stage: int | None):
+    recipe = Recipe(method=method, zero_stage=stage)
+    found = estimate(workload("mixtral-8x7b", seq_len=128), recipe, cluster("b300"))
+    is_4_bit = method is Method.QLORA
+    assert found.stacked_bytes == found.as_json()["unquantized_bytes"] == (MIXTRAL_EXPERT_BYTES if is_4_bit else 0)
+    said = [note for note in caveats(found.cautions) if "stay in 16 bits" in note]
+    assert len(said) == is_4_bit
+    assert not said or said[0].startswith(f"{MIXTRAL_EXPERT_BYTES / GIB:.2f} GiB of the model's weights")
+
+
+def test_upcast_weights_are_said_to_be_32_bits():
+    recipe = Recipe(method=Method.QLORA, upcasts_frozen=True)
+    (note,) = caveats([stacked_caveat(recipe, stacked_bytes=10**9, num_params=10**9) or ""])
+    assert "stay in 32 bits" in note
+
+
+@pytest.mark.parametrize("alias", ["llama-3.2-1b", "smolvlm-256m"])
+def test_a_4_bit_model_of_linears_has_no_such_caveat(alias: str):
+    found = estimate(workload(alias, seq_len=2048), Recipe(method=Method.QLORA), cluster("b300"))
+    assert found.stacked_bytes < STACKED_FRACTION * 2 * found.num_params
+    assert not caveats(found.cautions)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "text", "ends_with_option"),
+    [(("images",), "images", True), (("images", "sound"), "images and sound", True), (("sound",), "sound", False)],
+)
+def test_what_is_not_counted_is_named(kinds: tuple[str, ...], text: str, ends_with_option: bool):
+    caveat = not_counted_caveat(ModelFiles(id="m", config={"model_type": "kosmos"}, not_counted=kinds))
+    assert caveat is not None
+    assert caveat.startswith(f"not counted: {text}, which vlmplan does not describe for kosmos; ")
+    assert ("--images-per-sample 0" in caveat) is ends_with_option
+
+
+def test_a_described_model_leaves_nothing_out():
+    assert not_counted_caveat(workload("qwen2-vl-2b").model) is None

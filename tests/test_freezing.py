@@ -1,0 +1,37 @@
+"""What a frozen vision encoder saves: the numbers are those of the setup itself, and small ones are not told."""
+
+import pytest
+
+from planned import cluster, workload
+from vlmplan.estimate import estimate
+from vlmplan.freezing import NOTICEABLE_FRACTION, freezing
+from vlmplan.recipe import Method, Recipe
+from vlmplan.units import gib_text
+
+LORA = Recipe(method=Method.LORA)
+
+
+def test_freezing_is_the_same_setup_with_its_vision_encoder_frozen():
+    found = estimate(workload("qwen2-vl-2b"), LORA, cluster("rtx-4090"))
+    saved = freezing(found)
+    assert saved is not None
+    again = estimate(workload("qwen2-vl-2b"), Recipe(method=Method.LORA, train_vision=False), cluster("rtx-4090"))
+    assert saved.frozen.device == again.device
+    assert saved.frozen.step_seconds == again.step_seconds
+    assert saved.seconds_change == again.step_seconds / found.step_seconds - 1 < -NOTICEABLE_FRACTION
+    assert gib_text(again.device.device_bytes) in saved.sentence
+    assert f"({100 * saved.seconds_change:+.0f} %)" in saved.sentence
+
+
+@pytest.mark.parametrize(
+    ("alias", "recipe", "changes"),
+    [
+        ("qwen2-vl-2b", Recipe(method=Method.LORA, train_vision=False), {}),
+        ("llama-3.2-1b", LORA, {}),
+        ("qwen2-vl-2b", Recipe(train_projector=False, train_language=False), {}),
+        ("qwen2.5-vl-72b", LORA, {"seq_len": 8192, "images_per_sample": 0}),
+    ],
+    ids=["frozen already", "no encoder", "nothing else is trained", "no images"],
+)
+def test_nothing_is_said_where_nothing_is_saved(alias: str, recipe: Recipe, changes: dict[str, int]):
+    assert freezing(estimate(workload(alias, **changes), recipe, cluster("b300"))) is None
