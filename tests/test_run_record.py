@@ -27,6 +27,7 @@ from vlmplan_trainer.options import parse_options
 OTHER: dict[str, Any] = {
     "train_data": Path("/other.jsonl"),
     "eval_data": Path("/eval.jsonl"),
+    "image_folder": Path("/images"),
     "dummy_data": 2 * 3 * 5,
     "adapter": Path("/adapter"),
     "skip_bad_samples": True,

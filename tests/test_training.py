@@ -18,6 +18,7 @@ OPTIONS = st.builds(
     output_dir=st.just(Path("/out put")),
     dummy_data=st.integers(1, 10**6),
     eval_data=st.none() | st.just(Path("/eval.jsonl")),
+    image_folder=st.none() | st.just(Path("/images")),
     **dict.fromkeys(("save_every", "max_steps"), st.none() | COUNTS),
     **dict.fromkeys(("keep_last", "seed", "measured_steps"), COUNTS),
     learning_rate=st.none() | RATES,

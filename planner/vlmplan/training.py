@@ -41,6 +41,7 @@ class TrainerOptions:
     output_dir: Path
     train_data: Path | None = None
     eval_data: Path | None = None
+    image_folder: Path | None = None
     dummy_data: int | None = None
     adapter: Path | None = None
     resume: bool = False

@@ -181,7 +181,14 @@ def test_this_machine_can_be_asked(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "part"),
-    [(None, "does not exist"), ("", "is empty"), (" \n\t\n", "is empty"), ("{}\n" * 5, "has 5 lines")],
+    [
+        (None, "does not exist"),
+        ("", "is empty"),
+        (" \n\t\n", "is empty"),
+        ("{}\n" * 5, "has 5 samples"),
+        ("[" + ",\n".join(["{}"] * 5) + "]", "has 5 samples"),
+        ("[{}\n,\n{]", "d.jsonl[1] is not JSON: "),
+    ],
 )
 def test_data_that_cannot_make_one_step_is_refused(content, part: str, tmp_path):
     data = tmp_path / "d.jsonl"
@@ -192,6 +199,7 @@ def test_data_that_cannot_make_one_step_is_refused(content, part: str, tmp_path)
 
 def test_other_files_have_to_be_there_and_hold_something(tmp_path):
     only(found(gpu_plan(), tmp_path, eval_data=tmp_path).problems, "--eval-data", "is a folder")
+    only(found(gpu_plan(), tmp_path, image_folder=tmp_path / "no").problems, "--image-folder", "is no folder")
     only(found(gpu_plan(), tmp_path, eval_data=tmp_path / "e.jsonl").problems, "--eval-data", "does not exist")
     few = {"train_data": None, "dummy_data": 2 * 3 - 1}
     only(found(gpu_plan(), tmp_path, **few).problems, "--dummy-data is 5", "6 samples")

@@ -127,7 +127,9 @@ def read_samples(plan: Plan, options: Options) -> list[Sample]:
             options.dummy_data, num_images=workload.images_per_sample, image_size=size, seed=options.seed
         )
     assert options.train_data is not None
-    samples, report = read_chats(options.train_data, skips_bad=options.skip_bad_samples)
+    samples, report = read_chats(
+        options.train_data, skips_bad=options.skip_bad_samples, image_root=options.image_folder
+    )
     if os.environ.get("RANK", "0") == "0":
         sys.stdout.writelines(f"left out: {sentence}\n" for sentence in report.sentences)
     return samples
@@ -241,8 +243,9 @@ def _save(made: Run) -> None:
 
 
 def _evaluated(made: Run) -> float:
-    assert made.options.eval_data is not None
-    samples, _ = read_chats(made.options.eval_data, skips_bad=made.options.skip_bad_samples)
+    options = made.options
+    assert options.eval_data is not None
+    samples, _ = read_chats(options.eval_data, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
     return made.trainer.evaluate(_batches(made.plan, samples, made.encoder, made.engine, seed=0))
 
 

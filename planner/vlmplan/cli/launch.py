@@ -38,10 +38,11 @@ PLAN = (
     click.option("--demo", is_flag=True, help="A tiny model and made-up images on 2 CPU ranks; no download."),
 )
 DATA = (
-    click.option("--train-data", type=FILE, metavar="FILE", help="JSONL chats to train on."),
-    click.option("--eval-data", type=FILE, metavar="FILE", help="JSONL chats to look at after every epoch."),
+    click.option("--train-data", type=FILE, metavar="FILE", help="Samples to train on: JSONL, or a JSON list."),
+    click.option("--eval-data", type=FILE, metavar="FILE", help="Samples to look at after every epoch."),
+    click.option("--image-folder", type=FILE, metavar="DIR", help="Where images are; else beside the data."),
     _count("--dummy-data", "N made-up samples instead of data."),
-    click.option("--skip-bad-samples", is_flag=True, help="Leave out lines that cannot be used."),
+    click.option("--skip-bad-samples", is_flag=True, help="Leave out samples that cannot be used."),
     click.option("--group-by-length", is_flag=True, help="Samples of about equal length in a micro batch."),
 )
 RUN = (
@@ -228,15 +229,15 @@ def planned(
 ) -> "tuple[Plan, list[str]]":
     """The plan that the options of estimate ask for; the data says how many samples there are, if the user does not."""
     from vlmplan.cli.estimate import requested_estimate
+    from vlmplan.data_file import num_records_in
     from vlmplan.launch.optimizer_settings import refuse_other_settings
-    from vlmplan.launch.preflight import num_samples_in
     from vlmplan.plan import plan_from_estimate
     from vlmplan.request import ds_config_of
 
     if given["num_samples"] is None:
         counted = trainer.dummy_data
         if trainer.train_data is not None and trainer.train_data.is_file():
-            counted = num_samples_in(trainer.train_data)
+            counted = num_records_in(trainer.train_data)
         given = given | {"num_samples": counted or None}
     result, notes = requested_estimate(given, catalog_files)
     base = ds_config_of(given)

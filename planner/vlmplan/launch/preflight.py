@@ -5,11 +5,13 @@ Judges ``Facts`` and reads data files and the output folder; asks nothing else.
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmplan.catalog import Catalog
+from vlmplan.data_file import num_records_in
 from vlmplan.errors import VlmplanError
 from vlmplan.launch.devices import gpu_problems
 from vlmplan.launch.extensions import lock_sentence
@@ -214,6 +216,8 @@ def _data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     needed = plan.samples_per_step
     if options.dummy_data is not None and options.dummy_data < needed:
         yield f"--dummy-data is {options.dummy_data}, but one step of the plan takes {counted(needed, 'sample')}"
+    if options.image_folder is not None and not options.image_folder.is_dir():
+        yield f"--image-folder {options.image_folder} is no folder"
     files = {"--train-data": options.train_data, "--eval-data": options.eval_data}
     for flag, path in files.items():
         if path is None:
@@ -221,8 +225,14 @@ def _data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
         problem = _file_problem(path)
         if problem is not None:
             yield f"{flag} {path} {problem}"
-        elif flag == "--train-data" and (found := num_samples_in(path)) < needed:
-            yield f"{flag} {path} has {counted(found, 'line')}, but one step of the plan takes {needed} samples"
+            continue
+        try:
+            found = num_records_in(path)
+        except VlmplanError as error:
+            yield f"{flag} {error}"
+            continue
+        if flag == "--train-data" and found < needed:
+            yield f"{flag} {path} has {counted(found, 'sample')}, but one step of the plan takes {needed}"
 
 
 def _file_problem(path: Path) -> str | None:
@@ -240,16 +250,11 @@ def _file_problem(path: Path) -> str | None:
         return f"cannot be read: {error.strerror}"
 
 
-def num_samples_in(path: Path) -> int:
-    """Lines that are not blank: one sample each."""
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
-
-
 def _sample_warnings(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     found = options.dummy_data
-    if options.train_data is not None and _file_problem(options.train_data) is None:
-        found = num_samples_in(options.train_data)
+    if options.train_data is not None:
+        with suppress(VlmplanError):  # which is said among the problems
+            found = num_records_in(options.train_data)
     planned = plan.workload.num_samples
     if found is not None and abs(found - planned) > NUM_SAMPLES_TOLERANCE * planned:
         yield f"the data has {counted(found, 'sample')}, the plan's time and price are for {planned:,}"

@@ -1,18 +1,21 @@
 """Samples as tensors: labels on what the assistant says and its end, image tokens never cut, nothing over the plan."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from chat_cases import chat, learned, png, question
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from other_processors import FAMILIES
+from tokenizers.processors import TemplateProcessing
 
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
-from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoder, overlapping
+from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder, overlapping
 from vlmplan_trainer.data.survey import TooLongError
 
 SAID = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
@@ -51,6 +54,58 @@ def test_what_is_encoded_is_what_the_library_makes_of_the_chat(llama: Any):
     messages = [{"role": turn.role, "content": turn.text} for turn in sample.turns]
     expected = llama.apply_chat_template(messages, return_tensors="pt", return_dict=True)["input_ids"]
     assert torch.equal(text_encoder(llama).encode(sample)["input_ids"], expected)
+
+
+# Labels of a prompt and its completion: TRL's ``tokenize_fn`` (trl/trainer/sft_trainer.py) written again. All tokens
+# after those of the prompt are the completion's, and the loss is on them alone (``completion_only_loss``).
+
+
+def completion_by_trl(prompt: list[int], both: list[int]) -> tuple[list[int], list[int]]:
+    assert both[: len(prompt)] == prompt
+    return both, [IGNORED_LABEL] * len(prompt) + both[len(prompt) :]
+
+
+def as_lists(encoded: Encoded) -> tuple[list[int], list[int]]:
+    return encoded["input_ids"][0].tolist(), encoded["labels"][0].tolist()
+
+
+@given(SAID, SAID, SAID)
+def test_of_a_prompt_of_messages_the_loss_is_on_the_completion_as_in_trl(llama: Any, asked: str, first: str, last: str):
+    turns = (("system", "Hm."), ("user", asked), ("assistant", first), ("user", asked), ("assistant", last))
+    messages = [{"role": role, "content": said} for role, said in turns]
+    sample = replace(chat(*turns), num_prompt_turns=4)
+    ids = {"tokenize": True, "return_dict": True}
+    prompt = llama.apply_chat_template(messages[:4], add_generation_prompt=True, **ids)["input_ids"]
+    both = llama.apply_chat_template(messages, **ids)["input_ids"]
+    assert as_lists(text_encoder(llama).encode(sample)) == completion_by_trl(prompt, both)
+
+
+@pytest.mark.parametrize("has_bos", [False, True])
+@given(said=SAID, end=st.sampled_from(["", "<|eot_id|>"]))
+def test_of_a_prompt_that_is_a_text_the_loss_is_on_the_completion_and_its_end_as_in_trl(
+    llama: Any, has_bos: bool, said: str, end: str
+):
+    tokenizer = copy.deepcopy(llama)
+    tokenizer.chat_template = None
+    if has_bos:
+        bos = ("<|begin_of_text|>", tokenizer.bos_token_id)
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos[0]} $A", special_tokens=[bos])
+    sample = replace(question("The sky: ", f"{said.strip()}{end}"), num_prompt_turns=1, is_plain=True)
+    prompt = tokenizer("The sky: ")["input_ids"]
+    both = tokenizer(f"The sky: {said.strip()}<|eot_id|>")["input_ids"]
+    assume(both[: len(prompt)] == prompt)  # TRL warns where the two are cut in another way
+    assert (prompt[0] == tokenizer.bos_token_id) is has_bos
+    made = text_encoder(tokenizer)
+    assert as_lists(made.encode(sample)) == completion_by_trl(prompt, both)
+    assert made.survey([sample]).lengths == [len(both)]
+
+
+def test_a_prompt_with_images_is_learnt_from_its_completion_on(qwen: Any):
+    turns = (("user", "What?"), ("assistant", "A dog."), ("user", "Sure?"), ("assistant", "A cat."))
+    made = encoder(qwen)
+    whole = chat(*turns, sizes=((56, 56),))
+    assert learned(made, made.encode(whole)) == "A dog.<|im_end|>A cat.<|im_end|>"
+    assert learned(made, made.encode(replace(whole, num_prompt_turns=3))) == "A cat.<|im_end|>\n"
 
 
 def test_labels_are_the_tokens_themselves(qwen: Any):

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.forms import RawTurn, Reference, raw_turns
+from vlmplan_trainer.data.forms import RawTurn, Reference, raw_sample
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 
 
 def read(values: dict) -> tuple[RawTurn, ...]:
-    return raw_turns(values, source="some.jsonl:7")
+    return raw_sample(values, source="some.jsonl:7").turns
 
 
 def user(*content: str | Reference) -> RawTurn:
@@ -25,6 +25,9 @@ def assistant(said: str = "A cat.") -> RawTurn:
 
 def human(said: str, **more: object) -> dict:
     return {"conversations": [{"from": "human", "value": said}, {"from": "gpt", "value": "A cat."}], **more}
+
+
+SAID = {"role": "user", "content": "x"}
 
 
 @pytest.mark.parametrize(
@@ -83,8 +86,8 @@ def test_a_tag_in_what_the_assistant_says_is_text():
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"text": "x"}, "neither messages nor conversations"),
-        ({**asked("x"), **human("x")}, "messages and conversations; one of"),
+        ({"text": "x"}, "none of messages, conversations, instruction, prompt; one is needed"),
+        ({**asked("x"), **human("x")}, "messages and conversations; one is needed"),
         ({"messages": "x"}, 'messages is "x"; a list is needed'),
         ({"messages": []}, "no turn is the assistant's"),
         ({"messages": ["x"]}, r"messages\[0\] is \"x\"; an object"),
@@ -111,8 +114,26 @@ def test_a_tag_in_what_the_assistant_says_is_text():
         (asked({"type": "image"}, {"type": "image"}, image="a"), "an image tag has no image: 2 tags, 1 image"),
         (human("What?", image="a.png"), "more images than tags: 0 tags, 1 image .*a.png"),
         (human("<image>", image=["a", "b"]), "more images than tags: 1 tag, 2 images"),
-        (human("<image>", image=[1]), r"image is \[1\]; a list of texts is needed"),
+        (human("<image>", image=[1]), r"image is \[1\]; a text or a list of texts"),
         (human("<image>", image="a", images=["a"]), "both image and images"),
+        (human("<image>", image=[{"file": "a"}]), "an object with one of image, path"),
+        ({"prompt": "x"}, "completion is missing"),
+        ({"prompt": "x", "completion": [ANSWER]}, r"completion is \[.*; a text, or a list of messages, and the same"),
+        ({"prompt": 5, "completion": "y"}, "prompt is 5; a text, or a list of messages"),
+        ({"prompt": "x", "completion": " "}, "the completion is empty"),
+        ({"prompt": "x", "completion": "y", "image": "a.png"}, "a prompt that is a text shows no images"),
+        ({"prompt": "x", "completion": "y", "label": False}, "label is false; samples that are marked"),
+        ({"prompt": [SAID], "completion": []}, "a completion that begins with one of the assistant's .* 0 messages"),
+        ({"prompt": [SAID], "completion": [SAID]}, "a completion that begins with one of the assistant's"),
+        (
+            {"prompt": [{"role": "robot", "content": "x"}], "completion": [ANSWER]},
+            r'prompt\[0\].role is "robot"; one of',
+        ),
+        ({"instruction": "x"}, "output is missing"),
+        ({"instruction": "x", "output": ""}, "turn 2, the assistant's, is empty"),
+        ({"instruction": "", "input": "", "output": "y"}, 'instruction is ""; a text that is not empty, or an input'),
+        ({"instruction": ["x"], "output": "y"}, "instruction is .*; text is needed"),
+        ({"instruction": "x", "output": "y", "history": [["a"]]}, "history is .*; a list of pairs of texts"),
     ],
 )
 def test_what_is_not_in_order_is_one_sentence_with_file_and_line(values: dict, sentence: str):
@@ -125,3 +146,40 @@ def test_only_the_user_shows_images(role: str):
     shown = {"role": role, "content": [{"type": "image", "path": "a.png"}, text("x")]}
     with pytest.raises(InputError, match=f"a turn of the {role} shows an image"):
         read({"messages": [{"role": "user", "content": "x"}, shown, ANSWER]})
+
+
+def test_an_instruction_and_its_input_are_a_turn_after_those_that_came_before():
+    sample = {"instruction": "Translate.", "input": "Katze", "output": "cat", "system": "Be brief.",
+              "history": [["Hello", "Hi"]]}  # fmt: skip
+    assert read(sample) == (
+        RawTurn(role="system", content=("Be brief.",)),
+        user("Hello"),
+        assistant("Hi"),
+        user("Translate.\nKatze"),
+        assistant("cat"),
+    )
+    assert read({"instruction": "Hello", "input": None, "output": "Hi"}) == (user("Hello"), assistant("Hi"))
+    shown = {"instruction": "<image>What?", "output": "A cat.", "images": ["a.png"]}
+    assert read(shown) == (user(Reference(text="a.png"), "What?"), assistant())
+
+
+def test_of_a_prompt_and_its_completion_the_turns_of_the_prompt_are_counted():
+    chat = [{"role": "system", "content": "s"}, SAID, ANSWER, SAID]
+    found = raw_sample({"prompt": chat, "completion": [ANSWER]}, source="f:1")
+    assert (len(found.turns), found.num_prompt_turns, found.is_plain) == (5, 4, False)
+    found = raw_sample({"prompt": "The sky is", "completion": " <image> blue."}, source="f:1")
+    assert found.turns == (user("The sky is"), assistant(" <image> blue."))
+    assert (found.num_prompt_turns, found.is_plain) == (1, True)
+
+
+@pytest.mark.parametrize("images", [["a.png"], [{"path": "a.png", "bytes": None}], "a.png", {"path": "a.png"}])
+def test_messages_without_tags_show_their_images_before_the_users_first_text(images: object):
+    """As TRL's ``prepare_multimodal_messages`` has it."""
+    chat = [{"role": "system", "content": "s"}, SAID, ANSWER, SAID, ANSWER]
+    expected = (RawTurn(role="system", content=("s",)), user(Reference(text="a.png"), "x"), assistant(), user("x"))
+    assert read({"messages": chat, "images": images}) == (*expected, assistant())
+    assert read({"prompt": chat[:-1], "completion": [ANSWER], "images": images}) == (*expected, assistant())
+
+
+def test_conversations_may_be_messages_by_another_name():
+    assert read({"conversations": [SAID, ANSWER]}) == (user("x"), assistant())

@@ -1,6 +1,7 @@
 """What the assistant says is found to the character, or the template is refused."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -113,11 +114,13 @@ def test_a_template_that_tags_only_some_answers_is_refused(llama: Any):
         said(template, llama, two_rounds())
 
 
-def test_a_model_without_a_template_is_refused_before_any_sample(llama: Any):
+def test_a_model_without_a_template_learns_plain_texts_alone(llama: Any):
     changed = copy.copy(llama)
     changed.chat_template = None
-    with pytest.raises(TemplateError, match="has no chat template"):
-        ChatTemplate(changed)
+    with pytest.raises(TemplateError, match=r"has no chat template; .* or samples with prompt and completion as texts"):
+        ChatTemplate(changed).rendered(question())
+    plain = replace(question("The sky is", " blue."), num_prompt_turns=1, is_plain=True)
+    assert ChatTemplate(changed).rendered(plain).text == "The sky is blue.<|eot_id|>"
 
 
 def test_a_sample_that_the_template_refuses_is_named_and_the_template_is_kept(llama: Any):

@@ -1,16 +1,18 @@
-"""A JSONL file of chats as checked samples. Before training starts, every line and image header is looked at."""
+"""A file of chats as checked samples. Before training starts, every sample and image header is looked at."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlmplan.errors import InputError, UnavailableError
+from vlmplan.data_file import Record, records_in
+from vlmplan.errors import InputError
 from vlmplan.json_reader import parse_json_object
-from vlmplan_trainer.data.forms import RawTurn, Reference, raw_turns
+from vlmplan_trainer.data.forms import RawTurn, Reference, raw_sample
 from vlmplan_trainer.data.images import EmbeddedImage, ImageSource, checked_size, located
 
 MAX_SENTENCES = 20
-"""Bad lines that a report quotes; all are counted."""
+"""Bad samples that a report quotes; all are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +43,16 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One chat. ``source`` says where it stands, as file:line."""
+    """One chat. ``source`` says where it stands, as file:line or file[index].
+
+    ``num_prompt_turns``: after how many turns a completion begins, of which all is learnt; None: what the assistant
+    says is. ``is_plain``: prompt and completion are read one after the other, without the model's chat template.
+    """
 
     source: str
     turns: tuple[Turn, ...]
+    num_prompt_turns: int | None = None
+    is_plain: bool = False
 
     @property
     def images(self) -> tuple[ImagePart, ...]:
@@ -53,65 +61,57 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadReport:
-    """What was read. ``sentences`` are of the first ``MAX_SENTENCES`` bad lines, each with file and line."""
+    """What was read: samples of each form by the form's name, and the ``num_bad`` that are left out.
+
+    ``sentences`` are of the first ``MAX_SENTENCES`` bad ones, each with its file and place.
+    """
 
     num_samples: int
     num_bad: int
+    forms: Mapping[str, int] = field(default_factory=dict[str, int])
     sentences: tuple[str, ...] = ()
 
 
 def read_chats(path: Path, *, skips_bad: bool, image_root: Path | None = None) -> tuple[list[Sample], ReadReport]:
-    """The samples of a JSONL file; images are looked for in ``image_root``, then beside the file.
+    """The samples of a file, JSONL or a list; images are looked for in ``image_root``, then beside the file.
 
-    Raises InputError with file and line for the first line that cannot be used, or leaves such lines out and reports
-    them if ``skips_bad``. Raises it for a file without samples in any case, and UnavailableError for one that cannot
-    be read.
+    Raises InputError with file and place for the first sample that cannot be used, or leaves such samples out and
+    reports them if ``skips_bad``. Raises it for a file without samples in any case, and UnavailableError for one that
+    cannot be read.
     """
     folders = (path.parent,) if image_root is None else (image_root, path.parent)
     samples: list[Sample] = []
+    forms: Counter[str] = Counter()
     num_bad, sentences = 0, []
-    for number, offset, line in _lines(path):
-        source = f"{path}:{number}"
+    for record in records_in(path):
         try:
-            samples.append(_sample(line, source, folders, file=path, offset=offset))
+            form, sample = _sample(record, folders, file=path)
         except InputError as error:
             if not skips_bad:
-                raise InputError(f"{error} (--skip-bad-samples leaves such lines out)") from None
+                raise InputError(f"{error} (--skip-bad-samples leaves such samples out)") from None
             num_bad += 1
             if num_bad <= MAX_SENTENCES:
                 sentences.append(str(error))
+            continue
+        samples.append(sample)
+        forms[form] += 1
     if not samples:
         why = f"; all of its {num_bad} are bad, the first: {sentences[0]}" if num_bad else ""
         raise InputError(f"{path} has no sample to train on{why}")
-    return samples, ReadReport(num_samples=len(samples), num_bad=num_bad, sentences=tuple(sentences))
+    return samples, ReadReport(num_samples=len(samples), num_bad=num_bad, forms=dict(forms), sentences=tuple(sentences))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Number, place and bytes of the lines that are not blank."""
+def _sample(record: Record, folders: tuple[Path, ...], *, file: Path) -> tuple[str, Sample]:
+    """The name of its form, and the sample."""
+    source = record.source
     try:
-        with path.open("rb") as file:
-            offset = 0
-            for number, line in enumerate(file, start=1):
-                text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-                if number == 1 and text.lstrip().startswith(b"["):
-                    raise InputError(f"{path} is a JSON list; one sample per line is needed (JSONL)")
-                if text.strip():
-                    yield number, offset, line
-                offset += len(line)
-    except FileNotFoundError:
-        raise UnavailableError(f"{path} does not exist") from None
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
-
-
-def _sample(line: bytes, source: str, folders: tuple[Path, ...], *, file: Path, offset: int) -> Sample:
-    try:
-        text = line.decode("utf-8-sig")
+        text = record.content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{source} is not text in UTF-8") from None
-    raw = raw_turns(parse_json_object(text, source=source), source=source)
-    place = EmbeddedImage(file=file, offset=offset, num_bytes=len(line), index=0)
-    return Sample(source=source, turns=tuple(_turns(raw, source, folders, place)))
+    raw = raw_sample(parse_json_object(text, source=source), source=source)
+    place = EmbeddedImage(file=file, offset=record.offset, num_bytes=len(record.content), index=0)
+    turns = tuple(_turns(raw.turns, source, folders, place))
+    return raw.form, Sample(source=source, turns=turns, num_prompt_turns=raw.num_prompt_turns, is_plain=raw.is_plain)
 
 
 def _turns(raw: tuple[RawTurn, ...], source: str, folders: tuple[Path, ...], place: EmbeddedImage) -> Iterator[Turn]:

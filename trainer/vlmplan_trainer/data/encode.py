@@ -160,10 +160,11 @@ class Encoder:
             )
         return rendered
 
-    def adds_special_tokens(self, text: str) -> bool:
-        """Whether the processor puts special tokens around ``text``; as its ``apply_chat_template`` decides it."""
+    def adds_special_tokens(self, rendered: Rendered) -> bool:
+        """Whether the processor puts special tokens around a text: around a template's as its ``apply_chat_template``
+        decides it, around any that has none."""
         bos = self.tokenizer.bos_token
-        return self.is_vision and not (bos is not None and text.startswith(bos))
+        return (self.is_vision or rendered.is_plain) and not (bos is not None and rendered.text.startswith(bos))
 
     def fit(self, size: Size) -> Fit:
         assert self._fitter is not None
@@ -171,7 +172,7 @@ class Encoder:
 
     def _processed(self, sample: Sample, rendered: Rendered) -> dict[str, Any]:
         options = {
-            "add_special_tokens": self.adds_special_tokens(rendered.text),
+            "add_special_tokens": self.adds_special_tokens(rendered),
             "return_offsets_mapping": True,
         }
         if not self.is_vision:

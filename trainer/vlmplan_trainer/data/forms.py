@@ -1,13 +1,21 @@
-"""The forms of a chat in JSON.
+"""The forms of a sample in JSON.
 
     {"messages": [{"role": "user", "content": "text" or [{"type": "text", "text": ...}, {"type": "image", ...}]}, ...]}
     {"conversations": [{"from": "human", "value": "<image>\\ntext"}, {"from": "gpt", "value": "text"}], "image": ...}
+    {"instruction": "text", "input": "text", "output": "text", "system": "text", "history": [["text", "text"], ...]}
+    {"prompt": [messages], "completion": [messages]}
+    {"prompt": "text", "completion": "text"}
 
-An image part says where the image is under ``image``, ``path``, ``url``, ``base64`` or OpenAI's ``image_url``, or says
-nothing and takes the next of the sample's own ``images`` (or ``image``): a reference or a list of them. In texts of
-the user, ``<image>`` is such a part too, with the line break beside it.
+Those of OpenAI, LLaVA (and ShareGPT), Alpaca and TRL. An image part says where the image is under ``image``, ``path``,
+``url``, ``base64`` or OpenAI's ``image_url``, or says nothing and takes the next of the sample's own ``images`` (or
+``image``): a reference or a list of them. In texts of the user, ``<image>`` is such a part too, with the line break
+beside it. Messages with neither parts nor tags show the sample's images before the user's first text, as TRL has it
+(``prepare_multimodal_messages`` in ``trl/data_utils.py``).
+
+What is learnt is what the assistant says; of a prompt and its completion, all of the completion and nothing else.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +29,7 @@ LLAVA_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant":
 TEXT_TYPES = ("text", "input_text")
 IMAGE_TYPES = ("image", "image_url", "input_image")
 REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url")
+OWN_IMAGES = ("image", "images")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,28 +46,130 @@ class RawTurn:
     content: tuple[str | Reference, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawSample:
+    """``form`` is its name for people. ``num_prompt_turns``: after how many turns the completion begins; None for a
+    chat. ``is_plain``: prompt and completion are texts, to be read one after the other without a chat template."""
+
+    form: str
+    turns: tuple[RawTurn, ...]
+    num_prompt_turns: int | None = None
+    is_plain: bool = False
+
+
 class _Tag:
     """An image part that does not say which image."""
 
 
 _TAG = _Tag()
-_Parts = list[tuple[str, list[str | Reference | _Tag]]]
+_Part = str | Reference | _Tag
+_Parts = list[tuple[str, list[_Part]]]
 
 
-def raw_turns(values: dict[str, Any], *, source: str) -> tuple[RawTurn, ...]:
-    """The turns of one sample. Raises InputError, with ``source`` in front, for what is in neither form."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read:
+    """The turns of a sample before its own images are put in."""
+
+    form: str
+    turns: _Parts
+    num_prompt_turns: int | None = None
+    is_plain: bool = False
+    shows_images_first: bool = False
+
+
+def raw_sample(values: dict[str, Any], *, source: str) -> RawSample:
+    """One sample. Raises InputError, with ``source`` in front, for what is in none of the forms."""
     sample = JsonObject(values, source=source)
-    forms = [key for key in ("messages", "conversations") if key in sample]
-    if len(forms) != 1:
-        raise InputError(f"{source}: the sample has {' and '.join(forms) or 'neither messages nor conversations'}; "
-                         "one of messages and conversations is needed")  # fmt: skip
-    read = _messages if forms == ["messages"] else _conversations
-    return _with_images(read(sample), _own_images(sample), source)
+    found = [key for key in _READERS if key in sample]
+    if len(found) != 1:
+        raise InputError(
+            f"{source}: the sample has {' and '.join(found) or 'none of ' + ', '.join(_READERS)}; one is needed: "
+            "messages, conversations (LLaVA), instruction and output (Alpaca), or prompt and completion (TRL)"
+        )
+    read = _READERS[found[0]](sample)
+    turns = _with_images(read, _own_images(sample), source)
+    _check_order(turns, source, is_plain=read.is_plain)
+    return RawSample(form=read.form, turns=turns, num_prompt_turns=read.num_prompt_turns, is_plain=read.is_plain)
 
 
-def _messages(sample: JsonObject) -> _Parts:
+# -- the forms -------------------------------------------------------------------------------------------------------
+
+
+def _chat(sample: JsonObject) -> _Read:
+    return _Read(form="messages", turns=_messages(sample, "messages"), shows_images_first=True)
+
+
+def _conversations(sample: JsonObject) -> _Read:
+    """LLaVA's; with role and content in place of from and value, messages under another name."""
+    listed = sample.objects("conversations")
+    if listed and "from" not in listed[0] and "role" in listed[0]:
+        return _Read(form="conversations", turns=_messages(sample, "conversations"), shows_images_first=True)
     turns: _Parts = []
-    for message in sample.objects("messages"):
+    for message in listed:
+        role = LLAVA_ROLES[message.choice("from", LLAVA_ROLES)]
+        turns.append((role, _tagged(message.text("value"), role)))
+    return _Read(form="conversations (LLaVA)", turns=turns)
+
+
+def _instruction(sample: JsonObject) -> _Read:
+    """Instruction and input are one turn with a line break between them, earlier turns and a system's may come first;
+    as LLaMA-Factory reads the form (``AlpacaDatasetConverter`` in ``data/converter.py``)."""
+    turns: _Parts = []
+    system = sample.maybe("system", sample.text)
+    if system:
+        turns.append(("system", [system]))
+    history = sample.raw("history") if sample.maybe("history", sample.raw) is not None else []
+    for pair in history if isinstance(history, list) else [None]:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            sample.refuse("history", "a list of pairs of texts, what the user and the assistant said,")
+        turns += [("user", _tagged(pair[0], "user")), ("assistant", [pair[1]])]
+    asked = [text for text in (sample.text("instruction"), sample.maybe("input", sample.text)) if text]
+    if not asked:
+        sample.refuse("instruction", "a text that is not empty, or an input,")
+    turns.append(("user", _tagged("\n".join(asked), "user")))
+    turns.append(("assistant", [sample.text("output")]))
+    return _Read(form="instruction, output (Alpaca)", turns=turns)
+
+
+def _prompt(sample: JsonObject) -> _Read:
+    kinds = {key: type(sample.raw(key)) for key in ("prompt", "completion")}
+    if isinstance(sample.values.get("label"), bool):
+        sample.complain("label", "samples that are marked as good or bad are not for supervised fine-tuning")
+    if set(kinds.values()) == {str}:
+        for key in OWN_IMAGES:
+            if sample.maybe(key, sample.raw) is not None:
+                sample.complain(key, "a prompt that is a text shows no images; a list of messages does")
+        texts: _Parts = [("user", [sample.text("prompt")]), ("assistant", [sample.text("completion")])]
+        return _Read(form="prompt, completion (TRL, texts)", turns=texts, num_prompt_turns=1, is_plain=True)
+    if set(kinds.values()) != {list}:
+        key = next((key for key, kind in kinds.items() if kind not in (str, list)), "completion")
+        sample.refuse(key, "a text, or a list of messages, and the same for prompt and completion,")
+    prompt, completion = _messages(sample, "prompt"), _messages(sample, "completion")
+    if not prompt or not completion or completion[0][0] != "assistant":
+        raise InputError(
+            f"{sample.source}: a prompt of a message or more and a completion that begins with one of the assistant's "
+            f"are needed; there are {counted(len(prompt), 'message')} and {counted(len(completion), 'message')}"
+        )
+    return _Read(
+        form="prompt, completion (TRL, messages)",
+        turns=prompt + completion,
+        num_prompt_turns=len(prompt),
+        shows_images_first=True,
+    )
+
+
+_READERS: Mapping[str, Callable[[JsonObject], _Read]] = {
+    "messages": _chat,
+    "conversations": _conversations,
+    "instruction": _instruction,
+    "prompt": _prompt,
+}
+"""By the key that tells a form."""
+
+
+def _messages(sample: JsonObject, key: str) -> _Parts:
+    turns: _Parts = []
+    for message in sample.objects(key):
         role = message.choice("role", ROLES)
         content = message.raw("content")
         if isinstance(content, str):
@@ -70,21 +181,19 @@ def _messages(sample: JsonObject) -> _Parts:
     return turns
 
 
-def _conversations(sample: JsonObject) -> _Parts:
-    turns: _Parts = []
-    for message in sample.objects("conversations"):
-        role = LLAVA_ROLES[message.choice("from", LLAVA_ROLES)]
-        turns.append((role, _tagged(message.text("value"), role)))
-    return turns
+# -- images ----------------------------------------------------------------------------------------------------------
 
 
-def _part(part: JsonObject) -> str | Reference | _Tag:
-    kind = part.choice("type", (*TEXT_TYPES, *IMAGE_TYPES))
-    if kind in TEXT_TYPES:
+def _part(part: JsonObject) -> _Part:
+    if part.choice("type", (*TEXT_TYPES, *IMAGE_TYPES)) in TEXT_TYPES:
         return part.text("text")
+    return _reference(part) or _TAG
+
+
+def _reference(part: JsonObject) -> Reference | None:
     given = [key for key in REFERENCE_KEYS if part.maybe(key, part.raw) is not None]
     if not given:
-        return _TAG
+        return None
     if len(given) > 1:
         raise InputError(f"{part.source}: {part.path} names its image twice, by {' and '.join(given)}; one has to go")
     [key] = given
@@ -93,11 +202,11 @@ def _part(part: JsonObject) -> str | Reference | _Tag:
     return Reference(text=part.text(key), is_base64=key == "base64")
 
 
-def _tagged(text: str, role: str) -> list[str | Reference | _Tag]:
+def _tagged(text: str, role: str) -> list[_Part]:
     """``text`` cut at its image tags. Whoever is not the user speaks of tags, and shows nothing."""
     if role != "user" or IMAGE_TAG not in text:
         return [text]
-    parts: list[str | Reference | _Tag] = []
+    parts: list[_Part] = []
     pieces = text.split(IMAGE_TAG)
     for index, piece in enumerate(pieces):
         if index:
@@ -111,33 +220,50 @@ def _tagged(text: str, role: str) -> list[str | Reference | _Tag]:
 
 
 def _own_images(sample: JsonObject) -> list[Reference]:
-    """``image`` or ``images`` of the sample: one reference or a list of them."""
-    given = [key for key in ("image", "images") if sample.maybe(key, sample.raw) is not None]
+    """``image`` or ``images`` of the sample: a text or an object that says where it is, or a list of them."""
+    given = [key for key in OWN_IMAGES if sample.maybe(key, sample.raw) is not None]
     if len(given) > 1:
         raise InputError(f"{sample.source}: the sample has both image and images; one of the two has to go")
     if not given:
         return []
     [key] = given
     value = sample.raw(key)
-    return [Reference(text=text) for text in ((value,) if isinstance(value, str) else sample.texts(key))]
+    listed = value if isinstance(value, list) else [value]
+    if all(isinstance(item, str) for item in listed):
+        return [Reference(text=item) for item in listed]
+    if not all(isinstance(item, dict) for item in listed):
+        sample.refuse(key, "a text or a list of texts, or objects with one of path, url and base64,")
+    objects = sample.objects(key) if isinstance(value, list) else [sample.object(key)]
+    found = [_reference(item) for item in objects]
+    if None in found:
+        sample.refuse(key, f"an object with one of {', '.join(REFERENCE_KEYS)}")
+    return [reference for reference in found if reference is not None]
 
 
-def _with_images(turns: _Parts, images: list[Reference], source: str) -> tuple[RawTurn, ...]:
+def _with_images(read: _Read, images: list[Reference], source: str) -> tuple[RawTurn, ...]:
+    turns = read.turns
     num_tags = sum(part is _TAG for _, parts in turns for part in parts)
+    shows_own = any(isinstance(part, Reference) for _, parts in turns for part in parts)
+    if images and not num_tags and not shows_own and read.shows_images_first:
+        turns, num_tags = _images_first(turns, len(images)), len(images)
     if num_tags != len(images):
         fault = "an image tag has no image" if num_tags > len(images) else "there are more images than tags"
         raise InputError(f"{source}: {fault}: {counted(num_tags, 'tag')}, {counted(len(images), 'image')}"
                          + (f" ({shown([image.text for image in images])})" if images else ""))  # fmt: skip
     rest = iter(images)
-    result = tuple(
+    return tuple(
         RawTurn(role=role, content=tuple(next(rest) if isinstance(part, _Tag) else part for part in parts))
         for role, parts in turns
     )
-    _check_order(result, source)
-    return result
 
 
-def _check_order(turns: tuple[RawTurn, ...], source: str) -> None:
+def _images_first(turns: _Parts, num_images: int) -> _Parts:
+    first = next((index for index, (role, _) in enumerate(turns) if role == "user"), None)
+    tags: list[_Part] = [_TAG] * num_images
+    return [(role, tags + parts if index == first else parts) for index, (role, parts) in enumerate(turns)]
+
+
+def _check_order(turns: tuple[RawTurn, ...], source: str, *, is_plain: bool) -> None:
     for turn in turns:
         if turn.role != "user" and any(isinstance(part, Reference) for part in turn.content):
             raise InputError(f"{source}: a turn of the {turn.role} shows an image; images belong to the user's turns")
@@ -148,4 +274,5 @@ def _check_order(turns: tuple[RawTurn, ...], source: str) -> None:
         raise InputError(f"{source}: the assistant speaks before the user; a turn of the user has to come first")
     for index in answers:
         if not "".join(str(part) for part in turns[index].content).strip():
-            raise InputError(f"{source}: turn {index + 1}, the assistant's, is empty")
+            what = "the completion" if is_plain else f"turn {index + 1}, the assistant's,"
+            raise InputError(f"{source}: {what} is empty")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import parse_json_object, shown
-from vlmplan_trainer.data.forms import Reference, raw_turns
+from vlmplan_trainer.data.forms import Reference, raw_sample
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,7 +37,7 @@ BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedImage:
-    """An image in base64 inside a JSONL file: the file, the line's place in it, and which image of the line.
+    """An image in base64 inside a file of samples: the file, the sample's place in it, and which of its images.
 
     The bytes stay in the file until a batch needs them.
     """
@@ -147,7 +147,7 @@ def _embedded(source: EmbeddedImage) -> bytes:
         file.seek(source.offset)
         line = file.read(source.num_bytes)
     where = str(source.file)
-    turns = raw_turns(parse_json_object(line.decode("utf-8-sig"), source=where), source=where)
+    turns = raw_sample(parse_json_object(line.decode("utf-8-sig"), source=where), source=where).turns
     references = [part for turn in turns for part in turn.content if isinstance(part, Reference)]
     reference = references[source.index]
     data = base64_bytes(reference)

@@ -120,7 +120,7 @@ def _measured(encoder: "Encoder", sample: Sample) -> tuple[int, int]:
             f"{encoder.images_per_sample}"
         )
     rendered = encoder.rendered(sample)
-    adds = encoder.adds_special_tokens(rendered.text)
+    adds = encoder.adds_special_tokens(rendered)
     made = encoder.tokenizer(rendered.text, add_special_tokens=adds, return_offsets_mapping=True, verbose=False)
     ends = [end for _, end in made["offset_mapping"]]
     images = _images(encoder, sample, rendered.text)
@@ -132,8 +132,8 @@ def _measured(encoder: "Encoder", sample: Sample) -> tuple[int, int]:
     first = min(start for start, _ in rendered.spans)
     if max(1, _tokens_before(first, ends) + images.tokens_gained(first)) >= encoder.seq_len:
         raise LeftOutError(
-            f"{sample.source}: the assistant's first word comes after --seq-len {encoder.seq_len} tokens, "
-            "so nothing would be learned"
+            f"{sample.source}: the {'completion' if rendered.is_plain else 'assistant'}'s first word comes after "
+            f"--seq-len {encoder.seq_len} tokens, so nothing would be learned"
         )
     return len(ends) + images.tokens_gained(end_of_text), images.num_reduced
 

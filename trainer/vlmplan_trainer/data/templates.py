@@ -4,6 +4,10 @@ Two ways to find them, both exact. A template with ``{% generation %}`` tags say
 beginning of the chat up to the assistant's turn, rendered with the generation prompt, has to be the beginning of the
 whole text: there the turn starts, and it ends where the beginning of the chat with the turn ends. What the assistant
 says includes the token that ends its turn and not the blanks after it.
+
+Of a prompt and its completion, what follows the prompt is learnt, as TRL does it (``tokenize_fn`` in
+``trl/trainer/sft_trainer.py``): of messages, all that the template writes after the prompt with the generation prompt;
+of texts, the completion and the token that ends a text, without a template.
 """
 
 import re
@@ -31,16 +35,18 @@ class TemplateError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """``spans`` are the characters of ``text`` that the assistant says, in order."""
+    """``spans`` are the characters of ``text`` that are learnt, in order. ``is_plain``: no template wrote it."""
 
     text: str
     spans: tuple[Span, ...]
+    is_plain: bool = False
 
 
 class ChatTemplate:
     """The chat template of a processor or a tokenizer.
 
-    Raises TemplateError if there is none. A processor is given the parts of a turn one by one, a tokenizer their text.
+    A processor is given the parts of a turn one by one, a tokenizer their text. A model without a template can learn
+    prompts and completions that are plain texts.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -48,13 +54,20 @@ class ChatTemplate:
         self._takes_parts = tokenizer is not processor
         self.owner = type(processor).__name__
         self._template = _template_of(processor) or _template_of(tokenizer)
-        if self._template is None:
-            raise TemplateError(f"the model's {self.owner} has no chat template; a model tuned for chat is needed")
         self._values: Mapping[str, Any] = tokenizer.special_tokens_map
-        self._has_tags = GENERATION_TAG.search(self._template) is not None
+        self._has_tags = self._template is not None and GENERATION_TAG.search(self._template) is not None
 
     def rendered(self, sample: Sample) -> Rendered:
         """The text of a sample. Raises InputError naming the sample, or TemplateError where no turn can be found."""
+        if sample.is_plain:
+            return self._plain(sample)
+        if self._template is None:
+            raise TemplateError(
+                f"the model's {self.owner} has no chat template; a model tuned for chat is needed, or samples with "
+                "prompt and completion as texts"
+            )
+        if sample.num_prompt_turns is not None:
+            return self._completion(sample, sample.num_prompt_turns)
         if not self._has_tags:
             text = self._text(sample, sample.turns)
             return Rendered(text=text, spans=self._found_spans(sample, text))
@@ -66,6 +79,23 @@ class ChatTemplate:
                 f"{num_answers} turns of the assistant as generated; every one is needed"
             )
         return Rendered(text=text, spans=tuple((start, end) for start, end in spans))
+
+    def _plain(self, sample: Sample) -> Rendered:
+        prompt, completion = (turn.text for turn in sample.turns)
+        end = self._values.get("eos_token") or ""
+        text = prompt + (completion if completion.endswith(end) else completion + end)
+        return Rendered(text=text, spans=((len(prompt), len(text)),), is_plain=True)
+
+    def _completion(self, sample: Sample, num_prompt_turns: int) -> Rendered:
+        text = self._text(sample, sample.turns)
+        prompt = self._text(sample, sample.turns[:num_prompt_turns], is_prompt=True)
+        if not text.startswith(prompt) or len(text) == len(prompt):
+            raise TemplateError(
+                f"{sample.source}: the completion cannot be found in what the chat template of the model's "
+                f"{self.owner} makes of prompt and completion, because it writes the prompt in another way than the "
+                "whole; messages in place of prompt and completion may do"
+            )
+        return Rendered(text=text, spans=((len(prompt), len(text)),))
 
     def _found_spans(self, sample: Sample, text: str) -> tuple[Span, ...]:
         answers = [index for index, turn in enumerate(sample.turns) if turn.role == "assistant"]

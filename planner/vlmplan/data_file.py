@@ -1,0 +1,117 @@
+"""Samples in a file: one JSON object in each line (JSONL), or one list of objects. Each is cut out with its place.
+
+A list is recognised by its first character. Objects are not looked into here, but a list has to be JSON up to each.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from vlmplan.errors import InputError, UnavailableError
+
+BOM = b"\xef\xbb\xbf"
+BLANKS = re.compile(r"[ \t\n\r]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One sample as its bytes stand in the file. ``source`` names it: ``FILE:LINE`` from 1, ``FILE[INDEX]`` from 0."""
+
+    source: str
+    offset: int
+    content: bytes
+
+
+def records_in(path: Path) -> Iterator[Record]:
+    """The samples of a file, in order. Blank lines are none.
+
+    Raises UnavailableError for a file that cannot be read, InputError for a list that is broken, at the place.
+    """
+    try:
+        with path.open("rb") as file:
+            is_list = _first_letter(file) == b"["
+            file.seek(0)
+            yield from _records_of_list(path, file.read()) if is_list else _records_of_lines(path, file)
+    except FileNotFoundError:
+        raise UnavailableError(f"{path} does not exist") from None
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def num_records_in(path: Path) -> int:
+    """How many there are. Raises what ``records_in`` does."""
+    return sum(1 for _ in records_in(path))
+
+
+def _first_letter(file: BinaryIO) -> bytes:
+    """The first byte that is no blank and no byte order mark."""
+    if file.read(len(BOM)) != BOM:
+        file.seek(0)
+    while (letter := file.read(1)).isspace():
+        pass
+    return letter
+
+
+def _records_of_lines(path: Path, file: BinaryIO) -> Iterator[Record]:
+    offset = 0
+    for number, line in enumerate(file, start=1):
+        if line.removeprefix(BOM).strip():
+            yield Record(source=f"{path}:{number}", offset=offset, content=line)
+        offset += len(line)
+
+
+def _records_of_list(path: Path, content: bytes) -> Iterator[Record]:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text in UTF-8") from None
+    offset = len(BOM) if content.startswith(BOM) else 0
+    del content
+    decoder, before, index = json.JSONDecoder(), 0, 0
+    at = _after_blanks(text, _after_blanks(text, 0) + 1)
+    if text[at : at + 1] == "]":
+        _check_end(path, text, at + 1)
+        return
+    while True:
+        end = _end_of_value(decoder, text, at, source=f"{path}[{index}]")
+        offset += len(text[before:at].encode())
+        item = text[at:end].encode()
+        yield Record(source=f"{path}[{index}]", offset=offset, content=item)
+        offset, before, index = offset + len(item), end, index + 1
+        at = _after_blanks(text, end)
+        if text[at : at + 1] == "]":
+            _check_end(path, text, at + 1)
+            return
+        if text[at : at + 1] != ",":
+            raise InputError(f"{path} is not JSON: , or ] is missing after [{index - 1}] in line {_line(text, at)}")
+        at = _after_blanks(text, at + 1)
+
+
+def _end_of_value(decoder: json.JSONDecoder, text: str, at: int, *, source: str) -> int:
+    try:
+        return decoder.raw_decode(text, at)[1]
+    except json.JSONDecodeError as error:
+        raise InputError(f"{source} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
+    except RecursionError:
+        raise InputError(f"{source} is nested too deeply to be read") from None
+    except ValueError:  # Python reads no integer of more than 4300 digits
+        raise InputError(f"{source} holds a number of thousands of digits, which nothing can mean") from None
+
+
+def _check_end(path: Path, text: str, at: int) -> None:
+    at = _after_blanks(text, at)
+    if at < len(text):
+        raise InputError(f"{path} goes on after its list, in line {_line(text, at)}; one list, or one object a line")
+
+
+def _after_blanks(text: str, at: int) -> int:
+    found = BLANKS.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
