@@ -29,9 +29,9 @@ MAY_CHANGE = (
     *("eval_data", "image_folder", "save_every", "keep_last", "max_steps", "merge_adapters", "measured_steps"),
     "monitor",
 )
-"""Options that a resumed run may be given anew: where its images are, what is looked at, written and when it stops. ``max_steps`` is where
-the schedule of the learning rate ends, so that from there on it is the one of the new length. All others decide which
-samples come in which order and what they change, and stay."""
+"""Options that a resumed run may be given anew: where its images are, what is looked at, written and when it stops.
+``max_steps`` is where the schedule of the learning rate ends, so that from there on it is the one of the new length.
+All others decide which samples come in which order and what they change, and stay."""
 CHUNK_BYTES = 1 << 20
 
 
