@@ -18,6 +18,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "estimate": ("vlmplan.cli.estimate", "Memory, time and cost of one setup on one kind of GPU."),
     "rehearse": ("vlmplan.cli.rehearse", "The real step on tensors without data: exact bytes, no GPU needed."),
     "launch": ("vlmplan.cli.launch", "Train what a plan says, or what these options plan for this machine."),
+    "explain": ("vlmplan.cli.explain", "What a key of a ds_config.json does, and its bytes in a plan."),
     "buy": ("vlmplan.cli.buy", "Buy GPUs or rent them: usd a month, and from when on buying pays."),
     "gpus": ("vlmplan.cli.gpus", "List known GPUs and prices, or detect those of this machine."),
     "models": ("vlmplan.cli.models", "List known models with parameters and image tokens."),

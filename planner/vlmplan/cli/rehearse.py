@@ -83,7 +83,7 @@ def rehearse(
 
     files = Files(html, svg, trace, force)
     files.check()
-    plan, estimate, notes = _planned(ctx, plan_file, given, catalog_files)
+    plan, estimate, notes = plan_asked_for(ctx, plan_file, given, catalog_files)
     found = rehearsed(plan, estimate, rank=rank, num_steps=steps)
     files.write(found)
     if as_json:
@@ -112,7 +112,7 @@ def rehearsed(
         return run(plan, estimate, rank=rank, num_steps=num_steps, say=say)
 
 
-def _planned(
+def plan_asked_for(
     ctx: click.Context, plan_file: Path | None, given: dict[str, Any], catalog_files: tuple[Path, ...]
 ) -> "tuple[Plan, Estimate, list[str]]":
     """The plan of the file or of the options, its estimate, and sentences about the hardware."""

@@ -17,9 +17,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, cast
 
+from vlmplan.deepspeed_config.auto import auto_text
 from vlmplan.deepspeed_config.content import KEYS
 from vlmplan.deepspeed_config.file import DEFAULT_STAGE, DsConfig, settings_from_ds_config
 from vlmplan.deepspeed_config.keys import Effect, Key
+from vlmplan.deepspeed_config.lookup import find_key
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import InputError
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, option_name
@@ -289,8 +291,10 @@ __all__ = [
     "DsConfig",
     "Effect",
     "Key",
+    "auto_text",
     "batch_sizes",
     "deepspeed_config",
+    "find_key",
     "fixed_by_file",
     "merged_recipe",
     "settings_from_ds_config",

@@ -44,6 +44,18 @@ def auto_problem(path: str, *, stage: object) -> str | None:
     return f'{path} is "auto", which transformers does not fill in; write the value, or leave the key out'
 
 
+def auto_text(path: str) -> str | None:
+    """What an "auto" at ``path`` becomes, in words; None where none is filled in."""
+    return TEXT_OF_SIZE.get(path, OPTION_OF_AUTO.get(path))
+
+
+TEXT_OF_SIZE: Mapping[str, str] = {
+    REDUCE: "the square of the model's hidden size",
+    PREFETCH: "0.9 times the square of the model's hidden size, at stage 3",
+    PERSISTENCE: "10 times the model's hidden size, at stage 3",
+}
+
+
 def sizes_from_hidden_size(hidden_size: int) -> Mapping[str, int]:
     """What transformers makes of the hidden size h, by key: h², 0.9 h² rounded down and 10 h elements."""
     return {

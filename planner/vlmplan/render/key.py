@@ -1,0 +1,135 @@
+"""A key of a ds_config.json for people: what it does, what it is in a plan, and all of them as a list."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from vlmplan.deepspeed_config import Effect, Key, auto_text
+from vlmplan.json_reader import shown
+from vlmplan.key_effects import KeyInPlan, OtherValue
+from vlmplan.render.estimate import hardware_text, recipe_text
+from vlmplan.render.lines import say
+from vlmplan.render.tables import Table, print_table
+from vlmplan.units import GIB, MIB, duration_text, gib_text
+from vlmplan.versions import CHECKED_VERSIONS
+
+HEADS = {
+    Effect.MODELLED: "Keys that a plan follows:",
+    Effect.NONE: "Keys that are accepted and change neither memory nor time of a plan:",
+    Effect.REFUSED: "Keys that matter and are not modelled; only what leaves them off is accepted:",
+}
+NUMBERS = frozenset(("peak of a GPU", "difference", "host", "step"))
+
+
+def print_key(key: Key, found: KeyInPlan | None, notes: Sequence[str] = ()) -> None:
+    """Print one key to standard output, and what it does to a plan where one is asked for."""
+    say(key.path)
+    say(f"  {key.about}", f"  default: {value_text(key.default)}; {_kind_text(key)}")
+    places = ", ".join(f"deepspeed/{source}" for source in key.source.split(", "))
+    say(f"  read in: {places} (DeepSpeed {CHECKED_VERSIONS['deepspeed']})")
+    say(f"  vlmplan writes: {key.planned or 'nothing of it'}", f"  in a file of --ds-config: {_file_text(key)}")
+    filled = auto_text(key.path)
+    if filled is not None:
+        say(f'  "auto" in such a file: {filled}')
+    if found is not None:
+        click.echo()
+        _print_plan(found)
+    if notes:
+        click.echo()
+        say(*notes)
+
+
+def print_keys(keys: Sequence[Key]) -> None:
+    """Print every key with its default, by what it means for a plan."""
+    for effect, head in HEADS.items():
+        say(head)
+        rows = [[key.path, value_text(key.default), key.about] for key in keys if key.effect is effect]
+        titles = ("key", "default", "what it does")
+        print_table(Table(titles=titles, rows=rows, cut_columns=frozenset(titles[2:]), least_first=titles[:0:-1]))
+        click.echo()
+    say("vlmplan explain KEY says more of one; with --model and --gpu, or --plan FILE, its bytes in that plan")
+
+
+def value_text(value: Any) -> str:
+    """A value as it stands in a file, counts with commas.
+
+    >>> value_text(500_000_000), value_text(True), value_text(None), value_text("cpu")
+    ('500,000,000', 'true', 'left out', 'cpu')
+    """
+    if value is None:
+        return "left out"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return value if isinstance(value, str) and value else shown(value)
+
+
+def _kind_text(key: Key) -> str:
+    accepted = key.only or key.words
+    if accepted and key.effect is Effect.MODELLED:
+        return f"one of {', '.join(value_text(value) for value in accepted)}"
+    return f"{key.kind.value} of {key.least:g} or more" if key.kind.value.endswith("number") else key.kind.value
+
+
+def _file_text(key: Key) -> str:
+    if key.effect is Effect.MODELLED:
+        return "followed"
+    if key.effect is Effect.NONE:
+        return "accepted; it changes neither memory nor time of a plan"
+    accepted = " or ".join(value_text(value) for value in key.only or key.words)
+    return f"refused unless {accepted}, which leaves it off" if accepted else "refused: vlmplan has no model of it"
+
+
+def _print_plan(found: KeyInPlan) -> None:
+    planned = found.planned
+    say(f"{planned.workload.model.id}: {recipe_text(planned.recipe)}; {hardware_text(planned)}")
+    say(f"  in this plan: {value_text(found.value)}{_unwritten_text(found)}")
+    if not found.others:
+        say("  no other value of it is compared: " + _why_alone(found.key))
+        return
+    click.echo()
+    seconds = planned.step_seconds
+    peak = planned.peak_allocated_bytes
+    rows = [[value_text(found.value), gib_text(peak), "as planned", "", gib_text(planned.host.peak_bytes),
+             "" if seconds is None else duration_text(seconds)]]  # fmt: skip
+    print_table(Table(titles=("value", "peak of a GPU", "difference", "most changed phase", "host", "step"),
+                      rows=[*rows, *map(_row, found.others)], number_columns=NUMBERS,
+                      least_first=("host", "step", "peak of a GPU")))  # fmt: skip
+    say("bytes allocated on the fullest GPU; all other keys as they are")
+
+
+def _unwritten_text(found: KeyInPlan) -> str:
+    if found.is_written:
+        return ""
+    if found.value != found.key.default:
+        return " (the trainer builds it; not written)"
+    return " (DeepSpeed's default; not written)"
+
+
+def _why_alone(key: Key) -> str:
+    if key.effect is Effect.NONE:
+        return "it changes neither memory nor time"
+    return "no other can be trained here" if key.effect is Effect.MODELLED else "no other can be planned"
+
+
+def _row(other: OtherValue) -> list[str]:
+    phase, difference = other.largest_phase_difference
+    seconds = other.found.step_seconds
+    return [
+        value_text(other.value),
+        gib_text(other.found.peak_allocated_bytes),
+        signed(other.peak_difference_bytes),
+        f"{phase} {signed(difference)}" if difference else "none",
+        gib_text(other.found.host.peak_bytes),
+        "" if seconds is None else duration_text(seconds),
+    ]
+
+
+def signed(num_bytes: int) -> str:
+    """A difference in bytes with its sign.
+
+    >>> signed(3 * 2**20), signed(-2**30), signed(0)
+    ('+3.0 MiB', '-1.00 GiB', '0')
+    """
+    text = gib_text(num_bytes) if abs(num_bytes) >= GIB or not num_bytes else f"{num_bytes / MIB:.1f} MiB"
+    return f"+{text}" if num_bytes > 0 else text
