@@ -8,7 +8,7 @@ import click
 from vlmplan.deepspeed_config import Effect, Key, auto_text
 from vlmplan.json_reader import shown
 from vlmplan.key_effects import KeyInPlan, OtherValue
-from vlmplan.render.estimate import hardware_text, recipe_text
+from vlmplan.render.estimate import hardware_text, setup_text
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import GIB, MIB, duration_text, gib_text
@@ -82,7 +82,7 @@ def _file_text(key: Key) -> str:
 
 def _print_plan(found: KeyInPlan) -> None:
     planned = found.planned
-    say(f"{planned.workload.model.id}: {recipe_text(planned.recipe)}; {hardware_text(planned)}")
+    say(f"{planned.workload.model.id}: {setup_text(planned)}; {hardware_text(planned)}")
     say(f"  in this plan: {value_text(found.value)}{_unwritten_text(found)}")
     if not found.others:
         say("  no other value of it is compared: " + _why_alone(found.key))
