@@ -371,18 +371,30 @@ def estimate(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
 
 def estimate_with_sizes(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
     """The same with ZeRO's bucket, prefetch, live and reuse sizes chosen: for speed, or for memory if that must be."""
-    estimator = Estimator(workload, recipe)
+    return sized_estimate(Estimator(workload, recipe), recipe, cluster)
+
+
+def sized_estimate(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> Estimate:
+    """``estimate_with_sizes`` by an estimator that is there already."""
+    *first, last = sized_recipes(estimator, recipe, cluster)
+    for sized in first:
+        timeline = estimator.timeline(sized, cluster)
+        if device_memory(timeline.peak.total, cluster).verdict is Verdict.FITS:  # its tensors do
+            found = estimator.estimate(sized, cluster, timeline)
+            if found.verdict is Verdict.FITS:
+                return found
+    return estimator.estimate(last, cluster)
+
+
+def sized_recipes(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> list[Recipe]:
+    """The recipe with sizes for speed, then with those for memory, which are taken where the first do not fit; as it is
+    where there are no sizes to choose."""
     if not recipe.uses_deepspeed:
-        return estimator.estimate(recipe, cluster)
-    sizes = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=False)
-    fast = recipe.with_changes(zero=sizes)
-    timeline = estimator.timeline(fast, cluster)
-    if device_memory(timeline.peak.total, cluster).verdict is Verdict.FITS:  # its tensors do
-        found = estimator.estimate(fast, cluster, timeline)
-        if found.verdict is Verdict.FITS:
-            return found
-    sizes = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=True)
-    return estimator.estimate(recipe.with_changes(zero=sizes), cluster)
+        return [recipe]
+    return [
+        recipe.with_changes(zero=zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean))
+        for is_lean in (False, True)
+    ]
 
 
-__all__ = ["Estimate", "Estimator", "Verdict", "estimate", "estimate_with_sizes"]
+__all__ = ["Estimate", "Estimator", "Verdict", "estimate", "estimate_with_sizes", "sized_estimate", "sized_recipes"]

@@ -5,8 +5,8 @@ holds fixed; ``resolved_recipe`` fills in the rest for one estimate.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +193,38 @@ def resolved_recipe(
         recipe = Recipe(**fields)
     warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
     return recipe, [problem.sentence for problem in warnings]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedSetup:
+    """One setup as options ask for it; ``notes`` are sentences that the user should see with its numbers."""
+
+    workload: Workload
+    recipe: Recipe
+    cluster: Cluster
+    ds_config: "DsConfig | None" = None
+    notes: tuple[str, ...] = ()
+
+
+def requested_setup(
+    options: Options, machine: tuple[Cluster, Sequence[str]], model: ModelFiles, ds_config: "DsConfig | None" = None
+) -> RequestedSetup:
+    """What ``estimate`` computes for these options on the ``requested_cluster``; the sizes of ZeRO's buckets are chosen
+    later unless ``ds_config``, the file of ``--ds-config``, has them. Raises InputError for what cannot run."""
+    fields = recipe_fields(options)
+    cluster, notes = machine
+    workload = workload_of(model, options)
+    recipe, warnings = resolved_recipe(
+        fields, cluster, workload.model, global_batch=workload.global_batch, ds_config=ds_config
+    )
+    more = () if ds_config is None else ds_config.notes
+    return RequestedSetup(
+        workload=workload,
+        recipe=recipe,
+        cluster=cluster,
+        ds_config=ds_config,
+        notes=(*notes, *length_notes(workload, options), *warnings, *more),
+    )
 
 
 def ds_config_of(options: Options) -> "DsConfig | None":

@@ -24,7 +24,10 @@ from vlmplan.units import GIB, gib_text
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
 CONTRACT = {"schema", "workload", "plans", "rejected"}
 """What the first version of schema ``vlmplan.recommendation/1`` promised."""
-ADDED = {"objective", "date", "num_setups_considered", "notes", "pareto", "explanation", "caveats", "freeze_vision"}
+ADDED = {
+    *("objective", "date", "num_setups_considered", "notes", "pareto", "explanation", "caveats", "freeze_vision"),
+    *("to_fit", "other_machine"),
+}
 PLAN = {"rank", "gpu", "num_gpus", "num_nodes", "offer", "recipe", "estimate", "hours", "usd", "usd_per_hour"}
 PLAN |= {"billed_hours", "cost"}
 SEARCHES = [

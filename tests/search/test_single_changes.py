@@ -4,13 +4,11 @@ import pytest
 
 from planned import workload
 from search_cases import card, cluster
-from vlmplan.launch.changes import Situation
+from vlmplan.changes.kinds import Situation
 from vlmplan.recipe import LossKind, Method, Recipe
 from vlmplan.request import image_size, recipe_fields
 from vlmplan.sample_images import image_tokens
-from vlmplan.search.advice import _sum
 from vlmplan.search.single_changes import (
-    SingleChange,
     freed_changes,
     hardware_changes,
     larger_scope,
@@ -106,13 +104,3 @@ def test_more_of_what_was_asked_for():
     assert [one.options for one in larger_scope({"gpu": ()}, 2)] == [{"num_nodes": 4}, {"num_nodes": 8}]
     assert next(larger_scope({"gpu": ("t4",)}, 1)).options == {"gpu": ("t4:2",)}
     assert [one.options for one in larger_scope({"gpu": ("local",)}, 1)] == [{"num_nodes": 2}, {"num_nodes": 4}]
-
-
-def test_changes_together_have_all_options_and_the_shorter_length():
-    text = SingleChange(name="text", options={"seq_len": 600}, keeps_results=False)
-    images = SingleChange(name="images", options={"image_size": "8x8", "seq_len": 800}, keeps_results=False)
-    loss = SingleChange(name="loss", options={"loss": "chunked"})
-    both = _sum([loss, text, images])
-    assert both.options == {"loss": "chunked", "seq_len": 600, "image_size": "8x8"}
-    assert (both.name, both.keeps_results) == ("loss + text + images", False)
-    assert _sum([loss]).keeps_results

@@ -32,6 +32,8 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     checkpointing, which follow. Where nothing fits, it shows what makes it fit. Exit code 3 if nothing does.
     """
     from vlmplan.catalog import load_catalog
+    from vlmplan.cli.to_fit import command_text
+    from vlmplan.cli.to_fit import document as to_fit_json
     from vlmplan.models import find_model
     from vlmplan.search.advice import advice
 
@@ -39,12 +41,19 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
         has_budget_alone = given["max_usd"] is not None and given["max_hours"] is None
         given["objective"] = "time" if has_budget_alone else "cost"
     found = advice(given, load_catalog(catalog_files), find_model(given["model"]), today())
+    text = command_text(advise, catalog_files)
     if as_json:
-        click.echo(json.dumps(document(found), indent=2))
+        described = document(found) | to_fit_json(found.way_out, text, found.as_of)
+        click.echo(json.dumps(described, indent=2))
     else:
         from vlmplan.render.advice import print_advice
 
         print_advice(found, words)
+        if found.way_out is not None:
+            from vlmplan.render.to_fit import print_way_out
+
+            click.echo()
+            print_way_out(found.way_out, text, found.as_of)
     return 0 if found.base is not None or found.best is not None else EXIT_NOTHING_FITS
 
 

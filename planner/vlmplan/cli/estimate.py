@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, today
 from vlmplan.notes import caveats
 
 if TYPE_CHECKING:
@@ -26,27 +26,36 @@ def estimate(as_json: bool, catalog_files: tuple[Path, ...], scales: bool, **giv
 
     --scaling adds when another machine stops paying: for the same samples a step, and for the same samples a GPU.
 
+    Where it does not fit, it ends with the least changes that do on the same cards and with the cheapest other machine.
     Exit code 0 if it fits (or is tight), 3 if it does not.
     """
+    from vlmplan.cli.to_fit import command_text, document, found_way_out
     from vlmplan.memory.device import Verdict
 
     result, notes = requested_estimate(given, catalog_files)
     frozen = freezing_of(result, given)
+    found = found_way_out(given, result, catalog_files)
+    text = command_text(estimate, catalog_files)
     if as_json:
-        document = result.as_json()
-        document["notes"] += notes
-        document["caveats"] += caveats(notes)
-        document["freeze_vision"] = None if frozen is None else frozen.as_json()
+        described = result.as_json()
+        described["notes"] += notes
+        described["caveats"] += caveats(notes)
+        described["freeze_vision"] = None if frozen is None else frozen.as_json()
         if scales:
             scaled = scaling_of(result, catalog_files)
-            document["scaling"] = None if scaled is None else scaled.as_json()
-        click.echo(json.dumps(document, indent=2))
+            described["scaling"] = None if scaled is None else scaled.as_json()
+        click.echo(json.dumps(described | document(found, text, today()), indent=2))
     else:
         from vlmplan.render.estimate import print_estimate
 
         print_estimate(result, notes, [] if frozen is None else [frozen.sentence])
         if scales:
             _print_scaling(result, catalog_files)
+        if found is not None:
+            from vlmplan.render.to_fit import print_way_out
+
+            click.echo()
+            print_way_out(found, text, today())
     return EXIT_DOES_NOT_FIT if result.verdict is Verdict.DOES_NOT_FIT else 0
 
 
@@ -61,7 +70,6 @@ def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling 
     """The same setup on other numbers of its machine, at the cheapest current price of one; None if a speed is not
     known."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.cli.options import today
     from vlmplan.estimate import Estimator
     from vlmplan.hardware import cheapest
     from vlmplan.scaling import scaling
@@ -96,27 +104,14 @@ def requested_estimate(given: dict[str, Any], catalog_files: tuple[Path, ...]) -
     from vlmplan.catalog import load_catalog
     from vlmplan.models import find_model
     from vlmplan.models.tree import ProbedModelFiles
-    from vlmplan.request import (
-        ds_config_of,
-        length_notes,
-        recipe_fields,
-        requested_cluster,
-        resolved_recipe,
-        workload_of,
-    )
+    from vlmplan.request import ds_config_of, requested_cluster, requested_setup
 
-    fields = recipe_fields(given)
-    ds_config = ds_config_of(given)
-    cluster, notes = requested_cluster(given, load_catalog(catalog_files))
-    workload = workload_of(find_model(given["model"]), given)
-    recipe, warnings = resolved_recipe(
-        fields, cluster, workload.model, global_batch=workload.global_batch, ds_config=ds_config
-    )
-    run = estimates.estimate if ds_config is not None else estimates.estimate_with_sizes
-    more = () if ds_config is None else ds_config.notes
-    found = run(workload, recipe, cluster)
-    if isinstance(workload.model, ProbedModelFiles):
+    machine = requested_cluster(given, load_catalog(catalog_files))
+    asked = requested_setup(given, machine, find_model(given["model"]), ds_config_of(given))
+    run = estimates.estimate if asked.ds_config is not None else estimates.estimate_with_sizes
+    found = run(asked.workload, asked.recipe, asked.cluster)
+    if isinstance(asked.workload.model, ProbedModelFiles):
         from vlmplan.rehearsal.unknown import with_rehearsed_activations
 
         found = with_rehearsed_activations(found)
-    return found, [*notes, *length_notes(workload, given), *warnings, *more]
+    return found, list(asked.notes)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, today
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.notes import caveats, footnotes
 from vlmplan.run_record import RECORD_FILE
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vlmplan.launch.preflight import Findings
     from vlmplan.launch.resuming import Asked
     from vlmplan.plan import Plan
+    from vlmplan.search.way_out import WayOut
 
 SCHEMA = "vlmplan.launch/1"
 CURRICULUM_FILE = "curriculum.json"
@@ -110,6 +111,8 @@ def launch(
     """
     if as_json and not dry_run:
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
+    from vlmplan.cli.to_fit import document as to_fit_json
+
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
     asked = {name: given.pop(name) for name in names}
     if _goes_on_with_curriculum(asked, plan_file, demo=demo) or curriculum is not None:
@@ -134,13 +137,55 @@ def launch(
             given["model"] = _demo_model(trainer, trainer.output_dir if folder is None else Path(folder))
         plan, notes, whole = _plan(ctx, given, plan_file, whole)
         prepared = prepare(plan, whole, notes)
-    if not dry_run:
-        return start(prepared)
+        way_out = _way_out(prepared, given)
+    text = _command_text(prepared)
     if as_json:
-        click.echo(json.dumps({"schema": SCHEMA} | document(prepared), indent=2))
-    else:
+        described = document(prepared) | to_fit_json(way_out, text, today())
+        click.echo(json.dumps({"schema": SCHEMA} | described, indent=2))
+    elif dry_run:
         show(prepared)
-    return VlmplanError.exit_code if prepared.findings.problems else 0
+    code = (VlmplanError.exit_code if prepared.findings.problems else 0) if dry_run else start(prepared)
+    if way_out is not None and not as_json:
+        _say_way_out(way_out, text)
+    return code
+
+
+def _say_way_out(found: "WayOut", text: Callable[[Mapping[str, Any]], str]) -> None:
+    """Print to standard error what would fit."""
+    from vlmplan.render.to_fit import way_out_parts
+
+    for sentence, lead, changed in way_out_parts(found, today()):
+        click.echo(sentence, err=True)
+        if changed is not None:
+            click.echo(f"{lead} {text(changed)}", err=True)
+
+
+def _way_out(prepared: Prepared, given: Mapping[str, Any]) -> "WayOut | None":
+    """What fits where the plan does not, by the options that were given or, without any, by those of the plan; None
+    where it does."""
+    from vlmplan.cli.rehearse import estimate_of
+    from vlmplan.cli.to_fit import found_way_out, way_out_of_plan
+
+    if prepared.plan.expected.verdict != "does_not_fit":
+        return None
+    try:
+        present = estimate_of(prepared.plan, prepared.catalog_files)
+        if given["model"] is None:
+            return way_out_of_plan(prepared.plan, present, prepared.catalog_files)
+        return found_way_out(given, present, prepared.catalog_files)
+    except VlmplanError as error:
+        click.echo(f"vlmplan: what would fit cannot be said: {error}", err=True)
+        return None
+
+
+def _command_text(prepared: Prepared) -> Callable[[Mapping[str, Any]], str]:
+    """Options of a plan as a command that does everything else as this one does."""
+    from vlmplan.cli.out_of_memory import run_options
+    from vlmplan.cli.to_fit import command_text
+
+    own = run_options(prepared) | {"output_dir": prepared.options.output_dir}
+    text = command_text(launch, ())
+    return lambda options: text({**options, **own})
 
 
 def _goes_on_with_curriculum(asked: Mapping[str, Any], plan_file: Path | None, *, demo: bool) -> bool:

@@ -95,13 +95,20 @@ def _command_to_fit(prepared: "Prepared", command: click.Command, remedy: "Remed
     if remedy.setup.ds_config is not None:
         options["ds_config"] = folder / DS_CONFIG_TO_FIT
         _write_ds_config(options["ds_config"], remedy.setup.ds_config)
-    options |= {"catalog_files": prepared.catalog_files, "hostfile": prepared.hostfile}
+    options |= run_options(prepared)
+    options["output_dir"] = _new_folder(folder)
+    return ["vlmplan", "launch", *words_of(command, options)]
+
+
+def run_options(prepared: "Prepared") -> dict[str, Any]:
+    """The options of ``vlmplan launch`` that do not plan: catalogs, nodes, and what the trainer is told, but for the
+    folder and ``--resume``."""
+    options: dict[str, Any] = {"catalog_files": prepared.catalog_files, "hostfile": prepared.hostfile}
     for item in fields(TrainerOptions):
         value = getattr(prepared.options, item.name)
         if value != default_of(item) and item.name not in ("output_dir", "resume"):
             options[item.name] = value
-    options["output_dir"] = _new_folder(folder)
-    return ["vlmplan", "launch", *words_of(command, options)]
+    return options
 
 
 def _write_ds_config(path: Path, content: Mapping[str, Any]) -> None:

@@ -94,11 +94,15 @@ def recommend(
     """Search the catalog's offers, or the given GPUs, for the best setup that fits.
 
     Options of the recipe that you give are held fixed; everything else is tried. --pareto shows the setups than which
-    no other is both faster and cheaper. Exit code 3 if nothing fits.
+    no other is both faster and cheaper. Where nothing fits, it ends with the least changes that do on the same cards
+    and with the cheapest other machine. Exit code 3 if nothing fits.
 
     A run's price holds start-up, download, training, checkpoints and a week of disk. With --pricing interruptible it
     also holds what interruptions make you do again, for checkpoints at the distance that costs least.
     """
+    from vlmplan.cli.to_fit import command_text, searched_way_out_of
+    from vlmplan.cli.to_fit import document as to_fit_json
+
     pictures = {"--html": html, "--svg": svg}
     refuse_files(pictures, force=force)
     if refreshes:
@@ -113,9 +117,12 @@ def recommend(
     next_steps = _next_steps(found, given, out, force=force)
     next_steps += _write_pictures(found, pictures, force=force)
     frozen = freezing_of(found.plans[0].estimate, given) if found.plans else None
+    way_out = searched_way_out_of(given, found, catalog_files)
+    text = command_text(recommend, catalog_files)
     if as_json:
         freezes = {"freeze_vision": None if frozen is None else frozen.as_json()}
-        click.echo(json.dumps(document(found, rehearsal) | freezes, indent=2))
+        described = document(found, rehearsal) | freezes | to_fit_json(way_out, text, found.as_of)
+        click.echo(json.dumps(described, indent=2))
     elif found.plans:
         from vlmplan.render.recommendation import print_recommendation
 
@@ -125,6 +132,11 @@ def recommend(
         from vlmplan.render.recommendation import print_nothing_fits
 
         print_nothing_fits(found)
+        if way_out is not None:
+            from vlmplan.render.to_fit import print_way_out
+
+            click.echo()
+            print_way_out(way_out, text, found.as_of)
     return 0 if found.plans else EXIT_NOTHING_FITS
 
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, refuse_files
-from vlmplan.errors import InputError
+from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, refuse_files, today
+from vlmplan.errors import InputError, VlmplanError
 from vlmplan.notes import caveats
 
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
     from vlmplan.plan import Plan
     from vlmplan.rehearsal import Comparison
+    from vlmplan.search.way_out import WayOut
 
 EXIT_DOES_NOT_FIT = 3
 PLAN = click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="A plan.json; or give options of estimate.")
@@ -77,8 +78,11 @@ def rehearse(
 ) -> int:
     """Run the real training step of one rank on tensors without data: exact bytes, no GPU and no weights needed.
 
-    Model, adapters, loss, optimizer and DeepSpeed are those of launch. Exit code 0 if it fits, 3 if it does not.
+    Model, adapters, loss, optimizer and DeepSpeed are those of launch. Where it does not fit, it
+    ends with the least changes that do. Exit code 0 if it fits, 3 if it does not.
     """
+    from vlmplan.cli.to_fit import command_text
+    from vlmplan.cli.to_fit import document as to_fit_json
     from vlmplan.memory.device import Verdict
 
     files = Files(html, svg, trace, force)
@@ -86,18 +90,51 @@ def rehearse(
     plan, estimate, notes = plan_asked_for(ctx, plan_file, given, catalog_files)
     found = rehearsed(plan, estimate, rank=rank, num_steps=steps)
     files.write(found)
+    way_out = None
+    if found.verdict is Verdict.DOES_NOT_FIT:
+        way_out = _way_out(found, plan, None if plan_file is not None else given, catalog_files)
+    text = command_text(rehearse, catalog_files)
     if as_json:
         from vlmplan.rehearsal.document import document
 
         described = document(found)
         described["notes"] += notes
         described["caveats"] += caveats(notes)
-        click.echo(json.dumps(described, indent=2))
+        click.echo(json.dumps(described | to_fit_json(way_out, text, today()), indent=2))
     else:
         from vlmplan.render.rehearsal import print_rehearsal
 
         print_rehearsal(found, notes)
+        if way_out is not None:
+            from vlmplan.render.to_fit import print_way_out
+
+            click.echo()
+            print_way_out(way_out, text, today())
     return EXIT_DOES_NOT_FIT if found.verdict is Verdict.DOES_NOT_FIT else 0
+
+
+def _way_out(
+    found: "Comparison", plan: "Plan", given: dict[str, Any] | None, catalog_files: tuple[Path, ...]
+) -> "WayOut | None":
+    """What fits when it is raised by as much as the rehearsal is above its estimate; ``given`` None: of the plan's own
+    options."""
+    from vlmplan.cli.to_fit import found_way_out, way_out_of_plan
+    from vlmplan.memory.device import Verdict
+
+    ratio = max(1.0, found.device.device_bytes / found.estimate.device.device_bytes)
+
+    def accepts(other: "Estimate") -> bool:
+        device = other.device
+        rehearsed_bytes = device.device_bytes * ratio
+        return other.verdict is Verdict.FITS and rehearsed_bytes + device.reserve_bytes <= device.usable_bytes
+
+    try:
+        if given is None:
+            return way_out_of_plan(plan, found.estimate, catalog_files, accepts=accepts)
+        return found_way_out(given, found.estimate, catalog_files, accepts=accepts)
+    except VlmplanError as error:
+        click.echo(f"vlmplan: what would fit cannot be said: {error}", err=True)
+        return None
 
 
 def rehearsed(
@@ -130,10 +167,10 @@ def plan_asked_for(
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
     plan = read_plan(plan_file)
-    return plan, _estimate_of(plan, catalog_files), []
+    return plan, estimate_of(plan, catalog_files), []
 
 
-def _estimate_of(plan: "Plan", catalog_files: tuple[Path, ...]) -> "Estimate":
+def estimate_of(plan: "Plan", catalog_files: tuple[Path, ...]) -> "Estimate":
     """What this version says of a plan. Raises UnavailableError where its hardware is not known here."""
     from vlmplan.catalog import load_catalog
     from vlmplan.estimate import estimate

@@ -2,27 +2,27 @@
 
 What a rank measured corrects the plan: every planned peak is raised by actual / planned of the phase that failed, where
 that is above 1, and compared with what the allocator could have had there (``Shortage.obtainable_bytes``), so that
-contexts, message buffers and other processes are counted as they are. Changes are tried one by one, then one on top of
-the other, in the order of ``changes``, those that change the results only where the others do not do; of a combination
-only what it needs is kept.
+contexts, message buffers and other processes are counted as they are. Which changes are least is for ``changes.least``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmplan.catalog import Catalog
+from vlmplan.changes.kinds import all_changes
+from vlmplan.changes.least import leanest_options, least_combination
+from vlmplan.changes.trials import Trials
 from vlmplan.deepspeed_config import DEFAULT_GRADIENT_CLIPPING, deepspeed_config, settings_from_ds_config
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate, Estimator, estimate, estimate_with_sizes
+from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster
-from vlmplan.launch.changes import CHANGES, Change, Situation
-from vlmplan.launch.plan_options import differences, gpu_of, model_of, options_of
+from vlmplan.launch.plan_options import gpu_of, model_of, options_of
 from vlmplan.launch.preflight import missing_packages
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.plan import Plan
-from vlmplan.request import recipe_fields, requested_cluster, resolved_recipe, workload_of
+from vlmplan.request import RequestedSetup, recipe_fields, requested_cluster, requested_setup
 from vlmplan.shortage import Shortage
 from vlmplan.sizes import zero_settings
 
@@ -34,11 +34,6 @@ class Setup:
     options: Mapping[str, Any] = field(hash=False)
     estimate: Estimate
     ds_config: Mapping[str, Any] | None = field(default=None, hash=False)
-
-    @property
-    def situation(self) -> Situation:
-        found = self.estimate
-        return Situation(workload=found.workload, recipe=found.recipe, cluster=found.cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,38 +113,37 @@ class Planner:
         cluster, _ = requested_cluster(self.options, catalog)
         estimator = Estimator(replace(plan.workload, model=self._model), plan.recipe)
         self._has_own_config = has_own_ds_config(plan, estimator, cluster)
-        self._made: dict[tuple[tuple[str, Any], ...], Setup | None] = {}
+        self._plain = self.trials()
+
+    def trials(self, accepts: Callable[[Estimate], bool] | None = None) -> Trials:
+        """What is known of options; those fit whose estimate is accepted as well."""
+        return Trials(self._catalog, self._model, accepts=accepts, own_setup=self._requested)
 
     def setup(self, options: Mapping[str, Any]) -> Setup | None:
         """The setup of these options; None if it cannot be trained."""
-        key = tuple(sorted(options.items(), key=lambda item: item[0]))
-        if key not in self._made:
-            try:
-                self._made[key] = self._setup(options)
-            except InputError:
-                self._made[key] = None
-        return self._made[key]
+        if not self._plain.is_possible(options):
+            return None
+        cluster = self._plain.situation(options).cluster
+        content = self._ds_config(options, cluster)
+        return Setup(options=options, estimate=self._plain.estimate(options), ds_config=content)
 
-    def _setup(self, options: Mapping[str, Any]) -> Setup:
-        fields = recipe_fields(options)
-        cluster, _ = requested_cluster(options, self._catalog)
-        workload = workload_of(self._model, options)
-        content = None
-        if self._has_own_config:
-            assert self._plan.ds_config is not None
-            changed = self._plan.recipe.with_changes(**fields)
-            base = settings_from_ds_config(self._plan.ds_config)
-            content = deepspeed_config(changed, num_gpus=cluster.num_gpus, base=base)
+    def _ds_config(self, options: Mapping[str, Any], cluster: Cluster) -> dict[str, Any] | None:
+        """The plan's own file, changed as the options say; None where the planner writes one by itself."""
+        if not self._has_own_config:
+            return None
+        assert self._plan.ds_config is not None
+        changed = self._plan.recipe.with_changes(**recipe_fields(options))
+        base = settings_from_ds_config(self._plan.ds_config)
+        return deepspeed_config(changed, num_gpus=cluster.num_gpus, base=base)
+
+    def _requested(self, options: Mapping[str, Any], cluster: Cluster) -> RequestedSetup:
+        content = self._ds_config(options, cluster)
         ds_config = None if content is None else settings_from_ds_config(content)
-        recipe, _ = resolved_recipe(
-            fields, cluster, self._model, global_batch=workload.global_batch, ds_config=ds_config
-        )
-        run = estimate_with_sizes if ds_config is None else estimate
-        found = run(workload, recipe, cluster)
+        found = requested_setup(options, (cluster, ()), self._model, ds_config)
         missing = [] if self._packages is None else missing_packages(found, self._packages)
         if missing:
             raise InputError(f"{missing[0]} is not installed")
-        return Setup(options=options, estimate=found, ds_config=content)
+        return found
 
 
 def has_own_ds_config(plan: Plan, estimator: Estimator, cluster: Cluster) -> bool:
@@ -162,97 +156,29 @@ def has_own_ds_config(plan: Plan, estimator: Estimator, cluster: Cluster) -> boo
     return not is_own or dict(plan.ds_config) != deepspeed_config(recipe, num_gpus=cluster.num_gpus)
 
 
-def smallest_remedy(
-    planner: Planner,
-    correction: Correction,
-    *,
-    changes: Sequence[Change] = CHANGES,
-) -> Remedy:
-    """The first change that fits, else the first changes on top of each other, without those that need not be.
+def smallest_remedy(planner: Planner, correction: Correction) -> Remedy:
+    """The least changes that fit, by ``changes.least``; where none do, everything that can be changed.
 
-    Both are tried first with changes that keep the results. Raises InputError if the plan cannot be planned again.
+    Raises InputError if the plan cannot be planned again.
     """
-    search = _Search(planner, correction)
-    keeping = [change for change in changes if change.keeps_results]
-    others = [change for change in changes if not change.keeps_results]
-    remedy = search.single(keeping) or search.combined(keeping)
-    return remedy if remedy.fits else search.single(others) or search.combined(changes)
+    ran = planner.setup(planner.options)
+    if ran is None:
+        raise InputError("the plan that ran cannot be planned again from its options")
+    held = ran.estimate.device.reserved_bytes
 
+    def accepts(found: Estimate) -> bool:
+        """Whatever was measured, less is needed than by what ran out."""
+        return found.device.reserved_bytes < held and correction.fits(found)
 
-Chosen = list[tuple[Change, int]]
-
-
-class _Search:
-    """Setups that come from the plan's own by changes: which (kind, level), in which order."""
-
-    def __init__(self, planner: Planner, correction: Correction) -> None:
-        self._planner, self._correction = planner, correction
-        start = planner.setup(planner.options)
-        if start is None:
-            raise InputError("the plan that ran cannot be planned again from its options")
-        self.start = start
-
-    def after(self, chosen: Chosen) -> Setup | None:
-        """The setup with all these changes, in their order; None if they do not go together."""
-        setup: Setup | None = self.start
-        for change, level in chosen:
-            if setup is None:
-                return None
-            levels = change.levels(setup.situation)
-            if level >= len(levels):
-                return None
-            setup = self._planner.setup({**setup.options, **levels[level]})
-        return setup
-
-    def fits(self, chosen: Chosen) -> bool:
-        setup = self.after(chosen)
-        return setup is not None and self._correction.fits(setup.estimate)
-
-    def single(self, changes: Sequence[Change]) -> Remedy | None:
-        """The first change that fits."""
-        for change in changes:
-            for level in range(len(change.levels(self.start.situation))):
-                if self.fits([(change, level)]):
-                    return self.remedy([(change, level)])
-        return None
-
-    def combined(self, changes: Sequence[Change]) -> Remedy:
-        """Each change as far as it goes on top of those before it, where it saves anything, until it fits."""
-        chosen: Chosen = []
-        for change in changes:
-            setup = self.after(chosen)
-            assert setup is not None
-            for level in reversed(range(len(change.levels(setup.situation)))):
-                more = self.after([*chosen, (change, level)])
-                if more is not None and self._saves(more, setup):
-                    chosen.append((change, level))
-                    break
-            if self.fits(chosen):
-                return self.remedy(self._needed(chosen))
-        return self.remedy(chosen)
-
-    def _saves(self, more: Setup, less: Setup) -> bool:
-        """Whether a change takes less of the GPU and does not overfill the host."""
-        needed = self._correction.needed_bytes
-        return needed(more.estimate) < needed(less.estimate) and not self._correction.overfills_host(more.estimate)
-
-    def _needed(self, chosen: Chosen) -> Chosen:
-        """Of changes that fit those that have to be, the last left out first, and each as small as it may be."""
-        for entry in reversed(chosen):
-            without = [other for other in chosen if other != entry]
-            if self.fits(without):
-                chosen = without
-        for place, (change, most) in enumerate(chosen):
-            smaller = ([*chosen[:place], (change, level), *chosen[place + 1 :]] for level in range(most))
-            chosen = next((option for option in smaller if self.fits(option)), chosen)
-        return chosen
-
-    def remedy(self, chosen: Chosen) -> Remedy:
-        setup = self.after(chosen)
-        assert setup is not None
-        return Remedy(
-            setup=setup,
-            changed=differences(setup.options, self.start.options),
-            fits=self._correction.fits(setup.estimate),
-            keeps_results=all(change.keeps_results for change, _ in chosen),
-        )
+    trials = planner.trials(accepts)
+    space = all_changes(replace(trials.situation(planner.options), has_ds_config=False))
+    found = least_combination(space, planner.options, trials)
+    combination = found or leanest_options(space, planner.options, trials)
+    setup = planner.setup(combination.options)
+    assert setup is not None
+    return Remedy(
+        setup=setup,
+        changed=combination.changed,
+        fits=found is not None,
+        keeps_results=combination.keeps_results,
+    )

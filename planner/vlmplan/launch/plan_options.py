@@ -1,6 +1,6 @@
 """A plan as the options of the command line that ask for it: the inverse of ``request``."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -80,8 +80,3 @@ def _gpu_texts(hardware: PlannedHardware) -> Iterator[str]:
         return
     names = [hardware.gpu_id, LOCAL] if hardware.host_ram_bytes is None else [LOCAL, hardware.gpu_id]
     yield from (f"{name}:{hardware.gpus_per_node}" for name in names)
-
-
-def differences(options: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``options`` say otherwise than ``others``."""
-    return {name: value for name, value in options.items() if value is not None and value != others.get(name)}

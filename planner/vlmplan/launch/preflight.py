@@ -24,7 +24,7 @@ from vlmplan.training import TrainerOptions, adapter_problem, monitor_problems
 from vlmplan.units import counted, gib_text
 
 if TYPE_CHECKING:
-    from vlmplan.estimate import Estimate
+    from vlmplan.request import RequestedSetup
 
 INSTALL = 'pip install "vlmplan[train]"'
 NUM_SAMPLES_TOLERANCE = 0.01
@@ -93,7 +93,7 @@ def _verdict_problems(plan: Plan) -> Iterator[str]:
 # -- software --------------------------------------------------------------------------------------------------------
 
 
-def needed_packages(plan: "Plan | Estimate") -> list[str]:
+def needed_packages(plan: "Plan | RequestedSetup") -> list[str]:
     """The packages without which the trainer cannot run this plan, or what would become one."""
     recipe = plan.recipe
     names = ["torch", "transformers", "safetensors"]
@@ -106,7 +106,7 @@ def needed_packages(plan: "Plan | Estimate") -> list[str]:
     return names
 
 
-def missing_packages(plan: "Plan | Estimate", packages: Mapping[str, str | None]) -> list[str]:
+def missing_packages(plan: "Plan | RequestedSetup", packages: Mapping[str, str | None]) -> list[str]:
     """Those of them that are not installed, and flash-attn where the attention is its; ``packages`` are versions."""
     names = needed_packages(plan)
     names += [FLASH_ATTENTION] if plan.recipe.attention is AttentionImplementation.FLASH_ATTENTION_2 else []

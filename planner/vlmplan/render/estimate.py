@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import click
 
 from vlmplan.estimate import Estimate
-from vlmplan.hardware import Vendor
+from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.components import Components
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import caveats, footnotes, listed
@@ -67,9 +67,13 @@ def caveat_lines(notes: Iterable[str]) -> list[str]:
 
 
 def hardware_text(estimate: Estimate) -> str:
-    node = estimate.cluster.node
-    nodes = f"{estimate.cluster.num_nodes} nodes of " if estimate.cluster.num_nodes > 1 else ""
-    return f"{nodes}{node.num_gpus} x {node.gpu.name}"
+    return cluster_text(estimate.cluster)
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """``2 nodes of 8 x H100 SXM``."""
+    nodes = f"{cluster.num_nodes} nodes of " if cluster.num_nodes > 1 else ""
+    return f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.name}"
 
 
 def recipe_text(recipe: Recipe, *, sees: bool) -> str:

@@ -4,23 +4,21 @@ After a change everything that is not pinned is searched anew: hardware and meth
 itself, micro batch, engine and checkpointing follow. Changes are judged without the limits, then held against them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
 from vlmplan.catalog import Catalog
+from vlmplan.changes.kinds import Change, Situation
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
-from vlmplan.launch.changes import Situation
 from vlmplan.recipe import Recipe
-from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, Sought, recommend
+from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, Sought
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.explanation import SAME_FRACTION
-from vlmplan.search.options import sought
-from vlmplan.search.setups import Prepared
+from vlmplan.search.searches import Searches
 from vlmplan.search.single_changes import (
-    SingleChange,
     freed_changes,
     hardware_changes,
     larger_scope,
@@ -29,14 +27,13 @@ from vlmplan.search.single_changes import (
     recipe_changes,
     sample_changes,
 )
+from vlmplan.search.way_out import WayOut, searched_way_out
 from vlmplan.workload import ModelFiles, Workload
 
 OTHER_GPUS = 3
 """Other kinds of GPU that are shown. A choice."""
 UNLIMITED = {"max_usd": None, "max_hours": None}
 ANY_GPU: Mapping[str, Any] = {"gpu": (), "host_ram": None}
-SHARED_FIELDS = ("method", "activation_checkpointing", "vision_activation_checkpointing")
-"""Fields of the recipe that searches with the same traces may differ in."""
 COMPUTING = ("forward", "recompute", "backward")
 
 
@@ -48,7 +45,7 @@ class Outcome:
     limit that it is over, else what most of a step is spent on.
     """
 
-    change: SingleChange
+    change: Change
     plan: RankedPlan | None
     reason: str | None = None
     usd_change: float | None = None
@@ -62,7 +59,8 @@ class Outcome:
 class Advice:
     """``outcomes`` come best first by the objective, those over the limits after, those that fit nothing last.
 
-    ``base`` is None where nothing fits as it is asked for (``reason``): then the first outcome is the cheapest way out.
+    ``base`` is None where nothing fits as it is asked for (``reason``): then ``way_out`` is what helps, of the outcomes
+    first what does on the same machines.
     """
 
     workload: Workload
@@ -71,6 +69,7 @@ class Advice:
     base: RankedPlan | None
     reason: str | None
     outcomes: tuple[Outcome, ...]
+    way_out: WayOut | None
     as_of: date
     notes: tuple[str, ...]
 
@@ -88,7 +87,10 @@ class Advice:
         return next((one for one in self.better() if one.change.keeps_results), None)
 
     def better(self) -> Iterator[Outcome]:
-        for outcome in self.outcomes:
+        """Where nothing fits, what does on the same machines is better than others."""
+        to_fit = None if self.way_out is None else self.way_out.to_fit
+        changed = None if to_fit is None else to_fit.combination.changed
+        for outcome in sorted(self.outcomes, key=lambda one: one.change.options != changed):
             if not outcome.is_within_limits:
                 continue
             saved = outcome.usd_change if self.objective is Objective.COST else outcome.hours_change
@@ -104,7 +106,12 @@ def advice(given: Mapping[str, Any], catalog: Catalog, model: ModelFiles, today:
     if not found.plans:
         found = replace(adviser.found(replace(asked, limits=Limits())), notes=found.notes)
     base = found.plans[0] if found.plans else None
-    outcomes = adviser.outcomes(base) if base is not None else adviser.ways_out(asked)
+    way_out = None
+    if base is not None:
+        outcomes = adviser.outcomes(base)
+    else:
+        way_out = searched_way_out(given, asked, adviser.searches)
+        outcomes = adviser.ways_out(asked, way_out)
     known = [_measured(outcome, base, asked.limits) for outcome in outcomes]
     return Advice(
         workload=asked.workload,
@@ -113,6 +120,7 @@ def advice(given: Mapping[str, Any], catalog: Catalog, model: ModelFiles, today:
         base=base,
         reason=None if base is not None else _reason(found),
         outcomes=tuple(sorted(known, key=lambda one: _place(one, asked.objective))),
+        way_out=way_out,
         as_of=today,
         notes=tuple(dict.fromkeys((*found.notes, *_notes_on_nodes(known)))),
     )
@@ -180,19 +188,9 @@ class _Adviser:
     """Searches for the same model with changed options; what they trace alike they share."""
 
     def __init__(self, given: Mapping[str, Any], catalog: Catalog, model: ModelFiles, today: date) -> None:
-        self._given, self._catalog, self._model, self._today = given, catalog, model, today
-        self._prepared: list[tuple[Any, Prepared]] = []
-
-    def sought(self, given: Mapping[str, Any], wants: Callable[[Candidate], bool] = lambda _: True) -> Sought:
-        return sought(given, self._catalog, self._model, self._today, wants=wants)
-
-    def found(self, asked: Sought) -> Recommendation:
-        key = asked.workload, {name: value for name, value in asked.fixed.items() if name not in SHARED_FIELDS}
-        prepared = next((prepared for known, prepared in self._prepared if known == key), None)
-        if prepared is None:
-            prepared = Prepared()
-            self._prepared.append((key, prepared))
-        return recommend(asked, prepared=prepared)
+        self._given = given
+        self.searches = Searches(catalog, model, today)
+        self.sought, self.found = self.searches.sought, self.searches.found
 
     def outcomes(self, base: RankedPlan) -> list[Outcome]:
         """What each change makes of the base plan."""
@@ -210,25 +208,25 @@ class _Adviser:
         others = self._other_gpus({**pinned, **ANY_GPU}, {node.gpu.id}, {node.num_gpus})
         return [*others, *(self._outcome(pinned, change) for change in changes)]
 
-    def ways_out(self, asked: Sought) -> list[Outcome]:
-        """What makes it fit where nothing does: of every kind the smallest change that is enough; else all together."""
+    def ways_out(self, asked: Sought, way_out: WayOut) -> list[Outcome]:
+        """What makes it fit where nothing does: of every kind the smallest change that is enough, and ``way_out``."""
         given = {**self._given, **UNLIMITED}
         largest = max(asked.candidates, key=lambda one: one.cluster.num_gpus * one.cluster.node.gpu.usable_bytes)
         at = Situation(workload=asked.workload, recipe=Recipe(**asked.fixed), cluster=largest.cluster)
         scope = list(larger_scope(given, largest.cluster.num_nodes))
         wider = [[one for one in scope if "gpu" in one.options], [one for one in scope if "num_nodes" in one.options]]
-        lean = list(lean_changes(at))
-        kinds = [*([one] for one in freed_changes(given)), *wider, *lean]
+        kinds = [*([one] for one in freed_changes(given)), *wider, *lean_changes(at)]
         outcomes = [outcome for kind in kinds if (outcome := self._smallest(given, kind)) is not None]
         if given["gpu"]:
             chosen = {one.cluster.node.gpu.id for one in asked.candidates}
             outcomes += self._other_gpus({**given, **ANY_GPU}, chosen, None)
-        if any(outcome.plan is not None for outcome in outcomes):
+        combination = None if way_out.to_fit is None else way_out.to_fit.combination
+        if combination is None or any(outcome.change.options == combination.changed for outcome in outcomes):
             return outcomes
-        together = self._together(given, [*([one] for one in freed_changes(given)), *(kind for kind in lean if kind)])
-        return [*outcomes, *([together] if together is not None else [])]
+        together = Change(name=combination.name, options=combination.changed, keeps_results=combination.keeps_results)
+        return [*outcomes, self._outcome(given, together)]
 
-    def _smallest(self, given: Mapping[str, Any], kind: Sequence[SingleChange]) -> Outcome | None:
+    def _smallest(self, given: Mapping[str, Any], kind: Sequence[Change]) -> Outcome | None:
         """The first change of a kind with which something fits, else the last; None for a kind without changes."""
         outcome = None
         for change in kind:
@@ -237,41 +235,13 @@ class _Adviser:
                 break
         return outcome
 
-    def _together(self, given: Mapping[str, Any], kinds: Iterable[Sequence[SingleChange]]) -> Outcome | None:
-        """The last of every kind on top of each other until something fits, then each as small as it may be.
-
-        None if nothing does. Of two methods the later takes the place of the other.
-        """
-        chosen: list[Sequence[SingleChange]] = []
-        for kind in kinds:
-            if "method" in kind[-1].options:
-                chosen = [one for one in chosen if "method" not in one[-1].options]
-            chosen.append(kind)
-            found = self._outcome(given, _sum([one[-1] for one in chosen]))
-            if found.plan is not None:
-                return self._least(given, chosen, found)
-        return None
-
-    def _least(self, given: Mapping[str, Any], kinds: Sequence[Sequence[SingleChange]], found: Outcome) -> Outcome:
-        """``found`` with the last of every kind, each left out or made smaller while something fits."""
-        kept = [[one[-1]] for one in kinds]
-        for place, kind in enumerate(kinds):
-            for smaller in ([], *([change] for change in kind[:-1])):
-                fewer = [*kept[:place], smaller, *kept[place + 1 :]]
-                changes = [change for one in fewer for change in one]
-                outcome = self._outcome(given, _sum(changes)) if changes else found
-                if changes and outcome.plan is not None:
-                    kept, found = fewer, outcome
-                    break
-        return found
-
     def _name_of(self, gpu_id: str) -> str:
         """What ``--gpu`` calls the base's card: this machine's keep their name."""
         names = {parse_gpu_choice(text).name for text in self._given["gpu"]}
         own = {name for name in names if name.casefold() in (LOCAL, CPU)}
         return own.pop() if own and names == own else gpu_id
 
-    def _outcome(self, given: Mapping[str, Any], change: SingleChange) -> Outcome:
+    def _outcome(self, given: Mapping[str, Any], change: Change) -> Outcome:
         """The best plan with the change; of its options those that take nothing away are left out."""
         options = {
             name: value for name, value in change.options.items() if value is not None or given[name] is not None
@@ -303,18 +273,6 @@ class _Adviser:
             node = plan.estimate.cluster.node
             options: dict[str, Any] = {"gpu": (f"{node.gpu.id}:{node.num_gpus}",)}
             options |= {"host_ram": None} if self._given.get("host_ram") is not None else {}
-            change = SingleChange(name=f"{node.num_gpus} x {node.gpu.id}", options=options)
+            change = Change(name=f"{node.num_gpus} x {node.gpu.id}", options=options)
             outcomes.setdefault(node.gpu.id, Outcome(change=change, plan=plan))
         return list(outcomes.values())[:OTHER_GPUS]
-
-
-def _sum(changes: Sequence[SingleChange]) -> SingleChange:
-    """All of them as one; where two say different sample lengths, the shorter one."""
-    options: dict[str, Any] = {}
-    for change in changes:
-        shorter = min(options.get("seq_len", float("inf")), change.options.get("seq_len", float("inf")))
-        options |= change.options
-        if shorter != float("inf"):
-            options["seq_len"] = shorter
-    names, keeps = " + ".join(change.name for change in changes), all(change.keeps_results for change in changes)
-    return SingleChange(name=names, options=options, keeps_results=keeps)

@@ -1,0 +1,294 @@
+"""Changes of a setup that save memory, by kind, as options of the command line.
+
+Each kind gives its levels for a setup, the smallest first; none where it does not apply. Whether a level can run is for
+the rules to say. Three groups, in the order in which they may be asked for:
+
+    keeping   what leaves the result as it is, but for rounding and the order in which numbers are added; how much time
+              each costs decides among them. Those that cost none come last, so that what costs time is taken back first
+    results   precision, optimizer and method: another model comes out
+    samples   less text, smaller images
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vlmplan.errors import InputError
+from vlmplan.hardware import Cluster, Vendor
+from vlmplan.recipe import (
+    PLAIN,
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    Recipe,
+)
+from vlmplan.rules import attention_implementations, model_facts
+from vlmplan.sample_images import image_tokens
+from vlmplan.workload import Workload
+
+Options = Mapping[str, Any]
+SHARES = ((3, 4), (1, 2), (1, 4))
+"""Parts to which text and images are cut. A choice."""
+PLAIN_OPTIONS = ("fuses_optimizer", "caches_casts", "upcasts_frozen")
+"""Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is to be changed. ``has_ds_config``: a ds_config.json of the user's decides part of the recipe."""
+
+    workload: Workload
+    recipe: Recipe
+    cluster: Cluster
+    has_ds_config: bool = False
+
+    @property
+    def is_on_cpu(self) -> bool:
+        return self.cluster.node.gpu.vendor is Vendor.CPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change; ``options`` replace those of the command line, None takes one away.
+
+    ``keeps_results``: the same model comes out, but for rounding.
+    """
+
+    name: str
+    options: Options = field(hash=False)
+    keeps_results: bool = True
+    is_larger: bool = False
+    """More than a setting: another engine, or memory of the host."""
+
+
+Levels = tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """The changes that are tried.
+
+    ``kinds`` keep the results, each with its levels, what costs most time first; of ``engines``, which do so too, at
+    most one is taken, as of ``results``, whose changes go together, the least first and nothing before all, and of
+    ``samples``, the longest first.
+    """
+
+    kinds: tuple[Levels, ...]
+    results: tuple[tuple[Change, ...], ...]
+    samples: tuple[tuple[Change, ...], ...]
+    engines: tuple[Change, ...] = ()
+
+
+def all_changes(at: Situation) -> Space:
+    """Everything that can be changed of a setup."""
+    return Space(
+        kinds=tuple(levels for kind in KEEPING if (levels := kind(at))),
+        results=tuple(result_changes(at)),
+        samples=tuple(sample_changes(at)),
+        engines=tuple(engine_changes(at)),
+    )
+
+
+# -- keeping ---------------------------------------------------------------------------------------------------------
+
+
+def _micro_batch(at: Situation) -> Levels:
+    """Every smaller micro batch that makes the same global batch."""
+    total = at.recipe.micro_batch * at.recipe.grad_accum
+    sizes = [size for size in range(at.recipe.micro_batch - 1, 0, -1) if total % size == 0]
+    return tuple(
+        Change(name=f"micro batch {size} x {total // size}", options={"micro_batch": size, "grad_accum": total // size})
+        for size in sizes
+    )
+
+
+def _text_checkpointing(at: Situation) -> Levels:
+    """Of the language model; that of the vision tower stays, which follows it where the user says nothing."""
+    if at.recipe.activation_checkpointing:
+        return ()
+    options = {
+        "activation_checkpointing": True,
+        "vision_activation_checkpointing": at.recipe.vision_activation_checkpointing,
+    }
+    return (Change(name="activation checkpointing", options=options),)
+
+
+def _vision_checkpointing(at: Situation) -> Levels:
+    if at.recipe.vision_activation_checkpointing or not at.workload.images_per_sample:
+        return ()
+    options = {"vision_activation_checkpointing": True}
+    return (Change(name="activation checkpointing of the vision tower", options=options),)
+
+
+def _chunked_loss(at: Situation) -> Levels:
+    if at.recipe.loss is not LossKind.FULL:
+        return ()
+    return (Change(name="chunked loss", options={"loss": LossKind.CHUNKED.value}),)
+
+
+def _attention(at: Situation) -> Levels:
+    """What keeps less than the present implementation, as far as the model has it."""
+    order = (AttentionImplementation.EAGER, AttentionImplementation.SDPA, AttentionImplementation.FLASH_ATTENTION_2)
+    known = attention_implementations(model_facts(at.workload.model))
+    leaner = [kind for kind in order[order.index(at.recipe.attention) + 1 :] if kind in known]
+    return tuple(Change(name=f"{kind.value} attention", options={"attention": kind.value}) for kind in leaner)
+
+
+def _uncached_casts(at: Situation) -> Levels:
+    is_used = at.recipe.caches_casts and at.recipe.autocast is not None
+    return (Change(name="no cached casts", options={"caches_casts": False}),) if is_used else ()
+
+
+def _fused_optimizer(at: Situation) -> Levels:
+    """One kernel needs no copy of a state."""
+    is_foreach = at.recipe.optimizer is OptimizerKind.ADAMW and not at.recipe.fuses_optimizer
+    return (Change(name="fused optimizer", options={"fuses_optimizer": True}),) if is_foreach else ()
+
+
+def _no_upcast(at: Situation) -> Levels:
+    if not at.recipe.upcasts_frozen:
+        return ()
+    return (Change(name="no float32 copies of frozen weights", options={"upcasts_frozen": False}),)
+
+
+def _expandable_segments(at: Situation) -> Levels:
+    if at.is_on_cpu or at.recipe.expandable_segments:
+        return ()
+    return (Change(name="expandable segments", options={"expandable_segments": True}),)
+
+
+KEEPING: tuple[Callable[[Situation], Levels], ...] = (
+    _text_checkpointing,
+    _micro_batch,
+    _vision_checkpointing,
+    _chunked_loss,
+    _attention,
+    _uncached_casts,
+    _fused_optimizer,
+    _no_upcast,
+    _expandable_segments,
+)
+"""Kinds that go together with every engine that the rules allow, what costs most time first, roughly."""
+Engine = tuple[int | None, Offload, Offload]
+"""(stage, where optimizer states are, where weights are)"""
+HOST, GPU = Offload.CPU, Offload.NONE
+ON_ONE_GPU: tuple[Engine, ...] = ((None, GPU, GPU), (2, HOST, GPU), (3, GPU, HOST), (3, HOST, HOST))
+ON_SEVERAL: tuple[Engine, ...] = (
+    *((1, GPU, GPU), (2, GPU, GPU), (3, GPU, GPU)),
+    *((2, HOST, GPU), (3, HOST, GPU), (3, GPU, HOST), (3, HOST, HOST)),
+)
+
+
+def engine_changes(at: Situation) -> Iterator[Change]:
+    """Other ZeRO stages and what is offloaded, and the present ones without hpZ's second copies of the weights.
+
+    Where a file decides the engine, the changed command does without it; a gradient clipping that no option can name
+    keeps it.
+    """
+    recipe = at.recipe
+    present = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params)
+    plain = dict.fromkeys(PLAIN_OPTIONS)
+    without_file: Options = {}
+    if at.has_ds_config:
+        if recipe.gradient_clipping != Recipe().gradient_clipping:
+            return
+        without_file = {name: getattr(recipe, name).value for name in ("precision", "optimizer")}
+        without_file |= {name: getattr(recipe, name) for name in ("micro_batch", "grad_accum")}
+        without_file |= {"ds_config": None}
+    for engine in ON_ONE_GPU if at.cluster.num_gpus == 1 else ON_SEVERAL:
+        if at.is_on_cpu and HOST in engine:
+            continue  # the ranks' own memory is the host's
+        if engine == present and recipe.hpz == 1 and not at.has_ds_config:
+            continue
+        stage, optimizer, params = engine
+        options = {
+            "zero_stage": PLAIN if stage is None else str(stage),
+            "offload_optimizer": optimizer.value,
+            "offload_params": params.value,
+            "hpz": None,
+        }
+        is_larger = (stage is None) is recipe.uses_deepspeed or engine.count(HOST) > present.count(HOST)
+        options = without_file | (plain if stage is not None else {}) | options
+        yield Change(name=_engine_name(engine), options=options, is_larger=is_larger)
+
+
+def _engine_name(engine: Engine) -> str:
+    stage, optimizer, params = engine
+    text = "plain PyTorch" if stage is None else f"ZeRO-{stage}"
+    on_host = [name for name, place in (("optimizer", optimizer), ("weights", params)) if place is HOST]
+    return text + (f", {' and '.join(on_host)} on the host" if on_host else "")
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+
+
+def result_changes(at: Situation) -> Iterator[tuple[Change, ...]]:
+    """What of the results may change, the least first, beginning with nothing: full, LoRA, QLoRA in this order, each
+    first as it is and then with narrower numbers."""
+    narrower = list(_narrower(at))
+    for method in ((), *((change,) for change in _methods(at))):
+        for numbers in ((), *((change,) for change in narrower), *([tuple(narrower)] if len(narrower) > 1 else [])):
+            yield (*method, *numbers)
+
+
+def _narrower(at: Situation) -> Iterator[Change]:
+    if at.recipe.precision is Precision.FP32:
+        kind = Precision.BF16 if at.cluster.node.gpu.supports_bf16 else Precision.FP16
+        yield Change(name=f"{kind.value} precision", options={"precision": kind.value}, keeps_results=False)
+    if at.recipe.optimizer is OptimizerKind.ADAMW:
+        options = {"optimizer": OptimizerKind.ADAMW_8BIT.value}
+        yield Change(name="8-bit optimizer", options=options, keeps_results=False)
+
+
+def _methods(at: Situation) -> Iterator[Change]:
+    names = {Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
+    methods = tuple(Method)
+    for method in methods[methods.index(at.recipe.method) + 1 :]:
+        options = {"method": method.value}
+        yield Change(name=names[method], options=options, keeps_results=False)
+
+
+# -- samples ---------------------------------------------------------------------------------------------------------
+
+
+def sample_changes(at: Situation, shares: tuple[tuple[int, int], ...] = SHARES) -> Iterator[tuple[Change, ...]]:
+    """Less text, smaller images, whose tokens then leave the sample, or both; the longest samples first."""
+    for part, whole in shares:
+        text = text_change(at, part, whole)
+        images = image_change(at, part, whole)
+        both = None if images is None else _both(at, images, part, whole)
+        yield from ((change,) for change in (text, images, both) if change is not None)
+
+
+def text_change(at: Situation, part: int, whole: int) -> Change | None:
+    """``part`` of ``whole`` of the tokens that are no image's."""
+    images = image_tokens(at.workload)
+    text = (at.workload.seq_len - images) * part // whole
+    if not text:
+        return None
+    return Change(name=f"{part}/{whole} of the text", options={"seq_len": images + text}, keeps_results=False)
+
+
+def image_change(at: Situation, part: int, whole: int) -> Change | None:
+    """Images with this part of their sides; the text stays."""
+    workload = at.workload
+    if not workload.images_per_sample:
+        return None
+    width, height = workload.image_width * part // whole, workload.image_height * part // whole
+    with suppress(InputError):
+        smaller = replace(workload, image_width=width, image_height=height)
+        length = workload.seq_len - image_tokens(workload) + image_tokens(smaller)
+        name, options = f"images of {part}/{whole} the side", {"image_size": f"{width}x{height}", "seq_len": length}
+        return Change(name=name, options=options, keeps_results=False)
+    return None
+
+
+def _both(at: Situation, images: Change, part: int, whole: int) -> Change | None:
+    text = (at.workload.seq_len - image_tokens(at.workload)) * (whole - part) // whole
+    length = images.options["seq_len"] - text
+    name = f"{part}/{whole} of the text, {images.name}"
+    return Change(name=name, options={**images.options, "seq_len": length}, keeps_results=False)

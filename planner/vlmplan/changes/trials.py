@@ -1,0 +1,248 @@
+"""Setups of options, each computed once and only as far as a question needs: ``least`` asks for many.
+
+The answers are those of ``estimate`` with the same options; a test holds them to it.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, fields
+
+from vlmplan.catalog import Catalog
+from vlmplan.changes.kinds import Options, Situation
+from vlmplan.errors import InputError
+from vlmplan.estimate import Estimate, Estimator, sized_estimate, sized_recipes
+from vlmplan.hardware import Cluster, Vendor
+from vlmplan.memory.bounds import MicroBatchProfile, micro_batch_profile, peak_bound
+from vlmplan.memory.device import Verdict, budget_bytes, device_memory
+from vlmplan.memory.disk import DiskSpace
+from vlmplan.memory.engines import ModelStates
+from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
+from vlmplan.memory.timeline import model_states
+from vlmplan.recipe import Offload, Recipe
+from vlmplan.request import RequestedSetup, ds_config_of, requested_cluster, requested_setup
+from vlmplan.timing import timed_step
+from vlmplan.workload import ModelFiles
+
+SECONDS_PER_HOUR = 3600
+OF_THE_STEP = {
+    *("optimizer", "fuses_optimizer", "caches_casts", "expandable_segments", "zero_stage", "zero", "hpz", "nvme_path"),
+    *("offload_optimizer", "offload_params", "micro_batch", "grad_accum", "gradient_clipping", "attention", "loss"),
+    *("activation_checkpointing", "vision_activation_checkpointing"),
+}
+"""Fields of a recipe that an ``Estimator`` does not depend on."""
+MODEL_FIELDS = tuple(item.name for item in fields(Recipe) if item.name not in OF_THE_STEP)
+
+
+@dataclass(slots=True)
+class _Trial:
+    """A setup with what is known of it so far. ``sized``: with the sizes of which the answers are."""
+
+    setup: RequestedSetup
+    estimator: Estimator
+    sized: Recipe | None = None
+    fits: bool | None = None
+    estimate: Estimate | None = None
+
+
+class Trials:
+    """What ``vlmplan estimate`` says of options of one model."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        model: ModelFiles,
+        *,
+        accepts: Callable[[Estimate], bool] | None = None,
+        least_host_bytes: int = 0,
+        own_setup: Callable[[Options, Cluster], RequestedSetup] | None = None,
+    ) -> None:
+        """``accepts``: what else an estimate has to be beside fitting. ``least_host_bytes``: what a host is taken to
+        have at least that nobody says the memory of. ``own_setup`` makes setups otherwise than ``estimate`` does, and
+        raises InputError for what is none."""
+        self._catalog, self._model, self._accepts = catalog, model, accepts
+        self._least_host_bytes, self._own_setup = least_host_bytes, own_setup
+        self._machines: dict[Hashable, tuple[Cluster, Sequence[str]]] = {}
+        self._setups: dict[Hashable, RequestedSetup | None] = {}
+        self._estimators: dict[Hashable, Estimator] = {}
+        self._trials: dict[Hashable, _Trial] = {}
+        self._profiles: dict[int, MicroBatchProfile] = {}
+
+    def setup(self, options: Options) -> RequestedSetup | None:
+        """What the options ask for; None if it cannot be trained."""
+        key = tuple(sorted((name, value) for name, value in options.items() if value is not None))
+        if key not in self._setups:
+            try:
+                self._setups[key] = self._setup(options)
+            except InputError:
+                self._setups[key] = None
+        return self._setups[key]
+
+    def _setup(self, options: Options) -> RequestedSetup:
+        machine = self._machine(options)
+        if self._own_setup is not None:
+            return self._own_setup(options, machine[0])
+        return requested_setup(options, machine, self._model, ds_config_of(options))
+
+    def _machine(self, options: Options) -> tuple[Cluster, Sequence[str]]:
+        gpu = options.get("gpu")
+        if gpu not in self._machines:
+            self._machines[gpu] = requested_cluster(options, self._catalog)
+        return self._machines[gpu]
+
+    def situation(self, options: Options) -> Situation:
+        setup = self._known(options)
+        return Situation(
+            workload=setup.workload,
+            recipe=setup.recipe,
+            cluster=setup.cluster,
+            has_ds_config=setup.ds_config is not None,
+        )
+
+    def _known(self, options: Options) -> RequestedSetup:
+        """Raises InputError for what cannot be trained."""
+        setup = self.setup(options)
+        return self._setup(options) if setup is None else setup
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def is_possible(self, options: Options) -> bool:
+        return self.setup(options) is not None
+
+    def are_same(self, options: Options, others: Options) -> bool:
+        setup, other = self.setup(options), self.setup(others)
+        if setup is None or other is None:
+            return False
+        return (setup.workload, setup.recipe, setup.cluster) == (other.workload, other.recipe, other.cluster)
+
+    def fits(self, options: Options) -> bool:
+        """Whether it fits, leaving the reserve free, and the host can hold what is offloaded."""
+        if self.setup(options) is None:
+            return False
+        trial = self._trial(options)
+        if trial.fits is None:
+            trial.fits = self._fits(trial)
+        return trial.fits
+
+    def seconds(self, options: Options) -> float | None:
+        """Of one sample, in micro batches that fit or not; None if a speed is not known."""
+        trial = self._trial(options)
+        setup, estimator = trial.setup, trial.estimator
+        recipe, cluster = trial.sized or self._sized(trial)[-1], setup.cluster
+        trace = estimator.trace(recipe, cluster.node.gpu.compute_capability)
+        timed = timed_step(estimator.table, trace, recipe, cluster, setup.workload)
+        if timed is None:
+            return None
+        return timed.expected.total / (recipe.micro_batch * recipe.grad_accum * cluster.num_gpus)
+
+    def run_hours(self, options: Options) -> float | None:
+        """Of the whole training; None if a speed is not known."""
+        seconds = self.seconds(options)
+        workload = self._trial(options).setup.workload
+        return None if seconds is None else workload.total_samples * seconds / SECONDS_PER_HOUR
+
+    def disk(self, options: Options) -> DiskSpace:
+        trial = self._trial(options)
+        return trial.estimator.disk(trial.setup.recipe)
+
+    def estimate(self, options: Options) -> Estimate:
+        """The whole estimate. Raises InputError for what cannot be trained."""
+        trial = self._trial(options)
+        if trial.estimate is None:
+            setup, estimator = trial.setup, trial.estimator
+            if setup.ds_config is None:
+                trial.estimate = sized_estimate(estimator, setup.recipe, setup.cluster)
+            else:
+                trial.estimate = estimator.estimate(setup.recipe, setup.cluster)
+        return trial.estimate
+
+    def _trial(self, options: Options) -> _Trial:
+        setup = self._known(options)
+        key = (setup.workload, setup.recipe, setup.cluster)
+        if key not in self._trials:
+            self._trials[key] = _Trial(setup, self._estimator(setup))
+        return self._trials[key]
+
+    def _estimator(self, setup: RequestedSetup) -> Estimator:
+        recipe = setup.recipe
+        types = (recipe.uses_deepspeed, recipe.trained_dtype, recipe.frozen_dtype)
+        key = (setup.workload, *types, *(getattr(recipe, name) for name in MODEL_FIELDS))
+        if key not in self._estimators:
+            self._estimators[key] = Estimator(setup.workload, recipe)
+        return self._estimators[key]
+
+    def _sized(self, trial: _Trial) -> list[Recipe]:
+        setup = trial.setup
+        return [setup.recipe] if setup.ds_config is not None else self._sizes(trial)
+
+    def _sizes(self, trial: _Trial) -> list[Recipe]:
+        return sized_recipes(trial.estimator, trial.setup.recipe, trial.setup.cluster)
+
+    def _fits(self, trial: _Trial) -> bool:
+        recipe, cluster, estimator = trial.setup.recipe, trial.setup.cluster, trial.estimator
+        is_on_cpu = cluster.node.gpu.vendor is Vendor.CPU
+        if not is_on_cpu and self._overfills_host(trial):
+            return False
+        for sized in self._sized(trial):
+            if not is_on_cpu:
+                least, most = self._bounds(estimator, sized, cluster)
+                budget = budget_bytes(cluster)
+                if least > budget:
+                    continue
+                if most <= budget and recipe.expandable_segments and self._accepts is None:
+                    trial.sized = sized
+                    return True
+            timeline = estimator.timeline(sized, cluster)
+            if device_memory(timeline.peak.total, cluster).verdict is not Verdict.FITS:
+                continue  # not even its tensors do
+            found = estimator.estimate(sized, cluster, timeline)
+            if found.verdict is Verdict.FITS:  # so that these are the sizes
+                trial.sized, trial.estimate = sized, found
+                return self._accepts is None or self._accepts(found)
+        return False
+
+    def _bounds(self, estimator: Estimator, recipe: Recipe, cluster: Cluster) -> tuple[int, int]:
+        """Bytes of tensors on a GPU, at the least and at the most; the first alone where that is beyond the budget.
+
+        At the least: states, and of the micro batch what neither gathered weights nor gradients are.
+        """
+        states, owned = self._states(estimator, recipe, cluster.num_gpus)
+        least = max(states.resident.total + states.copies.total, states.step_peak.total)
+        if least > budget_bytes(cluster):
+            return least, least
+        profile = self._profile(estimator, recipe, cluster)
+        least = max(least, states.resident.total + max(profile.forward_peak, profile.dropped_peak))
+        if least > budget_bytes(cluster):
+            return least, least
+        most = peak_bound(
+            estimator.table,
+            recipe,
+            states,
+            profile,
+            num_ranks=cluster.num_gpus,
+            owned_bytes=owned,
+            accumulates=recipe.grad_accum > 1,
+        )
+        return least, most
+
+    def _states(self, estimator: Estimator, recipe: Recipe, num_ranks: int) -> tuple[ModelStates, int]:
+        """Model states of the fullest rank, and bytes of gradients that it keeps under stages 1 and 2."""
+        table = estimator.table
+        if recipe.zero_stage not in (1, 2):
+            return model_states(table, recipe, num_ranks, 0), 0
+        rank = fullest_rank(table, num_ranks)
+        owned = owned_elements(table, partition_of(table.num_trained, num_ranks, rank))
+        return model_states(table, recipe, num_ranks, rank), owned * table.trained_dtype.num_bytes
+
+    def _profile(self, estimator: Estimator, recipe: Recipe, cluster: Cluster) -> MicroBatchProfile:
+        trace = estimator.trace(recipe, cluster.node.gpu.compute_capability)
+        if id(trace) not in self._profiles:
+            self._profiles[id(trace)] = micro_batch_profile(trace)  # estimators keep their traces
+        return self._profiles[id(trace)]
+
+    def _overfills_host(self, trial: _Trial) -> bool:
+        """Whether the host is known to be too small, or an offload takes more than it is taken to have."""
+        recipe, cluster = trial.setup.recipe, trial.setup.cluster
+        needed, ram = trial.estimator.host(recipe, cluster).peak_bytes, cluster.node.host_ram_bytes
+        if ram is not None:
+            return needed > ram
+        offloads = Offload.CPU in (recipe.offload_optimizer, recipe.offload_params)
+        return offloads and self._least_host_bytes > 0 and needed > self._least_host_bytes

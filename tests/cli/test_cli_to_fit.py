@@ -1,0 +1,154 @@
+"""What is suggested where a setup does not fit: its command fits, none of its changes can be left out, nor the machine
+be a wrong one. Each answer is held to what the same command line says then."""
+
+import random
+import shlex
+from typing import Any
+
+import pytest
+
+from cli_calls import DOES_NOT_FIT, DONE, call
+
+MODELS = ("qwen2.5-0.5b", "smollm2-1.7b", "qwen2-vl-2b", "llama-3.2-3b", "qwen2.5-vl-3b", "llama-3.1-8b", "qwen2-vl-7b")
+GPUS = ("rtx-4060:1", "rtx-3080-10gb:1", "rtx-4090:1", "rtx-3080-10gb:2", "rtx-4090:2", "rtx-3080-10gb:4", "t4:1")
+NUM_SETUPS = 4
+
+
+def setup(seed: int) -> dict[str, Any]:
+    """Options of a setup that is too large, more often than not; None for those that are not given."""
+    draw = random.Random(seed)
+    gpu = draw.choice(GPUS)
+    options: dict[str, Any] = {"model": draw.choice(MODELS), "gpu": gpu}
+    options["method"] = draw.choice((None, "full", "lora", "qlora"))
+    options["micro_batch"] = draw.choice((None, 2, 4, 6, 16))
+    options["grad_accum"] = draw.choice((None, None, 3))
+    options["seq_len"] = draw.choice((None, 2048, 5000))
+    options["loss"] = draw.choice((None, "full"))
+    options["attention"] = draw.choice((None, None, "eager"))
+    options["precision"] = draw.choice((None, None, None, "fp32"))
+    options["optimizer"] = draw.choice((None, None, "adamw-8bit", "sgd"))
+    stages = (None, None, "none") if gpu.endswith(":1") else (None, "0", "1", "2", "3")
+    options["zero_stage"] = draw.choice(stages)
+    switches = {
+        "activation-checkpointing": draw.choice((None, False)),
+        "expandable-segments": draw.choice((None, True)),
+    }
+    return options | switches
+
+
+def words(options: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            found += [f"--{flag}", str(value)]
+    return found
+
+
+def document(command: list[str]) -> tuple[int, dict[str, Any]]:
+    found = call(*command, "--json")
+    return found.code, found.document
+
+
+def without(command: list[str], change: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """The command with a change taken back: its options as they were given, or not at all."""
+    names = {"fuses_optimizer": "fused-optimizer", "caches_casts": "cached-casts", "upcasts_frozen": "kbit-upcast"}
+    flags = {f"--{names.get(name, name.replace('_', '-'))}" for name in change}
+    flags |= {f"--no-{flag[2:]}" for flag in flags} | {"--foreach-optimizer"}
+    left: list[str] = []
+    skips = False
+    for place, word in enumerate(command):
+        if skips:
+            skips = False
+        elif word in flags:
+            skips = place + 1 < len(command) and not command[place + 1].startswith("--")
+        else:
+            left.append(word)
+    given = {name: value for name, value in before.items() if name.replace("-", "_") in change}
+    return left + words(given)
+
+
+@pytest.mark.parametrize("seed", range(NUM_SETUPS))
+def test_what_is_suggested_fits_and_needs_all_of_its_changes(seed: int):
+    options = setup(seed)
+    asked = call("estimate", *words(options), "--json")
+    if asked.code not in (DONE, DOES_NOT_FIT):
+        return  # nothing that can be trained
+    code, found = asked.code, asked.document
+    if code == DONE:
+        assert (found["to_fit"], found["other_machine"]) == (None, None)
+        return
+    assert code == DOES_NOT_FIT
+    to_fit = found["to_fit"]
+    if to_fit is not None:
+        command = shlex.split(to_fit["command"])
+        assert command[:2] == ["vlmplan", "estimate"]
+        again_code, again = document(command[1:])
+        assert (again_code, again["verdict"]) == (DONE, "fits")
+        assert again["gpu"] | {"usable_bytes": 0} == found["gpu"] | {"usable_bytes": 0}
+        for name in ("device_bytes", "step_seconds", "host_bytes_per_node"):
+            assert to_fit[name] == again["peak_device_bytes" if name == "device_bytes" else name]
+        for change in to_fit["changes"]:
+            less = call(*without(command[1:], change["options"], options), "--json")
+            assert less.code != DONE or less.document["verdict"] != "fits", change
+    other = found["other_machine"]
+    if other is not None:
+        command = shlex.split(other["command"])
+        again_code, again = document(command[1:])
+        assert (again_code, again["verdict"]) == (DONE, "fits")
+        assert (again["gpu"]["id"], again["gpu"]["count"]) == (other["gpu"], other["num_gpus"])
+        assert (other["gpu"], other["num_gpus"]) != (found["gpu"]["id"], found["gpu"]["count"])
+        assert other["usd"] > 0
+
+
+# -- the other commands ----------------------------------------------------------------------------------------------
+
+TOO_LARGE = ("--model", "llama-3.2-3b", "--method", "full", "--micro-batch", "8", "--no-activation-checkpointing")
+
+
+def suggested(command: str, *more: str) -> dict[str, Any]:
+    """``to_fit`` of a command that finds that nothing fits, and its code."""
+    found = call(command, *TOO_LARGE, *more, "--json")
+    return found.document | {"code": found.code}
+
+
+@pytest.mark.parametrize("command", ["recommend", "advise"])
+def test_a_search_that_finds_nothing_says_what_does_on_the_same_card(command: str):
+    found = suggested(command, "--gpu", "rtx-4060:1", "--host-ram", "24")
+    words = shlex.split(found["to_fit"]["command"])
+    assert words[:2] == ["vlmplan", command]
+    assert words[words.index("--gpu") + 1] == "rtx-4060:1"
+    again = call(*words[1:], "--json")
+    assert again.code == DONE
+    plans = again.document["plans"] if command == "recommend" else [again.document["base"]]
+    assert plans[0]["estimate"]["verdict"] == "fits"
+    other = shlex.split(found["other_machine"]["command"])
+    assert call(*other[1:], "--json").code == DONE
+
+
+def test_launch_ends_with_the_command_that_fits():
+    run = ("--gpu", "rtx-4060:1", "--dummy-data", "32", "--output-dir", "out", "--dry-run")
+    found = call("launch", *TOO_LARGE, *run)
+    (line,) = (line for line in found.err.splitlines() if line.startswith("to fit: "))
+    words = shlex.split(line.removeprefix("to fit: "))
+    assert words[:2] == ["vlmplan", "launch"]
+    assert words[words.index("--dummy-data") + 1] == "32"
+    again = call(*words[1:], "--dry-run", "--json")
+    assert again.document["plan"]["expected"]["verdict"] == "fits"
+    assert again.document["to_fit"] is None
+
+
+def test_a_host_that_is_too_small_is_not_told_to_hold_what_it_cannot():
+    for gib in ("20", "200"):
+        found = call("estimate", *TOO_LARGE, "--gpu", "rtx-4090:1", "--host-ram", gib, "--json").document["to_fit"]
+        assert found["host_bytes_per_node"] <= int(gib) * 2**30
+        assert ("cpu" in found["options"].values()) is (gib == "200")
+
+
+def test_what_is_printed_has_both_commands_of_the_json():
+    words = ("estimate", *TOO_LARGE, "--gpu", "rtx-4060:1")
+    found, shown = call(*words, "--json").document, call(*words).out
+    for name in ("to_fit", "other_machine"):
+        assert found[name]["command"] in shown
