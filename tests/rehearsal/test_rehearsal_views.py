@@ -20,7 +20,7 @@ from vlmplan.rehearsal.result import Mark
 from vlmplan.render.plot import html_text, svg_text
 from vlmplan.render.progress import rehearsal_progress
 from vlmplan.render.rehearsal import print_rehearsal
-from vlmplan.render.sparkline import BLOCKS, PLAIN, highest_per_cell, phase_line, sparkline
+from vlmplan.render.sparkline import BLOCKS, PLAIN, highest_per_cell, phase_line, phase_lines, sparkline
 
 WIDTH = 80
 TOTALS = st.lists(st.integers(0, 10**12), max_size=300)
@@ -50,6 +50,19 @@ def test_heights_are_proportions_of_the_highest():
     assert sparkline([0, 1, 4, 7], 4, levels="01234567") == "0147"
     assert len(PLAIN) == len(BLOCKS)
     assert PLAIN.isascii()
+
+
+@given(
+    st.lists(st.sampled_from(("load", "init", "forward", "backward", "step", "save")), min_size=1, max_size=8),
+    st.sampled_from((60, 80, 120, 200)),
+)
+def test_phases_of_equal_length_keep_their_names_at_every_usual_width(names: list[str], width: int):
+    marks = [Mark(begin=10 * i, name=name, step=0, end=10 * (i + 1)) for i, name in enumerate(names)]
+    lines = phase_lines(marks, 10 * len(names), width)
+    assert sorted(" ".join(lines).replace("|", " ").split()) == sorted(names)
+    assert all(len(line) <= width for line in lines)
+    for i, name in enumerate(names):
+        assert any(line[10 * i * width // (10 * len(names)) :].startswith(f"|{name}") for line in lines)
 
 
 def test_phases_begin_where_their_events_do():

@@ -128,6 +128,15 @@ def test_terminals_without_other_characters_get_ascii():
     assert "".join(cells(lines)).count("x") == 1
 
 
+@given(POINTS, st.sampled_from((60, 80, 120, 200)))
+def test_both_axes_have_two_labels_at_every_usual_width(points, width: int):
+    lines = drawn(points, width=width)
+    prices = [line[: MARGIN - 2].strip() for line in lines[:HEIGHT]]
+    assert len([price for price in prices if price]) >= 2
+    assert lines[-2].count("+") >= 1 + 2
+    assert len(re.split(" {2,}", lines[-1].strip())) == lines[-2].count("+") - 1
+
+
 def test_axes_are_labelled():
     lines = drawn([(1.0, 100.0), (10.0, 10.0), (100.0, 1.0)])
     assert "$100" in "".join(lines)

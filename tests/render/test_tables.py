@@ -108,7 +108,7 @@ def test_texts_are_cut_before_a_column_goes_and_both_are_said():
     assert "ZeRO-3, optimizer on" in first
     assert "genesis-cloud" in first
     assert note == "(80 columns: offer, engine cut short)"
-    assert fitted_lines(PLANS, 60)[-1] == "(60 columns: without steps; offer, engine cut short)"
+    assert fitted_lines(PLANS, 60)[-1] == "(60 columns: without engine; offer cut short)"
 
 
 def test_a_column_that_is_narrow_stays_where_a_wide_one_had_to_go():

@@ -193,8 +193,9 @@ def _print_components(estimate: Estimate) -> None:
     rows += [(name, gib_text(num_bytes), "") for name, num_bytes in _beyond_tensors(estimate) if num_bytes]
     in_all = "process, in all" if _is_on_cpu(estimate) else "device, as nvidia-smi shows it"
     rows.append((in_all, gib_text(estimate.device.device_bytes), ""))
+    titles = ("on each GPU", "bytes", "share")
     print_table(
-        Table(titles=("on each GPU", "bytes", "share"), rows=rows, number_columns=frozenset(("bytes", "share")))
+        Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))
     )
 
 

@@ -11,7 +11,7 @@ from vlmplan.rehearsal.document import collectives
 from vlmplan.rehearsal.result import Allocation
 from vlmplan.render.estimate import VERDICTS, caveat_lines, heading, setup_text, without_text
 from vlmplan.render.lines import picture_width, say
-from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_line, sparkline
+from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_lines, sparkline
 from vlmplan.render.tables import Table, can_show, print_table
 from vlmplan.units import counted, duration_text, gib_text
 
@@ -127,7 +127,9 @@ def _print_components(found: Comparison) -> None:
     in_all = "process, in all" if found.is_on_cpu else "device, as nvidia-smi shows it"
     rows.append((in_all, *_pair(device.device_bytes, planned.device_bytes)))
     titles = ("on each GPU", "rehearsed", "estimated", ERROR)
-    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:])))
+    print_table(
+        Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))
+    )
 
 
 def _pair(rehearsed: int, estimated: int) -> tuple[str, str, str]:
@@ -178,7 +180,8 @@ def _print_over_time(found: Comparison) -> None:
     if totals:
         say(f"memory over time, in order of allocations; the highest is {gib_text(max(totals))}:")
         click.echo(sparkline(totals, width, levels=BLOCKS if can_show(BLOCKS) else PLAIN))
-        click.echo(phase_line(found.rehearsed.marks, len(totals), width))
+        for line in phase_lines(found.rehearsed.marks, len(totals), width):
+            click.echo(line)
 
 
 def _the_rest(found: Comparison) -> Iterator[str]:

@@ -19,6 +19,8 @@ LEAST_SPREAD = 1.25
 MARKS = "·o★"
 PLAIN_MARKS = ".ox"
 """Others, the front, the winner; the second for terminals that have only ASCII."""
+COUNTS = (1, 2, 5), tuple(range(1, 10)), tuple(count / 10 for count in range(10, 100))
+"""What ticks are of a power of ten, the coarsest first."""
 SECOND, MINUTE, HOUR, DAY = 1 / 3600, 1 / 60, 1, 24
 TIME_UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (SECOND, "s"))
 TIME_TICKS = (
@@ -52,13 +54,30 @@ def axis_of(values: Sequence[float]) -> LogAxis:
 
 
 def usd_ticks(axis: LogAxis) -> list[float]:
-    """1, 2 and 5 times powers of ten."""
-    powers = range(floor(log10(axis.low)), ceil(log10(axis.high)) + 1)
-    return axis.within([count * 10.0**power for power in powers for count in (1, 2, 5)])
+    """1, 2 and 5 times powers of ten; more of them where an axis is too short for two of these."""
+    powers = range(floor(log10(axis.low)) - 1, ceil(log10(axis.high)) + 1)
+    return _enough(axis, *([count * 10.0**power for power in powers for count in counts] for counts in COUNTS))
 
 
 def hour_ticks(axis: LogAxis) -> list[float]:
-    return axis.within(TIME_TICKS)
+    """Round times; more of them where an axis is too short for two of these."""
+    units = (
+        MINUTE,
+        HOUR,
+        *(SECOND * 10.0**power for power in range(-3, 2)),
+        *(DAY * 10.0**power for power in range(9)),
+    )
+    finer = ([count * unit for unit in units for count in counts] for counts in COUNTS[1:])
+    return _enough(axis, TIME_TICKS, *finer)
+
+
+def _enough(axis: LogAxis, *grids: Sequence[float]) -> list[float]:
+    """The values of the coarsest grid that has two within the axis; the ends and the middle of a finer one."""
+    for is_finer, grid in enumerate(grids):
+        ticks = sorted(set(axis.within(grid)))
+        if len(ticks) > 1:
+            return [ticks[place] for place in sorted({0, len(ticks) // 2, len(ticks) - 1})] if is_finer else ticks
+    return [axis.low, axis.high]
 
 
 def tick_text(hours: float) -> str:
@@ -82,8 +101,8 @@ def usd_tick_text(usd: float) -> str:
     if usd >= 10_000:
         return f"${count_text(usd)}"
     if usd >= 1:
-        return f"${usd:,.0f}"
-    return usd_text(usd) if usd >= 0.001 else f"${usd:f}".rstrip("0")
+        return f"${usd:,.0f}" if usd == round(usd) else f"${usd:,.2f}"
+    return usd_text(usd) if usd >= 0.001 else f"${usd:.2g}"
 
 
 def scatter_lines(
@@ -116,7 +135,7 @@ def _bottom(axis: LogAxis, columns: int) -> Iterator[str]:
     rule, texts, free = ["-"] * columns, [" "] * columns, 0
     for hours in hour_ticks(axis):
         column, text = _column(axis, hours, columns), tick_text(hours)
-        start = min(column - len(text) // 2, columns - len(text))
+        start = min(max(0, column - len(text) // 2), columns - len(text))
         if start < free:
             continue
         rule[column] = "+"

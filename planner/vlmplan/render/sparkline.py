@@ -26,6 +26,22 @@ def sparkline(totals: Sequence[int], width: int, *, levels: str = BLOCKS) -> str
     return "".join(levels[-(-value * last // highest)] for value in highest_per_cell(totals, width))
 
 
+MOST_LINES = 4
+"""Lines that the names of phases may take turns on."""
+
+
+def phase_lines(marks: Sequence[Mark], num_events: int, width: int) -> list[str]:
+    """Where each phase begins, with its name, in as few lines as have room for all names; the phases take turns."""
+    lines: list[str] = []
+    for count in range(1, min(MOST_LINES, max(1, len(marks))) + 1):
+        turns = [marks[start::count] for start in range(count)]
+        lines = [phase_line(turn, num_events, width) for turn in turns]
+        names = [[text.rstrip() for text in line.split("|")[1:]] for line in lines]
+        if names == [[mark.name for mark in turn] for turn in turns]:
+            break
+    return lines
+
+
 def phase_line(marks: Sequence[Mark], num_events: int, width: int) -> str:
     """A bar where each phase begins, and as much of its name as there is room for."""
     cells = [" "] * width

@@ -15,7 +15,7 @@ import click
 from vlmplan.render.lines import cell_width, cut, folded, line_width
 
 GAP = "  "
-LEAST_CUT = 12
+LEAST_CUT = 16
 """Columns that a text keeps when it is cut. A choice."""
 ELLIPSES = "…", "..."
 """The second for terminals that have only ASCII."""
