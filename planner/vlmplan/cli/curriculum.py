@@ -34,6 +34,7 @@ from vlmplan.launch.resuming import Asked, asked_of, kept_options
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Method
+from vlmplan.render import lines
 from vlmplan.run_record import OF_EACH_START
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 from vlmplan.units import count_text, duration_text, gib_text
@@ -315,11 +316,11 @@ def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
         return VlmplanError.exit_code
     keep_curriculum(of_all.file, of_all)
     for step in left:
-        click.echo(_line(step))
+        lines.say(_line(step))
         code = start(looked_at(step, is_first_look=False))
         if code:
             return code
-    click.echo(f"all {len(steps)} stages are done; the last one's result is in {steps[-1].trainer.output_dir}")
+    lines.say(f"all {len(steps)} stages are done; the last one's result is in {steps[-1].trainer.output_dir}")
     return 0
 
 
@@ -349,6 +350,6 @@ def _show(steps: Sequence[Step], seen: Sequence[Prepared], *, as_json: bool) -> 
         click.echo(json.dumps({"schema": SCHEMA, "stages": stages}, indent=2))
     else:
         for step, prepared in zip(steps, seen, strict=True):
-            click.echo(_line(step))
+            lines.say(_line(step))
             show(prepared)
     return VlmplanError.exit_code if any(prepared.findings.problems for prepared in seen) else 0

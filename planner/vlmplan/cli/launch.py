@@ -350,9 +350,10 @@ def document(prepared: Prepared) -> dict[str, Any]:
 def show(prepared: Prepared) -> None:
     """Print what would be run."""
     from vlmplan.launch.start import shell_text
+    from vlmplan.render import lines
 
-    click.echo(f"would write: {', '.join(_files(prepared))}")
-    click.echo(f"would run: {shell_text(prepared.command, prepared.environment)}")
+    lines.say(f"would write: {', '.join(_files(prepared))}")
+    lines.say_command("would run:", shell_text(prepared.command, prepared.environment))
     say(prepared)
 
 
