@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from recipe_cases import plan
 from vlmplan.emit import file_texts, hostfile_text, launch_command, launch_script, launch_text, write_files
+from vlmplan.emit.wheel import wheel_bytes, wheel_name
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Recipe
@@ -103,9 +104,9 @@ def test_the_hostfile_template_is_one_that_deepspeed_reads(launcher):
 
 
 def test_the_files_of_each_kind_of_plan():
-    assert list(file_texts(plan(PLAIN, 1, offer=None))) == ["plan.json", "launch.sh"]
-    assert list(file_texts(plan(offer=None))) == ["plan.json", "ds_config.json", "launch.sh"]
-    assert list(file_texts(plan())) == ["plan.json", "ds_config.json", "launch.sh", "sky.yaml"]
+    assert list(file_texts(plan(PLAIN, 1, offer=None))) == ["plan.json", "launch.sh", "job.slurm"]
+    assert list(file_texts(plan(offer=None))) == ["plan.json", "ds_config.json", "launch.sh", "job.slurm"]
+    assert list(file_texts(plan())) == ["plan.json", "ds_config.json", "launch.sh", "job.slurm", "sky.yaml"]
     several = ["plan.json", "ds_config.json", "launch.sh", "hostfile", "job.slurm", "sky.yaml"]
     assert list(file_texts(plan(num_nodes=2))) == list(file_texts(plan(num_nodes=2, offer=None))) == several
 
@@ -113,7 +114,8 @@ def test_the_files_of_each_kind_of_plan():
 def test_files_are_written_and_hold_the_plan(tmp_path):
     item = plan(num_nodes=2)
     paths = write_files(item, tmp_path / "a" / "b")
-    assert [path.name for path in paths] == list(file_texts(item))
+    assert [path.name for path in paths] == [*file_texts(item), wheel_name()]
+    assert paths[-1].read_bytes() == wheel_bytes()
     assert read_plan(paths[0]) == item
     assert json.loads(paths[1].read_text()) == item.ds_config
     assert stat.S_IMODE(paths[2].stat().st_mode) & 0o100

@@ -8,6 +8,8 @@ from vlmplan.errors import InputError, UnavailableError
 
 EXECUTABLE = 0o777
 READABLE = 0o666
+SHIPPED_CATALOG = "gpu_catalog.yaml"
+"""The catalog that comes with vlmplan."""
 
 
 def refuse_existing(paths: Iterable[Path], *, force: bool) -> None:
@@ -17,6 +19,14 @@ def refuse_existing(paths: Iterable[Path], *, force: bool) -> None:
             raise InputError(f"{path} is a folder, so no file can be written there")
         if not force and os.path.lexists(path):
             raise InputError(f"{path} exists already; --force overwrites it")
+
+
+def shipped_catalog_path(package: Path) -> Path:
+    """The catalog file of the installed ``package`` folder: in it, or at the top of a checkout."""
+    for folder in (package, package.parents[1]):
+        if (folder / SHIPPED_CATALOG).is_file():
+            return folder / SHIPPED_CATALOG
+    raise UnavailableError(f"{SHIPPED_CATALOG} is missing from this installation; install vlmplan again")
 
 
 def text_of(path: Path, *, name: str, otherwise: str = "") -> str:
@@ -44,20 +54,24 @@ def proc_bytes(path: str) -> dict[str, int]:
     return {name.rstrip(":"): int(number) * 1024 for name, number, _ in words}
 
 
-def write_atomically(path: Path, text: str, *, force: bool = False, mode: int = READABLE) -> None:
-    """Write ``text`` beside ``path`` and move it there, so that a reader sees the old file or the new one.
+def write_atomically(path: Path, content: str | bytes, *, force: bool = False, mode: int = READABLE) -> None:
+    """Write ``content`` beside ``path`` and move it there, so that a reader sees the old file or the new one.
 
-    ``mode`` is what the umask takes from. Raises InputError if the file exists and ``force`` is off, UnavailableError
-    if the place cannot be written.
+    Text is written as UTF-8. ``mode`` is what the umask takes from. Raises InputError if the file exists and ``force``
+    is off, UnavailableError if the place cannot be written.
     """
     refuse_existing([path], force=force)
+    try:
+        data = content if isinstance(content, bytes) else content.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"{path} cannot be written: a name in it is not UTF-8 text") from None
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
-            with open(descriptor, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
+            with open(descriptor, "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, path)
@@ -66,5 +80,3 @@ def write_atomically(path: Path, text: str, *, force: bool = False, mode: int = 
             raise
     except OSError as error:
         raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
-    except UnicodeEncodeError:
-        raise InputError(f"{path} cannot be written: a name in it is not UTF-8 text") from None

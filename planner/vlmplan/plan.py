@@ -63,7 +63,11 @@ class PlannedHardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOffer:
-    """A priced node. ``usd_per_hour`` is of one node; ``as_of`` an ISO date."""
+    """A priced node. ``usd_per_hour`` is of one node; ``as_of`` an ISO date.
+
+    ``save_every_steps``: optimizer steps between checkpoints at which interruptions cost least; None for a machine that
+    stays.
+    """
 
     provider: str
     usd_per_hour: float
@@ -72,6 +76,7 @@ class PlannedOffer:
     region: str | None = None
     as_of: str | None = None
     source: str | None = None
+    save_every_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,9 +208,15 @@ def _check_agreement(ds_config: Mapping[str, Any], recipe: Recipe, num_gpus: int
 
 
 def plan_from_estimate(
-    estimate: "Estimate", *, offer: "Offer | None" = None, base: "DsConfig | None" = None, usd: float | None = None
+    estimate: "Estimate",
+    *,
+    offer: "Offer | None" = None,
+    base: "DsConfig | None" = None,
+    usd: float | None = None,
+    save_every_steps: int | None = None,
 ) -> Plan:
-    """The plan that trains what was estimated. ``base`` is the user's own ds_config, whose other keys are kept."""
+    """The plan that trains what was estimated. ``base`` is the user's own ds_config, whose other keys are kept;
+    ``save_every_steps`` is kept where the offer may be taken away."""
     node, recipe = estimate.cluster.node, estimate.recipe
     num_gpus = estimate.cluster.num_gpus
     largest = _largest_parameter(estimate) if recipe.offload_params is Offload.NVME else 0
@@ -225,7 +236,7 @@ def plan_from_estimate(
         num_params=estimate.num_params,
         num_trainable_params=estimate.num_trainable_params,
         ds_config=deepspeed_config(recipe, num_gpus=num_gpus, base=base, largest_parameter=largest),
-        offer=None if offer is None else _planned_offer(offer),
+        offer=None if offer is None else _planned_offer(offer, save_every_steps),
         environment=_environment(recipe, node.gpu.vendor.value),
     )
 
@@ -265,7 +276,7 @@ def _expectation(estimate: "Estimate", usd: float | None) -> Expectation:
     )
 
 
-def _planned_offer(offer: "Offer") -> PlannedOffer:
+def _planned_offer(offer: "Offer", save_every_steps: int | None) -> PlannedOffer:
     return PlannedOffer(
         provider=offer.provider,
         usd_per_hour=offer.usd_per_hour,
@@ -274,6 +285,7 @@ def _planned_offer(offer: "Offer") -> PlannedOffer:
         region=offer.region,
         as_of=None if offer.as_of is None else offer.as_of.isoformat(),
         source=offer.source,
+        save_every_steps=save_every_steps if offer.pricing.value == "interruptible" else None,
     )
 
 
@@ -360,6 +372,7 @@ def _offer(top: JsonObject) -> PlannedOffer | None:
         usd_per_hour=section.number("usd_per_hour"),
         pricing=section.text("pricing"),
         **{name: section.maybe(name, section.text) for name in ("sku", "region", "as_of", "source")},
+        save_every_steps=section.maybe("save_every_steps", section.count),
     )
     section.close()
     return offer

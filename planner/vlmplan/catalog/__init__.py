@@ -25,11 +25,11 @@ from vlmplan.catalog.file import (
 from vlmplan.catalog.layers import layered_gpus, layered_offers
 from vlmplan.catalog.objects import gpu_from_fields, offer_from_fields, provider_names
 from vlmplan.catalog.rules import Fields
-from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.files import SHIPPED_CATALOG, shipped_catalog_path
 from vlmplan.hardware import Gpu, MatmulPeaks, Offer, Vendor
 from vlmplan.machine.host import host_ram_bytes
 
-SHIPPED_FILE_NAME = "gpu_catalog.yaml"
 PROJECT_FILE_NAME = "vlmplan_catalog.yaml"
 
 _BRANDS = frozenset(("nvidia", "geforce", "tesla", "amd", "instinct", "gpu"))
@@ -199,14 +199,6 @@ def shipped_catalog() -> ShippedCatalog:
     return ShippedCatalog(shipped_catalog_path(Path(__file__).resolve().parents[1]))
 
 
-def shipped_catalog_path(package: Path) -> Path:
-    """The catalog file of the installed ``package`` folder: in it, or at the top of a checkout."""
-    for folder in (package, package.parents[1]):
-        if (folder / SHIPPED_FILE_NAME).is_file():
-            return folder / SHIPPED_FILE_NAME
-    raise UnavailableError(f"{SHIPPED_FILE_NAME} is missing from this installation; install vlmplan again")
-
-
 def user_catalog_path() -> Path | None:
     """Where the user's own catalog is looked for; ``None`` without a home."""
     if sys.platform == "win32":
@@ -215,9 +207,9 @@ def user_catalog_path() -> Path | None:
         config = os.environ.get("XDG_CONFIG_HOME", "")
     # The XDG base directory specification: a relative path is to be ignored.
     if Path(config).is_absolute():
-        return Path(config) / "vlmplan" / SHIPPED_FILE_NAME
+        return Path(config) / "vlmplan" / SHIPPED_CATALOG
     try:
-        return Path.home() / ".config" / "vlmplan" / SHIPPED_FILE_NAME
+        return Path.home() / ".config" / "vlmplan" / SHIPPED_CATALOG
     except RuntimeError:
         return None
 

@@ -146,19 +146,34 @@ def _next_steps(found: "Recommendation", given: dict[str, Any], out: Path | None
         return []
     if out is None:
         return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
-    from vlmplan.emit import launch_text, write_files
+    from vlmplan.emit import is_for_skypilot, launch_text, sky_problem, write_files
     from vlmplan.plan import plan_from_estimate
     from vlmplan.request import ds_config_of
 
     winner = found.plans[0]
     base = ds_config_of(given)
-    plan = plan_from_estimate(winner.estimate, offer=winner.offer, base=base, usd=winner.usd)
+    plan = plan_from_estimate(
+        winner.estimate, offer=winner.offer, base=base, usd=winner.usd, save_every_steps=winner.save_every_steps
+    )
     written = write_files(plan, out, force=force)
+    problem = sky_problem(plan) if is_for_skypilot(plan) else None
     return [
         f"written: {', '.join(str(path) for path in written)}",
         f"train with: bash {shlex.quote(str(out / 'launch.sh'))} --train-data FILE --output-dir DIR",
         f"which runs: {launch_text(plan, plan_path=str(out / 'plan.json'))}",
+        *([] if problem is None else [f"no sky.yaml: {problem}"]),
+        *_wheel_notes(written),
     ]
+
+
+def _wheel_notes(written: list[Path]) -> list[str]:
+    """What is missing beside a sky.yaml where no wheel could be made."""
+    from vlmplan.emit import SKY_FILE
+
+    has_task, has_wheel = any(path.name == SKY_FILE for path in written), any(path.suffix == ".whl" for path in written)
+    if not has_task or has_wheel:
+        return []
+    return ["sky.yaml needs a wheel of vlmplan beside it, which this copy cannot make: pip wheel --no-deps CHECKOUT"]
 
 
 def _write_pictures(found: "Recommendation", pictures: dict[str, Path | None], *, force: bool) -> list[str]:

@@ -4,19 +4,23 @@ plan.json        the plan; the trainer reads nothing else
 ds_config.json   the same numbers for DeepSpeed, to look at; not for plain PyTorch
 launch.sh        starts exactly this plan; its arguments go to the trainer
 hostfile         a template, for several nodes
-job.slurm        runs launch.sh on every node of a Slurm job, for several nodes
-sky.yaml         rents the machines through SkyPilot and runs launch.sh on each; where it knows the card, for rented
-                 machines and several nodes
+job.slurm        runs launch.sh on every node of a Slurm job
+sky.yaml         rents the machines through SkyPilot and trains on them; for rented machines and several nodes, where
+                 SkyPilot can do what the plan needs
+vlmplan-*.whl    vlmplan itself, for the machines of sky.yaml
 """
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
-from vlmplan.emit.cluster import has_sky_yaml, sky_text, slurm_script
+from vlmplan.emit.cluster import slurm_script
 from vlmplan.emit.command import launch_command, launch_text
 from vlmplan.emit.scripts import hostfile_text, launch_script
-from vlmplan.errors import InputError
+from vlmplan.emit.sky import has_sky_yaml, is_for_skypilot, sky_problem, sky_text
+from vlmplan.emit.wheel import wheel_bytes, wheel_name
+from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomically
 from vlmplan.plan import Plan, plan_text
 
@@ -25,14 +29,14 @@ SLURM_FILE, SKY_FILE = "job.slurm", "sky.yaml"
 
 
 def file_texts(plan: Plan) -> dict[str, str]:
-    """The files of a plan by name."""
+    """The files of a plan by name, but for the wheel."""
     texts = {PLAN_FILE: plan_text(plan)}
     if plan.ds_config is not None:
         texts[DS_CONFIG_FILE] = json.dumps(dict(plan.ds_config), indent=2, ensure_ascii=False) + "\n"
     texts[LAUNCH_FILE] = launch_script(plan)
     if plan.hardware.num_nodes > 1:
         texts[HOSTFILE] = hostfile_text(plan)
-        texts[SLURM_FILE] = slurm_script(plan)
+    texts[SLURM_FILE] = slurm_script(plan)
     if has_sky_yaml(plan):
         texts[SKY_FILE] = sky_text(plan)
     return texts
@@ -45,12 +49,15 @@ def write_files(plan: Plan, directory: Path, *, force: bool = False) -> list[Pat
     """
     if os.path.lexists(directory) and not directory.is_dir():
         raise InputError(f"{directory} is not a folder; plan files need one")
-    texts = {directory / name: text for name, text in file_texts(plan).items()}
-    refuse_existing(texts, force=force)
-    for path, text in texts.items():
+    contents: dict[Path, str | bytes] = {directory / name: text for name, text in file_texts(plan).items()}
+    if has_sky_yaml(plan):
+        with suppress(UnavailableError):  # who puts a wheel there by hand can still use the file, which asks for one
+            contents[directory / wheel_name(plan.vlmplan_version)] = wheel_bytes()
+    refuse_existing(contents, force=force)
+    for path, content in contents.items():
         mode = EXECUTABLE if path.name == LAUNCH_FILE else READABLE
-        write_atomically(path, text, force=force, mode=mode)
-    return list(texts)
+        write_atomically(path, content, force=force, mode=mode)
+    return list(contents)
 
 
 __all__ = [
@@ -62,9 +69,11 @@ __all__ = [
     "SLURM_FILE",
     "file_texts",
     "hostfile_text",
+    "is_for_skypilot",
     "launch_command",
     "launch_script",
     "launch_text",
+    "sky_problem",
     "sky_text",
     "slurm_script",
     "write_files",

@@ -57,8 +57,9 @@ def _choice_of_cards(plan: Plan) -> list[str]:
             "fi",
         ]
     lines = [f"cards=(--num_nodes 1 --num_gpus {hardware.gpus_per_node})"]
+    port = ['if [[ -n "${MASTER_PORT:-}" ]]; then cards+=(--master_port "$MASTER_PORT"); fi']
     if hardware.vendor == "cpu":
-        return lines
+        return [*lines, *port]
     return [
         *lines,
         'if [[ -n "${CUDA_VISIBLE_DEVICES:-}" ]]; then',
@@ -69,6 +70,7 @@ def _choice_of_cards(plan: Plan) -> list[str]:
         "  fi",
         f'  cards=(--include "localhost:$(IFS=,; echo "${{visible[*]:0:{hardware.gpus_per_node}}}")")',
         "fi",
+        *port,
     ]
 
 
