@@ -16,6 +16,7 @@ from cli_calls import DOES_NOT_FIT, DONE, Call, call, options_of, refusal, says
 from picture_checks import brings_everything
 from vlmplan.catalog import load_catalog
 from vlmplan.deepspeed_config import deepspeed_config, merged_recipe, settings_from_ds_config
+from vlmplan.emit.wheel import wheel_name
 from vlmplan.hardware import Pricing
 from vlmplan.plan import read_plan
 from vlmplan.recipe import Recipe, recipe_from_json
@@ -281,29 +282,24 @@ def test_when_nothing_fits_every_machine_has_a_reason(words: Sequence[str], reas
 
 # -- files -----------------------------------------------------------------------------------------------------------
 
+RENTED = {"job.slurm", "launch.sh", "plan.json", "sky.yaml", wheel_name()}
 WRITTEN = [
-    ((VISION_MODEL, "--gpu", "rtx-4090:1"), ["launch.sh", "plan.json", "sky.yaml"]),
-    (
-        (VISION_MODEL, "--gpu", "rtx-4090:4", "--method", "full"),
-        ["ds_config.json", "launch.sh", "plan.json", "sky.yaml"],
-    ),
-    (
-        (MODEL, "--gpu", "t4:2", "--num-nodes", "2"),
-        ["ds_config.json", "hostfile", "job.slurm", "launch.sh", "plan.json", "sky.yaml"],
-    ),
+    ((VISION_MODEL, "--gpu", "rtx-4090:1"), RENTED),
+    ((VISION_MODEL, "--gpu", "rtx-4090:4", "--method", "full"), RENTED | {"ds_config.json"}),
+    ((MODEL, "--gpu", "t4:2", "--num-nodes", "2"), RENTED | {"ds_config.json", "hostfile"}),
     (
         (MODEL, "--gpu", "h100-sxm:2", "--zero-stage", "3", "--offload-params", "nvme", "--nvme-path", "/nvme"),
-        ["ds_config.json", "launch.sh", "plan.json", "sky.yaml"],
+        RENTED | {"ds_config.json"},
     ),
 ]
 
 
 @pytest.mark.parametrize(("words", "names"), WRITTEN)
-def test_out_writes_the_winner(words: Sequence[str], names: list[str]):
+def test_out_writes_the_winner(words: Sequence[str], names: set[str]):
     found = call("recommend", "--model", *words, "--out", "new/plans", "--json")
     assert (found.code, found.err) == (DONE, "")
     assert found.document == recommended(*words).document
-    assert sorted(path.name for path in Path("new/plans").iterdir()) == names
+    assert {path.name for path in Path("new/plans").iterdir()} == names
     winner = found.document["plans"][0]
     plan = read_plan(Path("new/plans/plan.json"))
     assert plan.recipe.as_json() == {name: winner["recipe"][name] for name in Recipe().as_json()}
@@ -315,6 +311,23 @@ def test_out_writes_the_winner(words: Sequence[str], names: list[str]):
     assert (plan.offer is None) == (winner["offer"] is None)
 
 
+def test_what_skypilot_cannot_do_is_said_and_not_written():
+    for words, reason in (
+        (("--gpu", "rtx-4090:2", "--num-nodes", "2", "--provider", "runpod"), "one machine at a time on runpod"),
+        (("--gpu", "v100-sxm2-16gb:4", "--provider", "verda", "--pricing", "interruptible"), "no bucket on verda"),
+    ):
+        found = call("recommend", "--model", MODEL, *words, "--out", words[1])
+        assert found.code == DONE
+        assert reason in " ".join(found.out.partition("no sky.yaml: ")[2].split())
+        assert not [path for path in Path(words[1]).iterdir() if path.suffix in (".yaml", ".whl")]
+
+
+def test_a_machine_that_may_be_taken_away_saves_as_often_as_its_price_assumes():
+    words = ("--model", MODEL, "--gpu", "l4:1", "--provider", "gcp", "--pricing", "interruptible", "--json")
+    winner = call("recommend", *words, "--out", "spot").document["plans"][0]
+    assert f"--save-every {winner['cost']['save_every_steps']} --resume" in Path("spot/sky.yaml").read_text()
+
+
 def leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
@@ -324,7 +337,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("words", "names"), WRITTEN[1:])
-def test_the_written_ds_config_is_the_recipe_in_numbers(words: Sequence[str], names: list[str]):
+def test_the_written_ds_config_is_the_recipe_in_numbers(words: Sequence[str], names: set[str]):
     winner = call("recommend", "--model", *words, "--out", "plans", "--json").document["plans"][0]
     written = json.loads(Path("plans/ds_config.json").read_text())
     assert "auto" not in list(leaves(written))
@@ -337,7 +350,7 @@ def test_the_written_ds_config_is_the_recipe_in_numbers(words: Sequence[str], na
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(("words", "names"), WRITTEN)
-def test_the_written_script_is_shell_and_may_be_run(words: Sequence[str], names: list[str]):
+def test_the_written_script_is_shell_and_may_be_run(words: Sequence[str], names: set[str]):
     call("recommend", "--model", *words, "--out", "plans; rm *", "--json")
     script = Path("plans; rm */launch.sh")
     checked = subprocess.run(["bash", "-n", script], capture_output=True)
