@@ -1,7 +1,8 @@
 """What ``vlmplan launch`` and the trainer agree on: the trainer's options, and names in the folder of a run."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
@@ -18,12 +19,16 @@ METRICS_FILE = "metrics.jsonl"
 """A line for every step that was trained."""
 REPORT_FILE = "report.json"
 """Planned and measured; the last thing that a run writes."""
+STARTED = "VLMPLAN_STARTED"
+"""The variable in which ``vlmplan launch`` tells its ranks when it started them, in seconds since 1970."""
 EXIT_OUT_OF_MEMORY = 4
 """Exit code of a rank whose memory ran out: after those of every command, 0 to 3; 128 + N is of signals."""
 MONITOR_PACKAGES = {"tensorboard": ("deepspeed", "tensorboard"), "wandb": ("deepspeed", "wandb"), "csv": ("deepspeed",)}
 """The monitors that a run can write curves to, through DeepSpeed, and the packages that each needs."""
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 """torch's defaults, written out because bitsandbytes and DeepSpeed have others for some optimizers."""
+SEPARATOR = "  "
+STEP_LINE = re.compile(rf"step (\d+)/(\d+){SEPARATOR}(\S.*)")
 SCHEDULES = ("cosine", "linear", "constant")
 LEARNING_RATES = {"full": 1e-5, "lora": 1e-4, "qlora": 1e-4}
 """By method, where none is given: what the model cards of Qwen2-VL, LLaVA and Llama fine-tune with. A choice."""
@@ -107,6 +112,21 @@ def monitor_problems(monitors: Iterable[str], is_installed: Callable[[str], bool
         for package in MONITOR_PACKAGES[name]:
             if not is_installed(package):
                 yield f"--monitor {name} needs {package}, not installed here: pip install {package}"
+
+
+def step_line(step: int, num_steps: int, parts: Sequence[str]) -> str:
+    """The line that the trainer prints of an optimizer step, of which ``vlmplan launch`` makes a bar in a terminal."""
+    return SEPARATOR.join([f"step {step}/{num_steps}", *parts])
+
+
+def parts_of_step_line(line: str) -> tuple[int, int, list[str]] | None:
+    """The inverse of ``step_line``; None for another line.
+
+    >>> parts_of_step_line("step 3/8  loss 0.5  done")
+    (3, 8, ['loss 0.5', 'done'])
+    """
+    match = STEP_LINE.fullmatch(line)
+    return None if match is None else (int(match[1]), int(match[2]), match[3].split(SEPARATOR))
 
 
 def default_of(item: "Field[Any]") -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from vlmplan.errors import VlmplanError
 from vlmplan.plan import read_plan
 from vlmplan_trainer.options import parse_options
+from vlmplan_trainer.phases import say_phase
 
 EXIT_MENDABLE, EXIT_INTERRUPTED = 1, 130
 
@@ -21,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ.setdefault(name, value)  # before torch is imported, which reads them once
         for module in ("torch.distributed", "transformers"):  # notes for those who write code on them
             warnings.filterwarnings("ignore", category=FutureWarning, module=module)
+        say_phase(f"loading torch, transformers{' and DeepSpeed' if plan.ds_config is not None else ''}")
         from transformers.utils import logging
 
         from vlmplan_trainer.run import run

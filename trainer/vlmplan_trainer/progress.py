@@ -2,76 +2,97 @@
 
 import json
 import math
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
-from vlmplan.training import METRICS_FILE
+from vlmplan.step_bar import StepBar, can_draw
+from vlmplan.training import METRICS_FILE, step_line
 from vlmplan.units import duration_text, gib_text
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.remaining import Remaining
 
 
 class Watcher:
     """Shows steps and writes them to metrics.jsonl; every rank has one, only rank 0's does anything.
 
-    ``first_step``: steps that are done; what an earlier run wrote of later ones is dropped.
+    ``first_step``: steps that are done; what an earlier run wrote of later ones is dropped. ``num_slow_steps``: the
+    first ones of this process, which say little of the time that is left. ``of_every_step``: what every line has.
     """
 
-    def __init__(self, plan: Plan, output_dir: Path, *, rank: int, num_steps: int, first_step: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        output_dir: Path,
+        *,
+        rank: int,
+        num_steps: int,
+        first_step: int,
+        num_slow_steps: int = 1,
+        of_every_step: Mapping[str, Any] | None = None,
+    ) -> None:
         self._plan, self._num_steps = plan, num_steps
-        self._is_first = rank == 0
-        self.console = Console(quiet=not self._is_first, highlight=False)
-        self._metrics = _after(output_dir / METRICS_FILE, first_step) if self._is_first else None
-        self._bar: Progress | None = None
-        if self._is_first and self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=self.console)
-            self._task = self._bar.add_task("training", total=num_steps, completed=first_step)
+        self._of_every_step = dict(of_every_step or {})
+        self._remaining = Remaining(num_slow_steps)
+        self._metrics = _after(output_dir / METRICS_FILE, first_step) if rank == 0 else None
+        self._bar = StepBar(sys.stdout) if rank == 0 and can_draw(sys.stdout) else None
 
     def __enter__(self) -> "Watcher":
-        if self._bar is not None:
-            self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._bar is not None:
-            self._bar.stop()
+            self._bar.close()
         if self._metrics is not None:
             self._metrics.close()
 
     def say(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True)
+        if self._metrics is None:
+            return
+        if self._bar is not None:
+            self._bar.feed(text + "\n")
+        else:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
 
     def step(self, report: StepReport, meter: Meter) -> None:
         if self._metrics is None:
             return
+        self._remaining.add(report.seconds)
         memory: dict[str, Any] = {"peak_allocated_bytes": meter.peak_allocated_bytes}
-        self._metrics.write(json.dumps(report.as_json() | memory) + "\n")
-        self._metrics.flush()
-        text = self._line(report, meter)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=report.step, description=text)
-        else:
-            self.say(f"step {report.step}/{self._num_steps}  {text}")
+        self._write(report.as_json() | memory | self._of_every_step)
+        self.say(step_line(report.step, self._num_steps, self._parts(report, meter)))
 
-    def _line(self, report: StepReport, meter: Meter) -> str:
+    def evaluated(self, step: int, values: Mapping[str, Any]) -> None:
+        """What was found on --eval-data after ``step``: a line of its own, with ``step`` and ``values``."""
+        if self._metrics is not None:
+            self._write({"step": step, **values})
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        assert self._metrics is not None
+        self._metrics.write(json.dumps(values) + "\n")
+        self._metrics.flush()
+
+    def _parts(self, report: StepReport, meter: Meter) -> list[str]:
         planned = self._plan.expected.step_seconds
-        left = (self._num_steps - report.step) * report.seconds
-        beside = "" if planned is None else f" (planned {duration_text(planned * (self._num_steps - report.step))})"
-        skipped = " skipped: gradients overflowed" if report.is_skipped else ""
+        num_left = self._num_steps - report.step
+        left = num_left * self._remaining.step_seconds
+        beside = "" if planned is None else f" (planned {duration_text(planned * num_left)})"
         bytes_planned = self._plan.expected.peak_allocated_bytes
-        memory = f"{gib_text(meter.peak_allocated_bytes)} of {gib_text(bytes_planned)} planned"
-        speed = (
-            f"{report.num_samples / report.seconds:.2f} samples/s  {report.num_tokens / report.seconds:,.0f} tokens/s"
-        )
-        time = f"{duration_text(left)} left{beside}" if left else "done"
-        return f"loss {report.loss:.4f}  lr {report.learning_rate:.2e}  {speed}  {memory}  {time}{skipped}"
+        return [
+            f"loss {report.loss:.4f}",
+            f"lr {report.learning_rate:.2e}",
+            f"{report.num_samples / report.seconds:.2f} samples/s",
+            f"{report.num_tokens / report.seconds:,.0f} tokens/s",
+            f"{gib_text(meter.peak_allocated_bytes)} of {gib_text(bytes_planned)} planned",
+            (f"{duration_text(left)} left{beside}" if num_left else "done")
+            + (" skipped: gradients overflowed" if report.is_skipped else ""),
+        ]
 
 
 def _after(path: Path, last_step: int) -> TextIO:

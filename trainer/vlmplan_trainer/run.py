@@ -1,6 +1,7 @@
 """A whole run: load, train, evaluate, save, export, report."""
 
 import json
+import math
 import os
 import signal
 import sys
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
 from vlmplan.run_record import keep_record
 from vlmplan.training import LEARNING_RATES, REPORT_FILE
+from vlmplan.units import counted
 from vlmplan_trainer.checkpoint import load_checkpoint, manifest_of, newest_checkpoint, save_checkpoint, universal_form
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.chats import Sample, read_chats
@@ -31,12 +34,40 @@ from vlmplan_trainer.models.load import Loaded, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
+from vlmplan_trainer.phases import say_phase
 from vlmplan_trainer.progress import Watcher
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
+from vlmplan_trainer.result import about_result, result_folder
 from vlmplan_trainer.stopping import exit_code
 
 SPEED_STEPS = 20
 """Steps at the end of a run whose speed is reported, the followed ones left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """The samples of --train-data; ``num_bad``: those that cannot be used and are left out."""
+
+    samples: list[Sample]
+    num_bad: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Evaluation:
+    """--eval-data; ``loss`` is the last that was found."""
+
+    batches: Batches
+    num_bad: int = 0
+    loss: float | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The loss, the samples that it is over, and those that it is not: bad, without room, or in no whole batch."""
+        survey, num_left_over = self.batches.survey, self.batches.num_left_over
+        return {
+            "eval_loss": self.loss if self.loss is None or math.isfinite(self.loss) else None,
+            "num_eval_samples": len(survey.samples) - num_left_over,
+            "num_eval_left_out": self.num_bad + survey.num_skipped + num_left_over,
+        }
 
 
 @dataclass
@@ -49,9 +80,15 @@ class Run:
     engine: Engine
     meter: Meter
     encoder: Encoder
-    samples: list[Sample]
+    data: Data
     batches: Batches
+    evaluation: Evaluation | None
     trainer: Trainer
+
+    @property
+    def num_left_out(self) -> int:
+        """Samples of the data that are never trained on: lines that cannot be used, and samples without room."""
+        return self.data.num_bad + self.batches.survey.num_skipped
 
     @property
     def stopped_by(self) -> int | None:
@@ -62,7 +99,7 @@ class Run:
     def signature(self) -> dict[str, Any]:
         """What has to be the same for a run to go on."""
         return {
-            "samples": len(self.samples),
+            "samples": len(self.data.samples),
             "seed": self.options.seed,
             "samples a step": self.plan.samples_per_step,
             "method": self.plan.recipe.method.value,
@@ -74,35 +111,44 @@ def run(plan: Plan, options: Options) -> int:
     """Train what ``plan`` says on what ``options`` say. Raises InputError for what the user can mend."""
     torch.manual_seed(options.seed)
     check_monitors(options.monitor)
-    samples = read_samples(plan, options)  # bad data stops a run before anything is loaded
+    data = read_data(plan, options)  # bad data stops a run before anything is loaded
     device = device_of(plan)
+    if plan.hardware.num_gpus > 1:
+        say_phase(f"waiting until all {plan.hardware.num_gpus} ranks are there")
     start_process_group(plan, is_needed=bool(options.monitor))
     meter = Meter(device, num_steps=options.measured_steps)
     try:
-        return _measured_run(plan, options, samples, device, meter)
+        return _measured_run(plan, options, data, device, meter)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         return report_out_of_memory(error, plan, options, meter)
 
 
-def _measured_run(plan: Plan, options: Options, samples: list[Sample], device: torch.device, meter: Meter) -> int:
+def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device, meter: Meter) -> int:
+    weights = "drawing its weights" if options.random_weights else f"reading its weights from {plan.model_source}"
+    say_phase(f"building the model, {weights}")
     with meter.phase("load"):
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed, adapter=options.adapter)
         meter.count(loaded.model)
     place = newest_checkpoint(options.output_dir) if options.resume else None
     universal = None if place is None else _universal(place, plan)
+    stage = plan.recipe.zero_stage
+    say_phase("making the optimizer" if stage is None else f"starting DeepSpeed, ZeRO-{stage}")
     with meter.phase("init"):
         engine = make_engine(
             loaded.model, plan, device=device, weight_decay=options.weight_decay, is_universal=universal is not None
         )
-    made = _assembled(plan, options, loaded, engine, meter, samples)
+    say_phase(f"looking at {counted(len(data.samples), 'sample')}")
+    made = _assembled(plan, options, loaded, engine, meter, data)
     if place is not None:
+        say_phase(f"going on from {place}")
         made.trainer.position = load_checkpoint(engine, place, made.signature, universal=universal)
         meter.step = made.trainer.position.step
         made.batches.resume(made.trainer.position.num_samples)
     if engine.rank == 0:
         keep_record(options, plan.recipe.method.value)
+    say_phase(f"training: {counted(made.trainer.rates.num_steps - made.trainer.position.step, 'step')}")
     reports = _train(made)
     if made.stopped_by is not None:
         return exit_code(made.stopped_by)
@@ -119,25 +165,26 @@ def _universal(place: Path, plan: Plan) -> Path | None:
     return made
 
 
-def read_samples(plan: Plan, options: Options) -> list[Sample]:
+def read_data(plan: Plan, options: Options) -> Data:
     if options.dummy_data is not None:
         workload = plan.workload
         size = (workload.image_width, workload.image_height)
-        return dummy_samples(
-            options.dummy_data, num_images=workload.images_per_sample, image_size=size, seed=options.seed
+        return Data(
+            samples=dummy_samples(
+                options.dummy_data, num_images=workload.images_per_sample, image_size=size, seed=options.seed
+            )
         )
     assert options.train_data is not None
+    say_phase(f"reading {options.train_data}")
     samples, report = read_chats(
         options.train_data, skips_bad=options.skip_bad_samples, image_root=options.image_folder
     )
     if os.environ.get("RANK", "0") == "0":
         sys.stdout.writelines(f"left out: {sentence}\n" for sentence in report.sentences)
-    return samples
+    return Data(samples=samples, num_bad=report.num_bad)
 
 
-def _assembled(
-    plan: Plan, options: Options, loaded: Loaded, engine: Engine, meter: Meter, samples: list[Sample]
-) -> Run:
+def _assembled(plan: Plan, options: Options, loaded: Loaded, engine: Engine, meter: Meter, data: Data) -> Run:
     workload, recipe = plan.workload, plan.recipe
     size = (workload.image_width, workload.image_height) if workload.images_per_sample else None
     encoder = Encoder(
@@ -152,10 +199,11 @@ def _assembled(
     pads_to = PADS_TO if options.dummy_data is None else workload.seq_len
     batches = _batches(
         plan,
-        samples,
+        data.samples,
         encoder,
         engine,
         seed=options.seed,
+        grad_accum=recipe.grad_accum,
         pads_to=pads_to,
         groups_by_length=options.group_by_length,
     )
@@ -174,7 +222,22 @@ def _assembled(
         samples_per_step=plan.samples_per_step,
         dtype=torch_dtype(recipe.precision.dtype),
     )
-    return Run(plan, options, loaded, engine, meter, encoder, samples, batches, trainer)
+    evaluation = _evaluation_of(plan, options, encoder, engine)
+    return Run(plan, options, loaded, engine, meter, encoder, data, batches, evaluation, trainer)
+
+
+def _evaluation_of(plan: Plan, options: Options, encoder: Encoder, engine: Engine) -> Evaluation | None:
+    """What --eval-data is, looked at before training so that it cannot end a run after its first epoch."""
+    path = options.eval_data
+    if path is None:
+        return None
+    say_phase(f"reading {path}")
+    samples, report = read_chats(path, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
+    try:
+        batches = _batches(plan, samples, encoder, engine, seed=0, grad_accum=1)
+    except InputError as error:
+        raise InputError(f"--eval-data {path}: {error}") from None
+    return Evaluation(batches=batches, num_bad=report.num_bad)
 
 
 def _batches(plan: Plan, samples: list[Sample], encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
@@ -182,7 +245,6 @@ def _batches(plan: Plan, samples: list[Sample], encoder: Encoder, engine: Engine
         samples,
         encoder,
         micro_batch=plan.recipe.micro_batch,
-        grad_accum=plan.recipe.grad_accum,
         num_ranks=engine.num_ranks,
         rank=engine.rank,
         seed=seed,
@@ -196,7 +258,15 @@ def _train(made: Run) -> list[StepReport]:
     first, num_steps = trainer.position.step, trainer.rates.num_steps
     reports: list[StepReport] = []
     monitors = Monitors(options.monitor, options.output_dir, rank=rank, first_step=first)
-    watcher = Watcher(made.plan, options.output_dir, rank=rank, num_steps=num_steps, first_step=first)
+    watcher = Watcher(
+        made.plan,
+        options.output_dir,
+        rank=rank,
+        num_steps=num_steps,
+        first_step=first,
+        num_slow_steps=max(1, options.measured_steps if made.engine.device.type == "cpu" else 1),
+        of_every_step={"num_left_out": made.num_left_out},
+    )
     with watcher, trainer.stop:
         for sentence in _about_run(made):
             watcher.say(sentence)
@@ -210,10 +280,12 @@ def _train(made: Run) -> list[StepReport]:
                     _save(made)
                 if is_last:
                     break
-            if options.eval_data is not None and made.stopped_by is None:
-                loss = _evaluated(made)
-                watcher.say(f"after step {trainer.position.step}: loss {loss:.4f} on {options.eval_data}")
-                monitors.evaluated(trainer.position.step, loss)
+            found = made.evaluation
+            if found is not None and made.stopped_by is None:
+                found.loss = trainer.evaluate(found.batches)
+                watcher.say(f"after step {trainer.position.step}: loss {found.loss:.4f} on {options.eval_data}")
+                watcher.evaluated(trainer.position.step, found.as_json())
+                monitors.evaluated(trainer.position.step, found.loss)
         if made.stopped_by is not None:
             name = signal.Signals(made.stopped_by).name
             watcher.say(f"stopped by {name} after step {trainer.position.step}, which is saved; --resume goes on")
@@ -242,15 +314,9 @@ def _save(made: Run) -> None:
         )
 
 
-def _evaluated(made: Run) -> float:
-    options = made.options
-    assert options.eval_data is not None
-    samples, _ = read_chats(options.eval_data, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
-    return made.trainer.evaluate(_batches(made.plan, samples, made.encoder, made.engine, seed=0))
-
-
 def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     recipe, options = made.plan.recipe, made.options
+    say_phase("writing the result")
     export(
         made.engine,
         made.loaded,
@@ -275,7 +341,21 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
         "num_truncated": made.batches.survey.num_truncated,
         "num_skipped": made.batches.survey.num_skipped,
         "num_left_over_per_epoch": made.batches.num_left_over,
+        "num_left_out": made.num_left_out,
+        **({} if made.evaluation is None else made.evaluation.as_json()),
+        "result": str(_result_folder(made)),
         "planned_and_measured": [line.as_json() for line in found],
     }
     write_atomically(options.output_dir / REPORT_FILE, json.dumps(content, indent=1) + "\n", force=True)
-    print_report(Console(highlight=False), found)
+    print_report(Console(highlight=False, soft_wrap=True, force_terminal=False), found)
+    sys.stdout.writelines(f"{line}\n" for line in _about_result(made))
+
+
+def _result_folder(made: Run) -> Path:
+    is_merged = made.plan.recipe.trains_adapters and made.options.merge_adapters
+    return result_folder(made.plan, made.options.output_dir, is_merged=is_merged)
+
+
+def _about_result(made: Run) -> Iterator[str]:
+    has_random_base = made.plan.recipe.trains_adapters and made.options.random_weights
+    return about_result(made.plan, _result_folder(made), made.loaded, has_random_base=has_random_base)

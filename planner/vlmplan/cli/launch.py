@@ -16,6 +16,7 @@ from vlmplan.errors import InputError, VlmplanError
 from vlmplan.notes import caveats, footnotes
 from vlmplan.run_record import RECORD_FILE
 from vlmplan.training import EXIT_OUT_OF_MEMORY, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
+from vlmplan.units import counted
 
 if TYPE_CHECKING:
     from vlmplan.launch.facts import Facts
@@ -237,6 +238,7 @@ def _demo_model(trainer: TrainerOptions, folder: Path) -> str:
         raise InputError(problem)
     model = trainer.output_dir / MODEL_FOLDER
     if not (trainer.resume and (model / "config.json").is_file()):
+        click.echo("writing the demo's model, for which torch and transformers are loaded", err=True)
         model = write_demo_model(folder / MODEL_FOLDER)
     return str(model.absolute())
 
@@ -280,10 +282,10 @@ def planned(
     from vlmplan.request import ds_config_of
 
     if given["num_samples"] is None:
-        counted = trainer.dummy_data
+        num_samples = trainer.dummy_data
         if trainer.train_data is not None and trainer.train_data.is_file():
-            counted = num_records_in(trainer.train_data)
-        given = given | {"num_samples": counted or None}
+            num_samples = num_records_in(trainer.train_data)
+        given = given | {"num_samples": num_samples or None}
     result, notes = requested_estimate(given, catalog_files)
     base = ds_config_of(given)
     if base is not None:
@@ -374,6 +376,13 @@ def say(prepared: Prepared) -> None:
         click.echo(f"vlmplan: {sentence}", err=True)
 
 
+def _starting(plan: "Plan") -> str:
+    hardware = plan.hardware
+    how = "in plain PyTorch" if plan.ds_config is None else "through DeepSpeed's launcher"
+    nodes = f" on {hardware.num_nodes} machines" if hardware.num_nodes > 1 else ""
+    return f"starting {counted(hardware.num_gpus, 'rank')}{nodes} {how}, which takes a while"
+
+
 def start(prepared: Prepared) -> int:
     """Write the run's files, run it and return its exit code; 1 where something is in the way."""
     from vlmplan.cli.out_of_memory import tell_out_of_memory
@@ -385,6 +394,7 @@ def start(prepared: Prepared) -> int:
     if prepared.findings.problems:
         return VlmplanError.exit_code
     folder = prepared.options.output_dir
+    click.echo(f"{_starting(prepared.plan)}; {folder / LOG_FILE} keeps what it prints", err=True)
     with locked_log(folder, resumes=prepared.options.resume) as log:
         write_run_files(folder, prepared.texts)
         remove_shortages(folder)

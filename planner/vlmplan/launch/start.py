@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ from vlmplan.errors import UnavailableError
 from vlmplan.launch.facts import Facts
 from vlmplan.launch.run_folder import ENVIRONMENT_FILE
 from vlmplan.plan import Plan
+from vlmplan.step_bar import StepBar, can_draw
+from vlmplan.training import STARTED
 
 GRACE_SECONDS = 60.0
 """How long a run may take to end after a signal. A choice: DeepSpeed gives each rank 30 seconds."""
@@ -106,6 +108,8 @@ class Stop:
 def follow(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO, *, is_one_node: bool = True) -> int:
     """Run ``command`` in this environment, show and log what it prints; its exit code, 128 + N for signal N.
 
+    Its output is a pipe, so what it prints is for a log; in a terminal the steps of the trainer become a bar.
+
     On one node Ctrl-C is handed on as SIGTERM, which means the same to the trainer: of SIGINT DeepSpeed's launcher ends
     in a traceback. With several it stops the other nodes (``runner.py``, ``sigkill_handler``).
     Raises UnavailableError if it cannot be started.
@@ -115,7 +119,7 @@ def follow(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO
         try:
             process = subprocess.Popen(  # noqa: S603 - a list of words, no shell
                 list(command),
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, STARTED: f"{time.time():.3f}"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -181,7 +185,7 @@ def _copy_output(process: "subprocess.Popen[bytes]", log: BinaryIO, stop: Stop) 
     assert process.stdout is not None
     pipe, decoder = process.stdout.fileno(), codecs.getincrementaldecoder("utf-8")("replace")
     ended: float | None = None
-    with process.stdout:
+    with process.stdout, _shown() as show:
         while True:
             if select.select([pipe], [], [], POLL_SECONDS)[0]:
                 chunk = os.read(pipe, CHUNK_BYTES)
@@ -189,7 +193,7 @@ def _copy_output(process: "subprocess.Popen[bytes]", log: BinaryIO, stop: Stop) 
                     return
                 log.write(chunk)
                 log.flush()
-                _show(decoder.decode(chunk))
+                show(decoder.decode(chunk))
                 continue
             now = time.monotonic()
             if ended is None and process.poll() is not None:
@@ -200,10 +204,29 @@ def _copy_output(process: "subprocess.Popen[bytes]", log: BinaryIO, stop: Stop) 
                 return
 
 
-def _show(text: str) -> None:
-    """Print; a terminal that went away does not end the run, whose log goes on."""
+@contextmanager
+def _shown() -> Generator[Callable[[str], None]]:
+    """Within, what to call with what is to be shown: as it is, or in a terminal with a bar for the steps.
+
+    A terminal that went away does not end the run, whose log goes on.
+    """
+    bar = StepBar(sys.stdout) if can_draw(sys.stdout) else None
+
+    def show(text: str) -> None:
+        nonlocal bar
+        try:
+            if bar is not None:
+                bar.feed(text)
+            else:
+                sys.stdout.write(text)
+                sys.stdout.flush()
+        except (OSError, ValueError):
+            bar = None
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+        yield show
+    finally:
+        with suppress(OSError, ValueError):
+            if bar is not None:
+                bar.close()

@@ -38,6 +38,16 @@ def _processor_without_video(source: str, where: dict[str, Any]) -> Any:
     return type(full_class.__name__, (full_class,), without_video).from_pretrained(source, **where)
 
 
+def lacks_video(processor: Any) -> bool:
+    """Whether the processor is one without its part for videos, which transformers itself would not have loaded."""
+    own, *above = type(processor).__mro__
+    return "_get_arguments_from_pretrained" in vars(own) and "video_processor" in _attributes(above[0])
+
+
+def _attributes(kind: Any) -> list[str]:
+    return kind.get_attributes() if hasattr(kind, "get_attributes") else []
+
+
 def _attributes_without_video(cls: Any) -> list[str]:
     full_class = cls.__mro__[1]
     return [name for name in full_class.get_attributes() if name != "video_processor"]

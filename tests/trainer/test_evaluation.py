@@ -1,0 +1,75 @@
+"""The loss on --eval-data, and what is left out of either file, in metrics.jsonl and report.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainer_runs import planned, train_here
+
+from vlmplan.plan import Plan
+from vlmplan_trainer.models.tiny import write_tiny_model
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello to you"}]}
+BAD = {"messages": [{"role": "nobody", "content": "?"}]}
+WORDS = ("--measured-steps", "0", "--skip-bad-samples", "--learning-rate", "1e-2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+def plan_of(model: Path, **options: Any) -> Plan:
+    return planned(model, num_ranks=1, num_samples=6, micro_batch=2, epochs=2, **options)
+
+
+def chats(path: Path, num_good: int, num_bad: int = 0) -> str:
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in [BAD] * num_bad + [CHAT] * num_good))
+    return str(path)
+
+
+def test_the_loss_on_other_data_and_what_is_left_out_are_kept(model: Path, tmp_path: Path):
+    train, other = chats(tmp_path / "train.jsonl", 6, 2), chats(tmp_path / "eval.jsonl", 5, 1)
+    done = train_here(plan_of(model), tmp_path, "--train-data", train, "--eval-data", other, *WORDS)
+    assert done.code == 0, done.err
+    steps = [line for line in done.metrics if "loss" in line]
+    evaluations = [line for line in done.metrics if "eval_loss" in line]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert {line["num_left_out"] for line in steps} == {2}
+    assert [line["step"] for line in evaluations] == [3, 6]
+    assert evaluations[1]["eval_loss"] < evaluations[0]["eval_loss"]
+    report = done.report
+    assert report["eval_loss"] == evaluations[-1]["eval_loss"]
+    assert (report["num_left_out"], report["num_eval_samples"], report["num_eval_left_out"]) == (2, 4, 1 + 1)
+
+
+def test_evaluation_takes_no_account_of_accumulation(model: Path, tmp_path: Path):
+    train, other = chats(tmp_path / "train.jsonl", 6), chats(tmp_path / "eval.jsonl", 5)
+    plan = plan_of(model, grad_accum=3)
+    done = train_here(plan, tmp_path, "--train-data", train, "--eval-data", other, *WORDS)
+    assert done.report["num_eval_samples"] == 4
+
+
+def test_too_little_to_evaluate_is_said_before_training(model: Path, tmp_path: Path):
+    train, other = chats(tmp_path / "train.jsonl", 6), chats(tmp_path / "eval.jsonl", 1)
+    done = train_here(plan_of(model), tmp_path, "--train-data", train, "--eval-data", other, *WORDS)
+    assert done.code == 1
+    assert "--eval-data" in done.err
+    assert not (done.folder / "metrics.jsonl").exists()
+
+
+def test_a_run_says_what_it_is_doing_and_since_when(model: Path, tmp_path: Path):
+    train = chats(tmp_path / "train.jsonl", 6)
+    done = train_here(plan_of(model), tmp_path, "--train-data", train, *WORDS)
+    lines = [line.split(" s  ", 1) for line in done.out.splitlines() if " s  " in line and not line.startswith("step")]
+    seconds, texts = [float(line[0]) for line in lines], [line[1] for line in lines]
+    assert seconds == sorted(seconds)
+    for text, part in zip(
+        texts,
+        ("loading torch", "reading", "building the model", "making the optimizer", "looking at 6 samples", "training"),
+        strict=False,
+    ):
+        assert text.startswith(part)
+    assert texts[-1] == "writing the result"
+    assert "\x1b" not in done.out

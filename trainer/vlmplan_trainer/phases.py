@@ -1,0 +1,30 @@
+"""What a run is doing before its first step and after its last: one short line when each part begins, from rank 0.
+
+    12.4 s  building qwen2_vl, reading its weights from org/name
+
+The seconds are those since ``vlmplan launch`` started the run, or else since this process began.
+"""
+
+import os
+import sys
+import time
+
+from vlmplan.training import STARTED
+
+_BEGUN = time.time()
+
+
+def seconds_so_far() -> float:
+    """Seconds since the run was started."""
+    try:
+        begun = float(os.environ.get(STARTED, _BEGUN))
+    except ValueError:
+        begun = _BEGUN
+    return max(0.0, time.time() - begun)
+
+
+def say_phase(text: str) -> None:
+    """Say what begins now; nothing from other ranks than the first."""
+    if os.environ.get("RANK", "0") == "0":
+        sys.stdout.write(f"{seconds_so_far():7.1f} s  {text}\n")
+        sys.stdout.flush()

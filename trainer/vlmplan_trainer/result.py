@@ -1,0 +1,65 @@
+"""Where the result of a run is, and the lines of Python that load it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlmplan.plan import Plan
+from vlmplan.recipe import Method
+from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
+from vlmplan.units import gib_text
+from vlmplan_trainer.models.load import Loaded, Source, model_source
+from vlmplan_trainer.models.processors import lacks_video
+
+FOUR_BIT = (
+    'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
+    'bnb_4bit_compute_dtype="{dtype}")'
+)
+"""As the trainer quantises: an adapter of 4-bit weights has learnt beside their rounding."""
+
+
+def result_folder(plan: Plan, output_dir: Path, *, is_merged: bool) -> Path:
+    """The folder that whoever uses the result loads."""
+    name = ADAPTER_FOLDER if plan.recipe.trains_adapters else MODEL_FOLDER
+    return (output_dir / (MERGED_FOLDER if is_merged else name)).absolute()
+
+
+def about_result(plan: Plan, folder: Path, loaded: Loaded, *, has_random_base: bool) -> Iterator[str]:
+    """Where the result is, how large, and how it is loaded; lines. ``has_random_base``: an adapter of weights that were
+    drawn and that no file has."""
+    num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    yield f"the result is in {folder} ({gib_text(num_bytes)})"
+    if has_random_base:
+        yield "it is an adapter of random weights (--random-weights), which no file has, so nothing can load it"
+        return
+    if lacks_video(loaded.processor):
+        yield "transformers needs torchvision for the processor's part for videos, which is not installed here"
+    yield "load it with"
+    yield from (f"  {line}" for line in loading_lines(plan, folder, is_vision=loaded.is_vision))
+
+
+def loading_lines(plan: Plan, folder: Path, *, is_vision: bool) -> list[str]:
+    """Three lines of Python that leave ``model`` and ``processor`` (``tokenizer`` of a text model)."""
+    auto = "AutoModelForImageTextToText" if is_vision else "AutoModelForCausalLM"
+    reader, name = ("AutoProcessor", "processor") if is_vision else ("AutoTokenizer", "tokenizer")
+    last = f"{name} = {reader}.from_pretrained({str(folder)!r})"
+    if folder.name != ADAPTER_FOLDER:
+        return [
+            f"from transformers import {auto}, {reader}",
+            f'model = {auto}.from_pretrained({str(folder)!r}, dtype="auto")',
+            last,
+        ]
+    is_quantized = plan.recipe.method is Method.QLORA
+    how = 'dtype="auto"'
+    if is_quantized:
+        how += ", quantization_config=" + FOUR_BIT.format(dtype=plan.recipe.precision.dtype.torch_name)
+    more = ", BitsAndBytesConfig" if is_quantized else ""
+    base = f"{auto}.from_pretrained({_where(model_source(plan))}, {how})"
+    return [
+        f"from peft import PeftModel; from transformers import {auto}, {reader}{more}",
+        f"model = PeftModel.from_pretrained({base}, {str(folder)!r})",
+        last,
+    ]
+
+
+def _where(source: Source) -> str:
+    return repr(source.name) + ("" if source.revision is None else f", revision={source.revision!r}")
