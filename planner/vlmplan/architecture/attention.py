@@ -12,6 +12,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Kind, Node, Tensor
+from vlmplan.errors import InputError
 from vlmplan.units import Choice, DType
 
 
@@ -105,6 +106,8 @@ def attend(
     ``calls``: the same where each sequence is a call of the kernel of its own, see ``joins_calls``.
     """
     batch, num_heads, num_tokens, head_dim = q.shape
+    if head_dim == 0:
+        raise InputError(f"config.json: {num_heads:,} attention heads are more than their layer is wide")
     is_grouped = k.shape[1] != num_heads
     tape = q.tape
     tape.widest_head = max(tape.widest_head, head_dim)

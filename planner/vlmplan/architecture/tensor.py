@@ -5,6 +5,7 @@ from enum import IntEnum
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 if TYPE_CHECKING:
@@ -59,6 +60,10 @@ class Parameter:
     def __init__(self, *shape: int) -> None:
         self.shape = shape
         self.numel = prod(shape)
+        if self.numel <= 0:
+            raise InputError(
+                f"config.json: its sizes leave nothing of a weight ({' x '.join(map(str, shape))} elements)"
+            )
         self.dtype = DType.BFLOAT16
         self.requires_grad = True
         self.stored_bytes: int | None = None

@@ -13,6 +13,7 @@ from vlmplan.architecture.families.paligemma import PaliGemma, PaliGemmaModel
 from vlmplan.architecture.families.text import ties_word_embeddings
 from vlmplan.architecture.modules import GemmaRMSNorm, Module
 from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.errors import InputError
 
 
 class PoolingProjector(Module):
@@ -25,6 +26,11 @@ class PoolingProjector(Module):
         self.num_tokens = config.integer("mm_tokens_per_image")
         patch_columns = vision.integer("image_size") // vision.integer("patch_size")
         self.kernel_size = patch_columns // math.isqrt(self.num_tokens)
+        if self.kernel_size == 0:  # transformers' own defaults: a pool of no patches, which torch refuses
+            raise InputError(
+                f"config.json: mm_tokens_per_image is {self.num_tokens:,}, more than the {patch_columns**2:,} patches "
+                f"that vision_config.image_size and patch_size make of an image"
+            )
         # Stored (vision, text); given the other way round here, as a Linear's.
         self.mm_input_projection_weight = Parameter(config.section("text_config").integer("hidden_size"), vision_width)
         self.mm_soft_emb_norm = GemmaRMSNorm(vision_width)

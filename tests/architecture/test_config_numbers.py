@@ -1,0 +1,126 @@
+"""Numbers of a config.json that do not go together get a sentence, whatever they are: never a traceback."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planned import model_files
+from vlmplan.architecture.families import FAMILIES
+from vlmplan.errors import InputError, VlmplanError
+from vlmplan.estimate import Estimator
+from vlmplan.models import packaged_files, packaged_models
+from vlmplan.models.facts import model_facts
+from vlmplan.recipe import Method, Recipe
+from vlmplan.request import workload_of
+from vlmplan.workload import ModelFiles
+
+LORA = Recipe(method=Method.LORA)
+DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer")
+ODD = (0, 1, 2, 3, -1, 0.5, 10**5, 10**9, None, True, "x", [], [0], {}, "left out")
+"""Values of a key; the last takes it out."""
+
+
+def first_of_each_type() -> dict[str, str]:
+    """An alias for each model_type that is described."""
+    aliases: dict[str, str] = {}
+    for alias in packaged_models():
+        model_type = packaged_files(alias).model_type
+        if model_type in FAMILIES:
+            aliases.setdefault(model_type, alias)
+    return aliases
+
+
+ALIASES = first_of_each_type()
+
+
+def shallow(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with two layers of each stack, where that is all there is to say of their number."""
+    values = copy.deepcopy(dict(config))
+    if "cross_attention_layers" in str(values):
+        return values
+    for section in (values, *(value for value in values.values() if isinstance(value, dict))):
+        section |= {name: 2 for name in DEPTHS if isinstance(section.get(name), int) and section[name] > 2}
+    return values
+
+
+def paths(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*above, key))
+
+
+def changed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    section: Any = config
+    for key in path[:-1]:
+        section = section.get(key) if isinstance(section, dict) else None
+    if isinstance(section, dict):
+        section.pop(path[-1], None)
+        if value != "left out":
+            section[path[-1]] = value
+
+
+def look_at(model: ModelFiles) -> None:
+    """What every command does with a model."""
+    model_facts(model, width=448, height=448)
+    Estimator(workload_of(model, {}), LORA).trace(LORA, (8, 9))
+
+
+def refusal(model: ModelFiles) -> str:
+    """The sentence with which the model is refused; empty where it is planned."""
+    try:
+        look_at(model)
+    except VlmplanError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("model_type", ALIASES)
+def test_the_configuration_that_the_others_are_made_from_is_planned(model_type: str):
+    files = model_files(ALIASES[model_type])
+    look_at(ModelFiles(id="m", config=shallow(files.config), preprocessor=files.preprocessor))
+
+
+@pytest.mark.parametrize("model_type", ALIASES)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_odd_numbers_are_planned_or_refused_in_a_sentence(model_type: str, data: st.DataObject):
+    files = model_files(ALIASES[model_type])
+    config = shallow(files.config)
+    for path in data.draw(st.lists(st.sampled_from(sorted(paths(config))), min_size=1, max_size=3)):
+        changed(config, path, data.draw(st.sampled_from(ODD)))
+    config["model_type"] = model_type
+    preprocessor = data.draw(st.sampled_from((None, files.preprocessor)))
+    assert "\n" not in refusal(ModelFiles(id="m", config=config, preprocessor=preprocessor))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_configuration_of_defaults_alone_is_planned_or_refused_in_a_sentence(model_type: str):
+    assert "\n" not in refusal(ModelFiles(id="m", config={"model_type": model_type}))
+
+
+def test_gemma_3_with_the_vision_encoder_of_its_own_defaults_is_refused_with_both_numbers():
+    vision = {"image_size": 224, "patch_size": 16, "model_type": "siglip_vision_model"}
+    model = ModelFiles(id="m", config={"model_type": "gemma3", "mm_tokens_per_image": 256, "vision_config": vision})
+    with pytest.raises(InputError, match="mm_tokens_per_image is 256, more than the 196 patches"):
+        look_at(model)
+
+
+@pytest.mark.parametrize(
+    ("alias", "path", "value", "words"),
+    [
+        ("llama-3.2-1b", ("num_attention_heads",), 0, "num_attention_heads is 0"),
+        ("qwen2-vl-2b", ("vision_config", "patch_size"), 0, "patch_size is 0"),
+        ("qwen2-vl-2b", ("vision_config", "num_heads"), 10**5, "100,000 attention heads are more than their layer"),
+        ("qwen-vl-chat", ("intermediate_size",), 1, "leave nothing of a weight"),
+    ],
+)
+def test_numbers_that_leave_nothing_are_named(alias: str, path: tuple[str, ...], value: int, words: str):
+    config = shallow(model_files(alias).config)
+    changed(config, path, value)
+    with pytest.raises(InputError, match=words):
+        look_at(ModelFiles(id="m", config=config))
