@@ -213,10 +213,10 @@ def engine_changes(at: Situation) -> Iterator[Change]:
         }
         is_larger = (stage is None) is recipe.uses_deepspeed or engine.count(HOST) > present.count(HOST)
         options = without_file | (plain if stage is not None else {}) | options
-        yield Change(name=_engine_name(engine), options=options, is_larger=is_larger)
+        yield Change(name=engine_name(engine), options=options, is_larger=is_larger)
 
 
-def _engine_name(engine: Engine) -> str:
+def engine_name(engine: Engine) -> str:
     stage, optimizer, params = engine
     text = "plain PyTorch" if stage is None else f"ZeRO-{stage}"
     on_host = [name for name, place in (("optimizer", optimizer), ("weights", params)) if place is HOST]

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from vlmplan.scaling import Scaling
 
 EXIT_DOES_NOT_FIT = 3
+COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
+"""What ``--compare`` takes; kept here so that --help imports no more."""
 
 
 @click.command()
 @options(WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
+@click.option("--compare", type=click.Choice(COMPARED), help="Show setups that differ in this choice side by side.")
 @options(JSON)
-def estimate(as_json: bool, catalog_files: tuple[Path, ...], scales: bool, **given: Any) -> int:
+def estimate(as_json: bool, catalog_files: tuple[Path, ...], scales: bool, compare: str | None, **given: Any) -> int:
     """Bytes per phase and component, host RAM, disk and seconds of one setup.
 
     --scaling adds when another machine stops paying: for the same samples a step, and for the same samples a GPU.
@@ -32,6 +35,10 @@ def estimate(as_json: bool, catalog_files: tuple[Path, ...], scales: bool, **giv
     from vlmplan.cli.to_fit import command_text, document, found_way_out
     from vlmplan.memory.device import Verdict
 
+    if compare is not None:
+        from vlmplan.cli.compare import run_comparison
+
+        return 0 if run_comparison(compare, given, catalog_files, as_json=as_json) else EXIT_DOES_NOT_FIT
     result, notes = requested_estimate(given, catalog_files)
     frozen = freezing_of(result, given)
     found = found_way_out(given, result, catalog_files)

@@ -1,0 +1,63 @@
+"""One setup beside others that differ in one choice: ZeRO stages, methods, precisions, optimizers, checkpointing."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlmplan.catalog import Catalog
+from vlmplan.changes.kinds import PLAIN_OPTIONS, engine_name
+from vlmplan.changes.trials import Trials
+from vlmplan.errors import InputError
+from vlmplan.estimate import Estimate
+from vlmplan.recipe import PLAIN, Method, Offload, OptimizerKind, Precision
+from vlmplan.workload import ModelFiles
+
+STAGES = (None, 0, 1, 2, 3)
+OFFLOADS = ((2, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.CPU))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """``options`` are those that differ; ``estimate`` is None where it cannot be trained, which ``reason`` says why."""
+
+    name: str
+    options: Mapping[str, Any] = field(hash=False)
+    estimate: Estimate | None = None
+    reason: str | None = None
+    is_present: bool = False
+    """Whether it is the setup that was asked for."""
+
+
+def comparison(name: str, given: Mapping[str, Any], catalog: Catalog, model: ModelFiles) -> list[Variant]:
+    """The variants by zero, method, precision, optimizer or checkpointing, each estimated as its options ask for.
+
+    One that cannot be trained has the reason.
+    """
+    trials = Trials(catalog, model)
+    return [_variant(trials, given, title, options) for title, options in _variants(name)]
+
+
+def _variant(trials: Trials, given: Mapping[str, Any], title: str, options: Mapping[str, Any]) -> Variant:
+    asked = {**given, **options}
+    try:
+        found = trials.estimate(asked)
+    except InputError as error:
+        return Variant(name=title, options=options, reason=str(error))
+    return Variant(name=title, options=options, estimate=found, is_present=trials.are_same(asked, given))
+
+
+def _variants(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if name == "zero":
+        engines = [*((stage, Offload.NONE, Offload.NONE) for stage in STAGES), *OFFLOADS]
+        for stage, optimizer, params in engines:
+            options: dict[str, Any] = {"zero_stage": PLAIN if stage is None else str(stage)}
+            options |= {"offload_optimizer": optimizer.value, "offload_params": params.value}
+            options |= {} if stage is None else dict.fromkeys(PLAIN_OPTIONS)
+            yield engine_name((stage, optimizer, params)), options
+    elif name == "checkpointing":
+        for title, language, vision in (("none", False, False), ("language", True, False), ("vision", False, True)):
+            yield title, {"activation_checkpointing": language, "vision_activation_checkpointing": vision}
+        yield "both", {"activation_checkpointing": True, "vision_activation_checkpointing": True}
+    else:
+        kinds = {"method": Method, "precision": Precision, "optimizer": OptimizerKind}
+        yield from ((kind.value, {name: kind.value}) for kind in kinds[name])

@@ -1,0 +1,58 @@
+"""``vlmplan estimate --compare``: every row is the estimate of its own options, and what is refused says why."""
+
+import pytest
+
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, call
+
+SETUP = ("--model", "smollm2-135m", "--gpu", "rtx-4060:2", "--micro-batch", "2")
+
+
+def flags(options: dict[str, object]) -> list[str]:
+    words: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        elif value is not None:
+            words += [f"--{flag}", str(value)]
+    return words
+
+
+@pytest.mark.parametrize("name", ["zero", "method", "precision", "optimizer", "checkpointing"])
+def test_every_variant_is_the_estimate_of_its_options(name: str):
+    found = call("estimate", *SETUP, "--compare", name, "--json")
+    document = found.document
+    assert (found.code, document["schema"], document["compare"]) == (DONE, "vlmplan.comparison/1", name)
+    for variant in document["variants"]:
+        alone = call("estimate", *SETUP, *flags(variant["options"]), "--json")
+        if variant["estimate"] is None:
+            assert variant["verdict"] == "refused"
+            assert alone.code == MENDABLE
+            assert variant["reason"] in alone.err
+        else:
+            same = ("recipe", "peak_device_bytes", "host_bytes_per_node", "step_seconds", "verdict")
+            assert {key: variant["estimate"][key] for key in same} == {key: alone.document[key] for key in same}
+
+
+def test_stages_are_all_there_and_the_one_that_was_asked_for_is_marked():
+    variants = call("estimate", *SETUP, "--zero-stage", "3", "--compare", "zero", "--json").document["variants"]
+    assert [one["options"]["zero_stage"] for one in variants][:5] == ["none", "0", "1", "2", "3"]
+    assert [one["name"] for one in variants if one["is_present"]] == ["ZeRO-3"]
+    assert variants[0]["verdict"] == "refused"
+
+
+def test_rows_keep_to_80_columns(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = call("estimate", "--model", "llama-3.1-70b", "--gpu", "a100-sxm4-80gb:8", "--compare", "zero")
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert "--zero-stage none is for one GPU" in " ".join(shown.out.split())
+    (present,) = (line for line in shown.out.splitlines() if line.startswith("ZeRO-2 *"))
+    assert present.endswith("no")
+
+
+def test_where_no_variant_fits_the_code_says_so_and_a_mistake_stays_one_sentence():
+    large = ("--model", "llama-3.1-70b", "--gpu", "rtx-4060")
+    assert call("estimate", *large, "--compare", "optimizer").code == DOES_NOT_FIT
+    wrong = call("estimate", *SETUP, "--lora-rank", "8", "--compare", "precision")
+    assert wrong.code == MENDABLE
+    assert "--lora-rank" in wrong.err
