@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import JSON
+from vlmplan.cli.options import CATALOG, HOST_RAM, JSON, options
+from vlmplan.cli.trainable import METHODS, run_trainable
 from vlmplan.errors import UnknownNameError
 from vlmplan.render.lines import say
 from vlmplan.render.tables import print_table
@@ -71,23 +72,31 @@ class ModelFilter:
 @click.option("--max-params", type=count, metavar="COUNT", help="At most so many parameters, such as 8B.")
 @click.option("--image-size", metavar="WxH", help="Pixels of the image that tokens are counted of.  [default: 448x448]")
 @click.option("--sort", type=click.Choice(SORTS), default="name", show_default=True)
-@JSON
-def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: bool, **terms: Any) -> None:
+@click.option("--gpu", metavar="NAME[:COUNT]", help="Show what can be trained on these cards, and how.")
+@click.option("--method", multiple=True, type=click.Choice(METHODS), help="With --gpu, only this one (repeatable).")
+@click.option("--seq-len", type=int, metavar="N", help="With --gpu, tokens per sample.  [default: 1024]")
+@options(HOST_RAM, CATALOG, JSON)
+def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: bool, **terms: Any) -> int:
     """List the packaged models with TEXT in their names, or show all about the model called NAME.
 
     NAME is an alias, a Hugging Face id (org/name, org/name@revision), a folder or a config.json. Of models that are
     not packaged, config.json and the image processor's settings are fetched, nothing else.
+
+    With --gpu it shows of each the fastest setup of the method that trains most (full, then LoRA, then QLoRA) and fits.
     """
     from vlmplan.cli import models_view
     from vlmplan.request import image_size as parsed_size
 
     size = parsed_size(image_size)
+    _check_terms(terms)
     if len(words) == 1 and _names_one(words[0]):
         from vlmplan.models import found_model
         from vlmplan.models.facts import model_anatomy, model_facts
 
         found = found_model(words[0])
         facts = model_facts(found.files, width=size[0], height=size[1])
+        if terms["gpu"] is not None:
+            return run_trainable([facts], terms, as_json=as_json)
         report = models_view.model_report(facts, model_anatomy(found.files), source=found.source, size=size)
     else:
         wanted = ModelFilter(
@@ -98,10 +107,12 @@ def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: b
             max_params=terms["max_params"],
         )
         facts, unsupported = packaged_facts(wanted, size=size)
+        if terms["gpu"] is not None:
+            return run_trainable(_sorted(facts, sort), terms, as_json=as_json)
         report = models_view.models_report(_sorted(facts, sort), unsupported, size=size)
     if as_json:
         click.echo(json.dumps(report.document, indent=2))
-        return
+        return 0
     for index, block in enumerate(report.blocks):
         if index:
             click.echo()
@@ -109,6 +120,15 @@ def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: b
             say(*block.splitlines())
         else:
             print_table(block)
+    return 0
+
+
+def _check_terms(terms: dict[str, Any]) -> None:
+    """Raise UsageError for options that need --gpu."""
+    for name in ("method", "seq_len", "host_ram", "catalog_files"):
+        if terms["gpu"] is None and terms[name] not in (None, ()):
+            option = "--catalog" if name == "catalog_files" else f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{option} is about what can be trained; it needs --gpu NAME")
 
 
 def _sorted(facts: "list[ModelFacts]", sort: str) -> "list[ModelFacts]":

@@ -1,0 +1,80 @@
+"""What can be trained on given cards, for people: a row for each model, and those that cannot be."""
+
+from collections.abc import Mapping, Sequence
+
+import click
+
+from vlmplan.hardware import Cluster
+from vlmplan.recipe import Offload, Recipe
+from vlmplan.render.estimate import cluster_text
+from vlmplan.render.lines import say
+from vlmplan.render.tables import Table, print_table
+from vlmplan.search.trainable import Trainable, Way
+from vlmplan.units import GIB, count_text, counted, duration_text, gib_text
+from vlmplan.workload import DEFAULT_GLOBAL_BATCH
+
+TITLES = ("model", "params", "method", "engine", "GiB", "host", "time", "also")
+NUMBERS = frozenset(("params", "GiB", "host", "time"))
+SECONDS_PER_HOUR = 3600
+UNKNOWN = "-"
+MAX_REASONS = 3
+"""Models whose reason is shown; the others are named. A choice."""
+
+
+def print_trainable(
+    rows: Sequence[Trainable], num_params: Mapping[str, int], cluster: Cluster, *, is_host_assumed: bool
+) -> None:
+    """Print the table, what it is of, and what nothing fits of."""
+    fitting = [row for row in rows if row.best is not None]
+    say(f"{cluster_text(cluster)}: {len(fitting)} of {counted(len(rows), 'model')} can be trained")
+    click.echo()
+    if fitting:
+        cells = [_cells(row, row.best, num_params[row.model_id]) for row in fitting if row.best is not None]
+        print_table(Table(titles=TITLES, rows=cells, number_columns=NUMBERS, least_first=("also", "host")))
+        click.echo()
+    say(*_legend(fitting, cluster, is_host_assumed=is_host_assumed))
+    left = [row for row in rows if row.best is None]
+    if left:
+        say(f"nothing fits of: {', '.join(row.model_id for row in left)}")
+        say(*(f"  {row.model_id}: {row.reason}" for row in left[:MAX_REASONS]))
+
+
+def _cells(row: Trainable, best: Way, num_params: int) -> tuple[str, ...]:
+    also = [f"{method.value} {_time(way)}" for method, way in row.ways.items() if method is not best.recipe.method]
+    return (
+        row.model_id,
+        count_text(num_params),
+        best.recipe.method.value,
+        _engine(best.recipe),
+        f"{best.device_bytes / GIB:.1f}",
+        f"{best.host_bytes / GIB:.0f}",
+        _time(best),
+        ", ".join(sorted(also)),
+    )
+
+
+def _time(way: Way) -> str:
+    return UNKNOWN if way.hours is None else duration_text(way.hours * SECONDS_PER_HOUR)
+
+
+def _engine(recipe: Recipe) -> str:
+    if recipe.zero_stage is None:
+        return "PyTorch"
+    offloads = (recipe.offload_optimizer, recipe.offload_params) != (Offload.NONE, Offload.NONE)
+    return f"ZeRO-{recipe.zero_stage}{' + host' if offloads else ''}"
+
+
+def _legend(fitting: Sequence[Trainable], cluster: Cluster, *, is_host_assumed: bool) -> list[str]:
+    lines = ["the fastest setup of the method that trains most; GiB on each GPU, of host RAM, time of the whole run"]
+    lengths = {way.seq_len for row in fitting for way in row.ways.values()}
+    if lengths:
+        samples = next(way.num_samples for row in fitting for way in row.ways.values())
+        most = f" to {max(lengths):,}" if len(lengths) > 1 else ""
+        lines.append(
+            f"assumed: {samples:,} samples of {min(lengths):,}{most} tokens, with an image where the model sees, "
+            f"{DEFAULT_GLOBAL_BATCH} samples a step"
+        )
+    ram = cluster.node.host_ram_bytes
+    if is_host_assumed and ram is not None:
+        lines.append(f"the host is taken to have {gib_text(ram)}, since nobody says what it has; --host-ram says it")
+    return lines

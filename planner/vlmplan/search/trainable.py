@@ -1,0 +1,99 @@
+"""What can be trained on given cards and how: of every model the fastest setup of each method that fits."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import partial
+
+from vlmplan.errors import InputError
+from vlmplan.hardware import Cluster
+from vlmplan.machine.host import num_host_cpus
+from vlmplan.recipe import Method, Recipe
+from vlmplan.request import workload_of
+from vlmplan.search import Objective, Sought, recommend
+from vlmplan.search.clusters import Candidate, taken_host_bytes
+from vlmplan.workload import ModelFiles
+
+MODELS_PER_PROCESS = 8
+"""Models that are worth another process, whose start costs as much as two or three take. A choice."""
+MAX_PROCESSES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """The fastest setup of one method; ``hours`` of the whole workload are None where the speed is not known."""
+
+    recipe: Recipe
+    seq_len: int
+    num_samples: int
+    device_bytes: int
+    usable_bytes: int
+    host_bytes: int
+    step_seconds: float | None
+    hours: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainable:
+    """One model: its ways by method, those that fit; ``reason`` says why there is none."""
+
+    model_id: str
+    ways: Mapping[Method, Way] = field(hash=False)
+    reason: str | None = None
+
+    @property
+    def best(self) -> Way | None:
+        """The way that trains most: full before LoRA before QLoRA."""
+        return next((self.ways[method] for method in Method if method in self.ways), None)
+
+
+def with_known_host(cluster: Cluster) -> Cluster:
+    """The same with the host memory that is assumed where nobody says it."""
+    node = cluster.node
+    if node.host_ram_bytes is not None:
+        return cluster
+    ram = taken_host_bytes(node)
+    return replace(cluster, node=replace(node, host_ram_bytes=ram, host_ram_source="a machine as it is assumed"))
+
+
+def trainable(
+    models: Sequence[ModelFiles], cluster: Cluster, *, methods: Sequence[Method], seq_len: int | None, today: date
+) -> list[Trainable]:
+    """What of the models can be trained on the cluster, in several processes where there are many."""
+    one = partial(trainable_model, cluster=cluster, methods=methods, seq_len=seq_len, today=today)
+    most = min(num_host_cpus() or 1, MAX_PROCESSES, len(models) // MODELS_PER_PROCESS)
+    if most < 2:
+        return [one(model) for model in models]
+    with ProcessPoolExecutor(max_workers=most) as pool:
+        return list(pool.map(one, models, chunksize=2))
+
+
+def trainable_model(
+    model: ModelFiles, *, cluster: Cluster, methods: Sequence[Method], seq_len: int | None, today: date
+) -> Trainable:
+    """The fastest setup of each method for the default workload, by the search of ``recommend``."""
+    ways: dict[Method, Way] = {}
+    reasons: list[str] = []
+    try:
+        workload = workload_of(model, {"seq_len": seq_len})
+        for fixed in [{}] if set(methods) == set(Method) else [{"method": method} for method in methods]:
+            candidates = [Candidate(cluster=cluster)]
+            asked = Sought(workload=workload, candidates=candidates, fixed=fixed, objective=Objective.TIME, today=today)
+            found = recommend(asked)
+            reasons += [rejection.reason for rejection in found.rejected]
+            for plan in found.plans:
+                estimate = plan.estimate
+                ways[estimate.recipe.method] = Way(
+                    recipe=estimate.recipe,
+                    seq_len=workload.seq_len,
+                    num_samples=workload.num_samples,
+                    device_bytes=estimate.device.device_bytes,
+                    usable_bytes=estimate.device.usable_bytes,
+                    host_bytes=estimate.host.peak_bytes,
+                    step_seconds=estimate.step_seconds,
+                    hours=plan.hours,
+                )
+    except InputError as error:
+        reasons.append(str(error))
+    return Trainable(model_id=model.id, ways=ways, reason=None if ways else "; ".join(reasons) or "nothing fits")

@@ -1,0 +1,64 @@
+"""``vlmplan models --gpu``: what is said to fit does by ``estimate``'s rules, and nothing that ``recommend`` has is
+missing."""
+
+from datetime import date
+
+import pytest
+
+from cli_calls import DOES_NOT_FIT, DONE, USAGE, call
+from vlmplan.catalog import load_catalog
+from vlmplan.models import find_model
+from vlmplan.recipe import Method
+from vlmplan.request import requested_cluster
+from vlmplan.search import trainable as module
+from vlmplan.search.trainable import trainable, with_known_host
+
+GPU = ("--gpu", "rtx-4060")
+
+
+def test_ways_are_the_plans_of_recommend():
+    found = call("models", "smollm2-135m", *GPU, "--host-ram", "64", "--json")
+    (model,) = found.document["models"]
+    assert (found.code, found.document["schema"]) == (DONE, "vlmplan.trainable/1")
+    assert set(model["ways"]) == {"full", "lora", "qlora"}
+    assert (model["best"], model["reason"]) == ("full", None)
+    words = ("--gpu", "rtx-4060:1", "--host-ram", "64", "--objective", "time", "--json")
+    plans = call("recommend", "--model", "smollm2-135m", *words).document["plans"]
+    for plan in plans:
+        way = model["ways"][plan["recipe"]["method"]]
+        assert way["device_bytes"] == plan["estimate"]["peak_device_bytes"]
+        assert way["hours"] == pytest.approx(plan["hours"])
+
+
+def test_what_does_not_fit_has_a_reason_and_only_asked_methods_are_looked_at():
+    found = call("models", "llama-3.1-8b", *GPU, "--method", "full", "--json")
+    assert found.code == DOES_NOT_FIT
+    (model,) = found.document["models"]
+    assert (model["best"], model["ways"]) == (None, {})
+    assert model["reason"]
+    (model,) = call("models", "llama-3.1-8b", *GPU, "--method", "qlora", "--json").document["models"]
+    assert set(model["ways"]) == {"qlora"}
+
+
+def test_table_keeps_to_80_columns_and_says_what_is_assumed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = call("models", "smollm2", *GPU)
+    assert shown.code == DONE
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert "--host-ram" in shown.out
+    assert "smollm2-135m" in shown.out
+
+
+def test_several_processes_say_the_same():
+    cluster = with_known_host(requested_cluster({"gpu": "rtx-4060"}, load_catalog())[0])
+    models = [find_model("smollm2-135m"), find_model("gpt2")]
+    asked = {"methods": [Method.LORA], "seq_len": 512, "today": date(2026, 11, 22)}
+    alone = trainable(models, cluster, **asked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MODELS_PER_PROCESS", 1)
+        assert trainable(models, cluster, **asked) == alone
+
+
+def test_options_of_a_card_need_one():
+    assert call("models", "--method", "lora").code == USAGE
+    assert call("models", "smollm2", "--seq-len", "64").code == USAGE
