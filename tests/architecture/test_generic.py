@@ -2,6 +2,7 @@ import importlib.util
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,14 @@ from tape_probe import Predicted, predicted_step
 from vlmplan import estimate as estimate_module
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic import GenericModel, build_generic, generic_notes, has_attention
-from vlmplan.architecture.layout import ModelLayout, is_attention, layout_from_json
+from vlmplan.architecture.layout import (
+    LaidOutModule,
+    ModelLayout,
+    ModuleKind,
+    inputs_beside_text,
+    is_attention,
+    layout_from_json,
+)
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Stack
 from vlmplan.architecture.prepare import prepared_model
@@ -29,6 +37,7 @@ from vlmplan.models import context_length, find_model, takes_images
 from vlmplan.models import probe as model_probe
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import Method, Recipe
+from vlmplan.request import workload_of
 from vlmplan.sample_images import sample_image
 from vlmplan.timing import step_flops
 from vlmplan.workload import Workload
@@ -574,3 +583,26 @@ def test_the_class_is_named_as_in_transformers():
     model = build_generic(decoder_layout())
     assert type(model).__name__ == "FooForCausalLM"
     assert isinstance(model, GenericModel)
+
+
+@pytest.mark.parametrize(
+    ("encoders", "kinds"),
+    [
+        ({}, ()),
+        ({"model.vision_tower": "SiglipVisionModel"}, ("images",)),
+        ({"audio_tower": "Qwen2AudioEncoder"}, ("sound",)),
+        ({"vision_tower": "SiglipVisionModel", "speech": "ConformerEncoder"}, ("images", "sound")),
+    ],
+)
+def test_what_the_encoders_of_an_unknown_type_take_is_not_counted(
+    granite_files: ProbedModelFiles, encoders: dict[str, str], kinds: tuple[str, ...]
+):
+    modules = [LaidOutModule(name=name, class_name=kind, kind=ModuleKind.OTHER) for name, kind in encoders.items()]
+    layout = replace(granite_files.layout, vision=tuple(encoders), modules=[*granite_files.layout.modules, *modules])
+    assert inputs_beside_text(layout) == kinds
+
+
+def test_images_that_samples_do_not_have_are_not_missed(granite_files: ProbedModelFiles):
+    blind = replace(granite_files, not_counted=("images", "sound"))
+    assert workload_of(blind, {}).model.not_counted == ("images", "sound")
+    assert workload_of(blind, {"images_per_sample": 0}).model.not_counted == ("sound",)
