@@ -79,6 +79,7 @@ def test_a_recipe_read_back_is_the_same_recipe(recipe):
             config=st.dictionaries(st.text(), st.none() | st.integers() | st.text()),
             preprocessor=st.none() | st.dictionaries(st.text(), st.booleans()),
             notes=st.lists(st.text()).map(tuple),
+            not_counted=st.lists(st.text()).map(tuple),
         ),
         seq_len=st.integers(1, 10**6),
         images_per_sample=st.integers(0, 100),
