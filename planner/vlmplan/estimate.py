@@ -4,7 +4,8 @@
 for many clusters and sizes cheaply.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.host import HostMemory, host_memory, read_bytes, stored_dtype, with_devices
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.parameters import ParameterTable
-from vlmplan.memory.reservation import peak_reserved_bytes
+from vlmplan.memory.reservation import MicroBatch, peak_reserved_bytes
 from vlmplan.memory.timeline import Timeline, memory_timeline
 from vlmplan.models.tree import model_tree
 from vlmplan.notes import caveats
@@ -34,6 +35,24 @@ from vlmplan.sizes import model_sizes, zero_settings
 from vlmplan.timing import StepTime, TimedStep, speed_note, step_flops, timed_step
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VaryingLengths:
+    """Samples of different lengths: where the lengths are from, those of the replayed micro batches as padded, and
+    reserved bytes where all samples have the plan's length and where they have these."""
+
+    source: str
+    lengths: tuple[int, ...]
+    reserved_range: tuple[int, int]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "source": self.source,
+            "micro_batches": len(self.lengths),
+            "shortest": min(self.lengths),
+            "longest": max(self.lengths),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +76,8 @@ class Estimate:
     messages: tuple[Messages, ...]
     """The collectives of one step on one rank."""
     timed: TimedStep | None
+    varying: VaryingLengths | None = None
+    """What samples of different lengths were taken to be; ``device`` is of the fuller of both then."""
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -162,6 +183,8 @@ class Estimate:
             "peak_phase": peak.name,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.device.reserved_bytes,
+            "peak_reserved_bytes_range": None if self.varying is None else list(self.varying.reserved_range),
+            "sample_lengths": None if self.varying is None else self.varying.as_json(),
             "peak_device_bytes": self.device.device_bytes,
             "components_at_peak": peak.peak.as_json(),
             "phases": [phase.as_json() for phase in self.timeline.phases],
@@ -244,16 +267,28 @@ class Estimator:
 
     def _replay(self, recipe: Recipe, cluster: Cluster) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
-        capability = cluster.node.gpu.compute_capability
         if recipe.expandable_segments:
             return None
-        backend = self.backend(recipe, capability)
+        trace, operations = self._logged(recipe, cluster)
+        return self._replayed(recipe, cluster, trace, operations)
+
+    def _logged(self, recipe: Recipe, cluster: Cluster) -> MicroBatch:
+        """One micro batch with every storage that it makes and frees."""
+        backend = self.backend(recipe, cluster.node.gpu.compute_capability)
         key = self._trace_key(recipe, backend)
         if key not in self._operations:
             trace = self._run(self._tape(LoggingTape, recipe), recipe, backend)
             self._operations[key] = trace, expanded(trace, least_bytes=SMALL_BYTES)
-        trace, operations = self._operations[key]
+        return self._operations[key]
 
+    def _replayed(
+        self,
+        recipe: Recipe,
+        cluster: Cluster,
+        trace: Trace,
+        operations: Operations,
+        micro_batches: Sequence[MicroBatch] = (),
+    ) -> Callable[[int | None], int]:
         def replay(capacity_bytes: int | None) -> int:
             return peak_reserved_bytes(
                 self.table,
@@ -263,9 +298,32 @@ class Estimator:
                 num_ranks=cluster.num_gpus,
                 workspaces=workspace_sizes(cluster.node.gpu),
                 capacity_bytes=capacity_bytes,
+                micro_batches=micro_batches,
             )
 
         return replay
+
+    def _at_length(self, seq_len: int) -> "Estimator":
+        """The same model on samples of another length."""
+        other = copy(self)
+        other.workload = replace(self.workload, seq_len=seq_len)
+        other._traces, other._operations = {}, {}
+        return other
+
+    def device_for_lengths(
+        self, recipe: Recipe, cluster: Cluster, lengths: Sequence[int], timeline: Timeline
+    ) -> DeviceMemory:
+        """The fullest GPU of a run whose micro batches have ``lengths`` tokens, in this order, as padded.
+
+        As many traces as there are different lengths are made: seconds, not milliseconds.
+        """
+        if recipe.expandable_segments:
+            return device_memory(timeline.peak.total, cluster)
+        logged = {length: self._at_length(length)._logged(recipe, cluster) for length in sorted(set(lengths))}
+        micro_batches = [logged[length] for length in lengths]
+        return device_memory(
+            timeline.peak.total, cluster, self._replayed(recipe, cluster, *micro_batches[0], micro_batches)
+        )
 
     def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
         """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""

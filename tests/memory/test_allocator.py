@@ -158,3 +158,18 @@ def test_streams_share_the_capacity_and_give_up_what_they_keep():
     assert allocator.reserved_bytes == 40 * MIB
     with pytest.raises(OutOfDeviceMemory):
         allocator.allocate(30 * MIB)
+
+
+def reserved_by(*sizes: int) -> int:
+    allocator = CachingAllocator()
+    for size in sizes:
+        allocator.allocate(size)
+    return allocator.reserved_bytes
+
+
+@pytest.mark.parametrize("count", [1, 3, 41])
+def test_larger_tensors_may_reserve_less(count: int):
+    """Below ``kMinLargeAlloc`` a segment is 20 MiB and takes two, from there on it is as large as the tensor: longer
+    samples may reserve less under torch's native allocator too."""
+    assert reserved_by(*[10 * MIB - 512] * count) == (count + 1) // 2 * 20 * MIB
+    assert reserved_by(*[10 * MIB] * count) == count * 10 * MIB

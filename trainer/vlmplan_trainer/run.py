@@ -17,7 +17,7 @@ from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
 from vlmplan.run_record import keep_record
-from vlmplan.training import LEARNING_RATES, REPORT_FILE
+from vlmplan.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted
 from vlmplan_trainer.checkpoint import load_checkpoint, manifest_of, newest_checkpoint, save_checkpoint, universal_form
 from vlmplan_trainer.data.batches import PADS_TO, Batches
@@ -148,6 +148,8 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
         made.batches.resume(made.trainer.position.num_samples)
     if engine.rank == 0:
         keep_record(options, plan.recipe.method.value)
+        lengths = "".join(f"{length}\n" for length in made.batches.survey.lengths)
+        write_atomically(options.output_dir / LENGTHS_FILE, lengths, force=True)
     say_phase(f"training: {counted(made.trainer.rates.num_steps - made.trainer.position.step, 'step')}")
     reports = _train(made)
     if made.stopped_by is not None:

@@ -23,8 +23,22 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 @options(WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
 @click.option("--compare", type=click.Choice(COMPARED), help="Show setups that differ in this choice side by side.")
+@click.option(
+    "--sample-lengths",
+    "lengths",
+    metavar="LENGTHS",
+    help="Samples differ in length, and torch's native allocator keeps blocks for that: vary, SHORTEST-LONGEST in "
+    "tokens, or a file with a length on each line, such as sample_lengths.txt of a run.",
+)
 @options(JSON)
-def estimate(as_json: bool, catalog_files: tuple[Path, ...], scales: bool, compare: str | None, **given: Any) -> int:
+def estimate(
+    as_json: bool,
+    catalog_files: tuple[Path, ...],
+    scales: bool,
+    compare: str | None,
+    lengths: str | None,
+    **given: Any,
+) -> int:
     """Bytes per phase and component, host RAM, disk and seconds of one setup.
 
     --scaling adds when another machine stops paying: for the same samples a step, and for the same samples a GPU.
@@ -36,10 +50,16 @@ def estimate(as_json: bool, catalog_files: tuple[Path, ...], scales: bool, compa
     from vlmplan.memory.device import Verdict
 
     if compare is not None:
+        if lengths is not None:
+            raise click.UsageError("--sample-lengths does not go with --compare; give one of them")
         from vlmplan.cli.compare import run_comparison
 
         return 0 if run_comparison(compare, given, catalog_files, as_json=as_json) else EXIT_DOES_NOT_FIT
     result, notes = requested_estimate(given, catalog_files)
+    if lengths is not None:
+        from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
+
+        result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
     frozen = freezing_of(result, given)
     found = found_way_out(given, result, catalog_files)
     text = command_text(estimate, catalog_files)

@@ -35,10 +35,16 @@ EARLIER = "earlier partition"
 
 Changes = list[tuple[int, int]]
 """What a ``BlockLog`` wrote down."""
+MicroBatch = tuple[Trace, Operations]
+"""A trace of a ``LoggingTape`` and its expansion."""
 
 
 class Reservation:
-    """One replay on the fullest rank. ``trace`` is of a ``LoggingTape``, ``operations`` its expansion."""
+    """One replay on the fullest rank. ``trace`` is of a ``LoggingTape``, ``operations`` its expansion.
+
+    ``micro_batches``: those of a run whose samples differ in length, in order, all of the same weights; without them
+    every micro batch is that of ``trace``.
+    """
 
     def __init__(
         self,
@@ -50,10 +56,14 @@ class Reservation:
         num_ranks: int,
         workspaces: Sequence[int] = (),
         capacity_bytes: int | None = None,
+        micro_batches: Sequence[MicroBatch] = (),
     ) -> None:
         self.allocator = CachingAllocator(capacity_bytes=capacity_bytes)
         self._table, self._trace, self._recipe = table, trace, recipe
         self._operations, self._num_ranks, self._workspaces = operations, num_ranks, workspaces
+        self._count = min(recipe.grad_accum, 2)
+        self._micro_batches = micro_batches or [(trace, operations)] * (NUM_STEPS * self._count)
+        self._gatherings: dict[tuple[int, bool], list[Changes]] = {}
         self._rank = fullest_rank(table, num_ranks) if recipe.zero_stage in (1, 2) else 0
         self._gathers = gathers_weights(recipe, num_ranks)
         has_streams = recipe.zero_stage in (1, 2, 3) and recipe.zero.overlap_comm
@@ -65,7 +75,7 @@ class Reservation:
         """What gathered weights leave to be freed when the next micro batch begins."""
 
     def run(self) -> None:
-        """Load, init and ``NUM_STEPS`` optimizer steps. Raises OutOfDeviceMemory."""
+        """Load, init and the optimizer steps. Raises OutOfDeviceMemory."""
         Building(self._table, self._recipe, self._num_ranks, allocator=self.allocator, blocks=self._blocks).run()
         for num_bytes in self._workspaces:
             self.allocator.allocate(num_bytes)
@@ -73,12 +83,12 @@ class Reservation:
             self._make_persistent()
         self._second_shards(trained=False)
         stepping = Stepping(self._table, self._recipe, self._num_ranks, self._rank, self._blocks)
-        first, steady = (self._gathering(is_first=is_first) for is_first in (True, False))
-        count = min(self._recipe.grad_accum, 2)
-        for step in range(NUM_STEPS):
+        count = self._count
+        for step in range(len(self._micro_batches) // count):
             copies = self._second_shards(trained=True)
             for micro_batch in range(count):
-                gathering = first if step == micro_batch == 0 else steady
+                self._trace, self._operations = self._micro_batches[step * count + micro_batch]
+                gathering = self._gathering(is_first=step == micro_batch == 0)
                 self._micro_batch(gathering, accumulates=micro_batch > 0, is_last=micro_batch == count - 1)
             stepping.step(is_first=step == 0)
             for block in copies:
@@ -137,6 +147,12 @@ class Reservation:
 
     def _gathering(self, *, is_first: bool) -> list[Changes]:
         """The blocks of whole weights at each event about them, at the end of backward, and after that."""
+        key = (id(self._trace), is_first)
+        if key not in self._gatherings:
+            self._gatherings[key] = self._new_gathering(is_first=is_first)
+        return self._gatherings[key]
+
+    def _new_gathering(self, *, is_first: bool) -> list[Changes]:
         log = BlockLog()
         gathered = gathered_weights(self._trace, self._recipe, self._num_ranks, is_first=is_first, watcher=log)
         if gathered is None:
@@ -204,6 +220,7 @@ def peak_reserved_bytes(
     num_ranks: int,
     workspaces: Sequence[int] = (),
     capacity_bytes: int | None = None,
+    micro_batches: Sequence[MicroBatch] = (),
 ) -> int:
     """``torch.cuda.max_memory_reserved`` of a run. Raises OutOfDeviceMemory where ``capacity_bytes`` do not do.
 
@@ -217,11 +234,13 @@ def peak_reserved_bytes(
         num_ranks=num_ranks,
         workspaces=workspaces,
         capacity_bytes=capacity_bytes,
+        micro_batches=micro_batches,
     )
     replay.run()
     # The model's small storages pack well into segments of their own.
-    small = -(-operations.small_peak_bytes // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
+    most = max((one.small_peak_bytes for _, one in micro_batches), default=operations.small_peak_bytes)
+    small = -(-most // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
     return replay.allocator.peak_reserved_bytes + small
 
 
-__all__ = ["Reservation", "peak_reserved_bytes"]
+__all__ = ["MicroBatch", "Reservation", "peak_reserved_bytes"]

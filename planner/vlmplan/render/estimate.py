@@ -35,7 +35,7 @@ def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequenc
     click.echo()
     _print_components(estimate)
     click.echo()
-    for line in (*_host_and_disk(estimate), *_time(estimate), *_assumed(estimate, notes)):
+    for line in (*_reserved(estimate), *_host_and_disk(estimate), *_time(estimate), *_assumed(estimate, notes)):
         say(line)
 
 
@@ -209,6 +209,24 @@ def _beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
 
 def _is_on_cpu(estimate: Estimate) -> bool:
     return estimate.cluster.node.gpu.vendor is Vendor.CPU
+
+
+def _reserved(estimate: Estimate) -> Iterator[str]:
+    """What samples of different lengths do to the native allocator, or how to ask."""
+    if estimate.recipe.expandable_segments:
+        return
+    varying, seq_len = estimate.varying, estimate.workload.seq_len
+    if varying is None:
+        yield (
+            f"reserved for samples that all have {seq_len:,} tokens; torch's native allocator keeps more where lengths "
+            f"differ: --sample-lengths vary, or --expandable-segments"
+        )
+        return
+    fixed, most = varying.reserved_range
+    yield (
+        f"reserved: {gib_text(fixed)} where all samples have {seq_len:,} tokens, {gib_text(most)} after "
+        f"{len(varying.lengths)} micro batches of {varying.source}"
+    )
 
 
 def _host_and_disk(estimate: Estimate) -> Iterator[str]:

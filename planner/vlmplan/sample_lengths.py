@@ -1,0 +1,115 @@
+"""Samples of different lengths: what torch's native allocator keeps for them.
+
+Blocks that were as large as one length needs rarely fit the next: what is left of a block below 1 MiB is not split off,
+and what is split off is held by whatever came to lie there. So a run whose micro batches differ reserves more than one
+in which all have the plan's length, and goes on to reserve more with every new length until the GPU is full; then torch
+gives back what nothing lives on. Expandable segments do not have that. Lengths are replayed here, micro batch by micro
+batch, padded as the trainer pads them.
+"""
+
+import random
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vlmplan.errors import InputError
+from vlmplan.estimate import Estimate, Estimator, VaryingLengths
+from vlmplan.files import text_of
+from vlmplan.sample_images import image_tokens
+from vlmplan.workload import Workload
+
+VARY = "vary"
+SHORTEST_FRACTION = 1 / 16
+"""Of the plan's length, that the shortest sample has where nothing is known of the data. Assumed: chats and captions
+of a length that is cut at the plan's differ by an order of magnitude."""
+PADS_TO = 8
+"""The trainer's multiple (``data/batches.py``)."""
+NUM_MICRO_BATCHES = 160
+"""How many are replayed. A choice: most lengths have come by then, and a replay takes seconds."""
+NUM_LENGTHS = 64
+"""Different lengths of micro batches that are replayed at most; others are rounded up to one of them."""
+MAX_LENGTHS = 10**7
+"""Lengths in a file that are read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLengths:
+    """``known`` lengths in tokens, or evenly spread ones from ``shortest`` to ``longest``; ``source`` in words."""
+
+    source: str
+    shortest: int
+    longest: int
+    known: tuple[int, ...] = ()
+
+    def micro_batches(self, micro_batch: int, *, num_drawn: int = NUM_MICRO_BATCHES) -> tuple[int, ...]:
+        """Tokens that each of ``num_drawn`` micro batches is padded to: the longest of its samples, rounded up.
+
+        The same draw for the same lengths.
+        """
+        drawn = random.Random(f"{self.shortest}/{self.longest}/{micro_batch}")
+        step = -(-self.longest // (NUM_LENGTHS * PADS_TO)) * PADS_TO
+        longest = [max(self._drawn(drawn) for _ in range(micro_batch)) for _ in range(num_drawn)]
+        return tuple(min(self.longest, -(-length // step) * step) for length in longest)
+
+    def _drawn(self, drawn: random.Random) -> int:
+        return drawn.choice(self.known) if self.known else drawn.randint(self.shortest, self.longest)
+
+
+def sample_lengths(text: str, workload: Workload) -> SampleLengths:
+    """What ``--sample-lengths`` says: ``vary``, SHORTEST-LONGEST in tokens, or a file with a length on each line.
+
+    Longer samples than the plan's are cut, as the trainer does. Raises InputError or UnavailableError.
+    """
+    least = image_tokens(workload) if workload.images_per_sample else 0
+    most = workload.seq_len
+    spread = re.fullmatch(r"(\d{1,18})-(\d{1,18})", text)
+    if text == VARY:
+        shortest = min(most, max(1, least, round(SHORTEST_FRACTION * most)))
+        return SampleLengths(
+            source=f"{shortest:,} to {most:,} tokens, evenly (assumed)", shortest=shortest, longest=most
+        )
+    if spread is None:
+        return _of_file(Path(text), least, most)
+    shortest, longest = (min(int(part), most) for part in spread.groups())
+    if not max(1, least) <= shortest <= longest:
+        images = f"; the images of a sample take {least:,}" if least else ""
+        raise InputError(
+            f"--sample-lengths is {text}; SHORTEST-LONGEST in tokens is needed, the shortest at least "
+            f"{max(1, least):,}{images}"
+        )
+    return SampleLengths(source=f"{shortest:,} to {longest:,} tokens, evenly", shortest=shortest, longest=longest)
+
+
+def _of_file(path: Path, least: int, most: int) -> SampleLengths:
+    lines = text_of(path, name=f"--sample-lengths {path}").splitlines()[:MAX_LENGTHS]
+    known: list[int] = []
+    for number, line in enumerate(lines, 1):
+        word = line.strip()
+        if not word:
+            continue
+        if not re.fullmatch(r"\d{1,18}", word) or int(word) < 1:
+            raise InputError(
+                f"--sample-lengths {path}, line {number} is {word[:40]!r}; a number of tokens, 1 or more, is needed "
+                f"on each line (or give vary, or SHORTEST-LONGEST)"
+            )
+        known.append(max(1, least, min(int(word), most)))
+    if not known:
+        raise InputError(f"--sample-lengths {path} is empty; a number of tokens is needed on each line")
+    source = f"{len(known):,} lengths of {path}"
+    return SampleLengths(source=source, shortest=min(known), longest=max(known), known=tuple(known))
+
+
+def with_sample_lengths(found: Estimate, lengths: SampleLengths) -> Estimate:
+    """``found`` with the device of the fuller of both: all samples of the plan's length, and samples of ``lengths``."""
+    recipe, cluster = found.recipe, found.cluster
+    drawn = lengths.micro_batches(recipe.micro_batch)
+    device = Estimator(found.workload, recipe).device_for_lengths(recipe, cluster, drawn, found.timeline)
+    fixed = found.device.reserved_bytes
+    varying = VaryingLengths(
+        source=lengths.source, lengths=drawn, reserved_range=(fixed, max(fixed, device.reserved_bytes))
+    )
+    device = replace(device, reserved_bytes=varying.reserved_range[1], runs=device.runs and found.device.runs)
+    return replace(found, device=device, varying=varying)
+
+
+__all__ = ["SampleLengths", "sample_lengths", "with_sample_lengths"]

@@ -1,0 +1,142 @@
+"""Samples of different lengths: what is drawn, and that the allocator holds more for them, up to the whole GPU."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planned import cluster, shortened, workload
+from vlmplan.cli import cli
+from vlmplan.errors import InputError, UnavailableError
+from vlmplan.estimate import Estimator
+from vlmplan.memory.device import Verdict
+from vlmplan.recipe import LossKind, Method, Recipe
+from vlmplan.sample_lengths import PADS_TO, SampleLengths, sample_lengths, with_sample_lengths
+from vlmplan.workload import Workload
+
+FILES = shortened("tinyllama-1.1b", num_hidden_layers=4)
+SEQ_LEN = 1024
+ON = cluster("a100-sxm4-80gb", 4)
+
+
+def estimated(**changes):
+    recipe = Recipe(**{"zero_stage": 2, "expandable_segments": False, "loss": LossKind.FULL} | changes)
+    on = cluster("a100-sxm4-80gb") if recipe.zero_stage is None else ON
+    return Estimator(Workload(model=FILES, seq_len=SEQ_LEN), recipe).estimate(recipe, on)
+
+
+def lengths(shortest, longest=SEQ_LEN):
+    return SampleLengths(source="test", shortest=shortest, longest=longest)
+
+
+@given(st.integers(1, 5000), st.integers(0, 60_000), st.integers(1, 8))
+def test_micro_batches_are_as_long_as_their_longest_sample_padded_and_never_longer_than_the_longest(least, more, size):
+    spread = lengths(least, least + more)
+    found = spread.micro_batches(size)
+    assert found == spread.micro_batches(size)
+    assert all(least <= length <= least + more for length in found)
+    assert all(length % PADS_TO == 0 or length == least + more for length in found)
+
+
+def test_larger_micro_batches_are_longer():
+    one, eight = (sum(lengths(1).micro_batches(size)) for size in (1, 8))
+    assert eight > one
+
+
+@pytest.mark.parametrize("stage", [None, 2, 3])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_samples_of_one_length_reserve_what_the_estimate_has(stage, accumulation):
+    found = estimated(zero_stage=stage, grad_accum=accumulation)
+    device = Estimator(found.workload, found.recipe).device_for_lengths(
+        found.recipe, found.cluster, [SEQ_LEN] * 4, found.timeline
+    )
+    assert device == found.device
+
+
+@pytest.mark.parametrize("stage", [None, 2, 3])
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+def test_samples_of_different_lengths_reserve_more(stage, method):
+    fixed = estimated(zero_stage=stage, method=method, micro_batch=4, activation_checkpointing=False)
+    found = with_sample_lengths(fixed, lengths(64))
+    assert found.varying.reserved_range == (fixed.device.reserved_bytes, found.device.reserved_bytes)
+    assert found.device.reserved_bytes > fixed.device.reserved_bytes
+    assert found.peak_allocated_bytes == fixed.peak_allocated_bytes
+
+
+def test_expandable_segments_follow_the_tensors_whatever_the_lengths():
+    fixed = estimated(expandable_segments=True)
+    found = with_sample_lengths(fixed, lengths(64))
+    assert found.device == fixed.device
+
+
+def test_a_gpu_that_is_full_gives_back_what_nothing_lives_on():
+    """Reserved bytes grow with every new length until the GPU ends, and the run goes on."""
+    recipe = Recipe(expandable_segments=False, loss=LossKind.FULL, micro_batch=6, activation_checkpointing=False)
+    on = cluster("rtx-3060-12gb")
+    job = Workload(model=FILES, seq_len=SEQ_LEN)
+    fixed = Estimator(job, recipe).estimate(recipe, on)
+    free = with_sample_lengths(Estimator(job, recipe).estimate(recipe, cluster()), lengths(64))
+    found = with_sample_lengths(fixed, lengths(64))
+    assert free.device.device_bytes > on.node.gpu.usable_bytes > found.device.device_bytes
+    assert found.device.runs
+    assert found.verdict is not Verdict.DOES_NOT_FIT
+
+
+# What the option says
+
+
+def test_vary_is_from_a_sixteenth_of_the_plans_length():
+    found = sample_lengths("vary", Workload(model=FILES, seq_len=SEQ_LEN))
+    assert (found.shortest, found.longest) == (SEQ_LEN // 16, SEQ_LEN)
+    assert "assumed" in found.source
+
+
+def test_samples_with_images_are_no_shorter_than_their_images():
+    job = workload("qwen2-vl-2b", seq_len=1024)  # 448 x 448: 16 x 16 tokens
+    assert sample_lengths("vary", job).shortest == 16 * 16
+    with pytest.raises(InputError, match=r"--sample-lengths is 64-1024.*at least 256; the images of a sample take 256"):
+        sample_lengths("64-1024", job)
+
+
+def test_longer_samples_than_the_plans_are_cut(tmp_path):
+    job = Workload(model=FILES, seq_len=SEQ_LEN)
+    assert sample_lengths("100-9999", job).longest == SEQ_LEN
+    path = tmp_path / "lengths.txt"
+    path.write_text("7\n\n300\n5000\n")  # rounded up to 1,024 / 64
+    found = sample_lengths(str(path), job)
+    assert found.known == (7, 300, SEQ_LEN)
+    assert set(found.micro_batches(1)) <= {16, 304, SEQ_LEN}
+
+
+@pytest.mark.parametrize("text", ["12x", "0", "-3", "1.5", "NaN", "{}"])
+def test_a_line_that_is_no_length_is_named(tmp_path, text):
+    path = tmp_path / "lengths.txt"
+    path.write_text(f"12\n{text}\n")
+    with pytest.raises(InputError, match="line 2 is "):
+        sample_lengths(str(path), Workload(model=FILES))
+
+
+def test_files_without_lengths_and_spreads_that_run_backwards_are_refused(tmp_path):
+    job = Workload(model=FILES)
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(InputError, match="is empty"):
+        sample_lengths(str(tmp_path / "empty.txt"), job)
+    with pytest.raises(UnavailableError, match="does not exist"):
+        sample_lengths(str(tmp_path / "none.txt"), job)
+    for text in ("900-100", "0-100"):
+        with pytest.raises(InputError, match="SHORTEST-LONGEST"):
+            sample_lengths(text, job)
+
+
+def test_estimate_shows_the_range_in_text_and_json():
+    words = ["estimate", "--model", "smollm2-135m", "--gpu", "rtx-4090", "--method", "lora"]
+    bare, said = (CliRunner().invoke(cli, [*words, *more]) for more in ((), ("--sample-lengths", "64-512")))
+    assert "--sample-lengths vary" in bare.stdout
+    assert "after 160 micro batches of 64 to 512 tokens" in said.stdout
+    answer = json.loads(CliRunner().invoke(cli, [*words, "--sample-lengths", "64-512", "--json"]).stdout)
+    fixed, most = answer["peak_reserved_bytes_range"]
+    assert fixed <= most == answer["peak_reserved_bytes"]
+    assert answer["sample_lengths"]["micro_batches"] == 160
+    assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["peak_reserved_bytes_range"] is None
