@@ -66,6 +66,18 @@ def main(result: str, directory: str) -> None:
         except Exception as error:
             outcomes[name] = f"{type(error).__name__}: {error}"
 
+    mixed = torch.nn.Sequential(torch.nn.Linear(8, 8).bfloat16(), torch.nn.Linear(8, 8))
+    engine, *_ = deepspeed.initialize(
+        model=mixed,
+        optimizer=torch.optim.SGD(mixed.parameters(), lr=1e-3),
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "bf16": {"enabled": True},
+            "zero_allow_untested_optimizer": True,
+            "zero_optimization": {"stage": 2, "reduce_bucket_size": 10_000},
+        },
+    )
+    outcomes["float32 beside bf16"] = " ".join(sorted({str(weight.dtype) for weight in engine.module.parameters()}))
     pure = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
     makers = {
         "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),

@@ -6,6 +6,7 @@ from vlmplan.deepspeed_config import deepspeed_config
 from vlmplan.hardware import Cluster, Gpu, Node, Vendor
 from vlmplan.plan import Expectation, ExpectedPhase, Plan, PlannedHardware, PlannedOffer
 from vlmplan.recipe import (
+    AdapterDtype,
     AttentionImplementation,
     LossKind,
     Method,
@@ -39,6 +40,11 @@ DEEPSPEED_RECIPES = st.builds(
     Recipe,
     method=st.sampled_from(Method),
     lora_rank=st.integers(1, 256),
+    lora_alpha=st.none() | st.integers(1, 512),
+    lora_dropout=st.floats(0, 0.9),
+    use_rslora=st.booleans(),
+    adapter_dtype=st.sampled_from(AdapterDtype),
+    uses_autocast=st.booleans(),
     train_vision=st.booleans(),
     precision=st.sampled_from(Precision),
     optimizer=st.sampled_from(OptimizerKind),

@@ -104,6 +104,11 @@ def test_longer_samples_than_the_model_is_configured_for_are_noted():
 GIVEN = {
     "method": "lora",
     "lora_rank": 2 * 3,
+    "lora_alpha": 5 * 7,
+    "lora_dropout": 0.25,
+    "use_rslora": True,
+    "adapter_dtype": "model",
+    "uses_autocast": False,
     "lora_targets": "attention",
     "precision": "fp16",
     "optimizer": "sgd",

@@ -12,6 +12,7 @@ from recipe_cases import RECIPES, card, cluster
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.recipe import (
+    AdapterDtype,
     AttentionImplementation,
     LossKind,
     Method,
@@ -41,6 +42,8 @@ SDPA, FLASH, EAGER = (
     AttentionImplementation.EAGER,
 )
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
+LORA = Recipe(method=Method.LORA)
+FP16_LORA = LORA.with_changes(precision=Precision.FP16)
 CPU_OFFLOAD = {"offload_optimizer": Offload.CPU}
 
 
@@ -217,6 +220,38 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(PLAIN, given=["lora_rank"]), case(PLAIN.with_changes(train_embeddings=True))],
         [case(PLAIN, given=["precision"]), case(PLAIN.with_changes(method=Method.LORA), given=["lora_rank"])],
     ),
+    "float32_adapters_are_of_plain_pytorch": (
+        [case(LORA.with_changes(zero_stage=stage, adapter_dtype=AdapterDtype.FLOAT32)) for stage in (0, 1, 2, 3)]
+        + [case(LORA.with_changes(precision=Precision.BF16_PURE, adapter_dtype=AdapterDtype.FLOAT32))],
+        [
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32)),
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, zero_stage=2, precision=Precision.FP32)),
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL, zero_stage=2)),
+        ],
+    ),
+    "fp16_gradients_cannot_be_unscaled": (
+        [
+            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL)),
+            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, train_embeddings=True)),
+        ],
+        [
+            case(FP16_LORA.with_changes(train_embeddings=True)),
+            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32)),
+            case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL, zero_stage=2)),
+            case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL)),
+        ],
+    ),
+    "without_autocast_all_but_adapters_has_one_type": (
+        [
+            case(PLAIN.with_changes(uses_autocast=False)),
+            case(PLAIN.with_changes(method=Method.QLORA, upcasts_frozen=True, uses_autocast=False)),
+        ],
+        [
+            case(LORA.with_changes(uses_autocast=False)),
+            case(ZERO_2.with_changes(uses_autocast=False)),
+            case(PLAIN.with_changes(uses_autocast=False, precision=Precision.FP32)),
+        ],
+    ),
     "batch_is_the_product": (
         [case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7 + 1)],
         [
@@ -364,6 +399,10 @@ def test_deepspeed_passes_over_what_the_rules_refuse(outcomes, name):
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW8bit", "PagedAdamW8bit", "Adafactor"])
 def test_deepspeed_runs_every_optimizer_at_every_stage(outcomes, stage, optimizer):
     assert outcomes[f"{optimizer} at stage {stage}"] == "runs"
+
+
+def test_deepspeed_makes_float32_weights_16_bit(outcomes):
+    assert outcomes["float32 beside bf16"] == "torch.bfloat16"
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

@@ -246,7 +246,8 @@ class Estimator:
         """What the micro batch of a recipe depends on, beside what an estimator is made for."""
         checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
         is_sharded = recipe.zero_stage == 3
-        return (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.keeps_linear_inputs, is_sharded)
+        keeps = recipe.keeps_linear_inputs
+        return (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.autocast, keeps, is_sharded)
 
     def _tape(self, kind: type[Tape], recipe: Recipe) -> Tape:
         return kind(

@@ -4,11 +4,13 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 
 | engine | precision | frozen weights | trained weights | master copy | autocast |
 |---|---|---|---|---|---|
-| plain PyTorch | bf16, fp16 | 16 bit | float32 | the weights themselves | yes |
+| plain PyTorch | bf16, fp16 | 16 bit | float32 | the weights themselves | yes, unless told otherwise |
 | plain PyTorch | bf16-pure | 16 bit | 16 bit | none | no |
 | DeepSpeed | bf16, fp16 | 16 bit | 16 bit | float32 in the optimizer | no |
 | DeepSpeed | bf16-pure | 16 bit | 16 bit | bfloat16 in the optimizer | no |
 | either | fp32 | float32 | float32 | see the stage | no |
+
+``adapter_dtype`` says otherwise for what peft trains in plain PyTorch.
 """
 
 from collections.abc import Mapping
@@ -47,6 +49,16 @@ class OptimizerKind(Choice):
     SGD = "sgd"
 
 
+class AdapterDtype(Choice):
+    """Element type of what peft trains. ``TABLE``: what the engine and the precision make of every trained weight."""
+
+    TABLE = "table"
+    FLOAT32 = "float32"
+    """peft's ``autocast_adapter_dtype=True``: adapters in float32, trained copies of embeddings in the model's type."""
+    MODEL = "model"
+    """``autocast_adapter_dtype=False``: all in the model's type."""
+
+
 class Offload(Choice):
     NONE = "none"
     CPU = "cpu"
@@ -79,6 +91,8 @@ PLAIN = "none"
 """The ``--zero-stage`` that means plain PyTorch on one GPU."""
 
 
+ALPHA_PER_RANK = 2
+"""``lora_alpha`` is this times the rank where it is not said. A choice."""
 ALL_LINEAR = "all-linear"
 """peft's name for every Linear but the output head."""
 
@@ -122,6 +136,15 @@ class Recipe:
     method: Method = Method.FULL
     lora_rank: int = 16
     lora_targets: str = ALL_LINEAR
+    lora_alpha: int | None = None
+    """peft's numerator of the adapters' scale; None: ``ALPHA_PER_RANK`` times the rank."""
+    lora_dropout: float = 0.0
+    """Probability with which an input of ``lora_A`` is dropped."""
+    use_rslora: bool = False
+    """The scale is alpha by the root of the rank, not by the rank."""
+    adapter_dtype: AdapterDtype = AdapterDtype.TABLE
+    uses_autocast: bool = True
+    """``torch.autocast`` around forward, in plain PyTorch with bf16 and fp16; DeepSpeed never does."""
     train_embeddings: bool = False
     train_vision: bool = True
     train_projector: bool = True
@@ -160,6 +183,10 @@ class Recipe:
             if not 1 <= value <= MAX_COUNT:
                 allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
                 raise InputError(f"{option_name(name)} is {value}; {allowed} is needed")
+        if self.lora_alpha is not None and not 1 <= self.lora_alpha <= MAX_COUNT:
+            raise InputError(f"--lora-alpha is {self.lora_alpha}; a whole number from 1 to {MAX_COUNT:,} is needed")
+        if not 0 <= self.lora_dropout < 1:
+            raise InputError(f"--lora-dropout is {self.lora_dropout}; 0 or more and less than 1 is needed")
         if self.zero_stage not in (None, 0, 1, 2, 3):
             raise InputError(f"--zero-stage is {self.zero_stage}; none, 0, 1, 2 or 3 is needed")
         if self.nvme_path is not None and not self.nvme_path.strip():
@@ -184,14 +211,30 @@ class Recipe:
     @property
     def autocast(self) -> DType | None:
         """Element type of ``torch.autocast``; None where the weights' own types decide."""
-        if self.uses_deepspeed or self.precision not in (Precision.BF16, Precision.FP16):
-            return None
-        return self.precision.dtype
+        return self.precision.dtype if self.uses_autocast and self.can_autocast else None
+
+    @property
+    def can_autocast(self) -> bool:
+        """Whether ``torch.autocast`` may be around forward: DeepSpeed computes in the type of its weights."""
+        return not self.uses_deepspeed and self.precision in (Precision.BF16, Precision.FP16)
 
     @property
     def trained_dtype(self) -> DType:
         """Element type of trained weights and their gradients."""
-        return self.precision.dtype if self.uses_deepspeed or self.autocast is None else DType.FLOAT32
+        if not self.can_autocast or self.adapter_dtype is AdapterDtype.MODEL:
+            return self.precision.dtype
+        return DType.FLOAT32
+
+    @property
+    def copy_dtype(self) -> DType:
+        """Element type of the embeddings that adapters train beside them (peft's ``modules_to_save``)."""
+        says_type = self.adapter_dtype is not AdapterDtype.TABLE
+        return self.precision.dtype if says_type or self.autocast is None else DType.FLOAT32
+
+    @property
+    def adapter_alpha(self) -> int:
+        """``lora_alpha`` as peft gets it."""
+        return ALPHA_PER_RANK * self.lora_rank if self.lora_alpha is None else self.lora_alpha
 
     @property
     def frozen_dtype(self) -> DType:
@@ -200,7 +243,9 @@ class Recipe:
 
     @property
     def master_dtype(self) -> DType:
-        """Element type in which the optimizer updates weights."""
+        """Element type in which the optimizer updates weights: in plain PyTorch their own."""
+        if not self.uses_deepspeed:
+            return self.trained_dtype
         if self.precision is Precision.BF16_PURE:
             return DType.BFLOAT16
         return DType.FLOAT32
@@ -242,6 +287,8 @@ def _field_value(section: JsonObject, field: Field[Any]) -> Any:
         return None if section.raw(name) == PLAIN else section.count(name)
     if name == "nvme_path":
         return section.maybe(name, section.text)
+    if name == "lora_alpha":
+        return section.maybe(name, section.count)
     if isinstance(default, ZeroSettings):
         sizes = section.object(name)
         sizes.close(item.name for item in fields(ZeroSettings))

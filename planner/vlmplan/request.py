@@ -19,6 +19,7 @@ from vlmplan.hardware import Cluster, Vendor
 from vlmplan.models import context_length
 from vlmplan.recipe import (
     PLAIN,
+    AdapterDtype,
     AttentionImplementation,
     LossKind,
     Method,
@@ -54,10 +55,15 @@ ENUM_OPTIONS: Mapping[str, type[Enum]] = {
     "offload_params": Offload,
     "attention": AttentionImplementation,
     "loss": LossKind,
+    "adapter_dtype": AdapterDtype,
 }
 VALUE_OPTIONS = (
     "lora_rank",
     "lora_targets",
+    "lora_alpha",
+    "lora_dropout",
+    "use_rslora",
+    "uses_autocast",
     "train_embeddings",
     "train_vision",
     "train_projector",
@@ -172,8 +178,8 @@ def resolved_recipe(
         fields.setdefault("vision_activation_checkpointing", fields["activation_checkpointing"])
     if fields["zero_stage"] is None:
         fields.setdefault("fuses_optimizer", False)
-        fields.setdefault("caches_casts", True)
-        casts = fields["precision"] in (Precision.BF16, Precision.FP16)
+        casts = fields["precision"] in (Precision.BF16, Precision.FP16) and fields.get("uses_autocast", True)
+        fields.setdefault("caches_casts", fields.get("uses_autocast", True))
         fields.setdefault("upcasts_frozen", fields.get("method") is Method.QLORA and casts)
     if ds_config is not None:
         from vlmplan.deepspeed_config import merged_recipe

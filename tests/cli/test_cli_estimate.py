@@ -32,7 +32,7 @@ ADDED = {
     *("reserve_bytes", "host_load_bytes_per_node", "host_steady_bytes_per_node", "export_bytes", "nvme_swap_bytes"),
     *("flops_per_step", "collective_bytes", "step_seconds_by_part", "step_seconds_range", "gpu_seconds_by_work"),
     *("step_bound_by", "notes", "caveats", "not_counted", "unquantized_bytes", "dtypes", "trained_params_by_part"),
-    *("freeze_vision", "to_fit", "other_machine"),
+    *("freeze_vision", "to_fit", "other_machine", "peak_reserved_bytes_range", "sample_lengths"),
 }
 """What it has besides."""
 OPTIONS = {
@@ -179,6 +179,12 @@ GIVEN: list[tuple[str, Sequence[str], str, Any]] = [
     ("method", ["--method", "qlora"], "", "qlora"),
     ("lora_rank", ["--lora-rank", "7"], "lora", 7),
     ("lora_targets", ["--lora-targets", "q_proj,v_proj"], "lora", "q_proj,v_proj"),
+    ("lora_alpha", ["--lora-alpha", "35"], "lora", 35),
+    ("lora_dropout", ["--lora-dropout", "0.25"], "lora", 0.25),
+    ("use_rslora", ["--use-rslora"], "qlora", True),
+    ("adapter_dtype", ["--adapter-dtype", "float32"], "lora", "float32"),
+    ("adapter_dtype", ["--adapter-dtype", "model"], "lora", "model"),
+    ("uses_autocast", ["--no-autocast"], "lora", False),
     ("train_embeddings", ["--train-embeddings"], "lora", True),
     ("train_vision", ["--freeze-vision"], "", False),
     ("train_projector", ["--freeze-projector"], "", False),

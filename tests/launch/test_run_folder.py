@@ -31,6 +31,8 @@ OTHER = {
     "method": Method.QLORA,
     "lora_rank": 2 * LORA.lora_rank,
     "lora_targets": "attention",
+    "lora_alpha": 3 * LORA.lora_rank,
+    "use_rslora": True,
     "train_embeddings": True,
     "train_vision": False,
     "train_projector": False,

@@ -2,8 +2,9 @@
 
 import pytest
 
-from small_models import table_of
+from small_models import FlatModel, table_of
 from vlmplan.memory.engines import ModelStates
+from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.timeline import model_states
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.units import DType
@@ -46,6 +47,26 @@ def test_plain_pure_bf16_training_takes_8_bytes_a_weight_and_foreach_2_more():
     pure = {"num_ranks": 1, "zero_stage": None, "precision": Precision.BF16_PURE}
     assert states_of(**pure).step_peak.total == (2 + 2 + 2 + 2) * PHI
     assert states_of(**pure, fuses_optimizer=False).step_peak.total == (2 + 2 + 2 + 2 + 2) * PHI
+
+
+class TwoTypes(FlatModel):
+    """Every other weight is float32, the others bfloat16: adapters beside trained copies in the model's type."""
+
+    def __init__(self, numel: int, count: int) -> None:
+        super().__init__([numel] * count)
+        for parameter in self._parameters[::2]:
+            parameter.dtype = DType.FLOAT32
+
+
+def test_plain_adamw_keeps_states_in_the_type_of_each_weight_and_foreach_the_roots_of_both():
+    table = ParameterTable(TwoTypes(PHI // 40, 40))
+    half = PHI // 2
+    states = model_states(table, Recipe(zero_stage=None), 1, rank=0)
+    assert states.resident.weights == (4 + 2) * half
+    assert states.resident.optimizer_states == (2 * 4 + 2 * 2) * half
+    assert states.step_peak.gradients == (4 + 2) * half
+    foreach = model_states(table, Recipe(zero_stage=None, fuses_optimizer=False), 1, rank=0)
+    assert foreach.step_peak.total - states.step_peak.total == (4 + 2) * half
 
 
 def test_stage_0_takes_20_bytes_a_weight_in_the_step_and_at_init():

@@ -85,14 +85,14 @@ class LookedAt:
 class Lora(Module):
     """``peft.tuners.lora.Linear`` (or ``Linear4bit``, ``Conv3d``): the base layer plus a product of two thin ones.
 
-    ``result + lora_B(lora_A(x)) * scaling``; the adapters may be wider than the model's type, then x is cast.
+    ``result + lora_B(lora_A(dropout(x))) * scaling``; the adapters may be wider than the model's type, then x is cast.
     ``forward`` looks at the type of ``lora_A.weight``, which ZeRO-3 takes for a use of it by this module
     (``ZeROOrderedDict``).
     """
 
-    def __init__(self, base: Module, in_features: int, out_features: int, rank: int) -> None:
+    def __init__(self, base: Module, in_features: int, out_features: int, rank: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.base_layer = base
+        self.base_layer, self.dropout = base, dropout
         self.lora_A = Linear(in_features, rank)
         self.lora_B = Linear(rank, out_features)
         self._looked_at = LookedAt(self.lora_A.weight)
@@ -119,7 +119,7 @@ class Lora(Module):
         autocasts = x.tape.autocast is not None
         if not (is_4bit and autocasts):
             x = ops.to(x, self.lora_A.weight.dtype)
-        update = ops.scale(self.lora_B(self.lora_A(x)))
+        update = ops.scale(self.lora_B(self.lora_A(ops.dropout(x, self.dropout))))
         if is_4bit and not autocasts:
             update = ops.to(update, dtype)
         return ops.add(result, update) if is_4bit else ops.to(ops.add(result, update), dtype)
@@ -192,12 +192,17 @@ def target_names(model: Model, targets: str) -> Collection[str] | None:
     return names
 
 
-def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part]) -> None:
+def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part], dropout: float = 0.0) -> None:
     """Wrap the targeted layers outside ``frozen`` parts in adapters, as ``peft.get_peft_model`` does.
 
     Names match by suffix over the whole model. Raises InputError if a name matches nothing or no layer is left.
     """
     names, ranks = adapted_parameters(model.PARAMETER_TARGETS, target_names(model, targets), rank)
+    if ranks and dropout:
+        raise InputError(
+            f"--lora-dropout is {dropout}, but peft adapts the parameters {', '.join(ranks)} of this model "
+            f"whole, which it does without dropout alone; give 0, or other --lora-targets"
+        )
     absent, unfit = set(names or ()), set(names or ())
     places = list(_places(model))
     num_adapted = wrap_parameters((place for place in places if model.part_of(place[2]) not in frozen), ranks)
@@ -211,7 +216,7 @@ def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part])
             unfit -= matching if is_target else set()
         is_target = is_target or (names is None and isinstance(child, Linear4bit))
         if is_target and model.part_of(full_name) not in frozen:
-            parent.replace(child_name, _adapted(child, rank))
+            parent.replace(child_name, _adapted(child, rank, dropout))
             num_adapted += 1
     if absent:
         raise InputError(_absence(sorted(absent), places))
@@ -230,13 +235,13 @@ def _absence(absent: Sequence[str], places: Sequence[tuple[Module, str, str, Mod
     return f"--lora-targets {','.join(absent)}: no layer of this model has such a name; {hint}"
 
 
-def _adapted(base: Module, rank: int) -> Module:
+def _adapted(base: Module, rank: int, dropout: float) -> Module:
     if isinstance(base, Embedding):
         return LoraEmbedding(base, rank)
     if isinstance(base, PatchEmbedding):
-        return Lora(base, base.weight.numel // base.weight.shape[0], base.weight.shape[0], rank)
+        return Lora(base, base.weight.numel // base.weight.shape[0], base.weight.shape[0], rank, dropout=dropout)
     assert isinstance(base, Linear | Linear4bit)
-    return Lora(base, base.in_features, base.out_features, rank)
+    return Lora(base, base.in_features, base.out_features, rank, dropout=dropout)
 
 
 def quantize(model: Model, compute_dtype: DType) -> None:

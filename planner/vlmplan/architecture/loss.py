@@ -66,6 +66,11 @@ def _cross_entropy_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]
     return (grad_logits,)
 
 
+def _dropped(hidden: Tensor, head: Any) -> Tensor:
+    """What the head's adapter works on."""
+    return ops.dropout(ops.to(hidden, head.lora_A.weight.dtype), head.dropout)
+
+
 def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
     """Loss and gradients in one pass over chunks of tokens; only the gradients are kept until backward.
 
@@ -78,7 +83,7 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
     summands: list[tuple[Tensor, Linear]] = [(hidden, head)]
     if hasattr(head, "lora_A"):
         thin: Linear = head.lora_A
-        summands = [(hidden, head.base_layer), (ops.scale(thin(ops.to(hidden, thin.weight.dtype))), head.lora_B)]
+        summands = [(hidden, head.base_layer), (ops.scale(thin(_dropped(hidden, head))), head.lora_B)]
     for _, layer in summands:
         tape.fetch(layer)
     first = summands[0][1]

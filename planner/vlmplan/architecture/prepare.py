@@ -25,20 +25,22 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     if recipe.method is Method.QLORA:
         quantize(model, recipe.precision.dtype)
     parameters: list[Parameter] = []
+    copies: list[Parameter] = []
     for part, parameter in model.distinct_parameters():
         parameter.requires_grad = not recipe.trains_adapters and part not in frozen
         parameter.dtype = recipe.frozen_dtype
         parameters.append(parameter)
     if recipe.trains_adapters:
         loaded = set(map(id, parameters))
-        add_lora(model, rank=recipe.lora_rank, targets=recipe.lora_targets, frozen=frozen)
-        if recipe.train_embeddings:
-            _copy_embeddings(model)
+        add_lora(model, rank=recipe.lora_rank, targets=recipe.lora_targets, dropout=recipe.lora_dropout, frozen=frozen)
+        copies = _copy_embeddings(model) if recipe.train_embeddings else []
         parameters = [parameter for _, parameter in model.distinct_parameters()]
         for parameter in parameters:
             if id(parameter) not in loaded:
                 parameter.requires_grad = True
     _set_types(parameters, recipe)
+    for parameter in copies:
+        parameter.dtype = recipe.copy_dtype
     set_checkpointing(model.stacks(), recipe)
     if not any(parameter.requires_grad for parameter in parameters):
         raise InputError("every part of the model is frozen, so nothing would be trained")
@@ -70,8 +72,9 @@ def _set_types(parameters: Iterable[Parameter], recipe: Recipe) -> None:
             parameter.dtype = recipe.trained_dtype
 
 
-def _copy_embeddings(model: Model) -> None:
-    """Train the input embedding and the output head beside the adapters, on copies (peft's ``modules_to_save``)."""
+def _copy_embeddings(model: Model) -> list[Parameter]:
+    """Train the input embedding and the output head beside the adapters, on copies (peft's ``modules_to_save``), which
+    are returned."""
     is_tied = model.ties_weights
     embedding = model.input_embeddings
     rows, width = embedding.weight.shape
@@ -82,6 +85,7 @@ def _copy_embeddings(model: Model) -> None:
     if is_tied:
         head_copy.weight = copy.weight
     _put(model, model.HEAD, TrainedCopy(head, head_copy))
+    return [*copy.parameters_by_name.values(), *head_copy.parameters_by_name.values()]
 
 
 def _put(model: Model, path: str, module: Any) -> None:

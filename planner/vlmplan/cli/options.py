@@ -56,6 +56,15 @@ RECIPE: tuple[Decorator, ...] = (
     click.option(
         "--lora-targets", metavar="NAMES", help="all-linear, attention, or names NAME,NAME.  [default: all-linear]"
     ),
+    _count("--lora-alpha", "Numerator of the adapters' scale.  [default: twice the rank]"),
+    click.option("--lora-dropout", type=float, metavar="P", help="Dropped part of what adapters see.  [default: 0]"),
+    _switch("use_rslora", "use-rslora", "no-rslora", "Adapters' scale by the root of the rank."),
+    _choice(
+        "--adapter-dtype",
+        ("table", "float32", "model"),
+        "Adapters in plain PyTorch: peft's float32 beside trained copies in the model's type, or all in the model's.",
+    ),
+    _switch("uses_autocast", "autocast", "no-autocast", "torch.autocast around forward in plain PyTorch."),
     _switch("train_embeddings", "train-embeddings", "no-train-embeddings", "With adapters, train embeddings and head."),
     _switch("train_vision", "train-vision", "freeze-vision", "The vision tower."),
     _switch("train_projector", "train-projector", "freeze-projector", "What maps vision to language."),

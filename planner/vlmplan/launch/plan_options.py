@@ -16,7 +16,9 @@ from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
 
 WORKLOAD_OPTIONS = ("seq_len", "images_per_sample", "num_samples", "epochs", "global_batch")
-ADAPTER_OPTIONS = ("lora_rank", "lora_targets", "train_embeddings")
+ADAPTER_OPTIONS = (
+    *("lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "adapter_dtype", "train_embeddings"),
+)
 
 
 def options_of(plan: Plan, *, model: str, gpu: str) -> dict[str, Any]:

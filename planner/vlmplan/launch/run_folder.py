@@ -39,7 +39,17 @@ from vlmplan.training import (
 COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, LOG_FILE = "command.txt", "environment.txt", "versions.json", "run.log"
 RUN_FILES = (PLAN_FILE, DS_CONFIG_FILE, COMMAND_FILE, ENVIRONMENT_FILE, VERSIONS_FILE, RECORD_FILE, LOG_FILE)
 TRAINED = (
-    *("method", "lora_rank", "lora_targets", "train_embeddings", "train_vision", "train_projector", "train_language"),
+    *(
+        "method",
+        "lora_rank",
+        "lora_targets",
+        "lora_alpha",
+        "use_rslora",
+        "train_embeddings",
+        "train_vision",
+        "train_projector",
+        "train_language",
+    ),
     "optimizer",
 )
 """Settings of the recipe that two runs must share for one to start from the weights or the adapter of the other."""

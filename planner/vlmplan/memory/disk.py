@@ -31,7 +31,11 @@ def disk_space(table: ParameterTable, recipe: Recipe, *, stored: DType = DType.B
     updated = table.trained_shapes if recipe.zero_stage in (None, 0) else [(table.num_trained,)]
     master = recipe.master_dtype
     has_master = recipe.uses_deepspeed and table.trained_dtype is not master
-    states = state_bytes(recipe, updated, master) + paged_bytes(recipe, updated)
+    if recipe.zero_stage is None:
+        on_device = sum([state_bytes(recipe, shapes, dtype) for dtype, shapes in table.shapes_by_dtype.items()])
+    else:
+        on_device = state_bytes(recipe, updated, master)
+    states = on_device + paged_bytes(recipe, updated)
     master_bytes = table.num_trained * master.num_bytes if has_master else 0
     swaps = recipe.offload_optimizer is Offload.NVME
     swap = master_bytes + states if swaps else 0

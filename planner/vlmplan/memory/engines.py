@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vlmplan.architecture.tensor import Parameter
 from vlmplan.memory.components import NOTHING, Components, higher
-from vlmplan.memory.optimizer_states import state_bytes, update_bytes
+from vlmplan.memory.optimizer_states import plain_update_sizes, state_bytes, update_bytes
 from vlmplan.memory.parameters import (
     ParameterTable,
     Partition,
@@ -48,11 +48,10 @@ def plain_states(table: ParameterTable, recipe: Recipe) -> ModelStates:
     16 bytes a trained weight in float32 (4 + 4 + 8), 8 in pure bfloat16 (2 + 2 + 4), and in the step the copy that
     foreach AdamW makes: 10 in pure bfloat16.
     """
-    shapes = table.trained_shapes
-    states = state_bytes(recipe, shapes, table.trained_dtype)
+    by_dtype = table.shapes_by_dtype.items()
     start = Components(weights=table.total_bytes)
-    resident = start + Components(optimizer_states=states)
-    update = update_bytes(recipe, shapes, table.trained_dtype)
+    resident = start + Components(optimizer_states=sum([state_bytes(recipe, one, dtype) for dtype, one in by_dtype]))
+    update = max(map(sum, plain_update_sizes(recipe, table.shapes_by_dtype)), default=0)
     step = resident + Components(gradients=table.trained_bytes, temporaries=update)
     return ModelStates(start, resident, start, step)
 

@@ -6,7 +6,7 @@ torch 2.13 ``torch/optim/adamw.py`` and ``sgd.py``; bitsandbytes 0.50 ``optim/op
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from vlmplan.recipe import OptimizerKind, Recipe
@@ -67,6 +67,17 @@ def update_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
       tensors at a time, and float32 copies of a 16-bit gradient and weight.
     """
     return max(map(sum, update_sizes(recipe, shapes, dtype)), default=0)
+
+
+def plain_update_sizes(recipe: Recipe, by_dtype: Mapping[DType, Sequence[tuple[int, ...]]]) -> list[list[int]]:
+    """``update_sizes`` of an optimizer that updates tensors of several types, one type after another.
+
+    The loop of foreach AdamW still names the roots of one type while it makes those of the next
+    (``_multi_tensor_adam``; rehearsed), so both are there at once; there are two types at most.
+    """
+    found = [sizes for dtype, shapes in by_dtype.items() for sizes in update_sizes(recipe, shapes, dtype)]
+    is_foreach = recipe.optimizer is OptimizerKind.ADAMW and not recipe.fuses_optimizer
+    return [[size for sizes in found for size in sizes]] if is_foreach else found
 
 
 def update_sizes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> list[list[int]]:

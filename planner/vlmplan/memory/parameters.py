@@ -20,7 +20,8 @@ class ParameterTable:
     """What the engines need to know of the parameters of one prepared model.
 
     ``numels`` are the trained parameters in the order of the optimizer's parameter group (torch's parameter order);
-    ``ordinals`` finds a parameter of the tree, with its layer, among them.
+    ``ordinals`` finds a parameter of the tree, with its layer, among them. ``trained_dtype`` is the widest of their
+    element types: only peft in plain PyTorch trains several.
     """
 
     def __init__(self, model: Model) -> None:
@@ -33,7 +34,7 @@ class ParameterTable:
         }
         self.num_params = sum([count * one.numel for one, count in self.kinds])
         self.num_trained = sum(self.numels)
-        self.trained_dtype: DType = trained[0].parameter.dtype
+        self.trained_dtype: DType = max((one.parameter.dtype for one in trained), key=lambda dtype: dtype.num_bytes)
         self.trained_bytes = sum([count * one.num_bytes for one, count in self.kinds if one.requires_grad])
         self.frozen_bytes = sum([count * one.num_bytes for one, count in self.kinds]) - self.trained_bytes
         self.largest_trained = max(self.numels)
@@ -63,6 +64,21 @@ class ParameterTable:
     def trained_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the trained parameters, in the same order."""
         return [entry.parameter.shape for entry in self.entries if entry.parameter.requires_grad]
+
+    @cached_property
+    def gradient_sizes(self) -> list[int]:
+        """Bytes of the gradient of each trained parameter, in the same order."""
+        trained = (entry.parameter for entry in self.entries if entry.parameter.requires_grad)
+        return [one.numel * one.dtype.num_bytes for one in trained]
+
+    @cached_property
+    def shapes_by_dtype(self) -> dict[DType, list[tuple[int, ...]]]:
+        """Shapes of the trained parameters by element type: an optimizer updates them type by type."""
+        found: dict[DType, list[tuple[int, ...]]] = {}
+        for entry in self.entries:
+            if entry.parameter.requires_grad:
+                found.setdefault(entry.parameter.dtype, []).append(entry.parameter.shape)
+        return found
 
     @cached_property
     def kinds(self) -> list[tuple[Parameter, int]]:

@@ -32,8 +32,8 @@ from vlmplan.memory.parameters import ParameterTable
 class KeptGradients:
     """Gradients that stay where autograd put them until the step (plain PyTorch, ZeRO 0 and 1)."""
 
-    numels: list[int]
-    element_bytes: int
+    sizes: list[int]
+    """Bytes of each gradient, by ordinal."""
     accumulates: bool = False
     """A gradient from an earlier micro batch is there already, so a new one is added to it and freed."""
     bucket_bytes: int = 0
@@ -50,7 +50,7 @@ class KeptGradients:
     def add(self, ordinal: int) -> int:
         peak = self.gradients + self.buffers
         if self.accumulates:
-            self.gradients -= self.numels[ordinal] * self.element_bytes
+            self.gradients -= self.sizes[ordinal]
         return peak
 
     def end(self) -> int:

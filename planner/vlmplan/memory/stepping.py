@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.buckets import PARTITION
 from vlmplan.memory.engines import NORM_BYTES, overflow_check_bytes
-from vlmplan.memory.optimizer_states import state_sizes, update_sizes
+from vlmplan.memory.optimizer_states import plain_update_sizes, state_sizes, update_sizes
 from vlmplan.memory.parameters import ParameterTable, partition_of, sharded_elements, slices, sub_group_elements
 from vlmplan.recipe import Offload, Precision, Recipe
 from vlmplan.units import DType
@@ -27,7 +27,7 @@ class Stepping:
         """One step, ``is_first``: the one that makes the states. Gradients are gone after it."""
         stage = self._recipe.zero_stage
         if stage is None:
-            self._update(self._shapes, self._table.trained_dtype, is_first=is_first)
+            self._step_plain(is_first=is_first)
         elif stage == 0:
             self._step_stage0(is_first=is_first)
         elif self._recipe.offload_optimizer is Offload.NONE:
@@ -38,6 +38,15 @@ class Stepping:
         for ordinal in range(len(self._shapes)):
             self._blocks.free(ordinal)
         self._blocks.free(PARTITION)
+
+    def _step_plain(self, *, is_first: bool) -> None:
+        """States in the weights' own types, type by type."""
+        by_dtype = self._table.shapes_by_dtype
+        if is_first:
+            for dtype, shapes in by_dtype.items():
+                self._keep_states(shapes, dtype)
+        for sizes in plain_update_sizes(self._recipe, by_dtype):
+            self._blocks.pass_through(sizes)
 
     def _step_stage0(self, *, is_first: bool) -> None:
         """A copy of every gradient in the type of the master weights; states are there from init on."""
@@ -88,11 +97,14 @@ class Stepping:
             self._blocks.make("gradient", numel * self._master_bytes)
             self._blocks.free("flat")
 
+    def _keep_states(self, shapes: Sequence[tuple[int, ...]], dtype: DType) -> None:
+        for shape in shapes:
+            for num_bytes in state_sizes(self._recipe.optimizer, shape, dtype):
+                self._blocks.keep(num_bytes)
+
     def _update(self, shapes: Sequence[tuple[int, ...]], dtype: DType, *, is_first: bool) -> None:
         if is_first:
-            for shape in shapes:
-                for num_bytes in state_sizes(self._recipe.optimizer, shape, dtype):
-                    self._blocks.keep(num_bytes)
+            self._keep_states(shapes, dtype)
         for sizes in update_sizes(self._recipe, shapes, dtype):
             self._blocks.pass_through(sizes)
 

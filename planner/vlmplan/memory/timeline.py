@@ -226,7 +226,7 @@ def gradient_store(
             store.begin()  # stage 1 keeps its buckets from the first micro batch to the reduction after the last
         return store
     bucket = recipe.zero.reduce_bucket_size * p if recipe.zero_stage == 1 and recipe.zero.contiguous_gradients else 0
-    store = KeptGradients(table.numels, p, accumulates, bucket, watcher=watcher)
+    store = KeptGradients(table.gradient_sizes, accumulates, bucket, watcher=watcher)
     store.gradients = kept
     store.buffers = bucket if accumulates else 0
     return store
@@ -307,6 +307,7 @@ def cached_casts(table: ParameterTable, recipe: Recipe) -> list[int]:
         entry.parameter.numel * width
         for entry in table.entries
         if entry.parameter.requires_grad
+        and entry.parameter.dtype is DType.FLOAT32
         and entry.layer is not None
         and len(entry.parameter.shape) > 1
         and (language if entry.part is Part.LANGUAGE else others)

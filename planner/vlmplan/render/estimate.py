@@ -95,6 +95,7 @@ def _method_text(recipe: Recipe) -> str:
         text += f" r{recipe.lora_rank}"
         text += "" if recipe.lora_targets == ALL_LINEAR else f" on {recipe.lora_targets}"
         text += " and embeddings" if recipe.train_embeddings else ""
+        text += f" with dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else ""
     return text
 
 
@@ -107,8 +108,10 @@ def precision_text(recipe: Recipe) -> str:
     elif recipe.method is Method.LORA:
         words.append(f"{SHORT_TYPES[recipe.frozen_dtype]} weights")
     words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}")
+    if recipe.train_embeddings and recipe.copy_dtype is not recipe.trained_dtype:
+        words.append(f"{SHORT_TYPES[recipe.copy_dtype]} embeddings")
     words += [f"{master} master copy"] if master != trained else []
-    words += ["autocast"] if recipe.autocast is not None else []
+    words += ["autocast" if recipe.uses_autocast else "no autocast"] if recipe.can_autocast else []
     return f"{recipe.precision.value} ({', '.join(words)})"
 
 

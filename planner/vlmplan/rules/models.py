@@ -1,7 +1,8 @@
 """Attention, loss, adapters and batch: what a model or a method does not go with."""
 
-from vlmplan.recipe import AttentionImplementation, LossKind, Method, Precision, option_name
+from vlmplan.recipe import AdapterDtype, AttentionImplementation, LossKind, Method, Precision, option_name
 from vlmplan.rules.base import ModelFacts, RuleBook, Situation
+from vlmplan.units import DType
 
 MODEL_RULES = RuleBook()
 
@@ -9,7 +10,9 @@ TYPES_WITHOUT_SDPA = frozenset({"gemma2"})
 TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "mllama"})
 HEAD = "lm_head"
 """The output head's name in every family."""
-ADAPTER_OPTIONS = ("lora_rank", "lora_targets", "train_embeddings")
+ADAPTER_OPTIONS = (
+    *("lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "adapter_dtype", "train_embeddings"),
+)
 
 
 def attention_implementations(model: ModelFacts) -> tuple[AttentionImplementation, ...]:
@@ -78,6 +81,55 @@ def adapter_options_need_adapters(situation: Situation) -> str | None:
     if not named:
         return None
     return f"{option_name(named[0])} is for --method lora and qlora, but --method is full"
+
+
+@MODEL_RULES.error("deepspeed runtime/engine.py _cast_module_mixed_precision: every weight becomes 16 bit (seen)")
+def float32_adapters_are_of_plain_pytorch(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.adapter_dtype is not AdapterDtype.FLOAT32 or recipe.can_autocast or recipe.precision is Precision.FP32:
+        return None
+    if recipe.uses_deepspeed:
+        return (
+            "--adapter-dtype float32 has no effect under DeepSpeed, which casts every weight to 16 bit and updates "
+            "float32 copies of trained ones; leave it off, or give --zero-stage none on one GPU"
+        )
+    return (
+        "--adapter-dtype float32 does not go with --precision bf16-pure, which trains in 16 bit; "
+        "give --precision bf16, with --no-autocast if that is meant"
+    )
+
+
+@MODEL_RULES.error("torch amp/grad_scaler.py unscale_: 'Attempting to unscale FP16 gradients.' (seen)")
+def fp16_gradients_cannot_be_unscaled(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.precision is not Precision.FP16 or recipe.uses_deepspeed or not recipe.trains_adapters:
+        return None
+    has_copies = recipe.train_embeddings and recipe.copy_dtype is DType.FLOAT16
+    if recipe.trained_dtype is DType.FLOAT32 and not has_copies:
+        return None
+    what = "trained copies of embeddings" if recipe.trained_dtype is DType.FLOAT32 else "adapters"
+    return (
+        f"--precision fp16 needs float32 gradients in plain PyTorch, but {what} would be float16; give --precision "
+        f"bf16, or leave --adapter-dtype {recipe.adapter_dtype.value} off"
+    )
+
+
+@MODEL_RULES.error("torch: a product of float32 and 16-bit matrices is refused (seen)")
+def without_autocast_all_but_adapters_has_one_type(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    if recipe.uses_autocast or not recipe.can_autocast:
+        return None
+    if not recipe.trains_adapters:
+        return (
+            "--no-autocast does not go with --method full, whose trained weights are float32 beside 16-bit ones; "
+            "give --precision bf16-pure, or fp32"
+        )
+    if recipe.upcasts_frozen:
+        return (
+            "--no-autocast does not go with --kbit-upcast, whose float32 weights would be multiplied with 16-bit ones; "
+            "give --no-kbit-upcast"
+        )
+    return None
 
 
 @MODEL_RULES.error("deepspeed runtime/config.py _batch_assertion")

@@ -202,7 +202,7 @@ class SetupSpace:
         return self._of.get(recipe, self._new_estimator)
 
     def _new_estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
-        key = (recipe.method, recipe.trained_dtype, recipe.precision)
+        key = (recipe.method, recipe.trained_dtype, recipe.autocast, recipe.precision)
         if key not in self._estimators:
             known = next((other.widest_head for other, _ in self._estimators.values()), None)
             estimator = Estimator(self.workload, recipe, widest_head=known)

@@ -6,11 +6,13 @@ import shutil
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from tiny_plans import tiny_plan
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.recipe import AttentionImplementation, Method, Precision, Recipe
+from vlmplan.recipe import AdapterDtype, AttentionImplementation, Method, Precision, Recipe
 from vlmplan.workload import ModelFiles, Workload
 from vlmplan_trainer.models.load import load_model, model_source, num_elements
 from vlmplan_trainer.models.tiny import FAMILIES, write_tiny_model
@@ -120,6 +122,44 @@ def test_trained_embeddings_are_copies_tied_where_the_model_ties_them(folder, te
 def test_kbit_upcast_makes_what_is_not_4_bit_float32(folder):
     model = assert_as_planned(folder, Recipe(method=Method.QLORA, upcasts_frozen=True))
     assert {p.dtype for p in model.parameters() if p.is_floating_point()} == {torch.float32}
+
+
+@pytest.mark.parametrize("uses_autocast", [True, False])
+@pytest.mark.parametrize("adapter_dtype", AdapterDtype)
+@pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
+def test_adapters_and_trained_copies_have_the_types_that_are_asked_for(
+    text_folder, method, adapter_dtype, uses_autocast
+):
+    recipe = Recipe(
+        method=method, adapter_dtype=adapter_dtype, uses_autocast=uses_autocast, train_embeddings=True, lora_dropout=0.1
+    )
+    assert_as_planned(text_folder, recipe)
+
+
+@pytest.mark.parametrize("upcasts", [True, False])
+def test_types_are_those_of_pefts_own_switch(text_folder, upcasts):
+    """float32 and model are what ``get_peft_model(autocast_adapter_dtype=...)`` gives, trained copies included."""
+    dtype = AdapterDtype.FLOAT32 if upcasts else AdapterDtype.MODEL
+    recipe = Recipe(method=Method.LORA, adapter_dtype=dtype, train_embeddings=True, lora_targets="q_proj")
+    ours = load_model(tiny_plan(text_folder, recipe)).model
+    base = AutoModelForCausalLM.from_pretrained(text_folder, dtype=torch.bfloat16)
+    config = LoraConfig(
+        r=recipe.lora_rank,
+        target_modules=["q_proj"],
+        modules_to_save=["embed_tokens", "lm_head"],
+        task_type="CAUSAL_LM",
+    )
+    theirs = get_peft_model(base, config, autocast_adapter_dtype=upcasts)
+    expected = {name: parameter.dtype for name, parameter in theirs.named_parameters() if parameter.requires_grad}
+    assert {name: p.dtype for name, p in ours.named_parameters() if p.requires_grad} == expected
+
+
+def test_alpha_dropout_and_rslora_are_pefts(text_folder):
+    recipe = Recipe(method=Method.LORA, lora_rank=4, lora_alpha=6, lora_dropout=0.25, use_rslora=True)
+    model = load_model(tiny_plan(text_folder, recipe)).model
+    layer = next(module for module in model.modules() if hasattr(module, "lora_dropout"))
+    assert layer.scaling["default"] == 6 / 4**0.5
+    assert layer.lora_dropout["default"].p == 0.25
 
 
 def test_alpha_is_twice_the_rank(text_folder):

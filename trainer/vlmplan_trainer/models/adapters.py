@@ -16,8 +16,6 @@ from vlmplan.training import adapter_problem
 from vlmplan_trainer.models.parts import Part, Parts, frozen_parts
 from vlmplan_trainer.probe import kind_of, name_of
 
-ALPHA_PER_RANK = 2
-"""``lora_alpha`` = 2 × rank."""
 ATTENTION = "attention"
 USUAL_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 ATTENTION_LINEARS: Mapping[str, tuple[str, ...]] = {
@@ -29,7 +27,10 @@ ATTENTION_LINEARS: Mapping[str, tuple[str, ...]] = {
 
 
 def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
-    """``model`` with the recipe's adapters, float32 as peft makes them. Raises InputError where none can be added."""
+    """``model`` with the recipe's adapters, in the types of the model; ``load.set_types`` sets the recipe's.
+
+    Raises InputError where none can be added.
+    """
     from peft import LoraConfig, TaskType, get_peft_model
 
     embeddings = _embedding_names(model) if recipe.train_embeddings else None
@@ -37,8 +38,9 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
     config = LoraConfig(
         task_type=TaskType.CAUSAL_LM,
         r=recipe.lora_rank,
-        lora_alpha=ALPHA_PER_RANK * recipe.lora_rank,
-        lora_dropout=0.0,
+        lora_alpha=recipe.adapter_alpha,
+        lora_dropout=recipe.lora_dropout,
+        use_rslora=recipe.use_rslora,
         target_modules=lora_targets(model, recipe.lora_targets),
         exclude_modules=_frozen_pattern(parts, recipe),
         modules_to_save=embeddings,

@@ -26,6 +26,8 @@ from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.probe import Refused, configuration, model_class, name_of
 
+TRAINED_COPY = ".modules_to_save."
+"""What is in the names of peft's trained copies."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -126,8 +128,9 @@ def prepare(model: Any, recipe: Recipe) -> Any:
 def set_types(model: nn.Module, recipe: Recipe) -> None:
     """Give every weight the element type of the recipe's table; 4-bit weights stay as they are."""
     trained, frozen = torch_dtype(recipe.trained_dtype), torch_dtype(recipe.frozen_dtype)
+    copy = torch_dtype(recipe.copy_dtype)
     for name, parameter in model.named_parameters():
-        dtype = trained if parameter.requires_grad else frozen
+        dtype = (copy if TRAINED_COPY in name else trained) if parameter.requires_grad else frozen
         if not parameter.is_floating_point() or parameter.dtype == dtype:
             continue
         shard = getattr(parameter, "ds_tensor", None)
