@@ -136,7 +136,7 @@ def test_estimate_shows_the_range_in_text_and_json():
     assert "--sample-lengths vary" in bare.stdout
     assert "after 160 micro batches of 64 to 512 tokens" in said.stdout
     answer = json.loads(CliRunner().invoke(cli, [*words, "--sample-lengths", "64-512", "--json"]).stdout)
-    fixed, most = answer["peak_reserved_bytes_range"]
+    fixed, most = answer["reserved_range"]
     assert fixed <= most == answer["peak_reserved_bytes"]
     assert answer["sample_lengths"]["micro_batches"] == 160
-    assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["peak_reserved_bytes_range"] is None
+    assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)["reserved_range"] is None

@@ -183,7 +183,7 @@ class Estimate:
             "peak_phase": peak.name,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.device.reserved_bytes,
-            "peak_reserved_bytes_range": None if self.varying is None else list(self.varying.reserved_range),
+            "reserved_range": None if self.varying is None else list(self.varying.reserved_range),
             "sample_lengths": None if self.varying is None else self.varying.as_json(),
             "peak_device_bytes": self.device.device_bytes,
             "components_at_peak": peak.peak.as_json(),
