@@ -32,6 +32,7 @@ MAY_CHANGE = (
 """Options that a resumed run may be given anew: where its images are, what is looked at, written and when it stops.
 ``max_steps`` is where the schedule of the learning rate ends, so that from there on it is the one of the new length.
 All others decide which samples come in which order and what they change, and stay."""
+SCHEDULE_ENDS = "; the schedule of the learning rate ends there"
 CHUNK_BYTES = 1 << 20
 
 
@@ -188,7 +189,8 @@ def resumed(record: RunRecord, given: Mapping[str, Any], *, is_begun: bool = Tru
             continue
         if name in MAY_CHANGE or not is_begun or (name == "train_data" and before is not None):
             values[name] = now
-            changes.append(f"{said(name, now)} from here on; it was {said(name, before)}")
+            ends = SCHEDULE_ENDS if name == "max_steps" else ""
+            changes.append(f"{said(name, now)} from here on; it was {said(name, before)}{ends}")
         else:
             problems.append(refusal(record.options.output_dir, said(name, before), said(name, now)))
     if not is_begun and any(given.get(name) is not None for name in DATA_SOURCES):

@@ -18,6 +18,7 @@ from trainer_runs import Outcome, planned, start, train, train_all, train_here
 from transformers import AutoModelForImageTextToText
 
 from vlmplan.plan import Plan, write_plan
+from vlmplan_trainer.engines.optimizers import COMPILING
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 NUM_STEPS = 6
@@ -143,6 +144,11 @@ def test_offloading_does_not_change_what_is_learnt(outcomes):
     found = outcomes["3-offloaded"]
     assert_learns(found)
     assert found.losses == pytest.approx(outcomes["llama-full-3"].losses, rel=0.004)
+
+
+@needs_compiler
+def test_a_run_says_that_it_compiles_where_nobody_has(outcomes):
+    assert outcomes["3-offloaded"].out.count(COMPILING) == 1
 
 
 @needs_compiler
