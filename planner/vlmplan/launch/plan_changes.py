@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.plan import Plan
-from vlmplan.run_record import refusal
+from vlmplan.run_record import SCHEDULE_ENDS, refusal
 
 SPREAD = (
     *("micro_batch", "grad_accum", "offload_optimizer", "offload_params", "nvme_path", "hpz", "zero"),
@@ -69,8 +69,11 @@ def plan_changes(before: Plan, plan: Plan) -> list[str]:
     pairs["epochs"] = (before.workload.epochs, plan.workload.epochs)
     mine, theirs = plan.recipe.as_json(), before.recipe.as_json()
     pairs |= {name: (theirs[name], mine[name]) for name in (*SPREAD, "zero_stage") if name != "zero"}
+    ends = {"epochs": SCHEDULE_ENDS}
     changed = [
-        f"{name} {_text(now)} from here on; it was {_text(was)}" for name, (was, now) in pairs.items() if was != now
+        f"{name} {_text(now)} from here on; it was {_text(was)}{ends.get(name, '')}"
+        for name, (was, now) in pairs.items()
+        if was != now
     ]
     if mine["zero"] != theirs["zero"]:
         changed.append("the sizes of ZeRO's buffers are other ones from here on")
