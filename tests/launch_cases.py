@@ -51,12 +51,23 @@ sys.exit(code)
 '''
 
 
+STAND_IN_LOOK = '''
+"""Says of any data what LOOK says, and that it is fine where that is not set."""
+import json, os
+
+print("something that a library prints")
+fine = {"train": {"name": "data.jsonl", "lines": ["7 samples to train on"]}, "eval": None}
+print(os.environ.get("LOOK") or json.dumps(fine))
+'''
+
+
 def stand_in_trainer(folder: Path) -> Path:
     """A package vlmplan_trainer to put first on PYTHONPATH; the folder it is in."""
     package = folder / "stand_in" / "vlmplan_trainer"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("import pkgutil\n__path__ = pkgutil.extend_path(__path__, __name__)\n")
     (package / "__main__.py").write_text(STAND_IN)
+    (package / "look.py").write_text(STAND_IN_LOOK)
     return package.parent
 
 

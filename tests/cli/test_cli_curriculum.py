@@ -226,3 +226,11 @@ def test_options_that_a_curriculum_has_no_use_for_are_refused():
     demo = refusal("launch", "--curriculum", "c.yaml", "--demo", *OUT, code=USAGE)
     says(demo, "--demo", "does not go with it")
     says(refusal("launch", "--curriculum", "c.yaml", *OUT, code=USAGE), "--curriculum needs --model")
+
+
+def test_the_data_of_every_stage_is_looked_at_before_the_first_one_starts(monkeypatch):
+    monkeypatch.setenv("LOOK", '{"problem": "two.jsonl:3 is bad"}')
+    found = call(*LAUNCH, *OUT)
+    assert found.code == MENDABLE
+    assert found.err.count("vlmplan: two.jsonl:3 is bad") == 2
+    assert not Path("out/1-align").exists()

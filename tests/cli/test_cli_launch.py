@@ -332,6 +332,26 @@ def test_everything_in_the_way_is_named_and_nothing_is_written(monkeypatch: pyte
     assert not Path("out").exists()
 
 
+def test_a_dry_run_says_what_the_start_would_find_in_the_data(monkeypatch):
+    found = call("launch", *RECIPE, *TRAIN, "--dry-run")
+    assert found.out.splitlines()[-2:] == ["--train-data data.jsonl:", "  7 samples to train on"]
+    document = call("launch", *RECIPE, *TRAIN, "--dry-run", "--json").document
+    assert document["data"]["train"]["lines"] == ["7 samples to train on"]
+    monkeypatch.setenv("LOOK", '{"problem": "data.jsonl:3 is bad"}')
+    found = call("launch", *RECIPE, *TRAIN, "--dry-run")
+    assert (found.code, found.err.splitlines()[-1]) == (MENDABLE, "vlmplan: data.jsonl:3 is bad")
+    monkeypatch.setenv("LOOK", "Segmentation fault")
+    found = call("launch", *RECIPE, *TRAIN, "--dry-run")
+    assert (found.code, "the data cannot be looked at" in found.err) == (MENDABLE, True)
+
+
+def test_data_that_cannot_be_opened_is_said_once():
+    Path("data.jsonl").write_text("[{},")
+    found = call("launch", *RECIPE, *TRAIN, "--num-samples", "30", "--dry-run")
+    assert found.code == MENDABLE
+    assert found.err.count("data.jsonl[1] is not JSON") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [

@@ -21,7 +21,7 @@ from vlmplan.plan import Plan
 from vlmplan.recipe import Method, Recipe
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.export import export, merge
-from vlmplan_trainer.models.load import Loaded, load_model
+from vlmplan_trainer.models.load import Loaded, Processing, load_model, load_processing
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 
@@ -51,6 +51,7 @@ class Trained(NamedTuple):
     plan: Plan
     engine: Any
     loaded: Loaded
+    processing: Processing
 
 
 def trained(root: Path, family: str, method: Method) -> Trained:
@@ -67,8 +68,9 @@ def trained(root: Path, family: str, method: Method) -> Trained:
         for parameter in loaded.model.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.02)
-    folder = export(engine, loaded, root / "run", is_adapter=method is not Method.FULL)
-    return Trained(source, folder, plan, engine, loaded)
+    processing = load_processing(plan)
+    folder = export(engine, loaded, processing, root / "run", is_adapter=method is not Method.FULL)
+    return Trained(source, folder, plan, engine, loaded, processing)
 
 
 def processor_in(folder: Path, family: str, source: Path) -> Any:
@@ -131,7 +133,7 @@ def test_an_exported_adapter_goes_onto_the_model_that_it_names(family: str, tmp_
     assert generated(PeftModel.from_pretrained(base, str(made.folder)), processor, family) == expected
     by_folder = AutoModelForImageTextToText.from_pretrained(made.folder, dtype=torch.bfloat16)
     assert generated(by_folder, processor, family) == expected
-    merge(made.plan, made.engine, made.loaded, made.folder.parent)
+    merge(made.plan, made.engine, made.processing, made.folder.parent)
     merged = made.folder.parent / "merged"
     assert_has_files_of(merged, made.source)
     assert settings(merged) == settings(made.source)

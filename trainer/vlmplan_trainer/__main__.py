@@ -2,12 +2,10 @@
 
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 
 from vlmplan.errors import VlmplanError
-from vlmplan.plan import read_plan
-from vlmplan_trainer.options import parse_options
+from vlmplan_trainer.options import started
 from vlmplan_trainer.phases import say_phase
 
 EXIT_MENDABLE, EXIT_INTERRUPTED = 1, 130
@@ -16,12 +14,7 @@ EXIT_MENDABLE, EXIT_INTERRUPTED = 1, 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run to the end, and return the exit code. What the user can mend is one sentence on standard error."""
     try:
-        options = parse_options(sys.argv[1:] if arguments is None else arguments)
-        plan = read_plan(options.plan)
-        for name, value in plan.environment.items():
-            os.environ.setdefault(name, value)  # before torch is imported, which reads them once
-        for module in ("torch.distributed", "transformers"):  # notes for those who write code on them
-            warnings.filterwarnings("ignore", category=FutureWarning, module=module)
+        options, plan = started(arguments)
         say_phase(f"loading torch, transformers{' and DeepSpeed' if plan.ds_config is not None else ''}")
         from transformers.utils import logging
 

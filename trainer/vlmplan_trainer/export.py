@@ -14,26 +14,26 @@ from typing import Any
 from vlmplan.plan import Plan
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan_trainer.engines import Engine
-from vlmplan_trainer.models.load import Loaded, load_base
+from vlmplan_trainer.models.load import Loaded, Processing, load_base
 from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_classes
 
 
-def export(engine: Engine, loaded: Loaded, output_dir: Path, *, is_adapter: bool) -> Path:
+def export(engine: Engine, loaded: Loaded, processing: Processing, output_dir: Path, *, is_adapter: bool) -> Path:
     """Write the trained model, or the adapter; every rank calls it."""
     weights = engine.weights()
     place = output_dir / (ADAPTER_FOLDER if is_adapter else MODEL_FOLDER)
     if engine.rank == 0 and weights is not None:
         with _unfinished(place) as folder:
             if is_adapter:
-                _write_adapter(engine.model, loaded, folder, weights)
+                _write_adapter(engine.model, processing, folder, weights)
             else:
                 with _untrained_config(engine.model, loaded):
-                    _write_model(engine.model, loaded, folder, state_dict=weights)
+                    _write_model(engine.model, processing, folder, state_dict=weights)
     engine.barrier()
     return place
 
 
-def merge(plan: Plan, engine: Engine, loaded: Loaded, output_dir: Path) -> None:
+def merge(plan: Plan, engine: Engine, processing: Processing, output_dir: Path) -> None:
     """Write the model with the exported adapter merged in; every rank calls it, rank 0 works.
 
     The model is loaded again in the recipe's 16 bits (32 in a float32 recipe), in host memory: what an engine has may
@@ -44,7 +44,7 @@ def merge(plan: Plan, engine: Engine, loaded: Loaded, output_dir: Path) -> None:
 
         adapted = PeftModel.from_pretrained(load_base(plan), str(output_dir / ADAPTER_FOLDER))
         with _unfinished(output_dir / MERGED_FOLDER) as folder:
-            _write_model(adapted.merge_and_unload(), loaded, folder)
+            _write_model(adapted.merge_and_unload(), processing, folder)
     engine.barrier()
 
 
@@ -59,17 +59,17 @@ def _unfinished(place: Path) -> Iterator[Path]:
     writing.rename(place)
 
 
-def _write_adapter(model: Any, loaded: Loaded, folder: Path, weights: dict[str, Any]) -> None:
+def _write_adapter(model: Any, processing: Processing, folder: Path, weights: dict[str, Any]) -> None:
     for config in model.peft_config.values():  # random weights have no name of their own
-        config.base_model_name_or_path, config.revision = loaded.source.name, loaded.source.revision
+        config.base_model_name_or_path, config.revision = processing.source.name, processing.source.revision
     model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
-    copy_files({name: path for name, path in loaded.files.items() if name != GENERATION}, folder)
-    name_classes(folder, loaded.processor)
+    copy_files({name: path for name, path in processing.files.items() if name != GENERATION}, folder)
+    name_classes(folder, processing.processor)
 
 
-def _write_model(model: Any, loaded: Loaded, folder: Path, **more: Any) -> None:
+def _write_model(model: Any, processing: Processing, folder: Path, **more: Any) -> None:
     model.save_pretrained(folder, safe_serialization=True, **more)
-    copy_files(loaded.files, folder)
+    copy_files(processing.files, folder)
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from vlmplan.errors import InputError
+from vlmplan.plan import Plan, read_plan
 from vlmplan.run_record import no_record, read_record, resumed
 from vlmplan.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
 
@@ -18,6 +20,20 @@ class Options(TrainerOptions):
     """What a run was asked for, and by which plan."""
 
     plan: Path
+
+
+def started(arguments: Sequence[str] | None = None) -> tuple[Options, Plan]:
+    """The options and the plan of a process of the trainer, which gets the plan's environment.
+
+    Raises VlmplanError for what is not allowed. torch is to be imported after it.
+    """
+    options = parse_options(sys.argv[1:] if arguments is None else arguments)
+    plan = read_plan(options.plan)
+    for name, value in plan.environment.items():
+        os.environ.setdefault(name, value)  # before torch is imported, which reads them once
+    for module in ("torch.distributed", "transformers"):  # notes for those who write code on them
+        warnings.filterwarnings("ignore", category=FutureWarning, module=module)
+    return options, plan
 
 
 class _Parser(argparse.ArgumentParser):

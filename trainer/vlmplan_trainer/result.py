@@ -7,7 +7,7 @@ from vlmplan.plan import Plan
 from vlmplan.recipe import Method
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan.units import gib_text
-from vlmplan_trainer.models.load import Loaded, Source, model_source
+from vlmplan_trainer.models.load import Processing, Source, model_source
 from vlmplan_trainer.models.processors import lacks_video
 
 FOUR_BIT = (
@@ -23,7 +23,7 @@ def result_folder(plan: Plan, output_dir: Path, *, is_merged: bool) -> Path:
     return (output_dir / (MERGED_FOLDER if is_merged else name)).absolute()
 
 
-def about_result(plan: Plan, folder: Path, loaded: Loaded, *, has_random_base: bool) -> Iterator[str]:
+def about_result(plan: Plan, folder: Path, processing: Processing, *, has_random_base: bool) -> Iterator[str]:
     """Where the result is, how large, and how it is loaded; lines. ``has_random_base``: an adapter of weights that were
     drawn and that no file has."""
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -31,10 +31,10 @@ def about_result(plan: Plan, folder: Path, loaded: Loaded, *, has_random_base: b
     if has_random_base:
         yield "it is an adapter of random weights (--random-weights), which no file has, so nothing can load it"
         return
-    if lacks_video(loaded.processor):
+    if lacks_video(processing.processor):
         yield "transformers needs torchvision for the processor's part for videos, which is not installed here"
     yield "load it with"
-    yield from (f"  {line}" for line in loading_lines(plan, folder, is_vision=loaded.is_vision))
+    yield from (f"  {line}" for line in loading_lines(plan, folder, is_vision=processing.is_vision))
 
 
 def loading_lines(plan: Plan, folder: Path, *, is_vision: bool) -> list[str]:

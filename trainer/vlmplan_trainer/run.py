@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
 from vlmplan.run_record import keep_record
@@ -21,9 +19,9 @@ from vlmplan.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted
 from vlmplan_trainer.checkpoint import load_checkpoint, manifest_of, newest_checkpoint, save_checkpoint, universal_form
 from vlmplan_trainer.data.batches import PADS_TO, Batches
-from vlmplan_trainer.data.chats import Sample, read_chats
-from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.gather import Data, gathered_data
+from vlmplan_trainer.data.survey import Survey
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32, start_process_group
 from vlmplan_trainer.engines.zero import TAG
@@ -42,14 +40,6 @@ from vlmplan_trainer.stopping import exit_code
 
 SPEED_STEPS = 20
 """Steps at the end of a run whose speed is reported, the followed ones left out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """The samples of --train-data; ``num_bad``: those that cannot be used and are left out."""
-
-    samples: list[Sample]
-    num_bad: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,19 +66,18 @@ class Run:
 
     plan: Plan
     options: Options
+    data: Data
     loaded: Loaded
     engine: Engine
     meter: Meter
-    encoder: Encoder
-    data: Data
     batches: Batches
     evaluation: Evaluation | None
     trainer: Trainer
 
     @property
     def num_left_out(self) -> int:
-        """Samples of the data that are never trained on: lines that cannot be used, and samples without room."""
-        return self.data.num_bad + self.batches.survey.num_skipped
+        """Samples of the data that are never trained on."""
+        return self.data.train.account.num_left_out
 
     @property
     def stopped_by(self) -> int | None:
@@ -99,7 +88,7 @@ class Run:
     def signature(self) -> dict[str, Any]:
         """What has to be the same for a run to go on."""
         return {
-            "samples": len(self.data.samples),
+            "samples": len(self.data.train.samples),
             "seed": self.options.seed,
             "samples a step": self.plan.samples_per_step,
             "method": self.plan.recipe.method.value,
@@ -111,7 +100,7 @@ def run(plan: Plan, options: Options) -> int:
     """Train what ``plan`` says on what ``options`` say. Raises InputError for what the user can mend."""
     torch.manual_seed(options.seed)
     check_monitors(options.monitor)
-    data = read_data(plan, options)  # bad data stops a run before anything is loaded
+    data = gathered_data(plan, options)  # bad data stops a run before its model is loaded
     device = device_of(plan)
     if plan.hardware.num_gpus > 1:
         say_phase(f"waiting until all {plan.hardware.num_gpus} ranks are there")
@@ -139,8 +128,7 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
         engine = make_engine(
             loaded.model, plan, device=device, weight_decay=options.weight_decay, is_universal=universal is not None
         )
-    say_phase(f"looking at {counted(len(data.samples), 'sample')}")
-    made = _assembled(plan, options, loaded, engine, meter, data)
+    made = _assembled(plan, options, data, loaded, engine, meter)
     if place is not None:
         say_phase(f"going on from {place}")
         made.trainer.position = load_checkpoint(engine, place, made.signature, universal=universal)
@@ -167,42 +155,14 @@ def _universal(place: Path, plan: Plan) -> Path | None:
     return made
 
 
-def read_data(plan: Plan, options: Options) -> Data:
-    if options.dummy_data is not None:
-        workload = plan.workload
-        size = (workload.image_width, workload.image_height)
-        return Data(
-            samples=dummy_samples(
-                options.dummy_data, num_images=workload.images_per_sample, image_size=size, seed=options.seed
-            )
-        )
-    assert options.train_data is not None
-    say_phase(f"reading {options.train_data}")
-    samples, report = read_chats(
-        options.train_data, skips_bad=options.skip_bad_samples, image_root=options.image_folder
-    )
-    if os.environ.get("RANK", "0") == "0":
-        sys.stdout.writelines(f"left out: {sentence}\n" for sentence in report.sentences)
-    return Data(samples=samples, num_bad=report.num_bad)
-
-
-def _assembled(plan: Plan, options: Options, loaded: Loaded, engine: Engine, meter: Meter, data: Data) -> Run:
+def _assembled(plan: Plan, options: Options, data: Data, loaded: Loaded, engine: Engine, meter: Meter) -> Run:
     workload, recipe = plan.workload, plan.recipe
-    size = (workload.image_width, workload.image_height) if workload.images_per_sample else None
-    encoder = Encoder(
-        loaded.processor,
-        model_type=loaded.model_type,
-        seq_len=workload.seq_len,
-        image_size=size,
-        images_per_sample=workload.images_per_sample,
-        skips_bad=options.skip_bad_samples,
-    )
     # Synthetic samples have the shape of the plan, so that memory and speed can be held against it.
     pads_to = PADS_TO if options.dummy_data is None else workload.seq_len
     batches = _batches(
         plan,
-        data.samples,
-        encoder,
+        data.train.survey,
+        data.encoder,
         engine,
         seed=options.seed,
         grad_accum=recipe.grad_accum,
@@ -224,27 +184,20 @@ def _assembled(plan: Plan, options: Options, loaded: Loaded, engine: Engine, met
         samples_per_step=plan.samples_per_step,
         dtype=torch_dtype(recipe.precision.dtype),
     )
-    evaluation = _evaluation_of(plan, options, encoder, engine)
-    return Run(plan, options, loaded, engine, meter, encoder, data, batches, evaluation, trainer)
+    return Run(plan, options, data, loaded, engine, meter, batches, _evaluation_of(plan, data, engine), trainer)
 
 
-def _evaluation_of(plan: Plan, options: Options, encoder: Encoder, engine: Engine) -> Evaluation | None:
-    """What --eval-data is, looked at before training so that it cannot end a run after its first epoch."""
-    path = options.eval_data
-    if path is None:
+def _evaluation_of(plan: Plan, data: Data, engine: Engine) -> Evaluation | None:
+    found = data.evaluation
+    if found is None:
         return None
-    say_phase(f"reading {path}")
-    samples, report = read_chats(path, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
-    try:
-        batches = _batches(plan, samples, encoder, engine, seed=0, grad_accum=1)
-    except InputError as error:
-        raise InputError(f"--eval-data {path}: {error}") from None
-    return Evaluation(batches=batches, num_bad=report.num_bad)
+    batches = _batches(plan, found.survey, data.encoder, engine, seed=0, grad_accum=1)
+    return Evaluation(batches=batches, num_bad=found.account.num_bad)
 
 
-def _batches(plan: Plan, samples: list[Sample], encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
+def _batches(plan: Plan, survey: Survey, encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
     return Batches(
-        samples,
+        survey,
         encoder,
         micro_batch=plan.recipe.micro_batch,
         num_ranks=engine.num_ranks,
@@ -296,9 +249,7 @@ def _train(made: Run) -> list[StepReport]:
 
 def _about_run(made: Run) -> Iterator[str]:
     """What becomes of the samples: cut, left out, left over; and how float32 is multiplied."""
-    survey = made.batches.survey
-    yield f"{len(survey.samples):,} samples"
-    yield from survey.summary(made.plan.workload.seq_len)
+    yield from made.data.train.account.lines()
     if made.batches.num_left_over:
         yield f"{made.batches.num_left_over} samples of every epoch fill no whole step and wait for another epoch"
     if multiplies_in_tf32(made.plan):
@@ -322,11 +273,12 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     export(
         made.engine,
         made.loaded,
+        made.data.processing,
         options.output_dir,
         is_adapter=recipe.trains_adapters,
     )
     if recipe.trains_adapters and options.merge_adapters:
-        merge(made.plan, made.engine, made.loaded, options.output_dir)
+        merge(made.plan, made.engine, made.data.processing, options.output_dir)
     if made.engine.rank != 0:
         return
     late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
@@ -344,6 +296,7 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
         "num_skipped": made.batches.survey.num_skipped,
         "num_left_over_per_epoch": made.batches.num_left_over,
         "num_left_out": made.num_left_out,
+        "num_bad": made.data.train.account.num_bad,
         **({} if made.evaluation is None else made.evaluation.as_json()),
         "result": str(_result_folder(made)),
         "planned_and_measured": [line.as_json() for line in found],
@@ -360,4 +313,4 @@ def _result_folder(made: Run) -> Path:
 
 def _about_result(made: Run) -> Iterator[str]:
     has_random_base = made.plan.recipe.trains_adapters and made.options.random_weights
-    return about_result(made.plan, _result_folder(made), made.loaded, has_random_base=has_random_base)
+    return about_result(made.plan, _result_folder(made), made.data.processing, has_random_base=has_random_base)

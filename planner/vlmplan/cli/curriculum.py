@@ -23,7 +23,19 @@ from typing import Any, cast
 import click
 
 from vlmplan.catalog.yaml_text import require_shallow, yaml_documents
-from vlmplan.cli.launch import CURRICULUM_FILE, SCHEMA, Prepared, document, launch, planned, prepare, say, show, start
+from vlmplan.cli.launch import (
+    CURRICULUM_FILE,
+    SCHEMA,
+    Prepared,
+    document,
+    launch,
+    planned,
+    prepare,
+    say,
+    show,
+    start,
+    with_data,
+)
 from vlmplan.cli.options import words_of
 from vlmplan.emit import PLAN_FILE
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
@@ -303,6 +315,8 @@ def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
     changed = [sentence for step in steps if step.is_done for sentence in _changes(step)]
     left = [step for step in steps if not step.is_done]
     seen = [looked_at(step, is_first_look=True) for step in left]
+    if dry_run or len(left) > 1:  # a wrong sample of a later stage would end the curriculum after days
+        seen = [with_data(prepared) for prepared in seen]
     if dry_run:
         return _show(left, seen, as_json=as_json)
     has_problems = bool(changed) or any(prepared.findings.problems for prepared in seen)

@@ -19,6 +19,7 @@ from vlmplan.training import EXIT_OUT_OF_MEMORY, MONITOR_PACKAGES, SCHEDULES, Tr
 from vlmplan.units import counted
 
 if TYPE_CHECKING:
+    from vlmplan.launch.data_look import DataLook
     from vlmplan.launch.facts import Facts
     from vlmplan.launch.preflight import Findings
     from vlmplan.launch.resuming import Asked
@@ -88,6 +89,7 @@ class Prepared:
     notes: list[str]
     catalog_files: tuple[Path, ...] = ()
     hostfile: Path | None = None
+    data: "DataLook | None" = None
 
 
 @click.command()
@@ -138,6 +140,8 @@ def launch(
             given["model"] = _demo_model(trainer, trainer.output_dir if folder is None else Path(folder))
         plan, notes, whole = _plan(ctx, given, plan_file, whole)
         prepared = prepare(plan, whole, notes)
+        if dry_run:
+            prepared = with_data(prepared)
         way_out = _way_out(prepared, given)
     text = _command_text(prepared)
     if as_json:
@@ -337,12 +341,31 @@ def prepare(plan: "Plan", asked: "Asked", notes: Sequence[str]) -> Prepared:
     )
 
 
+def with_data(prepared: Prepared) -> Prepared:
+    """``prepared`` after a look at its data as its start would read it; what that refuses is one more problem."""
+    from vlmplan.launch.data_look import looked_at
+    from vlmplan.launch.preflight import data_problems, missing_packages
+
+    plan, options, findings = prepared.plan, prepared.options, prepared.findings
+    if options.train_data is None or any(data_problems(plan, options)):
+        return prepared
+    missing = missing_packages(plan, prepared.facts.packages)
+    if missing:
+        note = f"the data was not looked at, which needs {', '.join(missing)}"
+        return dataclasses.replace(prepared, notes=[*prepared.notes, note])
+    data = looked_at(plan, options, prepared.environment)
+    if data.problem is not None:
+        findings = dataclasses.replace(findings, problems=(*findings.problems, data.problem))
+    return dataclasses.replace(prepared, findings=findings, data=data)
+
+
 def document(prepared: Prepared) -> dict[str, Any]:
     """What would be run, for ``--json``."""
     return {
         "command": prepared.command,
         "environment": prepared.environment,
         "files": _files(prepared),
+        "data": None if prepared.data is None else dict(prepared.data.accounts),
         "problems": list(prepared.findings.problems),
         "notes": [*prepared.notes, *prepared.findings.warnings],
         "plan": prepared.plan.as_json(),
@@ -356,6 +379,8 @@ def show(prepared: Prepared) -> None:
 
     lines.say(f"would write: {', '.join(_files(prepared))}")
     lines.say_command("would run:", shell_text(prepared.command, prepared.environment))
+    for line in () if prepared.data is None else prepared.data.lines():
+        lines.say(line)
     say(prepared)
 
 

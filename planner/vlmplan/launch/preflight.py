@@ -55,7 +55,7 @@ def preflight(
         *(_ram_problems(plan, facts) if is_here else ()),
         *_disk_problems(plan, options, facts),
         *_model_problems(plan),
-        *_data_problems(plan, options),
+        *data_problems(plan, options),
         *folder_problems(options.output_dir, plan, resumes=options.resume),
     ]
     warnings = [*_version_warnings(plan, facts), *_sample_warnings(plan, options)]
@@ -208,7 +208,8 @@ def _model_problems(plan: Plan) -> Iterator[str]:
         yield f"the model's folder {source} is not on this machine"
 
 
-def _data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
+def data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
+    """What is wrong with data that can be seen without looking into samples."""
     if options.adapter is not None:
         problem = adapter_problem(options.adapter, trains_adapters=plan.recipe.trains_adapters)
         if problem is not None:

@@ -281,7 +281,7 @@ def test_an_image_that_turns_out_broken_stops_training_or_teaches_nothing(qwen: 
     assert made.num_skipped == 1
 
 
-def test_the_user_sees_what_is_cut_left_out_and_made_smaller(qwen: Any):
+def test_a_survey_says_what_is_cut_left_out_and_made_smaller(qwen: Any):
     made = encoder(qwen, seq_len=40, images_per_sample=1)
     samples = [
         question(source="a:1"),
@@ -290,10 +290,8 @@ def test_the_user_sees_what_is_cut_left_out_and_made_smaller(qwen: Any):
         question(source="a:4", sizes=((28, 28), (28, 28))),
     ]
     survey = made.survey(samples)
-    lines = survey.summary(seq_len=40)
-    assert lines[0] == "1 of 4 samples are longer than --seq-len 40 and are cut"
-    assert lines[1:3] == ["1 images are larger than the plan's and are made smaller", "1 of 4 samples are left out"]
-    assert lines[3].startswith("left out: a:4: ")
+    assert (survey.num_images_reduced, len(survey.sentences)) == (1, 1)
+    assert survey.sentences[0].startswith("a:4: ")
     assert [survey.truncated, survey.skipped] == [{"a:2"}, {"a:4"}]
 
 

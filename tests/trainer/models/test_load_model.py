@@ -14,7 +14,7 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.recipe import AdapterDtype, AttentionImplementation, Method, Precision, Recipe
 from vlmplan.workload import ModelFiles, Workload
-from vlmplan_trainer.models.load import load_model, model_source, num_elements
+from vlmplan_trainer.models.load import load_model, load_processing, model_source, num_elements
 from vlmplan_trainer.models.tiny import FAMILIES, write_tiny_model
 
 
@@ -211,9 +211,9 @@ def test_every_part_runs_the_planned_attention_without_a_cache(folder, attention
 
 
 def test_a_vision_model_comes_with_its_processor_and_a_text_model_with_its_tokenizer(folder):
-    loaded = load_model(tiny_plan(folder, Recipe()))
-    assert loaded.is_vision == hasattr(loaded.processor, "image_processor") == (loaded.model_type == "qwen2_vl")
-    assert loaded.model.training
+    found = load_processing(tiny_plan(folder, Recipe()))
+    assert found.is_vision == hasattr(found.processor, "image_processor") == (found.model_type == "qwen2_vl")
+    assert "tokenizer.json" in found.files
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.data.chats import Sample
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.sampler import Shares, epoch_order
+from vlmplan_trainer.data.survey import Survey
 
 PADS_TO = 8
 """Tensor cores want multiples of 8 tokens."""
@@ -28,9 +29,9 @@ BATCHES_AHEAD = 2
 class Batches:
     """The micro batches of one rank in one epoch, again and again.
 
-    Samples that cannot be trained on are left out first; ``survey`` says which. The samples at the end of an epoch that
-    fill no whole step are left out of it, other ones in each epoch; ``num_left_over`` counts them. ``pads_to`` is the
-    multiple that texts are padded to; the plan's length gives every micro batch that length.
+    Samples that cannot be trained on are left out first, unless a survey has done so; ``survey`` says which. Those at
+    the end of an epoch that fill no whole step are left out of it, other ones in each epoch; ``num_left_over`` counts
+    them. ``pads_to`` is the multiple that texts are padded to; the plan's length gives every micro batch that length.
 
     In data where only some samples have images, a micro batch without any gets a blank one at the end of its shortest
     text, without effect on the loss: the vision tower has to run on all ranks or on none.
@@ -40,7 +41,7 @@ class Batches:
 
     def __init__(
         self,
-        samples: Sequence[Sample],
+        samples: Sequence[Sample] | Survey,
         encoder: Encoder,
         *,
         micro_batch: int,
@@ -53,15 +54,9 @@ class Batches:
         num_workers: int = 0,
     ) -> None:
         self._shares = Shares(micro_batch=micro_batch, num_ranks=num_ranks, rank=rank, grad_accum=grad_accum)
-        self.survey = encoder.survey(samples)
+        self.survey = samples if isinstance(samples, Survey) else encoder.survey(samples)
         self._samples, self._encoder, self._seed = self.survey.samples, encoder, seed
-        if len(self._samples) < self._shares.samples_per_step:
-            left_out = f" after {self.survey.num_skipped} were left out" if self.survey.num_skipped else ""
-            first = f" (the first: {self.survey.sentences[0]})" if self.survey.sentences else ""
-            raise InputError(
-                f"the data has {len(self._samples)} samples{left_out}{first}, but one step of the plan takes "
-                f"{self._shares.samples_per_step}; more samples or a smaller --global-batch are needed"
-            )
+        refuse_too_few(self.survey, samples_per_step=self._shares.samples_per_step)
         self._lengths = self.survey.lengths if groups_by_length else None
         self._pads_to, self._num_workers = pads_to, num_workers
         with_images = sum(bool(sample.images) for sample in self._samples)
@@ -141,6 +136,18 @@ class Batches:
             shortest = min(range(len(rows)), key=lambda index: rows[index]["input_ids"].shape[1])
             rows[shortest] = with_blank_image(rows[shortest], self._encoder)
         return collated(rows, pad_id=self._encoder.pad_id, pads_to=self._pads_to, seq_len=self._encoder.seq_len)
+
+
+def refuse_too_few(survey: Survey, *, samples_per_step: int) -> None:
+    """Raise InputError if the samples of ``survey`` fill no step."""
+    if len(survey.samples) >= samples_per_step:
+        return
+    left_out = f" after {survey.num_skipped} were left out" if survey.num_skipped else ""
+    first = f" (the first: {survey.sentences[0]})" if survey.sentences else ""
+    raise InputError(
+        f"the data has {len(survey.samples)} samples{left_out}{first}, but one step of the plan takes "
+        f"{samples_per_step}; more samples or a smaller --global-batch are needed"
+    )
 
 
 def with_blank_image(row: Encoded, encoder: Encoder) -> Encoded:

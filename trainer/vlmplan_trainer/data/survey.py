@@ -50,18 +50,6 @@ class Survey:
     def num_skipped(self) -> int:
         return len(self.skipped)
 
-    def summary(self, seq_len: int) -> list[str]:
-        """What the user should see: how many samples are cut and left out, images made smaller."""
-        total = len(self.samples) + self.num_skipped
-        lines = []
-        if self.truncated:
-            lines.append(f"{self.num_truncated} of {total} samples are longer than --seq-len {seq_len} and are cut")
-        if self.num_images_reduced:
-            lines.append(f"{self.num_images_reduced} images are larger than the plan's and are made smaller")
-        if self.skipped:
-            lines.append(f"{self.num_skipped} of {total} samples are left out")
-        return [*lines, *(f"left out: {sentence}" for sentence in self.sentences)]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Images:

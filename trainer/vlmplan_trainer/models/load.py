@@ -32,23 +32,6 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """``processor`` is a tokenizer for a text model. ``model`` is peft's where it has adapters.
-
-    ``config`` is transformers' configuration as the checkpoint has it, ``files`` are those that processor, tokenizer
-    and generation come from, by their names.
-    """
-
-    model: nn.Module
-    processor: Any
-    is_vision: bool
-    model_type: str
-    source: "Source"
-    config: Any
-    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where a model is loaded from: a folder, or a Hugging Face id and its revision."""
 
@@ -61,6 +44,41 @@ class Source:
         return path if path.is_dir() else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processing:
+    """What makes a model's inputs, and goes with its result: ``processor`` is a tokenizer for a text model, ``files``
+    are those that processor, tokenizer and generation come from, by their names."""
+
+    processor: Any
+    is_vision: bool
+    model_type: str
+    source: Source
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """``model`` is peft's where it has adapters; ``config`` is transformers' configuration as the checkpoint has it."""
+
+    model: nn.Module
+    config: Any
+
+
+def load_processing(plan: Plan, *, random_weights: bool = False) -> Processing:
+    """The processor or tokenizer of the plan's model, without its weights. Raises what ``load_model`` does."""
+    source = model_source(plan)
+    with _sentences(source):
+        config = _configuration(plan, source, random_weights=random_weights)
+        is_vision = _is_vision(config)
+        return Processing(
+            processor=load_processor(source.name, is_vision=is_vision, revision=source.revision),
+            is_vision=is_vision,
+            model_type=str(config.model_type),
+            source=source,
+            files=processor_files(source.name, revision=source.revision),
+        )
+
+
 def load_model(
     plan: Plan,
     *,
@@ -68,28 +86,23 @@ def load_model(
     seed: int = 0,
     adapter: Path | None = None,
     device: torch.device | None = None,
-    has_processor: bool = True,
 ) -> Loaded:
-    """The model of a plan, ready for an engine, and what makes its inputs.
+    """The model of a plan, ready for an engine.
 
     ``random_weights``: the plan's config.json, and no weights. ``seed`` is that of random weights and adapters; torch's
     generator is set to it. ``adapter``: a folder with weights that the adapters start from. ``device``: where weights
-    are quantised, this rank's card or the CPU. ``has_processor``: False where inputs come from elsewhere. Under ZeRO-3
-    the process group must stand already; no rank ever has the whole model then.
+    are quantised, this rank's card or the CPU. Under ZeRO-3 the process group must stand already; no rank ever has the
+    whole model then.
     Raises InputError, UnavailableError or MissingPackageError with what to do.
     """
     recipe = plan.recipe
-    source = model_source(plan) if has_processor or not random_weights else Source(name=plan.model_source)
+    source = Source(name=plan.model_source) if random_weights else model_source(plan)
     if recipe.method is Method.QLORA and recipe.zero_stage == 3:
         raise InputError("--method qlora does not go with --zero-stage 3; plan with stage 2, or with --method lora")
     torch.manual_seed(seed)
     with _sharding(plan), _sentences(source):
         config = _configuration(plan, source, random_weights=random_weights)
         kind = model_class(config)
-        processor, files = None, {}
-        if has_processor:
-            files = processor_files(source.name, revision=source.revision)
-            processor = load_processor(source.name, is_vision=_is_vision(config), revision=source.revision)
         place = device or torch.device(_device(plan))
         if random_weights:
             model = _random(kind, config, recipe, place)
@@ -101,15 +114,7 @@ def load_model(
         if adapter is not None:
             load_adapter(prepared, adapter, recipe)
     _check_size(prepared, plan)
-    return Loaded(
-        model=prepared,
-        processor=processor,
-        is_vision=_is_vision(config),
-        model_type=str(model.config.model_type),
-        source=source,
-        config=said,
-        files=files,
-    )
+    return Loaded(model=prepared, config=said)
 
 
 def prepare(model: Any, recipe: Recipe) -> Any:

@@ -92,7 +92,7 @@ def rehearse(request: Request) -> dict[str, Any]:
     ):
         meter = PhaseMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
         with meter.phase("load"):
-            loaded = load_model(plan, random_weights=True, device=place, has_processor=False)
+            loaded = load_model(plan, random_weights=True, device=place)
         makers.learn(loaded.model)
         with meter.phase("init"):
             engine = make_engine(loaded.model, plan, device=place, weight_decay=0.0)

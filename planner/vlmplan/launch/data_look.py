@@ -1,0 +1,55 @@
+"""What the data of a run is like, for --dry-run: the trainer reads it as its start would, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from vlmplan.emit import PLAN_FILE
+from vlmplan.plan import Plan, write_plan
+from vlmplan.training import TrainerOptions
+
+LOOK = "vlmplan_trainer.look"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataLook:
+    """``accounts`` of "train" and "eval" as the trainer tells them (``data/gather.py``), or the ``problem`` with which
+    the run would end."""
+
+    accounts: Mapping[str, Mapping[str, Any]]
+    problem: str | None = None
+
+    def lines(self) -> Iterator[str]:
+        """What to say of each file."""
+        for name, account in self.accounts.items():
+            yield f"--{name}-data {account['name']}:"
+            yield from (f"  {line}" for line in account["lines"])
+
+
+def looked_at(plan: Plan, options: TrainerOptions, environment: Mapping[str, str]) -> DataLook:
+    """What the start of this run would find in its data. Takes as long as that: it reads and encodes every text."""
+    with tempfile.TemporaryDirectory(prefix="vlmplan-") as folder:
+        path = Path(folder) / PLAN_FILE
+        write_plan(plan, path)
+        done = subprocess.run(  # noqa: S603 - this interpreter, a list of words
+            [sys.executable, "-m", LOOK, "--plan", str(path), *options.arguments()],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    try:
+        found = cast(dict[str, Any], json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return DataLook(accounts={}, problem=f"the data cannot be looked at: {last}")
+    if "problem" in found:
+        return DataLook(accounts={}, problem=str(found["problem"]))
+    return DataLook(accounts={name: account for name, account in found.items() if account is not None})

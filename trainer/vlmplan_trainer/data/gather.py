@@ -1,0 +1,162 @@
+"""What a run trains on and is looked at with, read before its model is loaded, and what became of every sample.
+
+``vlmplan launch --dry-run`` asks for the same (``look.py``), so that it says and refuses what the start would.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from vlmplan.errors import InputError
+from vlmplan.plan import Plan
+from vlmplan.training import TrainerOptions
+from vlmplan.units import counted
+from vlmplan_trainer.data.batches import refuse_too_few
+from vlmplan_trainer.data.chats import MAX_SENTENCES, ReadReport, Sample, read_chats
+from vlmplan_trainer.data.dummy import dummy_samples
+from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.survey import Survey
+from vlmplan_trainer.models.load import Processing, load_processing
+from vlmplan_trainer.phases import say_phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What became of the samples of one file, or of made-up ones.
+
+    ``num_samples`` are trained on, each once an epoch, in ``forms`` by name (with those that the plan has no room for).
+    ``num_bad`` could not be used at all, ``num_no_room`` are sound but do not go into the plan, ``num_truncated`` are
+    cut at its length. Lengths are in tokens after the cut.
+    """
+
+    name: str
+    forms: Mapping[str, int]
+    num_samples: int
+    num_bad: int
+    num_no_room: int
+    num_truncated: int
+    num_images: int
+    num_images_reduced: int
+    shortest: int
+    median_length: float
+    longest: int
+    seq_len: int
+    sentences: tuple[str, ...]
+    """Of the first samples that are left out, each with its place."""
+
+    @property
+    def num_left_out(self) -> int:
+        return self.num_bad + self.num_no_room
+
+    def as_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return values | {"forms": dict(self.forms), "num_left_out": self.num_left_out, "lines": self.lines()}
+
+    def lines(self) -> list[str]:
+        """What the user should see."""
+        total = self.num_samples + self.num_left_out
+        images = counted(self.num_images, "image") if self.num_images else "no images"
+        forms = "; ".join(f"{name}: {count:,}" for name, count in self.forms.items())
+        lines = [
+            f"{counted(self.num_samples, 'sample')} to train on, {images}" + (f" ({forms})" if forms else ""),
+            f"{self.shortest:,} to {self.longest:,} tokens in a sample, {self.median_length:,.0f} in the middle one",
+        ]
+        if self.num_truncated:
+            lines.append(
+                f"{self.num_truncated:,} of {total:,} samples are longer than --seq-len {self.seq_len} and are cut"
+            )
+        if self.num_images_reduced:
+            lines.append(f"{self.num_images_reduced:,} images are larger than the plan's and are made smaller")
+        if self.num_left_out:
+            lines.append(f"{self.num_left_out:,} of {total:,} samples are left out")
+        return [*lines, *(f"left out: {sentence}" for sentence in self.sentences)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """``samples`` are all that were read, ``survey`` has those to train on."""
+
+    samples: list[Sample]
+    survey: Survey
+    account: Account
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """The data of a run, and what makes a model's inputs of it."""
+
+    processing: Processing
+    encoder: Encoder
+    train: Gathered
+    evaluation: Gathered | None
+
+
+def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
+    """Read and check everything. Raises InputError, UnavailableError or MissingPackageError with what to do."""
+    training = _read_training(plan, options)  # a wrong sample is said before a processor is loaded
+    evaluation = None if options.eval_data is None else _read(options.eval_data, options)
+    processing = load_processing(plan, random_weights=options.random_weights)
+    encoder = _encoder(plan, options, processing)
+    train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)
+    refuse_too_few(train.survey, samples_per_step=plan.samples_per_step)
+    looked_at = None
+    if evaluation is not None:
+        looked_at = _gathered(str(options.eval_data), *evaluation, encoder)
+        try:
+            refuse_too_few(looked_at.survey, samples_per_step=plan.recipe.micro_batch * plan.hardware.num_gpus)
+        except InputError as error:
+            raise InputError(f"--eval-data {options.eval_data}: {error}") from None
+    return Data(processing=processing, encoder=encoder, train=train, evaluation=looked_at)
+
+
+def _read_training(plan: Plan, options: TrainerOptions) -> tuple[list[Sample], ReadReport]:
+    if options.dummy_data is None:
+        assert options.train_data is not None
+        return _read(options.train_data, options)
+    workload = plan.workload
+    size = (workload.image_width, workload.image_height)
+    samples = dummy_samples(
+        options.dummy_data, num_images=workload.images_per_sample, image_size=size, seed=options.seed
+    )
+    return samples, ReadReport(num_samples=len(samples), num_bad=0)
+
+
+def _read(path: Path, options: TrainerOptions) -> tuple[list[Sample], ReadReport]:
+    say_phase(f"reading {path}")
+    return read_chats(path, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
+
+
+def _encoder(plan: Plan, options: TrainerOptions, processing: Processing) -> Encoder:
+    workload = plan.workload
+    size = (workload.image_width, workload.image_height) if workload.images_per_sample else None
+    return Encoder(
+        processing.processor,
+        model_type=processing.model_type,
+        seq_len=workload.seq_len,
+        image_size=size,
+        images_per_sample=workload.images_per_sample,
+        skips_bad=options.skip_bad_samples,
+    )
+
+
+def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> Gathered:
+    say_phase(f"looking at {counted(len(samples), 'sample')}")
+    survey = encoder.survey(samples)
+    account = Account(
+        name=name,
+        forms=report.forms,
+        num_samples=len(survey.samples),
+        num_bad=report.num_bad,
+        num_no_room=survey.num_skipped,
+        num_truncated=survey.num_truncated,
+        num_images=sum(len(sample.images) for sample in survey.samples),
+        num_images_reduced=survey.num_images_reduced,
+        shortest=min(survey.lengths, default=0),
+        median_length=median(survey.lengths or [0]),
+        longest=max(survey.lengths, default=0),
+        seq_len=encoder.seq_len,
+        sentences=(*report.sentences, *survey.sentences)[:MAX_SENTENCES],
+    )
+    return Gathered(samples=samples, survey=survey, account=account)
