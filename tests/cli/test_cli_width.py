@@ -46,6 +46,10 @@ COMMANDS = {
     "models": ("models",),
     "model": ("models", "llava-onevision-7b"),
     "model, long": ("models", f"./{LONG}"),
+    "models of a card": ("models", "--gpu", "rtx-4060", "--max-params", "2B"),
+    "compare": ("estimate", *SETUP, "--compare", "zero"),
+    "explain": ("explain", "reduce_bucket_size", *SETUP),
+    "keys": ("explain",),
     "launch": ("launch", *SETUP, "--output-dir", "run", "--dry-run", "--dummy-data", "4"),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ def run_comparison(name: str, given: Mapping[str, Any], catalog_files: tuple[Pat
     from vlmplan.catalog import load_catalog
     from vlmplan.models import find_model
     from vlmplan.render.comparison import print_comparison
-    from vlmplan.render.estimate import hardware_text, workload_text
+    from vlmplan.render.estimate import hardware_text, setup_text, workload_text
     from vlmplan.request import ds_config_of, requested_cluster, requested_setup
 
     catalog, model = load_catalog(catalog_files), find_model(given["model"])
@@ -30,9 +30,8 @@ def run_comparison(name: str, given: Mapping[str, Any], catalog_files: tuple[Pat
         click.echo(json.dumps(document(name, variants), indent=2))
     else:
         first = next((one.estimate for one in variants if one.is_present and one.estimate is not None), known[0])
-        recipe = first.recipe
-        how = f"{recipe.method.value}, {recipe.precision.value}, micro batch {recipe.micro_batch} x {recipe.grad_accum}"
-        print_comparison(f"{model.id}; {how}; {hardware_text(first)}; {workload_text(first)}", variants)
+        title = f"{model.id}; {setup_text(first)}; {hardware_text(first)}; {workload_text(first)}"
+        print_comparison(title, variants)
     return any(found.verdict is not Verdict.DOES_NOT_FIT for found in known)
 
 
