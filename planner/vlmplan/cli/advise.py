@@ -37,11 +37,17 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     from vlmplan.models import find_model
     from vlmplan.search.advice import advice
 
-    if given["objective"] is None:
+    objective = given["objective"]
+    if objective is None:
         has_budget_alone = given["max_usd"] is not None and given["max_hours"] is None
         given["objective"] = "time" if has_budget_alone else "cost"
     found = advice(given, load_catalog(catalog_files), find_model(given["model"]), today())
-    text = command_text(advise, catalog_files)
+    whole = command_text(advise, catalog_files)
+
+    def text(options: Mapping[str, Any]) -> str:
+        """With the objective as it was given, or none."""
+        return whole({**options, "objective": objective})
+
     if as_json:
         described = document(found) | to_fit_json(found.way_out, text, found.as_of)
         click.echo(json.dumps(described, indent=2))
