@@ -36,7 +36,7 @@ CONTRACT = {
 }
 ADDED = {
     *("rank", "num_ranks", "num_steps", "verdict", "estimated_verdict", "peak_phase", "peak_step", "notes"),
-    *("caveats", "not_counted"),
+    *("caveats", "not_counted", "to_fit", "other_machine"),
     *("estimated_peak_allocated_bytes", "estimated_peak_reserved_bytes", "estimated_peak_device_bytes"),
     *("estimated_components_at_peak", "estimated_flops"),
 }
