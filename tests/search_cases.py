@@ -44,12 +44,11 @@ def space(
     alias: str = "smollm2-135m",
     *,
     global_batch: int = 16,
-    is_exhaustive: bool = False,
     fixed: dict[str, Any] | None = None,
     **sample: Any,
 ) -> SetupSpace:
     asked = workload(alias, global_batch=global_batch, **sample)
-    return SetupSpace(asked, fixed or {}, global_batch, is_exhaustive=is_exhaustive)
+    return SetupSpace(asked, fixed or {}, global_batch)
 
 
 def search(
@@ -78,15 +77,13 @@ def all_estimates(
     on: Cluster,
     methods: tuple[Method, ...] | None = None,
     *,
-    lean: tuple[bool, ...] = (False, True),
     only_smallest: bool = False,
 ) -> Iterator[Estimate]:
     """Every recipe of the space with every micro batch, computed exactly."""
     sizes = where.batch_sizes(on.num_gpus)
     for method in methods or where.choices.methods:
-        for is_lean in lean:
-            for recipe in where.recipes(on, method, is_lean=is_lean):
-                for micro_batch, grad_accum in sizes[:1] if only_smallest else sizes:
-                    sized = recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
-                    estimator, _ = where._estimator(sized)
-                    yield estimator.estimate(sized, on)
+        for recipe in where.recipes(on, method):
+            for micro_batch, grad_accum in sizes[:1] if only_smallest else sizes:
+                sized = recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
+                estimator, _ = where._estimator(sized)
+                yield estimator.estimate(sized, on)

@@ -433,16 +433,22 @@ def estimate_with_sizes(workload: Workload, recipe: Recipe, cluster: Cluster) ->
     return sized_estimate(Estimator(workload, recipe), recipe, cluster)
 
 
-def sized_estimate(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> Estimate:
-    """``estimate_with_sizes`` by an estimator that is there already."""
+def sized_estimate(
+    estimator: Estimator,
+    recipe: Recipe,
+    cluster: Cluster,
+    timeline_of: Callable[[Recipe, Cluster], Timeline] | None = None,
+) -> Estimate:
+    """``estimate_with_sizes`` by an estimator that is there already; ``timeline_of`` may know timelines."""
+    timeline_of = timeline_of or estimator.timeline
     *first, last = sized_recipes(estimator, recipe, cluster)
     for sized in first:
-        timeline = estimator.timeline(sized, cluster)
+        timeline = timeline_of(sized, cluster)
         if device_memory(timeline.peak.total, cluster).verdict is Verdict.FITS:  # its tensors do
             found = estimator.estimate(sized, cluster, timeline)
             if found.verdict is Verdict.FITS:
                 return found
-    return estimator.estimate(last, cluster)
+    return estimator.estimate(last, cluster, timeline_of(last, cluster))
 
 
 def sized_recipes(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> list[Recipe]:

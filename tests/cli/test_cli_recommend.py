@@ -284,7 +284,7 @@ def test_when_nothing_fits_every_machine_has_a_reason(words: Sequence[str], reas
 
 RENTED = {"job.slurm", "launch.sh", "plan.json", "sky.yaml", wheel_name()}
 WRITTEN = [
-    ((VISION_MODEL, "--gpu", "rtx-4090:1"), RENTED),
+    ((VISION_MODEL, "--gpu", "rtx-4090:1", "--zero-stage", "none"), RENTED),
     ((VISION_MODEL, "--gpu", "rtx-4090:4", "--method", "full"), RENTED | {"ds_config.json"}),
     ((MODEL, "--gpu", "t4:2", "--num-nodes", "2"), RENTED | {"ds_config.json", "hostfile"}),
     (

@@ -1,8 +1,8 @@
-"""Upper bounds of the memory timeline in closed form, for searching many clusters.
+"""Bounds of the memory timeline in closed form, for searching many clusters.
 
 ``MicroBatchProfile`` keeps from one trace the few numbers that do not depend on ranks or sizes; ``peak_bound`` adds
-what an engine can hold at most. A plan that is shown is always computed with ``timeline`` itself; the bound only
-decides which plans are worth computing, and a test holds it above the timeline.
+what an engine can hold at most, ``peak_floor`` what it holds at least. What fits by the first fits, what does not by
+the second does not, and what lies between is for the timeline to say. Tests hold it between them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -170,6 +170,20 @@ def peak_bound(
     )
 
 
+def peak_floor(states: ModelStates, profile: MicroBatchProfile, workspace_bytes: int) -> int:
+    """At most the highest moment of the timeline beside libraries' workspaces: the model states, with the micro batch's
+    own tensors or the update, without anything that gradients, buckets or gathered weights take meanwhile.
+
+    While the engine is built there are no ``workspace_bytes`` yet.
+    """
+    copies = states.copies.total
+    return copies + max(
+        states.resident.total + max(profile.forward_peak, profile.dropped_peak),
+        states.step_peak.total,
+        states.init_peak.total - workspace_bytes,
+    )
+
+
 def _whole_bounds(
     table: ParameterTable, recipe: Recipe, profile: MicroBatchProfile, *, accumulates: bool
 ) -> tuple[int, int]:
@@ -214,6 +228,8 @@ def _bucketed_bounds(
     if recipe.zero_stage == 1:
         accumulated = table.trained_bytes if accumulates else 0
         kept = max(profile.kept_peak, profile.dropped_peak + accumulated, table.trained_bytes + copied)
+        if recipe.offload_optimizer is not Offload.NONE:
+            kept += NORM_BYTES * table.largest_trained  # the norm of a gradient before it goes to the host
         return profile.forward_peak + accumulated + (buckets if accumulated else 0), kept + buckets + owned + largest
     earlier = owned if accumulates else 0
     highest = profile.dropped_peak + copied

@@ -1,80 +1,107 @@
-"""Which recipes a search tries on a cluster: methods, engines, offload and checkpointing that the rules allow."""
+"""Which recipes a search tries on a cluster: methods, engines, offload, checkpointing and loss that the rules allow."""
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import Any
 
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import Method, Offload, Precision, Recipe
+from vlmplan.recipe import LossKind, Method, Offload, Precision, Recipe
 from vlmplan.rules import Severity, default_attention, model_facts, problems
+from vlmplan.search.combined_traces import Switches
 from vlmplan.workload import Workload
+
+Engine = tuple[Recipe, ...]
+"""The recipes of one method on one engine, without sizes and batches: its switches in every way that rules allow, those
+that save least memory and most time first."""
 
 
 class RecipeChoices:
-    """The recipes of a workload, without sizes and batches; ``fixed`` fields are the user's, the rest is tried.
+    """The recipes of a workload; ``fixed`` fields are the user's, the rest is tried.
 
     What is the same on many clusters is one object.
     """
 
-    def __init__(self, workload: Workload, fixed: dict[str, Any]) -> None:
+    def __init__(self, workload: Workload, fixed: dict[str, Any], *, has_other_layers: bool) -> None:
+        """``has_other_layers``: besides the language model's, which then have a checkpointing switch of their own."""
         self._workload, self._fixed = workload, fixed
         self._facts = model_facts(workload.model)
         self._attention = default_attention(self._facts)
         self._given = frozenset(fixed)
+        self._has_other_layers = has_other_layers
         self._made: dict[tuple[Any, ...], Recipe] = {}
-        self._allowed: dict[Any, list[Recipe]] = {}
+        self._allowed: dict[Any, list[Engine]] = {}
 
     @property
     def methods(self) -> tuple[Method, ...]:
         return self._options("method", tuple(Method))
 
-    def allowed(self, cluster: Cluster, method: Method, *, is_lean: bool) -> list[Recipe]:
-        """Recipes of one method; ``is_lean``: those that give speed for memory.
+    @property
+    def switches(self) -> list[Switches]:
+        """Every way to checkpoint activations and to compute the loss, from the least saving to the most."""
+        languages = self._options("activation_checkpointing", (False, True))
+        losses = self._options("loss", (LossKind.FULL, LossKind.CHUNKED))
+        found: dict[Switches, None] = {}
+        for language, loss in product(languages, losses):
+            tied = (False, True) if self._has_other_layers else (language,)
+            for others in self._options("vision_activation_checkpointing", tied):
+                found[Switches(checkpoints_language=language, checkpoints_others=others, loss=loss)] = None
+        return list(found)
 
-        Rules ask a card for its maker and what it can compute, and for nothing else.
+    def engines(self, cluster: Cluster, method: Method) -> list[Engine]:
+        """The engines of one method that can run there.
+
+        Rules ask a card for its maker and what it can compute, and for nothing else; none asks for checkpointing.
         """
         gpu = cluster.node.gpu
         kind = (gpu.vendor, gpu.compute_capability, gpu.supports_bf16)
-        key = (kind, cluster.num_gpus, cluster.num_nodes, method, is_lean)
+        key = (kind, cluster.num_gpus, cluster.num_nodes, method)
         if key not in self._allowed:
-            made = self._recipes(cluster, method, is_lean)
-            self._allowed[key] = [recipe for recipe in made if self._objection(recipe, cluster) is None]
+            engines = (self._allowed_ways(engine, cluster) for engine in self._engines(cluster, method))
+            self._allowed[key] = [engine for engine in engines if engine]
         return self._allowed[key]
 
-    def objections(self, cluster: Cluster, kinds: Iterable[tuple[Method, bool]]) -> Iterator[str]:
-        """Why recipes of these methods, lean or not, cannot run there, whatever their size."""
-        for method, is_lean in kinds:
-            for recipe in self._recipes(cluster, method, is_lean):
-                reason = self._objection(recipe, cluster)
+    def _allowed_ways(self, engine: Engine, cluster: Cluster) -> Engine:
+        is_refused: dict[LossKind, bool] = {}
+        for recipe in engine:
+            if recipe.loss not in is_refused:
+                is_refused[recipe.loss] = self._objection(recipe, cluster) is not None
+        return tuple(recipe for recipe in engine if not is_refused[recipe.loss])
+
+    def objections(self, cluster: Cluster, methods: Iterable[Method]) -> Iterator[str]:
+        """Why recipes of these methods cannot run there, whatever their size."""
+        for method in methods:
+            for engine in self._engines(cluster, method):
+                reason = self._objection(engine[-1], cluster)
                 if reason is not None:
                     yield reason
 
-    def _recipes(self, cluster: Cluster, method: Method, is_lean: bool) -> Iterator[Recipe]:
+    def _engines(self, cluster: Cluster, method: Method) -> Iterator[Engine]:
         gpu = cluster.node.gpu
-        for checkpoints in self._options("activation_checkpointing", (True,) if is_lean else (False, True)):
-            for stage, optimizer, params in self._engines(cluster, is_lean):
-                fields: dict[str, Any] = {
-                    "method": method,
-                    "attention": self._attention,
-                    "precision": Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
-                    "expandable_segments": True,
-                    "zero_stage": stage,
-                    "offload_optimizer": optimizer,
-                    "offload_params": params,
-                    "activation_checkpointing": checkpoints,
-                    "vision_activation_checkpointing": checkpoints,
-                }
-                for hpz in self._copies(cluster, stage, params):
-                    yield self._recipe(fields | {"hpz": hpz})
+        precision = Precision.BF16 if gpu.supports_bf16 else Precision.FP16
+        switches = self.switches
+        for stage, optimizer, params in self._stages(cluster):
+            for hpz in self._partition_sizes(cluster, stage, params):
+                yield tuple(self._recipe(method, precision, stage, optimizer, params, hpz, one) for one in switches)
 
-    def _recipe(self, fields: dict[str, Any]) -> Recipe:
-        key = tuple(fields.values())
+    def _recipe(self, method: Method, precision: Precision, *engine: Any) -> Recipe:
+        key = (method, precision, *engine)
         if key not in self._made:
-            self._made[key] = Recipe(**(fields | self._fixed))
+            stage, optimizer, params, hpz, switches = engine
+            fields: dict[str, Any] = {
+                "method": method,
+                "attention": self._attention,
+                "precision": precision,
+                "expandable_segments": True,
+                "zero_stage": stage,
+                "offload_optimizer": optimizer,
+                "offload_params": params,
+                "hpz": hpz,
+            }
+            self._made[key] = switches.apply(Recipe(**(fields | self._fixed)))
         return self._made[key]
 
-    def _copies(self, cluster: Cluster, stage: int | None, params: Offload) -> tuple[int, ...]:
-        """Ranks that keep second copies of weights between them: those of a node, where weights would come from
-        others, or none."""
+    def _partition_sizes(self, cluster: Cluster, stage: int | None, params: Offload) -> tuple[int, ...]:
+        """Sizes of hpZ's secondary partition: the ranks of a node, where weights would come from others, or none."""
         per_node = cluster.node.num_gpus
         has_use = stage == 3 and cluster.num_nodes > 1 and per_node > 1 and params is Offload.NONE
         return self._options("hpz", (per_node, 1) if has_use else (1,))
@@ -89,15 +116,15 @@ class RecipeChoices:
     def _options(self, name: str, choices: tuple[Any, ...]) -> tuple[Any, ...]:
         return (self._fixed[name],) if name in self._fixed else choices
 
-    def _engines(self, cluster: Cluster, is_lean: bool) -> Iterator[tuple[int | None, Offload, Offload]]:
-        """(stage, optimizer offload, parameter offload), fastest first."""
-        stages: tuple[int | None, ...] = (None,) if cluster.num_gpus == 1 else (0, 1, 2, 3)
-        offloads = [(Offload.NONE, Offload.NONE)]
-        if is_lean:
-            stages = (2, 3)
-            offloads += [(Offload.CPU, Offload.NONE), (Offload.CPU, Offload.CPU)]
-        for optimizer, params in offloads:
-            for stage in self._options("zero_stage", stages):
-                if params is Offload.NONE or stage == 3:
-                    own = self._fixed.get("offload_optimizer", optimizer), self._fixed.get("offload_params", params)
-                    yield (stage, *own)
+    def _stages(self, cluster: Cluster) -> Iterator[tuple[int | None, Offload, Offload]]:
+        """(stage, optimizer offload, parameter offload), the simplest first: plain PyTorch is for one GPU."""
+        stages = self._options("zero_stage", (None, 0, 1, 2, 3) if cluster.num_gpus == 1 else (0, 1, 2, 3))
+        on_gpu, on_host = Offload.NONE, Offload.CPU
+        seen: dict[tuple[int | None, Offload, Offload], None] = {}
+        for optimizer, params in ((on_gpu, on_gpu), (on_host, on_gpu), (on_gpu, on_host), (on_host, on_host)):
+            own = self._fixed.get("offload_optimizer", optimizer), self._fixed.get("offload_params", params)
+            for stage in stages:
+                has_effect = (optimizer is on_gpu or stage in (1, 2, 3)) and (params is on_gpu or stage == 3)
+                if has_effect:
+                    seen[(stage, *own)] = None
+        yield from seen

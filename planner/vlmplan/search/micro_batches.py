@@ -1,7 +1,7 @@
 """What a search keeps of one prepared model: its micro batches by secants between a few traces, its model states."""
 
 from bisect import bisect_left
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.estimate import Estimator
@@ -11,40 +11,126 @@ from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import model_states
-from vlmplan.recipe import Precision, Recipe, chunk_tokens
+from vlmplan.recipe import Recipe, chunk_tokens
+from vlmplan.search.combined_traces import Switches, TracePair, language_labels
 from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, micro_batch_seconds
 
+Capability = tuple[int, int] | None
+"""Of a GPU, as its maker counts it; None where it has none."""
 
-class MicroBatches:
-    """One kind of micro batch seen with one sample and with the most that can be asked for, by secants in between.
 
-    Secants are above what grows faster and faster. One chunk of logits grows with the batch only until it is full, so
-    the last batch before that and the first one after are looked at as well.
+def _kind(gpu: Gpu, recipe: Recipe) -> tuple[str, str, int | None]:
+    """What seconds of a trace depend on: the card, the type of numbers, and which weights stage 3 gathers."""
+    threshold = recipe.zero.stage3_param_persistence_threshold if recipe.zero_stage == 3 else None
+    return gpu.id, recipe.precision.value, threshold
+
+
+class TracedBatches:
+    """Micro batches of one prepared model and kind of engine: one sample, the most that can be asked for, and what the
+    loss needs in between, each traced with its switches at either end.
+
+    One chunk of logits grows with the batch only until it is full, so the last batch before that and the first one
+    after are looked at as well.
     """
 
-    def __init__(self, estimator: Estimator, recipe: Recipe, capability: tuple[int, int] | None, largest: int) -> None:
+    def __init__(
+        self,
+        estimator: Estimator,
+        recipe: Recipe,
+        capability: Capability,
+        largest: int,
+        ends: tuple[Switches, Switches],
+    ) -> None:
         first_full = -(-chunk_tokens(estimator.model.head.weight.shape[0]) // estimator.workload.seq_len)
         inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
-        self._traces: dict[int, Trace] = {}
-        self._profiles: dict[int, MicroBatchProfile] = {}
-        self._seconds: dict[tuple[int, str, Precision, bool], MicroBatchSeconds | None] = {}
+        self._labels, self._ends = language_labels(estimator.model), ends
+        self._pairs: dict[int, TracePair] = {}
+        self._seconds: dict[Any, MicroBatchSeconds | None] = {}
+
+    def pair(self, position: int) -> TracePair:
+        """The micro batch of ``sizes[position]`` samples."""
+        if position not in self._pairs:
+            recipe = self._recipe.with_changes(micro_batch=self.sizes[position])
+
+            def traced(switches: Switches) -> Trace:
+                return self._estimator.trace(switches.apply(recipe), self._capability)
+
+            self._pairs[position] = TracePair(self._labels, self._ends, traced)
+        return self._pairs[position]
+
+    def seconds(self, position: int, switches: Switches, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
+        """One micro batch of ``sizes[position]`` samples; None if the GPU's speed is not known."""
+        total: MicroBatchSeconds | None = None
+        for part in self.pair(position).parts(switches):
+            key = (id(part), *_kind(gpu, recipe))
+            if key not in self._seconds:
+                self._seconds[key] = micro_batch_seconds(part, gpu, recipe)
+            one = self._seconds[key]
+            if one is None:
+                return None
+            total = one if total is None else total + one
+        return total
+
+
+SECANT_FRACTION, SECANT_FRACTION_AT_TURNS = 0.005, 0.12
+"""Part by which secants may lie above the peaks that they pass between; the second where the language model's layers
+run again, so that one of them and a chunk of logits take turns as the highest. Measured on packaged models: up to 0.2
+and 10.7 %."""
+
+
+class Peaks(NamedTuple):
+    """What a micro batch takes, and by how many bytes its exact peaks may lie above and below."""
+
+    profile: MicroBatchProfile
+    above_bytes: int
+    below_bytes: int
+
+
+class MicroBatches:
+    """Micro batches with the same switches, by secants between those that are traced.
+
+    Secants are above what grows faster and faster.
+    """
+
+    def __init__(self, traced: TracedBatches, switches: Switches) -> None:
+        self.sizes = traced.sizes
+        self._traced, self._switches = traced, switches
+        self._profiles: dict[int, Peaks] = {}
+        self._seconds: dict[Any, MicroBatchSeconds | None] = {}
+        self._floors: dict[int, int] = {}
+        self._phases: dict[Any, PhaseSeconds | None] = {}
 
     @property
     def trace(self) -> Trace:
         """One of the micro batches: they all use the same weights in the same order."""
-        return self._trace(next(iter(self._profiles), 0))
+        return self._traced.pair(0).combined(self._switches).trace
 
-    def _trace(self, position: int) -> Trace:
-        if position not in self._traces:
-            recipe = self._recipe.with_changes(micro_batch=self.sizes[position])
-            self._traces[position] = self._estimator.trace(recipe, self._capability)
-        return self._traces[position]
+    def profile(self, micro_batch: int) -> Peaks:
+        """What a micro batch takes."""
+        low, high, fraction = self._place(micro_batch)
+        below = self._profile(low)
+        if low == high:
+            return below
+        above = self._profile(high)
+        profile = between(below.profile, above.profile, fraction)
+        unmatched = max(below.above_bytes, above.above_bytes)
+        fraction = SECANT_FRACTION_AT_TURNS if self._switches.checkpoints_language else SECANT_FRACTION
+        over = round(fraction * max(profile.forward_peak, profile.dropped_peak))
+        return Peaks(profile, unmatched, unmatched + over)
 
-    def _profile(self, position: int) -> MicroBatchProfile:
+    def floor_bytes(self, micro_batch: int) -> int:
+        """Bytes that its own tensors take at least, beside the model states."""
+        if micro_batch not in self._floors:
+            profile, _, below_bytes = self.profile(micro_batch)
+            self._floors[micro_batch] = max(profile.forward_peak, profile.dropped_peak) - below_bytes
+        return self._floors[micro_batch]
+
+    def _profile(self, position: int) -> Peaks:
         if position not in self._profiles:
-            self._profiles[position] = micro_batch_profile(self._trace(position))
+            trace, unmatched_bytes = self._traced.pair(position).combined(self._switches)
+            self._profiles[position] = Peaks(micro_batch_profile(trace), unmatched_bytes, unmatched_bytes)
         return self._profiles[position]
 
     def _place(self, micro_batch: int) -> tuple[int, int, float]:
@@ -55,22 +141,19 @@ class MicroBatches:
         below, above = self.sizes[high - 1], self.sizes[high]
         return high - 1, high, (micro_batch - below) / (above - below)
 
-    def profile(self, micro_batch: int) -> MicroBatchProfile:
-        low, high, fraction = self._place(micro_batch)
-        if low == high:
-            return self._profile(low)
-        return between(self._profile(low), self._profile(high), fraction)
-
     def seconds(self, micro_batch: int, gpu: Gpu, recipe: Recipe) -> PhaseSeconds | None:
         """(forward, recompute, backward) of one micro batch; None if the GPU's speed is not known."""
-        low, high, fraction = self._place(micro_batch)
-        start, end = self._seconds_of(low, gpu, recipe), self._seconds_of(high, gpu, recipe)
-        return None if start is None or end is None else start.towards(end, fraction)
+        key = (micro_batch, *_kind(gpu, recipe))
+        if key not in self._phases:
+            low, high, fraction = self._place(micro_batch)
+            start, end = self._seconds_of(low, gpu, recipe), self._seconds_of(high, gpu, recipe)
+            self._phases[key] = None if start is None or end is None else start.towards(end, fraction)
+        return self._phases[key]
 
     def _seconds_of(self, position: int, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
-        key = (position, gpu.id, recipe.precision, recipe.zero_stage == 3)
+        key = (position, *_kind(gpu, recipe))
         if key not in self._seconds:
-            self._seconds[key] = micro_batch_seconds(self._trace(position), gpu, recipe)
+            self._seconds[key] = self._traced.seconds(position, self._switches, gpu, recipe)
         return self._seconds[key]
 
 

@@ -9,10 +9,11 @@ step.py      a whole step, by what its seconds are spent on, with a range
 
 from vlmplan.timing.rates import Graded, Outlook, Rates, gpu_rates, peak_flops_per_second, speed_note
 from vlmplan.timing.roofline import Busy, MicroBatchSeconds, PhaseSeconds, micro_batch_seconds, step_flops
-from vlmplan.timing.step import StepTime, TimedStep, step_of, timed_step
+from vlmplan.timing.step import BesidesComputing, StepTime, TimedStep, besides_computing, timed_step
 from vlmplan.timing.update import update_seconds
 
 __all__ = [
+    "BesidesComputing",
     "Busy",
     "Graded",
     "MicroBatchSeconds",
@@ -21,12 +22,12 @@ __all__ = [
     "Rates",
     "StepTime",
     "TimedStep",
+    "besides_computing",
     "gpu_rates",
     "micro_batch_seconds",
     "peak_flops_per_second",
     "speed_note",
     "step_flops",
-    "step_of",
     "timed_step",
     "update_seconds",
 ]

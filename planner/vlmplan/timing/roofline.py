@@ -77,6 +77,12 @@ class MicroBatchSeconds:
         pairs = zip(self.busy, self.launches, strict=True)
         return sum(max(0.0, launches - busy.total) for busy, launches in pairs)
 
+    def __add__(self, other: "MicroBatchSeconds") -> "MicroBatchSeconds":
+        """Both one after the other, as stretches of one micro batch are."""
+        forward, recompute, backward = (one + more for one, more in zip(self.busy, other.busy, strict=True))
+        first, again, back = (one + more for one, more in zip(self.launches, other.launches, strict=True))
+        return MicroBatchSeconds(busy=(forward, recompute, backward), launches=(first, again, back))
+
     def towards(self, other: "MicroBatchSeconds", fraction: float) -> PhaseSeconds:
         """The phases of a micro batch between two others: both parts grow evenly, the longer of the two does not."""
         busy = _between(_totals(self.busy), _totals(other.busy), fraction)

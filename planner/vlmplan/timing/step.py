@@ -12,7 +12,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.timing.host import image_seconds, offload_seconds
-from vlmplan.timing.rates import STEP_SECONDS, Graded, Outlook
+from vlmplan.timing.rates import STEP_SECONDS, Graded, Outlook, gpu_rates
 from vlmplan.timing.roofline import Busy, PhaseSeconds, micro_batch_seconds
 from vlmplan.timing.update import update_seconds
 from vlmplan.workload import Workload
@@ -111,20 +111,38 @@ def timed_step(
     )
 
 
-def step_of(
-    table: ParameterTable,
-    micro_batch: PhaseSeconds,
-    messages: tuple[Messages, ...],
-    recipe: Recipe,
-    cluster: Cluster,
-    workload: Workload,
-) -> StepTime | None:
-    """A step of ``grad_accum`` micro batches of (forward, recompute, backward) seconds, in which ``messages`` are
-    sent."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesidesComputing:
+    """What a step of ``grad_accum`` micro batches takes besides computing them, whatever they are."""
+
+    exchange: ExchangeSeconds
+    overlaps: bool
+    grad_accum: int
+    rest_seconds: float
+
+    def step_seconds(self, micro_batch: PhaseSeconds) -> float:
+        """The expected total of a step with micro batches of (forward, recompute, backward) seconds."""
+        forward, recompute, backward = (self.grad_accum * seconds for seconds in micro_batch)
+        shown = _shown_seconds(self.exchange, self.overlaps, forward, recompute + backward, Outlook.EXPECTED)
+        return forward + recompute + backward + shown + self.rest_seconds
+
+
+def besides_computing(
+    table: ParameterTable, messages: tuple[Messages, ...], recipe: Recipe, cluster: Cluster, workload: Workload
+) -> BesidesComputing | None:
+    """What a step takes in which ``messages`` are sent, apart from its micro batches; None if a speed is not known."""
     exchange = exchange_seconds(messages, cluster)
-    if exchange is None:
+    if exchange is None or gpu_rates(cluster.node.gpu, recipe) is None:
         return None
-    return _step(table, micro_batch, exchange, recipe, cluster, workload, Outlook.EXPECTED)
+    step = _step(table, (0.0, 0.0, 0.0), ExchangeSeconds(), recipe, cluster, workload, Outlook.EXPECTED)
+    if step is None:
+        return None
+    return BesidesComputing(
+        exchange=exchange,
+        overlaps=recipe.zero.overlap_comm,
+        grad_accum=recipe.grad_accum,
+        rest_seconds=step.total,
+    )
 
 
 def _step(
@@ -146,7 +164,7 @@ def _step(
         forward=forward,
         recompute=recompute,
         backward=backward,
-        communication=_shown_seconds(exchange, recipe, forward, recompute + backward, outlook),
+        communication=_shown_seconds(exchange, recipe.zero.overlap_comm, forward, recompute + backward, outlook),
         optimizer=0.0 if on_host else update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, outlook=outlook),
         offload=offload,
         images=image_seconds(workload, recipe, outlook),
@@ -155,12 +173,12 @@ def _step(
 
 
 def _shown_seconds(
-    exchange: ExchangeSeconds, recipe: Recipe, forward: float, backward: float, outlook: Outlook
+    exchange: ExchangeSeconds, overlaps: bool, forward: float, backward: float, outlook: Outlook
 ) -> float:
     """Communication that computation of the same phase does not hide. Nothing hides what the update sends."""
     rate = LINK_RATE.at(outlook)
     shown = exchange.total / rate
-    if recipe.zero.overlap_comm:
+    if overlaps:
         fraction = OVERLAP.at(outlook) / rate
         shown -= min(fraction * exchange.forward, forward) + min(fraction * exchange.backward, backward)
     return shown

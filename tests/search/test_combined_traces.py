@@ -1,0 +1,84 @@
+"""Traces put together from two, against traces of their own."""
+
+from itertools import product
+
+import pytest
+
+from planned import workload
+from vlmplan.architecture.trace import Trace
+from vlmplan.estimate import Estimator
+from vlmplan.memory.bounds import micro_batch_profile
+from vlmplan.recipe import Method, Recipe
+from vlmplan.search.choices import RecipeChoices
+from vlmplan.search.combined_traces import Switches, TracePair, language_labels
+
+CAPABILITY = (8, 9)
+EXACT = ["qwen2-vl-2b", "qwen3-vl-2b", "llama-3.1-8b", "smolvlm-256m", "internvl3-1b"]
+"""Families whose stretches free what they make."""
+ABOUT = ["llava-1.5-7b", "gemma-3-4b", "instructblip-vicuna-7b"]
+"""Families in which a stretch frees what another has made."""
+MORE = {"smolvlm-256m": {"seq_len": 2048}, "instructblip-vicuna-7b": {"seq_len": 512}}
+
+
+class Traces:
+    """All switches of one model, method and engine, each combined and traced by itself."""
+
+    def __init__(self, alias: str, method: Method, stage: int | None) -> None:
+        asked = workload(alias, **MORE.get(alias, {}))
+        recipe = Recipe(method=method, zero_stage=stage, micro_batch=4)
+        self.estimator = Estimator(asked, recipe)
+        self.recipe = recipe
+        self.switches = RecipeChoices(asked, {}, has_other_layers=asked.images_per_sample > 0).switches
+        ends = self.switches[0], self.switches[-1]
+        self.pair = TracePair(language_labels(self.estimator.model), ends, self.alone)
+
+    def alone(self, switches: Switches) -> Trace:
+        return self.estimator.trace(switches.apply(self.recipe), CAPABILITY)
+
+
+CASES = list(product(EXACT + ABOUT, (Method.FULL, Method.LORA), (None, 3)))
+
+
+@pytest.mark.parametrize(("alias", "method", "stage"), CASES)
+def test_combined_trace_has_the_operations_of_a_trace_of_its_own(alias: str, method: Method, stage: int | None):
+    traces = Traces(alias, method, stage)
+    for switches in traces.switches:
+        assert traces.pair.combined(switches).trace.works() == traces.alone(switches).works()
+
+
+@pytest.mark.parametrize(("alias", "method", "stage"), CASES)
+def test_combined_trace_has_the_peaks_of_its_own_up_to_what_is_unmatched(alias, method, stage):
+    traces = Traces(alias, method, stage)
+    for switches in traces.switches:
+        combined = traces.pair.combined(switches)
+        ours, own = micro_batch_profile(combined.trace), micro_batch_profile(traces.alone(switches))
+        for name in ("forward_peak", "dropped_peak", "kept_peak", "norm_peak"):
+            assert abs(getattr(ours, name) - getattr(own, name)) <= combined.unmatched_bytes
+        if alias in EXACT:
+            assert combined.unmatched_bytes == 0
+
+
+def test_parts_of_a_trace_add_up_to_its_operations():
+    traces = Traces("qwen2-vl-2b", Method.LORA, None)
+    for switches in traces.switches:
+        whole = traces.alone(switches)
+        for phase in range(3):
+            parts = [part.works()[phase] for part in traces.pair.parts(switches)]
+            assert sum(part.flops for part in parts) == whole.works()[phase].flops
+            assert sum(part.num_kernels for part in parts) == whole.works()[phase].num_kernels
+
+
+def test_eight_ways_are_recorded_twice():
+    traces = Traces("qwen2-vl-2b", Method.LORA, None)
+    recorded: list[Switches] = []
+
+    def counted(switches: Switches) -> Trace:
+        recorded.append(switches)
+        return traces.alone(switches)
+
+    ends = traces.switches[0], traces.switches[-1]
+    pair = TracePair(language_labels(traces.estimator.model), ends, counted)
+    for switches in traces.switches:
+        pair.combined(switches)
+    assert len(traces.switches) == 8
+    assert recorded == list(ends)

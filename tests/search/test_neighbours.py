@@ -1,0 +1,45 @@
+"""The law of the search: nothing next to a plan that fits is noticeably better, what is planned is what an estimate
+gives, and nothing that an estimate fits is called impossible."""
+
+import pytest
+from neighbours import Neighbourhood, random_search
+
+from vlmplan.errors import InputError
+from vlmplan.search import recommend
+from vlmplan.search.setups import SetupSpace
+
+NUM_SEARCHES = 320
+FEW = range(6)
+
+
+def check(seed: int) -> None:
+    search = random_search(seed)
+    try:
+        asked = search.asked()
+        found = recommend(asked)
+    except InputError:
+        return  # images that are longer than the sample, a stage that the machine cannot have
+    if not found.plans:
+        on = asked.candidates[0].cluster
+        batches = SetupSpace(asked.workload, asked.fixed, asked.workload.global_batch or 1).batch_sizes(on.num_gpus)
+        fitting = next(Neighbourhood(asked.workload, on, asked.fixed, None).fitting_lightest(batches), None)
+        assert fitting is None, f"{search}: nothing fits, it says, but {fitting} does"
+        return
+    plan = found.plans[0]
+    near = Neighbourhood(asked.workload, plan.estimate.cluster, asked.fixed, plan)
+    own = near.estimate(near.own_fields)
+    assert own is not None
+    assert own.as_json() == plan.estimate.as_json(), f"{search}: an estimate gives another plan"
+    better = max(near.better(asked.objective), key=lambda found: found[1], default=None)
+    assert better is None, f"{search}: {better} is better"
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_no_neighbour_of_a_plan_fits_and_is_noticeably_better(seed: int):
+    check(seed)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(len(FEW), NUM_SEARCHES))
+def test_no_neighbour_of_any_plan_fits_and_is_noticeably_better(seed: int):
+    check(seed)
