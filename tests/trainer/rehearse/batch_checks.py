@@ -6,6 +6,7 @@ A check's name is that of a JSON file of {config, samples} in the folder that FO
 import json
 import os
 import sys
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from vlmplan_trainer.rehearse.run import MicroBatches
 
 
 def forward(file: Path) -> dict[str, Any]:
-    """Shapes of the logits and of everything that the model was given."""
+    """Shapes of the logits and of everything that the model was given; how much of it is kept by what made it."""
     content = json.loads(file.read_text())
     samples = content["samples"]
     asked = Samples(**{**samples, "image": ImageSpec(**samples["image"])})
@@ -30,14 +31,18 @@ def forward(file: Path) -> dict[str, Any]:
         config = configuration(content["config"])
         model = model_class(config)._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").to(NAME)
         config.get_text_config().use_cache = False
-        [batch] = MicroBatches(mode, config, asked, 1)
+        made = iter(MicroBatches(mode, config, asked, 1))
+        batch = next(made)
         sent = {
             name: tensor.to(torch.bfloat16 if name == "pixel_values" else tensor.dtype).to(NAME)
             for name, tensor in batch.items()
         }
         logits = model(**model_inputs(sent), use_cache=False).logits
         model_inputs_shapes = {name: list(tensor.shape) for name, tensor in sent.items()}
-        return {"logits": list(logits.shape), **model_inputs_shapes}
+        unused = [weakref.ref(tensor) for tensor in batch.values()]
+        del batch
+        num_kept = sum(tensor() is not None for tensor in unused)
+        return {"logits": list(logits.shape), "num_kept": num_kept, **model_inputs_shapes}
 
 
 if __name__ == "__main__":

@@ -98,3 +98,7 @@ def test_model_takes_the_micro_batch(asked, outcomes, family):
     assert "found" in outcomes[family], outcomes[family]
     found, samples = outcomes[family]["found"], asked[family]["samples"]
     assert found["logits"][:2] == found["input_ids"] == [samples["micro_batch"], samples["num_tokens"]]
+
+
+def test_a_micro_batch_is_gone_once_it_has_been_used_as_a_data_loaders_is(outcomes):
+    assert [outcomes[family]["found"]["num_kept"] for family in ALIASES] == [0] * len(ALIASES)

@@ -52,7 +52,7 @@ WITHOUT: dict[str, Any] = {
     "making_numbers_on_the_host": "aten::empty_strided",
     "recording_no_streams": "unknown parameter type",
     "making_tensors_of_tensors": "aten::_local_scalar_dense",
-    "updating_nothing_on_the_host": "failed to build/load",
+    "updating_nothing_on_the_host": "cannot be built here",
     "paging_in_host_memory": "cget_managed_ptr",
     "counting_saved_bytes": "Can't pickle",
     "flash_attention_from_torch": "FlashAttention2 has been toggled on",

@@ -65,8 +65,11 @@ class MicroBatches:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for _ in range(self._count):
-            batch = {name: self._mode.fake(value) for name, value in self._made.values.items()}
-            yield batch | {name: torch.empty(shape, dtype=torch.float32) for name, shape in self._made.shapes.items()}
+            yield self._anew()  # a variable here would keep it for as long as it is trained on, as no data loader does
+
+    def _anew(self) -> dict[str, torch.Tensor]:
+        tokens = {name: self._mode.fake(value) for name, value in self._made.values.items()}
+        return tokens | {name: torch.empty(shape, dtype=torch.float32) for name, shape in self._made.shapes.items()}
 
 
 def rehearse(request: Request) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from vlmplan_trainer.engines.optimizers import CPU_ADAM
 from vlmplan_trainer.rehearse import ranks
 from vlmplan_trainer.rehearse.autocast import forget_casts
 from vlmplan_trainer.rehearse.components import tensors_in
@@ -301,10 +302,16 @@ class NoAdam:
 @contextmanager
 def updating_nothing_on_the_host() -> Iterator[None]:
     """DeepSpeed's ``cpu_adam`` would be compiled, and then write through pointers that fake tensors have not."""
+    import deepspeed.git_version_info as built
     import deepspeed.ops.op_builder
 
     builders: Any = deepspeed.ops.op_builder  # which names its builders when it is imported
-    with replaced(builders.CPUAdamBuilder, "load", lambda self, verbose=True: NoAdam()):
+    with (
+        replaced(builders.CPUAdamBuilder, "load", lambda self, verbose=True: NoAdam()),
+        replaced(
+            built, "installed_ops", {**built.installed_ops, CPU_ADAM: True}
+        ),  # so that none is said to be compiled
+    ):
         yield
 
 
