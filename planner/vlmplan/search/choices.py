@@ -30,14 +30,14 @@ class RecipeChoices:
         self._has_other_layers = has_other_layers
         self._made: dict[tuple[Any, ...], Recipe] = {}
         self._allowed: dict[Any, list[Engine]] = {}
+        self.switches = self._switches()
+        """Every way to checkpoint activations and to compute the loss, from the least saving to the most."""
 
     @property
     def methods(self) -> tuple[Method, ...]:
         return self._options("method", tuple(Method))
 
-    @property
-    def switches(self) -> list[Switches]:
-        """Every way to checkpoint activations and to compute the loss, from the least saving to the most."""
+    def _switches(self) -> list[Switches]:
         languages = self._options("activation_checkpointing", (False, True))
         losses = self._options("loss", (LossKind.FULL, LossKind.CHUNKED))
         found: dict[Switches, None] = {}

@@ -160,6 +160,7 @@ class SetupSpace:
         rest = self._besides_computing(engine[0], cluster, sizes[-1], sends=False)
         num_steps = self._num_steps(cluster, sizes[-1])
         places = range(len(sizes) - 1, -1, -1)
+        sized = self._sized(engine[0], cluster, is_lean=False)
         for recipe in engine:
             self.num_considered += 1
             batches = self._micro_batches(recipe, gpu.compute_capability)
@@ -167,7 +168,6 @@ class SetupSpace:
             if place is None:
                 continue
             micro_batch, grad_accum = sizes[place]
-            sized = self._sized(recipe, cluster, is_lean=False)
             phases = None if rest is None else batches.seconds(micro_batch, gpu, sized)
             if rest is None or phases is None:
                 yield Way(0.0, recipe, engine)
@@ -271,10 +271,10 @@ class SetupSpace:
         return self._setup(sized, cluster, size, fits=self.bounds(sized, cluster, size).most <= budget_bytes(cluster))
 
     def fitting_lightest(self, cluster: Cluster, method: Method) -> Setup | None:
-        """The fastest of ``lightest`` that fits by its timeline. If there is none, nothing of the method does."""
+        """One of ``lightest`` that fits by its timeline. If there is none, nothing of the method does."""
         budget = budget_bytes(cluster)
         attempts = [setup for setup in self.lightest(cluster, method) if setup.least_bytes <= budget]
-        for setup in sorted(attempts, key=lambda setup: self.run_seconds(setup, cluster) or 0.0):
+        for setup in sorted(attempts, key=lambda setup: setup.most_bytes):
             if self.needed_bytes(setup, cluster) <= budget:
                 return replace(setup, fits=True)
         return None

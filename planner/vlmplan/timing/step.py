@@ -12,7 +12,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.timing.host import image_seconds, offload_seconds
-from vlmplan.timing.rates import STEP_SECONDS, Graded, Outlook, gpu_rates
+from vlmplan.timing.rates import STEP_SECONDS, Graded, Outlook
 from vlmplan.timing.roofline import Busy, PhaseSeconds, micro_batch_seconds
 from vlmplan.timing.update import update_seconds
 from vlmplan.workload import Workload
@@ -132,7 +132,7 @@ def besides_computing(
 ) -> BesidesComputing | None:
     """What a step takes in which ``messages`` are sent, apart from its micro batches; None if a speed is not known."""
     exchange = exchange_seconds(messages, cluster)
-    if exchange is None or gpu_rates(cluster.node.gpu, recipe) is None:
+    if exchange is None or cluster.node.gpu.memory_bandwidth_bytes_per_second is None:
         return None
     step = _step(table, (0.0, 0.0, 0.0), ExchangeSeconds(), recipe, cluster, workload, Outlook.EXPECTED)
     if step is None:
