@@ -505,10 +505,6 @@ class _Search:
 
         What is within its bound fits, unless torch's own segments leave gaps: only those need all of the estimate.
         """
-        if not entry.setup.fits:
-            self._measure(entry)
-            if entry.has_failed:
-                return None
         if entry.setup.recipe.expandable_segments:
             self._time(entry)
         elif self._exact_plan(entry) is None:
@@ -521,9 +517,12 @@ class _Search:
         entry.is_timed = True
 
     def front(self) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-        """The front of cost against time, its members computed exactly, and everything that it is the front of."""
+        """The front of cost against time of all that fits, its members computed exactly, and all that it is of.
+
+        What fits by no bound is on it only if it was computed already.
+        """
         while True:
-            fitting = [entry for entry in self._within if not entry.has_failed]
+            fitting = [entry for entry in self._within if entry.setup.fits and not entry.has_failed]
             members, left = settled(fitting, self._settled)
             self._within = left
             better = [entry for entry in self._open if entry.usd is not None and entry.may_be_better_than(members)]
@@ -531,8 +530,8 @@ class _Search:
                 break
             for entry in better:
                 self._explored(entry)
-        points = {id(entry): point for entry in left if entry.setup.fits and (point := _point(entry)) is not None}
-        return tuple(points[id(entry)] for entry in members if id(entry) in points), tuple(points.values())
+        points = {id(entry): point for entry in left if (point := _point(entry)) is not None}
+        return tuple(points[id(entry)] for entry in members), tuple(points.values())
 
     def _plan_key(self, plan: RankedPlan) -> tuple[Any, ...]:
         num_gpus, num_bytes = plan.estimate.cluster.num_gpus, plan.estimate.device.device_bytes
