@@ -8,7 +8,7 @@ configuration and checked in the first forward, with probe values in place of th
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -126,9 +126,10 @@ def _computing(head: nn.Module, sum_of_losses: Sum) -> Iterator[None]:
     """While this lasts, ``head`` returns ``sum_of_losses`` of the products that its result is the sum of."""
     leaf = _active_copy(head)
     if not hasattr(leaf, "lora_A"):
+        linear = cast(nn.Linear, leaf)  # or a class of its making: 4-bit and 8-bit ones too have its weight and bias
 
         def forward(hidden: Tensor) -> Tensor:
-            return sum_of_losses([Product(x=_rows(hidden), weight=leaf.weight)], leaf.bias)
+            return sum_of_losses([Product(x=_rows(hidden), weight=linear.weight)], linear.bias)
 
         with _replaced_forward(leaf, forward):
             yield

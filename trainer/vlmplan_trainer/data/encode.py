@@ -210,7 +210,7 @@ def accepted_names(model_type: str) -> set[str]:
 
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise InputError(f"model_type is {model_type!r}; transformers trains no model of that type on images and text")
-    model_class = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[CONFIG_MAPPING[model_type]]
+    model_class: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[CONFIG_MAPPING[model_type]]
     return set(inspect.signature(model_class.forward).parameters) - {"self", "kwargs"}
 
 

@@ -116,7 +116,8 @@ def fitted_image(image: "Image", fit: Fit) -> "Image":
     if image.size == fit.canvas:
         return image
     canvas = Image.new("RGB", fit.canvas, CANVAS_COLOUR)
-    canvas.paste(image, tuple((outer - inner) // 2 for outer, inner in zip(fit.canvas, fit.scaled, strict=True)))
+    (width, height), (inner_width, inner_height) = fit.canvas, fit.scaled
+    canvas.paste(image, ((width - inner_width) // 2, (height - inner_height) // 2))
     return canvas
 
 

@@ -146,7 +146,7 @@ class ChatTemplate:
         messages = [{"role": turn.role, "content": self._content(turn)} for turn in turns]
         try:
             with _LOCK:
-                texts, places = render_jinja_template(
+                rendered: Any = render_jinja_template(
                     [messages],
                     chat_template=self._template,
                     return_assistant_tokens_mask=notes_places,
@@ -156,6 +156,7 @@ class ChatTemplate:
         except Exception as error:  # a template raises what it likes, and jinja the rest
             reason = " ".join(str(error).split())
             raise InputError(f"{sample.source}: the model's chat template refuses the chat: {reason}") from None
+        texts, places = rendered
         return texts[0], places[0] if places else []
 
     def _content(self, turn: Turn) -> str | list[dict[str, str]]:

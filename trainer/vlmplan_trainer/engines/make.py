@@ -42,7 +42,9 @@ def _check_fp16(plan: Plan) -> None:
     """DeepSpeed refuses fp16 where the accelerator has no fast arithmetic for it (``_do_sanity_check``, 0.19.8)."""
     from deepspeed.accelerator import get_accelerator
 
-    if not get_accelerator().is_fp16_supported():
+    accelerator = get_accelerator()
+    assert accelerator is not None
+    if not accelerator.is_fp16_supported():
         is_cpu = plan.hardware.vendor == "cpu"
         needed = "a processor with AVX512-FP16" if is_cpu else "a GPU of compute capability 7.0 or newer"
         raise InputError(

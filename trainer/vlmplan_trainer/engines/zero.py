@@ -26,9 +26,14 @@ class ZeroEngine:
         config: dict[str, Any] = dict(plan.ds_config or {})
         if is_universal:
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
-        self._engine, *_ = deepspeed.initialize(
-            model=module, model_parameters=trained, optimizer=optimizer, config=config, dist_init_required=False
+        made: tuple[Any, ...] = deepspeed.initialize(
+            model=module,
+            model_parameters=trained,  # pyright: ignore[reportArgumentType]: parameters, as its docstring has it
+            optimizer=optimizer,
+            config=config,
+            dist_init_required=False,
         )
+        self._engine = made[0]
         _forget_empty_step(optimizer)
         self._scales_loss = plan.recipe.zero_stage == 0 and plan.recipe.precision is Precision.FP16
         self._steps_per_update = plan.recipe.grad_accum

@@ -78,7 +78,7 @@ def _gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
     """While it lasts, weights that ZeRO-3 has sharded are whole on every rank; rank 0's changes reach all."""
     if not any(hasattr(parameter, "ds_id") for parameter in parameters):
         return nullcontext()
-    from deepspeed.zero import GatheredParameters
+    from deepspeed.runtime.zero import GatheredParameters
 
     return GatheredParameters(parameters, modifier_rank=0)
 
@@ -179,6 +179,6 @@ def _in_four_bits(linear: Any, compute_dtype: torch.dtype, device: torch.device)
     options = {"compress_statistics": True, "quant_type": "nf4"}
     has_bias = linear.bias is not None
     packed = Linear4bit(columns, rows, bias=has_bias, compute_dtype=compute_dtype, device="meta", **options)
-    packed.weight = Params4bit(weight, requires_grad=False, module=packed, **options)
+    packed.weight = Params4bit(weight, requires_grad=False, module=packed, **options)  # pyright: ignore[reportCallIssue]: __new__ takes it
     packed.bias = linear.bias
     return packed.to(device)

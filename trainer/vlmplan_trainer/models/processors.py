@@ -28,7 +28,7 @@ def _processor_without_video(source: str, where: dict[str, Any]) -> Any:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
     config = AutoConfig.from_pretrained(source, **where)
-    full_class = PROCESSOR_MAPPING.get(type(config), None)
+    full_class: Any = PROCESSOR_MAPPING.get(type(config), None)
     if full_class is None or full_class.get_attributes()[-1] != "video_processor":
         return None
     without_video = {
