@@ -1,18 +1,22 @@
+import importlib
 import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import get_session
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hub_server import Answer, FakeHub, isolated_cache, running_hub
+from vlmplan import __version__
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import hub, hub_network
 from vlmplan.models.hub import cached_files, hub_files, hugging_face_cache
-from vlmplan.models.hub_names import CONFIG, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
+from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "org/name"
@@ -21,6 +25,7 @@ LLAMA = b'{"model_type": "llama"}'
 
 @pytest.fixture
 def hub_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
     return isolated_cache(monkeypatch, tmp_path)
 
 
@@ -365,6 +370,33 @@ def test_no_redirect_leads_out_of_the_web(fake_hub: FakeHub, target: str):
     sentence()
 
 
+def test_https_does_not_become_http(hub_environment: Path, monkeypatch: pytest.MonkeyPatch):
+    """A configuration that anybody on the way could have written is none; the client itself would follow."""
+    http_library = importlib.import_module(type(get_session()).__module__.partition(".")[0])
+
+    def answer(request: Any) -> Any:
+        if request.url.scheme == "https":
+            return http_library.Response(302, headers={"Location": "http://mirror.example/x"})
+        return http_library.Response(200, content=LLAMA)
+
+    client = http_library.Client(transport=http_library.MockTransport(answer), follow_redirects=True)
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: client)
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example")
+    assert "cannot be reached (it redirects to http)" in sentence()
+
+
+def test_the_token_that_the_user_logged_in_with_is_sent(fake_hub: FakeHub, tmp_path: Path):
+    (tmp_path / "token").write_text("hf_logged_in", encoding="utf-8")
+    hub_files(wanted())
+    assert token_sent(fake_hub) == "Bearer hf_logged_in"
+
+
+def test_the_server_is_told_of_vlmplan_and_asked_for_nothing_else(fake_hub: FakeHub):
+    hub_files(wanted())
+    assert {headers["User-Agent"] for _, headers in fake_hub.requests} == {f"vlmplan/{__version__}"}
+    assert all(path.rpartition("/")[2] in FILE_NAMES for path in fake_hub.paths)
+
+
 def test_no_token_crosses_a_network_unencrypted(hub_environment: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     for endpoint, is_sent in (("http://mirror.example", False), ("https://mirror.example", True)):
@@ -372,10 +404,12 @@ def test_no_token_crosses_a_network_unencrypted(hub_environment: Path, monkeypat
         assert (hub_network._token() is not None) is is_sent
 
 
-def test_a_token_with_a_line_break_is_not_sent(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_a\r\nX-Forged: 1")
+@pytest.mark.parametrize("token", ["hf_a\r\nX-Forged: 1", "hf_\u00e9", "hf_\x07"])
+def test_a_token_that_no_header_can_hold_forges_none(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch, token: str):
+    monkeypatch.setenv("HF_TOKEN", token)
     hub_files(wanted())
-    assert token_sent(fake_hub) is None
+    assert token_sent(fake_hub) in (None, "Bearer hf_aX-Forged: 1")
+    assert not any("X-Forged" in headers for _, headers in fake_hub.requests)
 
 
 def test_no_error_shows_the_token(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch):

@@ -435,7 +435,7 @@ def test_checkpoints_of_remote_code_are_told_by_auto_map():
 
 
 def test_finding_a_packaged_model_imports_neither_network_nor_terminal():
-    heavy = {"urllib.request", "http.client", "subprocess", "rich", "click", "yaml", "torch"}
+    heavy = {"urllib.request", "http.client", "huggingface_hub", "subprocess", "rich", "click", "yaml", "torch"}
     code = f"import sys, vlmplan.models as m; m.find_model('{QWEN2_VL}'); print(sorted({heavy} & set(sys.modules)))"
     path = str(Path(models_module.__file__).parents[2])
     done = subprocess.run(

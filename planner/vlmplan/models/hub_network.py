@@ -1,28 +1,31 @@
-"""One small file from the Hugging Face Hub over https, with the standard library.
+"""One small file from the Hugging Face Hub over https, with the Hub's own client.
 
-Nothing but JSON is ever asked for, and nothing that comes back is run. ``HF_ENDPOINT`` chooses another server;
-``HF_TOKEN`` goes to that server alone: not to where it redirects, and not over plain http to another machine.
+Nothing but JSON is ever asked for, and nothing that comes back is run. ``HF_ENDPOINT`` chooses another server. The
+user's token (``HF_TOKEN``, or what ``hf auth login`` kept) goes to that server alone: the client takes it off where it
+is redirected to another, and over plain http it goes to this machine only.
+
+Importing ``huggingface_hub`` takes longer than a whole estimate, so it is imported when a file is fetched.
 """
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPMessage, HTTPResponse
-from typing import IO
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from vlmplan import __version__
-from vlmplan.errors import InputError, UnavailableError
+from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.models.hub_names import MAX_BYTES
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 TIMEOUT_SECONDS = 10.0
-"""Longest silence of the server. The Hub client's own default."""
+"""Longest silence of the server. The Hub client's own default (``huggingface_hub.constants``)."""
 DEADLINE_SECONDS = 30.0
 """Longest time for one file, however slowly it comes."""
-CHUNK_BYTES = 2**16
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -52,25 +55,26 @@ def fetched_file(repo: str, revision: str, name: str) -> Fetched | None:
 
     Raises UnreachableError without an answer, UnavailableError if the server refuses.
     """
-    url = f"{endpoint()}/{repo}/resolve/{quote(revision, safe='')}/{name}"
-    request = Request(url, headers={"User-Agent": f"vlmplan/{__version__}"})  # noqa: S310 endpoint() allows http(s) only
-    token = _token()
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+    from huggingface_hub.utils import hf_raise_for_status
+
+    url = hf_hub_url(repo, name, revision=revision, endpoint=endpoint())
     deadline = time.monotonic() + DEADLINE_SECONDS
     try:
-        with _opener().open(request, timeout=TIMEOUT_SECONDS) as response:
-            return Fetched(
-                text=_text(response, deadline, f"{name} of {repo}"), commit=response.headers["X-Repo-Commit"]
-            )
-    except HTTPError as error:
-        with error:
-            if error.code == 404 and error.headers.get("X-Error-Code") == "EntryNotFound":
-                return None
-            raise UnavailableError(_refusal(error, repo, revision)) from None
-    except URLError as error:
-        raise UnreachableError(f"{_host()} cannot be reached ({_reason(error.reason)})") from None
-    except (OSError, HTTPException) as error:
+        with get_session().stream("GET", url, headers=_headers(), timeout=TIMEOUT_SECONDS) as response:
+            hf_raise_for_status(response)
+            if url.startswith("https:") and response.url.scheme != "https":
+                raise UnreachableError(f"{_host()} cannot be reached (it redirects to {response.url.scheme})")
+            text = _text(response.iter_bytes(), deadline, f"{name} of {repo}")
+            return Fetched(text=text, commit=response.headers.get("X-Repo-Commit"))
+    except EntryNotFoundError:
+        return None
+    except HfHubHTTPError as error:
+        raise UnavailableError(_refusal(error, repo, revision)) from None
+    except VlmplanError:
+        raise
+    except Exception as error:  # of the client's http library, which changes with its releases (httpx, httpx2)
         raise UnreachableError(f"{_host()} cannot be reached ({_reason(error)})") from None
 
 
@@ -78,71 +82,64 @@ def _host() -> str:
     return urlsplit(endpoint()).netloc
 
 
+def _headers() -> dict[str, str]:
+    """The client's own would tell what is installed here, and fetch the list of agents that they may name."""
+    token = _token()
+    return {"User-Agent": f"vlmplan/{__version__}"} | ({"Authorization": f"Bearer {token}"} if token else {})
+
+
 def _token() -> str | None:
-    """The user's token where it may be sent. A token with a line break would forge headers, so it is none."""
-    token = os.environ.get("HF_TOKEN", "").strip()
+    """The user's token where it may be sent; None for one that a header cannot hold."""
+    from huggingface_hub import get_token
+
+    token = get_token() or ""
     parts = urlsplit(endpoint())
     is_private = parts.scheme == "https" or parts.hostname in LOOPBACK
     return token if token.isascii() and token.isprintable() and is_private else None
 
 
-class _Redirects(HTTPRedirectHandler):
-    """Follows redirects; the token stays with the server that it is for, and https does not become http."""
-
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
-    ) -> Request | None:
-        old, new = urlsplit(req.full_url), urlsplit(newurl)
-        if new.scheme != "https" and (old.scheme, new.scheme) != ("http", "http"):
-            raise URLError(f"it redirects to {new.scheme}")
-        request = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if request is not None and (old.scheme, old.netloc) != (new.scheme, new.netloc):
-            request.remove_header("Authorization")
-        return request
-
-
-def _opener() -> OpenerDirector:
-    return build_opener(_Redirects())
-
-
-def _text(response: HTTPResponse, deadline: float, what: str) -> str:
+def _text(chunks: Iterable[bytes], deadline: float, what: str) -> str:
     """The body, as far as it stays within the limits of size and time."""
-    chunks: list[bytes] = []
-    size = 0
-    while chunk := response.read1(CHUNK_BYTES):
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > MAX_BYTES:
+    content = bytearray()
+    for chunk in chunks:
+        content += chunk
+        if len(content) > MAX_BYTES:
             raise UnavailableError(f"{what} has more than {MAX_BYTES // 2**20} MiB, so it is no configuration")
         if time.monotonic() > deadline:
             raise UnreachableError(f"{_host()} takes more than {DEADLINE_SECONDS:.0f} s for one file")
     try:
-        return b"".join(chunks).decode("utf-8")
+        return content.decode("utf-8")
     except UnicodeDecodeError:
         raise InputError(f"{what} is not text in UTF-8, so it is no JSON file") from None
 
 
-def _refusal(error: HTTPError, repo: str, revision: str) -> str:
+def _refusal(error: "HfHubHTTPError", repo: str, revision: str) -> str:
     """Why the server refuses, and what to do about it.
 
-    The Hub answers 401 both for what is private and for what does not exist; ``X-Error-Code`` tells gated ones apart.
+    The Hub answers 401 both for what is private and for what does not exist; gated models have an error of their own.
     """
-    code = error.headers.get("X-Error-Code")
-    if code == "GatedRepo" or (error.code == 403 and code is None):
-        what = "is gated" if code else "is refused, so it is probably gated"
+    from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
+
+    status, is_gated = error.response.status_code, isinstance(error, GatedRepoError)
+    if is_gated or (status == 403 and "X-Error-Code" not in error.response.headers):
+        what = "is gated" if is_gated else "is refused, so it is probably gated"
         todo = "your HF_TOKEN has no access yet" if _token() else "then set HF_TOKEN to an access token of yours"
         return f"{repo} {what}: accept its licence on {endpoint()}/{repo}, {todo}"
-    if code == "RevisionNotFound":
+    if isinstance(error, RevisionNotFoundError):
         return f"{repo} has no revision {revision!r} on {_host()}"
-    if error.code in (401, 404):
+    if status in (401, 404):
         token = "which your HF_TOKEN may not see" if _token() else "for which HF_TOKEN must be set"
         return f"{_host()} has no model {repo}, or it is private, {token}"
-    return f"{_host()} answers {error.code} {error.reason} for {repo}; try again later"
+    return f"{_host()} answers {status} {error.response.reason_phrase} for {repo}; try again later"
 
 
-def _reason(reason: object) -> str:
-    if isinstance(reason, TimeoutError):
+def _reason(error: BaseException) -> str:
+    """What went wrong underneath, without the address; a timeout in its own words."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, TimeoutError):
         return f"no answer within {TIMEOUT_SECONDS:.0f} s"
-    if isinstance(reason, OSError):
-        return reason.strerror or str(reason) or type(reason).__name__
-    return str(reason) or type(reason).__name__
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return type(error).__name__
