@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmplan.architecture.first_layer import UnlikeLayersError
 from vlmplan.architecture.recorder import Recorder
-from vlmplan.architecture.tensor import Node, Parameter, Tensor
+from vlmplan.architecture.tensor import GradientView, Node, Parameter, Tensor
 from vlmplan.architecture.trace import Drop, GradientReady
 from vlmplan.units import DType
 
@@ -21,8 +21,9 @@ ParameterUse = tuple[Parameter, str]
 class AutogradEngine(Recorder):
     """Runs the graph below a loss, and records it.
 
-    ``accumulates_in_place``: two gradients of one tensor are summed into the first, as torch's engine does unless a
-    dispatch mode watches it (``InputBuffer::accumulate``); a rehearsal under a dispatch mode allocates the sum.
+    ``accumulates_in_place``: the second gradient of a tensor is added to the first in place, as torch's engine does
+    unless the first is a ``GradientView`` (``InputBuffer::accumulate``). Under a dispatch mode, as in rehearsals, every
+    sum is a new tensor.
     """
 
     def __init__(self, *, accumulates_in_place: bool, follows_weights: bool) -> None:
@@ -172,7 +173,7 @@ class AutogradEngine(Recorder):
     def _sum(self, held: Tensor) -> Tensor:
         """The sum of two gradients of one tensor, of which one is ``held``."""
         self.move(3 * held.num_bytes)
-        if self.accumulates_in_place:
+        if self.accumulates_in_place and not isinstance(held, GradientView):
             return held
         with self.charged_to(held.storage.kind):
             return self.tensor(held.shape, held.dtype)

@@ -77,9 +77,11 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
     Per chunk: logits in the model's type, their float32 copy turned into probabilities and gradient in place, the
     gradient cast back for the products. Kept: the gradient of ``hidden`` and, where the head is trained, of its
     weight, both in the types of what they belong to. Of a head with a LoRA adapter the thin product is computed whole,
-    as usual, and the wide one is a second summand of each chunk.
+    as usual, and the wide one is a second summand of each chunk. Of a ``TrainedCopy`` the copy itself is called, as the
+    trainer's loss does, so ZeRO-3 gathers the copy's weight.
     """
     tape = hidden.tape
+    head = getattr(head, "modules_to_save", head)
     summands: list[tuple[Tensor, Linear]] = [(hidden, head)]
     if hasattr(head, "lora_A"):
         thin: Linear = head.lora_A

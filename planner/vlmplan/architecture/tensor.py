@@ -106,6 +106,17 @@ class Tensor:
         return tensor
 
 
+class GradientView(Tensor):
+    """A gradient that is a view, so that no other gradient is added to it in place.
+
+    A view keeps its base alive, in backward too (``as_view`` in ``torch/csrc/autograd/VariableTypeUtils.h``), and the
+    engine adds in place only where a storage has a single owner (``can_accumulate_inplace`` in
+    ``torch/csrc/autograd/input_buffer.cpp``).
+    """
+
+    __slots__ = ()
+
+
 Operand = Tensor | Parameter
 Edge = tuple["Node", int] | Parameter | None
 """Where a gradient goes: an output of a node, a weight, or nowhere."""

@@ -1,5 +1,6 @@
 """What each shim of ``shims.py`` is there for, with it and without."""
 
+import copy
 import io
 import os
 import tempfile
@@ -40,6 +41,20 @@ def making_parameters_of_fake_tensors(mode: Rehearsal) -> list[str]:
 
     made = Params4bit(torch.empty(64, 64), requires_grad=False)
     return [kind.__name__ for kind in type(made).__mro__[1:3]]
+
+
+def copying_nothing_but_data(mode: Rehearsal) -> dict[str, bool]:
+    """What a copied weight has of its own, of the original's, and of nobody's."""
+    layer = torch.nn.Linear(2, 3, device=NAME)
+    layer.weight.ds_id = 7  # type: ignore[attr-defined]
+    weight = copy.deepcopy(layer).weight
+    storage = weight.untyped_storage()._cdata
+    return {
+        "is a parameter": isinstance(weight, torch.nn.Parameter) and weight.requires_grad,
+        "has memory of its own": storage != layer.weight.untyped_storage()._cdata,
+        "has views in it": weight.t().untyped_storage()._cdata == storage,
+        "has the original's attributes": hasattr(weight, "ds_id"),
+    }
 
 
 def moving_modules_in_place(mode: Rehearsal) -> bool:

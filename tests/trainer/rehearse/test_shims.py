@@ -17,10 +17,12 @@ GATHERED = {
     "live_bytes": SHARDS + WHOLE + PADDED,
     "messages": [["broadcast", 2, WHOLE], ["allgather_base", 1, PADDED], ["reduce_scatter_base", 1, PADDED]],
 }
+COPIED = {"is a parameter": True, "has memory of its own": True}
 ANSWERS: dict[str, Any] = {
     "one_kind_of_keys": "moved",
     "telling_of_other_data": "gpu",
     "making_parameters_of_fake_tensors": ["Params4bit", "Parameter"],
+    "copying_nothing_but_data": COPIED | {"has views in it": True, "has the original's attributes": False},
     "moving_modules_in_place": True,
     "taking_fake_tensors_for_real": True,
     "raising_after_backward": ["(3, 5)", "(3, 5)"],
@@ -41,6 +43,7 @@ WITHOUT: dict[str, Any] = {
     "one_kind_of_keys": "incompatible tensor type",
     "telling_of_other_data": "cpu",
     "making_parameters_of_fake_tensors": "not a subclass of the requested type",
+    "copying_nothing_but_data": COPIED | {"has views in it": False, "has the original's attributes": True},
     "moving_modules_in_place": "Couldn't swap Linear.weight",
     "taking_fake_tensors_for_real": False,
     "raising_after_backward": signal.SIGABRT,

@@ -89,6 +89,27 @@ def making_parameters_of_fake_tensors() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def copying_nothing_but_data() -> Iterator[None]:
+    """``copy.deepcopy`` of a parameter copies its data and no attributes (``Parameter.__deepcopy__``); this is how peft
+    copies the embeddings and heads that it trains (``ModulesToSaveWrapper``). A fake parameter would be copied by
+    ``Tensor.__deepcopy__`` with its attributes: DeepSpeed's, and a copy of the fake mode. Views of a tensor of another
+    mode get storages of their own, which would be counted as memory that a real run does not take."""
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            data = self.detach().clone(memory_format=torch.preserve_format)
+            kind = torch.nn.Parameter if isinstance(self, torch.nn.Parameter) else torch.Tensor.requires_grad_
+            memo[id(self)] = kind(data, self.requires_grad)
+        return memo[id(self)]
+
+    FakeTensor.__deepcopy__ = copied  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        del FakeTensor.__deepcopy__  # pyright: ignore[reportAttributeAccessIssue]
+
+
 _fake_kinds: dict[type, type] = {}
 
 
@@ -366,6 +387,7 @@ DEVICE_SHIMS = (
 SHIMS = (
     telling_of_other_data,
     making_parameters_of_fake_tensors,
+    copying_nothing_but_data,
     moving_modules_in_place,
     taking_fake_tensors_for_real,
     trusting_other_ranks,

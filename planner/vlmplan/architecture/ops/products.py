@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, reduced, to
-from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import GradientView, Node, Operand, Parameter, Tensor
 
 
 def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transposed: bool = False) -> Tensor:
@@ -18,7 +18,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     the casts then are what is saved.
 
     Backward takes gradients in the order of torch's generated code, by the names of the arguments: of ``mm(self,
-    mat2)`` the weight's first, of ``addmm(self, mat1, mat2)`` x's, the weight's and the bias's.
+    mat2)`` the weight's first, of ``addmm(self, mat1, mat2)`` x's, the weight's and the bias's. The product gives the
+    gradient of ``weight.t()``; that of the weight is its transpose, a ``GradientView``.
     """
     tape = x.tape
     if tape.autocast is not None:
@@ -34,7 +35,8 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     saves_view = x.requires_grad and not is_transposed and not is_replaced
     view_of = weight if saves_view and isinstance(weight, Parameter) else None
     is_weight_first = bias is None and not is_replaced and not is_transposed
-    meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, is_weight_first)
+    gives_view = not is_transposed and not is_replaced
+    meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, is_weight_first, gives_view)
     node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
     out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
     rows = x.numel // in_width
@@ -47,7 +49,7 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
 def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
-    x_shape, dtype, weight_shape, bias_shape, is_weight_first = node.meta
+    x_shape, dtype, weight_shape, bias_shape, is_weight_first, gives_view = node.meta
     tape = g.tape
     flops = 2 * g.numel * x_shape[-1]
     hbm_bytes = (prod(x_shape) + g.numel + prod(weight_shape)) * dtype.num_bytes
@@ -63,6 +65,8 @@ def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
         tape.matmul(flops, hbm_bytes)
     if node.needs[2]:
         grad_bias = reduced(g, bias_shape, dtype)
+    if gives_view and grad_weight is not None:
+        grad_weight = GradientView(grad_weight.storage, weight_shape, dtype)
     return (grad_x, grad_weight, grad_bias)
 
 
