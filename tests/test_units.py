@@ -1,12 +1,13 @@
 """Numbers as text: GiB are 2^30, nothing that is there reads as nothing, and no text is further off than it rounds."""
 
 import re
+from math import prod
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmplan.units import GIB, KIB, MIB, DType, count_text, duration_text, gib_text, usd_text
+from vlmplan.units import GIB, KIB, MIB, DType, count_text, divisors, duration_text, gib_text, usd_text
 
 BYTES_OF = {"GiB": GIB, "MiB": MIB, "KiB": KIB, "bytes": 1}
 SECONDS_OF = {"ms": 1e-3, "s": 1, "min": 60, "h": 3600, "days": 86400}
@@ -94,3 +95,15 @@ def test_dtypes_have_torchs_names_and_widths():
     for dtype in DType:
         assert getattr(torch, dtype.torch_name).itemsize == dtype.num_bytes
         assert getattr(torch, dtype.torch_name).is_floating_point == dtype.is_floating
+
+
+@given(st.lists(st.integers(1, 400), max_size=3))
+def test_divisors_are_those_that_divide_the_product(factors: list[int]):
+    total = prod(factors)
+    expected = [size for size in range(1, min(total, 10_000) + 1) if total % size == 0]
+    assert divisors(*factors)[: len(expected)] == expected
+    assert {total // size for size in divisors(*factors)} == set(divisors(*factors))
+
+
+def test_divisors_of_the_largest_counts_are_found_at_once():
+    assert len(divisors(10**9, 10**9)) == (18 + 1) * (18 + 1)  # 2^18 x 5^18

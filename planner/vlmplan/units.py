@@ -5,6 +5,7 @@ GiB (2**30) appears only where text is made; GB (10**9) never does, because the 
 """
 
 from enum import Enum
+from math import isqrt
 
 KIB = 2**10
 MIB = 2**20
@@ -67,6 +68,19 @@ def count_text(count: float) -> str:
         if abs(count) >= 0.9995 * limit:
             return f"{count / limit:.3g} {suffix}"
     return f"{count:.0f}"
+
+
+def divisors(*factors: int) -> list[int]:
+    """The divisors of the product of ``factors``, smallest first; looked for up to the root of each factor.
+
+    >>> divisors(12), divisors(2, 6)
+    ([1, 2, 3, 4, 6, 12], [1, 2, 3, 4, 6, 12])
+    """
+    found = {1}
+    for factor in factors:
+        lower = [size for size in range(1, isqrt(factor) + 1) if factor % size == 0]
+        found = {one * other for one in found for size in lower for other in (size, factor // size)}
+    return sorted(found)
 
 
 def usd_text(usd: float) -> str:

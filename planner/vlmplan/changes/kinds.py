@@ -28,6 +28,7 @@ from vlmplan.recipe import (
 )
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.sample_images import image_tokens
+from vlmplan.units import divisors
 from vlmplan.workload import Workload
 
 Options = Mapping[str, Any]
@@ -98,8 +99,9 @@ def all_changes(at: Situation) -> Space:
 
 def _micro_batch(at: Situation) -> Levels:
     """Every smaller micro batch that makes the same global batch."""
-    total = at.recipe.micro_batch * at.recipe.grad_accum
-    sizes = [size for size in range(at.recipe.micro_batch - 1, 0, -1) if total % size == 0]
+    micro_batch, grad_accum = at.recipe.micro_batch, at.recipe.grad_accum
+    total = micro_batch * grad_accum
+    sizes = [size for size in reversed(divisors(micro_batch, grad_accum)) if size < micro_batch]
     return tuple(
         Change(name=f"micro batch {size} x {total // size}", options={"micro_batch": size, "grad_accum": total // size})
         for size in sizes

@@ -7,7 +7,7 @@ A setup is scored with bounds and secants between two micro batches, so that tho
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf, isqrt
+from math import inf
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from vlmplan.search.combined_traces import Switches
 from vlmplan.search.micro_batches import Capability, MicroBatches, States, TracedBatches
 from vlmplan.sizes import zero_settings
 from vlmplan.timing import BesidesComputing, PhaseSeconds, besides_computing, micro_batch_seconds
-from vlmplan.units import gib_text
+from vlmplan.units import divisors, gib_text
 from vlmplan.workload import Workload
 
 
@@ -304,9 +304,7 @@ class SetupSpace:
         per_gpu = -(-self.global_batch // num_gpus)
         if "grad_accum" in self.fixed:
             return [(-(-per_gpu // self.fixed["grad_accum"]), self.fixed["grad_accum"])]
-        lower = [size for size in range(1, isqrt(per_gpu) + 1) if per_gpu % size == 0]
-        sizes = sorted({*lower, *(per_gpu // size for size in lower)})
-        return [(size, per_gpu // size) for size in sizes]
+        return [(size, per_gpu // size) for size in divisors(per_gpu)]
 
     # -- prepared models -----------------------------------------------------------------------------------------
 
