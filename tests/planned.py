@@ -38,8 +38,19 @@ def shortened(alias: str, **changes: Any) -> ModelFiles:
     return ModelFiles(id=files.id, config={**files.config, **changes}, preprocessor=files.preprocessor)
 
 
-def workload(alias: str, **changes: Any) -> Workload:
-    files = model_files(alias)
+def of_few_layers(alias: str, num_layers: int = 3) -> ModelFiles:
+    """The model with so many layers of each tower: as quick to compute as there are few."""
+    config = model_files(alias).config
+    changes: dict[str, Any] = {"num_hidden_layers": num_layers} if "text_config" not in config else {}
+    for tower in ("text_config", "vision_config"):
+        if tower in config:
+            name = "depth" if "depth" in config[tower] else "num_hidden_layers"
+            changes[tower] = {**config[tower], name: num_layers}
+    return shortened(alias, **changes)
+
+
+def workload(alias: str | ModelFiles, **changes: Any) -> Workload:
+    files = model_files(alias) if isinstance(alias, str) else alias
     images = 1 if files.model_type in IMAGE_MODEL_TYPES else 0
     return Workload(**{"model": files, "images_per_sample": images, **changes})
 

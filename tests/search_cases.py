@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
+from itertools import islice, product
 from typing import Any
 
 from planned import shipped_gpus, workload
@@ -12,6 +13,7 @@ from vlmplan.recipe import Method
 from vlmplan.search import Limits, Objective, Recommendation, Sought, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.setups import SetupSpace
+from vlmplan.workload import ModelFiles
 
 TODAY = date(2026, 11, 21)
 
@@ -41,7 +43,7 @@ def owned(*clusters: Cluster) -> list[Candidate]:
 
 
 def space(
-    alias: str = "smollm2-135m",
+    alias: str | ModelFiles = "smollm2-135m",
     *,
     global_batch: int = 16,
     fixed: dict[str, Any] | None = None,
@@ -53,7 +55,7 @@ def space(
 
 def search(
     candidates: list[Candidate],
-    alias: str = "smollm2-135m",
+    alias: str | ModelFiles = "smollm2-135m",
     *,
     objective: Objective = Objective.COST,
     fixed: dict[str, Any] | None = None,
@@ -78,12 +80,12 @@ def all_estimates(
     methods: tuple[Method, ...] | None = None,
     *,
     only_smallest: bool = False,
+    every: int = 1,
 ) -> Iterator[Estimate]:
-    """Every recipe of the space with every micro batch, computed exactly."""
-    sizes = where.batch_sizes(on.num_gpus)
-    for method in methods or where.choices.methods:
-        for recipe in where.recipes(on, method):
-            for micro_batch, grad_accum in sizes[:1] if only_smallest else sizes:
-                sized = recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
-                estimator, _ = where._estimator(sized)
-                yield estimator.estimate(sized, on)
+    """Every recipe of the space with every micro batch, or one in so many of them, computed exactly."""
+    sizes = where.batch_sizes(on.num_gpus)[: 1 if only_smallest else None]
+    recipes = (recipe for method in methods or where.choices.methods for recipe in where.recipes(on, method))
+    for recipe, (micro_batch, grad_accum) in islice(product(recipes, sizes), None, None, every):
+        sized = recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
+        estimator, _ = where._estimator(sized)
+        yield estimator.estimate(sized, on)
