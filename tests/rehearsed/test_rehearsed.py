@@ -15,7 +15,7 @@ from rehearsed_report import GOLDEN, TABLE, compared, highest, is_close, rehears
 from vlmplan.recipe import LossKind, Method, Offload
 
 MEDIAN_ERROR, LARGEST_ERROR, LARGEST_SHORTFALL = 0.02, 0.05, 0.03
-SAMPLE = ("gpt2 lora stage 1 4", "qwen2-vl-2b full stage 3 4")
+SAMPLE = ("gpt2 lora stage 1 4", pytest.param("qwen2-vl-2b full stage 3 4", marks=pytest.mark.sweep))
 
 
 @pytest.mark.parametrize("case", NAMES)

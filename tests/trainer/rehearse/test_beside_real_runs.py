@@ -6,6 +6,8 @@ from rehearsals import many_rehearsed, really_run, rehearsed, request_for
 
 TOLERANCE = 0.005
 PLAIN = ["lora-none-whole_loss"]
+IN_EVERY_RUN = {"lora-2": 0, "full-3": 1}
+"""And the rank that is rehearsed."""
 SHARDED = ["full-0", "qlora-1", "lora-2", "full-3"]
 RANKS = [*((name, 0) for name in SHARDED), ("full-3", 1)]
 
@@ -26,6 +28,7 @@ def test_one_rank_without_deepspeed_has_the_bytes_of_its_rehearsal(model, tmp_pa
     assert_equal(compared(plans, tmp_path, num_ranks=1))
 
 
+@pytest.mark.sweep
 def test_weights_from_files_are_seen_though_threads_load_them(model, tmp_path):
     plans = {"qlora-none": plan_named(model, "qlora-none", num_ranks=1)}
     words = [word for word in WORDS if word != "--random-weights"]
@@ -38,10 +41,17 @@ def test_weights_from_files_are_seen_though_threads_load_them(model, tmp_path):
 
 
 def test_two_ranks_have_the_bytes_of_their_rehearsals_in_every_phase_of_every_step(model, tmp_path):
+    plans = {name: plan_named(model, name, num_ranks=2) for name in IN_EVERY_RUN}
+    assert_equal(compared(plans, tmp_path, num_ranks=2, asked=list(IN_EVERY_RUN.items())))
+
+
+@pytest.mark.sweep
+def test_two_ranks_have_the_bytes_of_their_rehearsals_under_every_stage(model, tmp_path):
     plans = {name: plan_named(model, name, num_ranks=2) for name in SHARDED}
     assert_equal(compared(plans, tmp_path, num_ranks=2, asked=RANKS))
 
 
+@pytest.mark.sweep
 def test_qlora_with_stage_3_is_refused_in_a_sentence(model):
     plan = plan_named(model, "lora-3", num_ranks=2)
     request = request_for(plan)
