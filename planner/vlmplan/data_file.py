@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vlmplan.errors import InputError, UnavailableError
+from vlmplan.json_reader import json_mistakes
 
 BOM = b"\xef\xbb\xbf"
 BLANKS = re.compile(r"[ \t\n\r]*")
@@ -91,14 +92,8 @@ def _records_of_list(path: Path, content: bytes) -> Iterator[Record]:
 
 
 def _end_of_value(decoder: json.JSONDecoder, text: str, at: int, *, source: str) -> int:
-    try:
+    with json_mistakes(source):
         return decoder.raw_decode(text, at)[1]
-    except json.JSONDecodeError as error:
-        raise InputError(f"{source} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
-    except RecursionError:
-        raise InputError(f"{source} is nested too deeply to be read") from None
-    except ValueError:  # Python reads no integer of more than 4300 digits
-        raise InputError(f"{source} holds a number of thousands of digits, which nothing can mean") from None
 
 
 def _check_end(path: Path, text: str, at: int) -> None:

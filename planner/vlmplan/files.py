@@ -1,5 +1,6 @@
 """Text files: read with one sentence for what is wrong; written whole or not at all, and over others only if asked."""
 
+import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,6 +9,8 @@ from vlmplan.errors import InputError, UnavailableError
 
 EXECUTABLE = 0o777
 READABLE = 0o666
+NOT_JSON = ", so it is no JSON file"
+"""What follows from a file's not being text, where JSON is needed."""
 SHIPPED_CATALOG = "gpu_catalog.yaml"
 """The catalog that comes with vlmplan."""
 
@@ -34,14 +37,27 @@ def text_of(path: Path, *, name: str, otherwise: str = "") -> str:
 
     Raises UnavailableError if the file cannot be read, InputError if it is not in UTF-8.
     """
+    text = text_if_there(path, name=name, otherwise=otherwise)
+    if text is None:
+        raise UnavailableError(f"{name} does not exist")
+    return text
+
+
+def text_if_there(path: Path, *, name: str, otherwise: str = "", most_bytes: int | None = None) -> str | None:
+    """``text_of``, or None where there is no such file. Raises InputError for one of more than ``most_bytes`` too."""
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UnavailableError(f"{name} does not exist") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{name} is not text in UTF-8{otherwise}") from None
+        with path.open("rb") as file:
+            content = file.read(-1 if most_bytes is None else most_bytes + 1)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: characters that no path has
+        return None
     except OSError as error:
         raise UnavailableError(f"{name} cannot be read: {error.strerror}") from None
+    if most_bytes is not None and len(content) > most_bytes:
+        raise InputError(f"{name} has more than {most_bytes // 2**20} MiB{otherwise}")
+    try:
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
+    except UnicodeDecodeError:
+        raise InputError(f"{name} is not text in UTF-8{otherwise}") from None
 
 
 def proc_bytes(path: str) -> dict[str, int]:

@@ -1,59 +1,99 @@
 """Reading JSON that others wrote: every mistake becomes one sentence with the file, the key's path and what is needed.
 
 ``JsonObject`` hands out the values of one object by kind and remembers which keys were asked for, so that ``close``
-can refuse the rest.
+can refuse the rest. What ``yaml_reader`` reads is looked at with it too: the sentences are the same.
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from vlmplan.errors import InputError, UnknownNameError
-from vlmplan.files import text_of
+from vlmplan.files import NOT_JSON, text_of
 
 T = TypeVar("T")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises UnavailableError if it cannot be read, InputError if it holds anything else."""
-    text = text_of(path, name=str(path), otherwise=", so it is no JSON file")
+    text = text_of(path, name=str(path), otherwise=NOT_JSON)
     return parse_json_object(text, source=str(path))
 
 
-def parse_json_object(text: str, *, source: str) -> dict[str, Any]:
-    """The JSON object in ``text``; ``source`` names it in errors. Refuses repeated keys, NaN and comments."""
+def parse_json_object(
+    text: str, *, source: str, constant: Callable[[str], Any] | None = None, may_repeat: bool = False
+) -> dict[str, Any]:
+    """The JSON object in ``text``; ``source`` names it in errors. Refuses comments, and repeated keys unless they may.
 
-    def refused(constant: str) -> NoReturn:
-        raise InputError(f"{source} holds {constant}, which is no JSON number")
+    ``constant`` makes a value of NaN, Infinity and -Infinity, which are refused without it.
+    """
+
+    def refused(name: str) -> NoReturn:
+        raise InputError(f"{source} holds {name}, which is no JSON number")
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) < len(pairs):
             keys = [key for key, _ in pairs]
-            repeated = next(key for key in keys if keys.count(key) > 1)
-            raise InputError(f"{source} says {repeated} twice in one object; one of the two has to go")
+            raise InputError(repeated(source, next(key for key in keys if keys.count(key) > 1)))
         return result
 
+    with json_mistakes(source, text):
+        values = json.loads(
+            text, parse_constant=constant or refused, object_pairs_hook=None if may_repeat else without_repeats
+        )
+    if not isinstance(values, dict):
+        raise InputError(f"{source} holds {shown(values)}; a JSON object {{...}} is needed")
+    return cast(dict[str, Any], values)
+
+
+@contextmanager
+def json_mistakes(source: str, text: str | None = None) -> Generator[None]:
+    """What ``json`` raises, as InputError. ``text`` is looked at for comments, or for there being none."""
     try:
-        values = json.loads(text, parse_constant=refused, object_pairs_hook=without_repeats)
+        yield
     except json.JSONDecodeError as error:
-        line = comment_line(text)
+        line = None if text is None else comment_line(text)
         if line is not None:
             message = f"{source} has a comment in line {line}; JSON knows none, so take it out"
-        elif not text.strip():
+        elif text is not None and not text.strip():
             message = f"{source} is empty; a JSON object {{...}} is needed"
         else:
             message = f"{source} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
         raise InputError(message) from None
     except RecursionError:
-        raise InputError(f"{source} is nested too deeply to be read") from None
+        raise InputError(too_deep(source)) from None
     except ValueError:  # Python reads no integer of more than 4300 digits
-        raise InputError(f"{source} holds a number of thousands of digits, which nothing can mean") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{source} holds {shown(values)}; a JSON object {{...}} is needed")
-    return cast(dict[str, Any], values)
+        raise InputError(too_many_digits(source)) from None
+
+
+# -- sentences that JSON and YAML share ------------------------------------------------------------------------------
+
+
+def repeated(source: str, key: str) -> str:
+    return f"{source} says {key} twice in one object; one of the two has to go"
+
+
+def too_deep(source: str) -> str:
+    return f"{source} is nested too deeply to be read"
+
+
+def too_many_digits(source: str) -> str:
+    return f"{source} holds a number of thousands of digits, which nothing can mean"
+
+
+def not_allowed(source: str, path: str, value: object, needed: str) -> InputError:
+    """The error for the value at ``path`` of a file (``source``, if known); ``needed`` is what may stand there."""
+    place = f"{source}: " if source else ""
+    return InputError(f"{place}{path or 'the whole'} is {shown(value)}; {needed} is needed")
+
+
+def unknown_key(source: str, path: str, key: str, known: Iterable[str]) -> UnknownNameError:
+    """The error for a key that the object at ``path`` of a file does not have; it names the nearest that it has."""
+    return UnknownNameError("key", key, known, f"in {path} of {source}" if path else f"in {source}")
 
 
 def comment_line(text: str) -> int | None:
@@ -95,7 +135,10 @@ class JsonObject:
     def __init__(self, values: Any, *, source: str, path: str = "") -> None:
         self.source, self.path = source, path
         if not isinstance(values, Mapping):
-            raise InputError(f"{source}: {path or 'the whole'} is {shown(values)}; an object {{...}} is needed")
+            raise not_allowed(source, path, values, "an object {...}")
+        for key in cast(Mapping[object, object], values):
+            if not isinstance(key, str):  # YAML has other keys too
+                raise InputError(f"{source}: {path or 'the whole'} has the key {shown(key)}; put it in quotes")
         self.values = cast(Mapping[str, Any], values)
         self._asked: set[str] = set()
 
@@ -119,7 +162,7 @@ class JsonObject:
 
     def refuse(self, key: str, needed: str) -> NoReturn:
         """Raise the sentence for a value that is not allowed; ``needed`` says what is."""
-        self.complain(key, f"{needed} is needed")
+        raise not_allowed(self.source, self.key_path(key), self.values.get(key), needed)
 
     def complain(self, key: str, why: str) -> NoReturn:
         """Raise the sentence that names the key, its value and ``why`` that will not do."""
@@ -160,17 +203,17 @@ class JsonObject:
         return dict(self.object(key).values)
 
     def objects(self, key: str) -> list["JsonObject"]:
-        items = self._items(key)
+        items = self.array(key)
         paths = [f"{self.key_path(key)}[{index}]" for index in range(len(items))]
         return [JsonObject(item, source=self.source, path=path) for item, path in zip(items, paths, strict=True)]
 
     def texts(self, key: str) -> tuple[str, ...]:
-        items = self._items(key)
+        items = self.array(key)
         if not all(isinstance(item, str) for item in items):
             self.refuse(key, "a list of texts")
         return tuple(items)
 
-    def _items(self, key: str) -> Sequence[Any]:
+    def array(self, key: str) -> Sequence[Any]:
         value = self.raw(key)
         return cast(Sequence[Any], value) if isinstance(value, list) else self.refuse(key, "a list")
 
@@ -179,5 +222,4 @@ class JsonObject:
         names = self._asked | set(known)
         for key in self.values:
             if key not in names:
-                place = f"in {self.path} of {self.source}" if self.path else f"in {self.source}"
-                raise UnknownNameError("key", key, sorted(names), place)
+                raise unknown_key(self.source, self.path, key, sorted(names))

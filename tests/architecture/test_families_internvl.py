@@ -115,7 +115,7 @@ def test_a_class_token_among_the_merged_features_is_refused():
 
 
 def test_several_feature_layers_are_refused():
-    with pytest.raises(InputError, match="one layer is expected"):
+    with pytest.raises(InputError, match="one layer is needed"):
         build_model(altered("internvl3-1b", vision_feature_layer=[-1, -2]))
 
 

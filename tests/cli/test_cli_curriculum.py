@@ -199,7 +199,7 @@ def test_a_dry_run_shows_every_stage_and_writes_nothing():
         ({"resume": True}, ("stage 1", "'resume'")),
         ({"seq_len": 64}, ("stage 1 of 1", "one of --train-data, --dummy-data is needed")),
         ({"dummy_data": 4, "micro_batch": 0}, ("stage 1 of 1", "--micro-batch is 0")),
-        ("align", ("stage 1", '"align"', "a mapping")),
+        ("align", ("stage 1", '"align"', "an object")),
     ],
 )
 def test_what_is_wrong_with_a_stage_is_one_sentence(listed, parts):
@@ -211,8 +211,10 @@ def test_what_is_wrong_with_a_stage_is_one_sentence(listed, parts):
     ("text", "part"),
     [
         ("stages: []", "a list of one stage or more"),
-        ("- a", "one key, stages"),
-        ("stages: [", "not valid YAML: line 2"),
+        ("- a", "an object {...} is needed"),
+        ("stages: [{}]\nmore: 1", "unknown key 'more'"),
+        ("stages: [{}]\n---\nstages: [{}]", "2 YAML documents"),
+        ("stages: [", "in line 2, column 1"),
     ],
 )
 def test_what_is_wrong_with_the_file_is_one_sentence(text, part):

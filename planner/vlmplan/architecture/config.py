@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed, shown
 
+CONFIG = "config.json"
 MAX_INTEGER = 10**8
 """What no width, count or size in a configuration comes near; more is a mistake, and too much to compute with."""
 MAX_LAYERS = 1000
@@ -67,11 +69,11 @@ class Config:
         if value is None:
             value = self._values if is_flat else spec.get("values", {})
         if not isinstance(value, Mapping):
-            raise InputError(f"config.json: {self._name(key)} is {value!r}; a mapping is expected")
+            raise not_allowed(CONFIG, self._name(key), value, "a mapping")
         values = cast(Mapping[str, Any], value)
         own_type = None if spec.get("is_fixed") or values is self._values else values.get("model_type")
         if own_type is not None and not isinstance(own_type, str):
-            raise InputError(f"config.json: {self._name(key)}.model_type is {own_type!r}; a string is expected")
+            raise not_allowed(CONFIG, f"{self._name(key)}.model_type", own_type, "a string")
         return Config(values, own_type or spec.get("model_type"), self._name(key))
 
     def mapping(self, key: str) -> "Config":
@@ -80,7 +82,7 @@ class Config:
         if not value:
             return Config({}, path=self._name(key))
         if not isinstance(value, Mapping):
-            raise InputError(f"config.json: {self._name(key)} is {value!r}; a mapping is expected")
+            raise not_allowed(CONFIG, self._name(key), value, "a mapping")
         return Config(cast(Mapping[str, Any], value), path=self._name(key))
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -89,14 +91,14 @@ class Config:
         if value is None:
             value = default
         if value is None:
-            raise InputError(f"config.json has no {self._name(key)}; a positive integer is expected")
+            raise InputError(f"{CONFIG}: {self._name(key)} is missing; a positive integer is needed")
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise InputError(f"config.json: {self._name(key)} is {value!r}; a positive integer is expected")
+            raise not_allowed(CONFIG, self._name(key), value, "a positive integer")
         most = MAX_LAYERS if key in LAYER_KEYS else MAX_INTEGER
         if value > most:
-            raise InputError(f"config.json: {self._name(key)} is {value}; at most {most:,} can be planned")
+            raise InputError(f"{CONFIG}: {self._name(key)} is {shown(value)}; at most {most:,} can be planned")
         return value
 
     def optional_integer(self, key: str) -> int | None:
@@ -107,27 +109,27 @@ class Config:
         value = self.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-            raise InputError(f"config.json: {self._name(key)} is {value!r}; a number is expected")
+            raise not_allowed(CONFIG, self._name(key), value, "a number")
         return float(value)
 
     def positive_number(self, key: str, default: float = 0.0) -> float:
         value = self.number(key, default)
         if not value > 0:
-            raise InputError(f"config.json: {self._name(key)} is {value:g}; a number above 0 is expected")
+            raise not_allowed(CONFIG, self._name(key), value, "a number above 0")
         return value
 
     def boolean(self, key: str, default: bool = False) -> bool:
         value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, bool | int):
-            raise InputError(f"config.json: {self._name(key)} is {value!r}; true or false is expected")
+            raise not_allowed(CONFIG, self._name(key), value, "true or false")
         return bool(value)
 
     def text(self, key: str, default: str = "") -> str:
         value = self.get(key)
         value = default if value is None else value
         if not isinstance(value, str):
-            raise InputError(f"config.json: {self._name(key)} is {value!r}; a string is expected")
+            raise not_allowed(CONFIG, self._name(key), value, "a string")
         return value
 
     def integers(self, key: str) -> tuple[int, ...]:
@@ -139,7 +141,7 @@ class Config:
             return (value,)
         items: list[Any] = list(cast(list[Any], value)) if isinstance(value, list | tuple) else [None]
         if not all(isinstance(item, int) for item in items):
-            raise InputError(f"config.json: {self._name(key)} is {value!r}; a list of integers is expected")
+            raise not_allowed(CONFIG, self._name(key), self.get(key), "a list of integers")
         return tuple(items)
 
     def _name(self, key: str) -> str:

@@ -18,7 +18,6 @@ from vlmplan.catalog.file import (
     REFRESHED_FILE_NAME,
     CatalogFile,
     Sections,
-    catalog_text,
     offers_with_price_lists,
     read_catalog_file,
 )
@@ -26,7 +25,7 @@ from vlmplan.catalog.layers import layered_gpus, layered_offers
 from vlmplan.catalog.objects import gpu_from_fields, offer_from_fields, provider_names
 from vlmplan.catalog.rules import Fields
 from vlmplan.errors import InputError, UnknownNameError
-from vlmplan.files import SHIPPED_CATALOG, shipped_catalog_path
+from vlmplan.files import SHIPPED_CATALOG, shipped_catalog_path, text_of
 from vlmplan.hardware import Gpu, MatmulPeaks, Offer, Vendor
 from vlmplan.machine.host import host_ram_bytes
 
@@ -39,7 +38,7 @@ class ShippedCatalog:
     """The catalog that comes with vlmplan, not checked again here: its offers are parsed only on request."""
 
     def __init__(self, path: Path) -> None:
-        text = catalog_text(path)
+        text = text_of(path, name=str(path))
         self._sections = Sections(path.name, text, compiled_documents(text))
 
     @cached_property

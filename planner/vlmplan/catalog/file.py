@@ -3,15 +3,16 @@
 Every complaint is one sentence that names the file, the key, the value and what is allowed.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
 from vlmplan.catalog import rules as catalog_rules
-from vlmplan.catalog.rules import SECTIONS, Fields, checked, checked_mapping, checked_selector, shown
+from vlmplan.catalog.rules import SECTIONS, Fields, checked, checked_mapping, checked_selector
 from vlmplan.errors import InputError, nearest
+from vlmplan.files import text_of
+from vlmplan.json_reader import not_allowed, read_json_object, unknown_key
 
 REFRESHED_FILE_NAME = "refreshed_prices.json"
 
@@ -39,7 +40,7 @@ class Sections:
         """``documents`` are those of ``text``, where they have been parsed already."""
         self.name = name
         if documents is None:
-            from vlmplan.catalog.yaml_text import yaml_documents
+            from vlmplan.yaml_reader import yaml_documents
 
             documents = yaml_documents(name, text)
         self._documents = documents
@@ -70,7 +71,7 @@ class Sections:
             return cast(list[object], section)
         if isinstance(section, str | dict) and key in ("hide", "discounts"):
             return [cast(object, section)]
-        raise InputError(f"{self.name}: {key} is {shown(cast(object, section))}; allowed is a list")
+        raise not_allowed(self.name, key, self[key], "a list")
 
     def _reads_another_document(self) -> bool:
         try:
@@ -79,26 +80,16 @@ class Sections:
             return False
         if document is None:
             return True
-        sections = checked_mapping(self.name, "the file", document)
+        sections = checked_mapping(self.name, "", document)
         for key in sections:
             if key not in SECTIONS:
-                raise InputError(f"{self.name} has {catalog_rules.unknown_key(key, SECTIONS)}")
+                raise unknown_key(self.name, "", key, SECTIONS)
             if key in self._sections:
                 raise InputError(f"{self.name} has two sections named {key!r}; put them together")
         if (schema := sections.get("schema", catalog_rules.SCHEMA)) != catalog_rules.SCHEMA:
-            raise InputError(f"{self.name}: schema is {shown(schema)}; allowed is {catalog_rules.SCHEMA}")
+            raise not_allowed(self.name, "schema", schema, catalog_rules.SCHEMA)
         self._sections.update(sections)
         return True
-
-
-def catalog_text(path: Path) -> str:
-    """The text of ``path``. Raises InputError when there is no such readable text file."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8 text; a catalog is a YAML file") from None
-    except OSError as error:
-        raise InputError(f"catalog {path} cannot be read: {error.strerror or error}") from None
 
 
 def read_catalog_file(path: Path, *, may_be_empty: bool) -> CatalogFile:
@@ -108,23 +99,21 @@ def read_catalog_file(path: Path, *, may_be_empty: bool) -> CatalogFile:
     """
     if path.name == REFRESHED_FILE_NAME:
         return _refreshed_file(path)
-    from vlmplan.catalog.yaml_text import require_shallow
+    from vlmplan.yaml_reader import parse_yaml
 
-    text = catalog_text(path)
-    require_shallow(str(path), text)
-    sections = Sections(str(path), text)
+    text = text_of(path, name=str(path))
+    sections = Sections(str(path), text, iter(parse_yaml(text, source=str(path))))
     if not sections.any_after_reading_all() and not may_be_empty:
         raise InputError(f"catalog {path} is empty; it may have the sections {', '.join(SECTIONS)}")
     return checked_file(sections)
 
 
 def _refreshed_file(path: Path) -> CatalogFile:
-    text = catalog_text(path)
     try:
-        document: object = json.loads(text)
-    except (ValueError, RecursionError):
-        raise InputError(f"{path} is not valid JSON; fetch prices again with --refresh-prices, or delete it") from None
-    sections = Sections(str(path), text, iter([document]))
+        document = read_json_object(path)
+    except InputError as error:
+        raise InputError(f"{error}; fetch prices again with --refresh-prices, or delete the file") from None
+    sections = Sections(str(path), "", iter([document]))
     sections.any_after_reading_all()
     return replace(checked_file(sections), replaces_offers=True)
 
@@ -170,11 +159,8 @@ def offers_with_price_lists(name: str, offers: Sequence[Fields], price_lists: Ma
     for i, offer in enumerate(offers):
         key = offer.get("price_list")
         if key is not None and key not in price_lists:
-            known = nearest(key, price_lists) or list(price_lists) or ["none"]
-            raise InputError(
-                f"{name}: offers[{i}].price_list is {key!r}; allowed are the file's own price_lists: "
-                + ", ".join(known)
-            )
+            known = ", ".join(nearest(key, price_lists) or price_lists) or "it has none"
+            raise not_allowed(name, f"offers[{i}].price_list", key, f"one of the file's own price_lists ({known})")
         fields = offer if key is None else {**price_lists[key], **offer}
         complete.append({field: value for field, value in fields.items() if field != "price_list"})
     return complete

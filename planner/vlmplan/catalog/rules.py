@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, cast
 
-from vlmplan.errors import InputError, nearest
+from vlmplan.errors import InputError
 from vlmplan.hardware import PCIE_BYTES_PER_SECOND_PER_LANE, Pricing, Vendor
+from vlmplan.json_reader import JsonObject, not_allowed, unknown_key
 
 SCHEMA = "vlmplan.catalog/1"
 SECTIONS = ("schema", "sources", "gpus", "price_lists", "offers", "hide", "discounts")
@@ -22,14 +23,14 @@ Fields = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What a value must be: ``allowed`` for the user, ``accepts`` for the machine."""
+    """What a value must be: what is ``needed`` for the user, ``accepts`` for the machine."""
 
-    allowed: str
+    needed: str
     accepts: Callable[[object], bool]
 
     def or_null(self) -> "Rule":
         """The same, or not known."""
-        return Rule(allowed=f"{self.allowed}, or null", accepts=lambda v: v is None or self.accepts(v))
+        return Rule(needed=f"{self.needed} or null", accepts=lambda v: v is None or self.accepts(v))
 
 
 Rules = Mapping[str, "Rule | Rules"]
@@ -41,7 +42,7 @@ def checked(file: str, where: str, value: object, rules: Rules) -> Fields:
     for key, entry in fields.items():
         rule = rules.get(key)
         if rule is None:
-            raise InputError(f"{file}: {where} has {unknown_key(key, rules)}")
+            raise unknown_key(file, where, key, rules)
         if isinstance(rule, Rule):
             checked_value(file, f"{where}.{key}", entry, rule)
         else:
@@ -52,18 +53,13 @@ def checked(file: str, where: str, value: object, rules: Rules) -> Fields:
 def checked_value(file: str, where: str, value: object, rule: Rule) -> Any:
     """``value`` if the rule accepts it; else InputError."""
     if not rule.accepts(value):
-        raise InputError(f"{file}: {where} is {shown(value)}; allowed is {rule.allowed}")
+        raise not_allowed(file, where, value, rule.needed)
     return value
 
 
 def checked_mapping(file: str, where: str, value: object) -> Mapping[str, object]:
     """``value`` as a mapping with text keys; else InputError."""
-    if not isinstance(value, dict):
-        raise InputError(f"{file}: {where} is {shown(value)}; allowed is a mapping of keys to values")
-    for key in cast(dict[object, object], value):
-        if not isinstance(key, str):
-            raise InputError(f"{file}: {where} has the key {shown(key)}; allowed is text (put it in quotes)")
-    return cast(dict[str, object], value)
+    return JsonObject(value, source=file, path=where).values
 
 
 def checked_gpu_id(file: str, key: str) -> str:
@@ -82,21 +78,8 @@ def checked_selector(file: str, where: str, value: object, rules: Rules) -> Fiel
     if not fields.keys() & SELECTOR_RULES.keys():
         raise InputError(f"{file}: {where} selects nothing; name at least one of {', '.join(SELECTOR_RULES)}")
     if "fraction" in rules and "fraction" not in fields:
-        raise InputError(f"{file}: {where} has no fraction; allowed is {FRACTION.allowed}")
+        raise InputError(f"{file}: {where}.fraction is missing; {FRACTION.needed} is needed")
     return fields
-
-
-def unknown_key(key: str, known: Mapping[str, object] | Sequence[str]) -> str:
-    """The words for a key that is not among ``known``."""
-    near = nearest(key, known)
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"allowed are {', '.join(known)}"
-    return f"an unknown key {key!r}; {hint}"
-
-
-def shown(value: object) -> str:
-    """``value`` as the user may recognize it, cut to one line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _is_number(value: object) -> bool:
@@ -111,12 +94,12 @@ def _number(*, above: float | None = None, at_least: float | None = None, whole:
         return (above is None or number > above) and (at_least is None or number >= at_least)
 
     bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
-    return Rule(allowed=f"a {'whole ' if whole else ''}number {bound}", accepts=accepts)
+    return Rule(needed=f"a {'whole ' if whole else ''}number {bound}", accepts=accepts)
 
 
 def _one_of(choices: Sequence[object]) -> Rule:
     return Rule(
-        allowed="one of " + ", ".join("null" if choice is None else str(choice) for choice in choices),
+        needed="one of " + ", ".join("null" if choice is None else str(choice) for choice in choices),
         accepts=lambda v: not isinstance(v, bool) and v in choices,
     )
 
@@ -156,9 +139,9 @@ def _is_name_table(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_texts, cast(dict[object, object], value).values()))
 
 
-TEXT = Rule(allowed="text", accepts=lambda v: isinstance(v, str) and bool(v.strip()))
-_TEXTS = Rule(allowed="a list of texts", accepts=_is_texts)
-_BOOLEAN = Rule(allowed="true or false", accepts=lambda v: isinstance(v, bool))
+TEXT = Rule(needed="text", accepts=lambda v: isinstance(v, str) and bool(v.strip()))
+_TEXTS = Rule(needed="a list of texts", accepts=_is_texts)
+_BOOLEAN = Rule(needed="true or false", accepts=lambda v: isinstance(v, bool))
 _COUNT = _number(at_least=1, whole=True)
 _TEXT, _FACT, _POSITIVE, _COUNT_OR_NULL = (
     TEXT.or_null(),
@@ -171,23 +154,23 @@ GPU_RULES: Rules = {
     "name": TEXT,
     "vendor": _one_of([vendor.value for vendor in Vendor if vendor is not Vendor.CPU]),
     "architecture": _TEXT,
-    "compute_capability": Rule(allowed='text in quotes such as "8.9"', accepts=_is_compute_capability).or_null(),
+    "compute_capability": Rule(needed='text in quotes such as "8.9"', accepts=_is_compute_capability).or_null(),
     "aliases": _TEXTS,
     "pci_device_ids": Rule(
-        allowed='a list of four hexadecimal digits in quotes, such as ["2684"]', accepts=_is_pci_ids
+        needed='a list of four hexadecimal digits in quotes, such as ["2684"]', accepts=_is_pci_ids
     ).or_null(),
-    "provider_names": Rule(allowed="a list of texts for each tool", accepts=_is_name_table),
+    "provider_names": Rule(needed="a list of texts for each tool", accepts=_is_name_table),
     "memory_gb": _POSITIVE,
     "memory_mib": _number(at_least=1024).or_null(),  # who writes 24 means GiB
     "memory_basis": _TEXT,
-    "memory_mib_alternatives": Rule(allowed="a list of {mib, when}", accepts=lambda v: isinstance(v, list)),
+    "memory_mib_alternatives": Rule(needed="a list of {mib, when}", accepts=lambda v: isinstance(v, list)),
     "cuda_visible_mib": _number(at_least=1024).or_null(),
     "memory_type": _TEXT,
     "memory_bandwidth_gb_s": _POSITIVE,
     "sm_count": _COUNT_OR_NULL,
     "boost_mhz": _POSITIVE,
     "tensor_tflops_dense": dict.fromkeys(("bf16", "fp16", "tf32", "fp8"), _POSITIVE),
-    "tensor_basis": Rule(allowed="text, or a text for each dtype", accepts=_is_text_or_text_table).or_null(),
+    "tensor_basis": Rule(needed="text, or a text for each dtype", accepts=_is_text_or_text_table).or_null(),
     "fp32_tflops": _POSITIVE,
     "supports_bf16": _BOOLEAN,
     "supports_flash_attention_2": _FACT,
@@ -209,13 +192,13 @@ GPU_RULES: Rules = {
     "launch_price_is_rounded": _BOOLEAN,
     "street_price_usd": _POSITIVE,
     "note": _TEXT,
-    "sources": Rule(allowed="lines or a mapping of key: source", accepts=_is_text_or_text_table),
+    "sources": Rule(needed="lines or a mapping of key: source", accepts=_is_text_or_text_table),
 }
 
 _PRICING = _one_of([pricing.value for pricing in Pricing])
 _USD = _number(at_least=0)
 FRACTION = Rule(
-    allowed="a number from 0 to 1 (0.1 is 10 % off)",
+    needed="a number from 0 to 1 (0.1 is 10 % off)",
     accepts=lambda v: _is_number(v) and 0 <= cast(float, v) <= 1,
 )
 
@@ -223,7 +206,7 @@ PRICE_LIST_RULES: Rules = {
     "provider": TEXT,
     "region": _TEXT,
     "pricing": _PRICING,
-    "as_of": Rule(allowed="a day such as 2026-05-24, or a month such as 2026-05", accepts=_is_day_or_month).or_null(),
+    "as_of": Rule(needed="a day such as 2026-05-24, or a month such as 2026-05", accepts=_is_day_or_month).or_null(),
     "as_of_basis": _TEXT,
     "source": _TEXT,
     "license": _TEXT,

@@ -22,7 +22,6 @@ from typing import Any, cast
 
 import click
 
-from vlmplan.catalog.yaml_text import require_shallow, yaml_documents
 from vlmplan.cli.launch import (
     CURRICULUM_FILE,
     SCHEMA,
@@ -40,7 +39,7 @@ from vlmplan.cli.options import words_of
 from vlmplan.emit import PLAN_FILE
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.files import text_of, write_atomically
-from vlmplan.json_reader import JsonObject, read_json_object, shown
+from vlmplan.json_reader import JsonObject, not_allowed, read_json_object
 from vlmplan.launch.plan_changes import plan_problems
 from vlmplan.launch.resuming import Asked, asked_of, kept_options
 from vlmplan.launch.run_folder import what_differs
@@ -50,6 +49,7 @@ from vlmplan.render import lines
 from vlmplan.run_record import OF_EACH_START
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 from vlmplan.units import count_text, duration_text, gib_text
+from vlmplan.yaml_reader import parse_yaml
 
 PARTS = ("vision", "projector", "language")
 OF_ALL_STAGES = {
@@ -123,29 +123,27 @@ def read_stages(path: Path, text: str | None = None) -> list[Stage]:
     """
     name = f"--curriculum {path}"
     text = text_of(path, name=name) if text is None else text
-    require_shallow(name, text)
-    documents = list(yaml_documents(name, text))
-    content = documents[0] if len(documents) == 1 else None
-    if not isinstance(content, dict) or set(cast(dict[str, Any], content)) != {"stages"}:
-        raise InputError(f"{name} needs one key, stages, with the list of stages")
-    listed = cast(dict[str, Any], content)["stages"]
-    if not isinstance(listed, list) or not listed:
-        raise InputError(f"{name}: stages is {shown(listed)}; a list of one stage or more is needed")
-    return [_stage(item, number, path) for number, item in enumerate(cast(list[Any], listed), start=1)]
+    documents = parse_yaml(text, source=name)
+    if len(documents) != 1:
+        raise InputError(f"{name} has {len(documents)} YAML documents; one with the list stages is needed")
+    content = JsonObject(documents[0], source=name)
+    stages = content.array("stages")
+    content.close()
+    if not stages:
+        content.refuse("stages", "a list of one stage or more")
+    numbered = (JsonObject(item, source=f"{name}: stage {i}") for i, item in enumerate(stages, start=1))
+    return [_stage(stage, path.parent) for stage in numbered]
 
 
-def _stage(item: Any, number: int, path: Path) -> Stage:
-    where = f"--curriculum {path}: stage {number}"
-    if not isinstance(item, dict):
-        raise InputError(f"{where} is {shown(item)}; a mapping of options to values is needed")
-    said = {str(key).replace("-", "_"): value for key, value in cast(dict[Any, Any], item).items()}
+def _stage(stage: JsonObject, folder: Path) -> Stage:
+    said = {key.replace("-", "_"): value for key, value in stage.values.items()}
     name = str(said.pop("name", "stage"))
     if not NAME.fullmatch(name):
-        raise InputError(f"{where}: name is {shown(name)}; letters, digits and _.- are allowed")
+        stage.refuse("name", "a text of letters, digits and _.-")
     trained = said.pop("train", None)
     if trained is not None:
-        said |= _switches(trained, where)
-    return Stage(name=name, values=_parsed(said, where, path.parent))
+        said |= _switches(trained, stage.source)
+    return Stage(name=name, values=_parsed(said, stage, folder))
 
 
 def _switches(trained: Any, where: str) -> dict[str, bool]:
@@ -156,13 +154,13 @@ def _switches(trained: Any, where: str) -> dict[str, bool]:
     return {f"train_{part}": part in wanted for part in PARTS}
 
 
-def _parsed(said: Mapping[str, Any], where: str, folder: Path) -> dict[str, Any]:
+def _parsed(said: Mapping[str, Any], stage: JsonObject, folder: Path) -> dict[str, Any]:
     """Values as the command line reads them."""
-    known = {str(item.name): item for item in launch.params if item.name not in OF_ALL_STAGES}
+    where, known = stage.source, {str(item.name): item for item in launch.params if item.name not in OF_ALL_STAGES}
     for key in said:
         if key not in known:
             raise UnknownNameError(f"{where}: option", key, known, "options of launch, name and train are known")
-    checked = {key: _value(cast(click.Option, known[key]), value, f"{where}: {key}") for key, value in said.items()}
+    checked = {key: _value(cast(click.Option, known[key]), stage, key, value) for key, value in said.items()}
     command = click.Command("stage", params=list(known.values()))
     try:
         values = command.make_context("stage", words_of(command, checked)).params
@@ -172,17 +170,17 @@ def _parsed(said: Mapping[str, Any], where: str, folder: Path) -> dict[str, Any]
     return {key: folder / value if isinstance(value, Path) else value for key, value in given.items()}
 
 
-def _value(option: click.Option, value: Any, where: str) -> Any:
+def _value(option: click.Option, stage: JsonObject, key: str, value: Any) -> Any:
     """What the file says, if it is of a kind that the option can have."""
     if option.is_flag:
         if not isinstance(value, bool):
-            raise InputError(f"{where} is {shown(value)}; true or false is needed")
+            raise not_allowed(stage.source, stage.key_path(key), value, "true or false")
         return value
     if isinstance(value, list):
         items = tuple(map(str, cast(list[Any], value)))
         return items if option.multiple else ",".join(items)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise InputError(f"{where} is {shown(value)}; a number or a text is needed")
+        raise not_allowed(stage.source, stage.key_path(key), value, "a number or a text")
     return value
 
 

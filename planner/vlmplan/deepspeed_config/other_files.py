@@ -8,7 +8,7 @@ from vlmplan.deepspeed_config.content import KEYS, is_comment, listed, near_top_
 from vlmplan.deepspeed_config.run_keys import REMOVED_TOP_KEYS, UNREAD_KEYS
 from vlmplan.deepspeed_config.zero_keys import ZERO_ALIASES
 from vlmplan.errors import InputError
-from vlmplan.files import text_of
+from vlmplan.files import NOT_JSON, text_of
 from vlmplan.json_reader import parse_json_object
 
 LOOKS: tuple[tuple[frozenset[str], str], ...] = tuple(
@@ -40,7 +40,7 @@ def read_ds_config(path: Path) -> dict[str, Any]:
 
     Raises UnavailableError if the file cannot be read, InputError if it holds anything else.
     """
-    text = text_of(path, name=str(path), otherwise=", so it is no JSON file")
+    text = text_of(path, name=str(path), otherwise=NOT_JSON)
     try:
         return parse_json_object(text, source=str(path))
     except InputError:
@@ -52,11 +52,11 @@ def _refuse_yaml(text: str, source: str) -> None:
     """Raise InputError for a mapping in YAML's own form, with keys at the beginning of lines."""
     if text.lstrip().startswith(("{", "[")):
         return
-    import yaml
+    from vlmplan.yaml_reader import parse_yaml
 
     try:
-        values: object = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError):
+        values = parse_yaml(text, source=source)[0]
+    except (InputError, IndexError):
         return
     if isinstance(values, dict) and values:
         names = [str(name) for name in cast(Mapping[object, object], values)]

@@ -16,6 +16,8 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError, nearest
+from vlmplan.files import text_if_there
+from vlmplan.json_reader import parse_json_object
 from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.workload import ModelFiles
@@ -170,19 +172,7 @@ def _model_at(name: str) -> FoundModel:
 
 def _text_at(path: Path) -> str | None:
     """The text of a file; None where there is none. Raises UnavailableError or InputError if it is no small text."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
-    if len(content) > MAX_BYTES:
-        raise InputError(f"{path} has more than {MAX_BYTES // 2**20} MiB, so it is no configuration")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text in UTF-8, so it is no JSON file") from None
+    return text_if_there(path, name=str(path), otherwise=", so it is no configuration", most_bytes=MAX_BYTES)
 
 
 def _model_on_hub(wanted: HubId) -> FoundModel:
@@ -276,17 +266,7 @@ def parsed_config(text: str, *, source: str) -> dict[str, Any]:
 
 def _json_object(text: str, *, source: str) -> dict[str, Any]:
     """As transformers reads JSON: repeated keys are allowed, and Infinity, which becomes ``{"__float__": ...}``."""
-    try:
-        values = json.loads(text, parse_constant=lambda constant: {"__float__": constant})
-    except json.JSONDecodeError as error:
-        raise InputError(f"{source} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
-    except RecursionError:
-        raise InputError(f"{source} is nested too deeply to be read") from None
-    except ValueError:  # Python reads no integer of more than 4300 digits
-        raise InputError(f"{source} holds a number of thousands of digits, which nothing can mean") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{source} holds no JSON object {{...}}, so it is no configuration")
-    return cast(dict[str, Any], values)
+    return parse_json_object(text, source=source, constant=lambda name: {"__float__": name}, may_repeat=True)
 
 
 def takes_images(model: ModelFiles) -> bool:

@@ -8,13 +8,13 @@ from math import prod
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, Scores, attend
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.clip_vision import Mlp, num_vision_sequences
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, RMSNorm
 from vlmplan.architecture.tensor import Parameter, Tensor
-from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed
 
 NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}
 
@@ -57,7 +57,7 @@ class VisionLayer(Module):
         super().__init__()
         width, norm_type = config.integer("hidden_size"), config.text("norm_type")
         if norm_type not in NORMS:
-            raise InputError(f"config.json: norm_type is {norm_type!r}; one of {', '.join(NORMS)} is expected")
+            raise not_allowed(CONFIG, "norm_type", norm_type, f"one of {', '.join(NORMS)}")
         norm = NORMS[norm_type]
         self.dropout = config.number("hidden_dropout_prob")
         self.lambda_1 = Parameter(width)
@@ -131,7 +131,7 @@ def _pair(config: Config, key: str) -> tuple[int, ...]:
     """Two sides, or one twice."""
     sides = config.integers(key)
     if len(sides) not in (1, 2) or min(sides) <= 0:
-        raise InputError(f"config.json: vision_config.{key} is {config.get(key)!r}; one or two sides are expected")
+        raise not_allowed(CONFIG, f"vision_config.{key}", config.get(key), "a list of one or two sides")
     return sides * 2 if len(sides) == 1 else sides
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.intern_vision import InternVision
 from vlmplan.architecture.families.packed_patches import scattered
 from vlmplan.architecture.families.text import text_decoder, ties_word_embeddings
@@ -16,6 +16,7 @@ from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed
 
 
 class Projector(Module):
@@ -43,7 +44,7 @@ class InternVLModel(Module):
         vision, text = config.section("vision_config"), config.section("text_config")
         self.feature_layers = config.integers("vision_feature_layer")
         if len(self.feature_layers) != 1:
-            raise InputError(f"config.json: vision_feature_layer is {self.feature_layers!r}; one layer is expected")
+            raise not_allowed(CONFIG, "vision_feature_layer", self.feature_layers, "one layer")
         self.strategy = config.text("vision_feature_select_strategy")
         self.drops_first_feature = self.strategy == "default"
         self.merge_size = int(1 / config.positive_number("downsample_ratio"))

@@ -9,13 +9,13 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.families.vision_tower import VisionOutput, vision_tower
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType
 
 
@@ -44,7 +44,9 @@ class LlavaModel(Module):
         language_model = text_decoder(config.section("text_config"))
         feature_layers = config.integers("vision_feature_layer")
         if not feature_layers:
-            raise InputError("config.json: vision_feature_layer names no layer; an integer or a list is expected")
+            raise not_allowed(
+                CONFIG, "vision_feature_layer", config.get("vision_feature_layer"), "an integer or a list of them"
+            )
         self.vision_tower: Any = vision_tower(config.section("vision_config"), feature_layers)
         self.multi_modal_projector: Any = self.projector(config, language_model.shape.hidden_size)
         self.language_model: Any = language_model

@@ -6,11 +6,11 @@ Source: transformers 5.23 ``models/llava_onevision/modeling_llava_onevision.py``
 import math
 import re
 
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llava import Llava
 from vlmplan.architecture.families.llava_next import LlavaNextModel
 from vlmplan.architecture.images import ImageShape
-from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed
 
 
 class LlavaOnevisionModel(LlavaNextModel):
@@ -20,7 +20,7 @@ class LlavaOnevisionModel(LlavaNextModel):
         super().__init__(config)
         limit = config.text("vision_aspect_ratio")
         if not re.fullmatch(r"(anyres_max_)?[1-9][0-9]{0,8}", limit):
-            raise InputError(f"config.json: vision_aspect_ratio is {limit!r}; anyres_max_N is expected")
+            raise not_allowed(CONFIG, "vision_aspect_ratio", limit, "anyres_max_N")
         self.max_tiles = int(limit.removeprefix("anyres_max_"))
 
     def shrunk(self, rows: int, columns: int, image: ImageShape) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, attend
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import (
     Decoder,
     DecoderLayer,
@@ -25,6 +25,7 @@ from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType
 
 NUM_EXTRA_TOKENS = 8
@@ -127,10 +128,8 @@ class MllamaModel(Module):
         cross_layers = text.integers("cross_attention_layers") or DEFAULT_CROSS_ATTENTION_LAYERS
         shape = decoder_shape(text)
         if not any(0 <= index < shape.num_layers for index in cross_layers):
-            raise InputError(
-                f"config.json: text_config.cross_attention_layers is {list(cross_layers)}; "
-                f"layers from 0 to {shape.num_layers - 1} are expected"
-            )
+            needed = f"a list of layers from 0 to {shape.num_layers - 1}"
+            raise not_allowed(CONFIG, "text_config.cross_attention_layers", list(cross_layers), needed)
         self.language_model = TextModel(shape, cross_layers)
         self.multi_modal_projector = Linear(vision.integer("vision_output_dim"), shape.hidden_size, bias=True)
 

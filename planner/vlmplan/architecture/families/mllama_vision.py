@@ -10,11 +10,12 @@ from typing import cast
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, attend
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType
 
 PADDING_MULTIPLE = 8
@@ -140,7 +141,7 @@ def _num_aspect_ratios(ratios: Sequence[object] | object) -> int:
     if ratios is None:
         return DEFAULT_NUM_ASPECT_RATIOS
     if not isinstance(ratios, Sequence) or isinstance(ratios, str):
-        raise InputError(f"config.json: vision_config.supported_aspect_ratios is {ratios!r}; a list is expected")
+        raise not_allowed(CONFIG, "vision_config.supported_aspect_ratios", ratios, "a list")
     return len(cast(Sequence[object], ratios))
 
 

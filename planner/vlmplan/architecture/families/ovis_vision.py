@@ -10,13 +10,14 @@ import math
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, Scores, attend
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.clip_vision import num_vision_sequences
 from vlmplan.architecture.families.vision_tower import Encoder
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType
 
 
@@ -131,10 +132,7 @@ class OvisVision(Module):
         self.num_indicators = config.integer("num_visual_indicator_tokens")
         self.vocab_size = config.integer("vocab_size")
         if config.text("tokenize_function") != "softmax":
-            raise InputError(
-                f"config.json: vision_config.tokenize_function is {config.get('tokenize_function')!r}; "
-                "only 'softmax' is supported"
-            )
+            raise not_allowed(CONFIG, "vision_config.tokenize_function", config.get("tokenize_function"), "softmax")
         num_words = self.vocab_size - self.num_indicators
         self.transformer = VisionTransformer(config)
         self.head_linear = Linear(width * self.stride**2, num_words)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from vlmplan.architecture.config import MAX_INTEGER
 from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed, shown
 
 Settings = Mapping[str, Any]
 
@@ -24,7 +25,7 @@ def section(settings: Settings, key: str) -> Settings:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise InputError(f"{key} is {value!r}; an object is needed")
+        raise not_allowed("", key, value, "an object {...}")
     return cast(Settings, value)
 
 
@@ -46,7 +47,7 @@ def flag(settings: Settings, key: str, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise InputError(f"{key} is {value!r}; true or false is needed")
+        raise not_allowed("", key, value, "true or false")
     return value
 
 
@@ -57,7 +58,7 @@ def side(settings: Settings, key: str, default: int) -> int:
     """
     height, width = sides(settings, key, default)
     if height != width:
-        raise InputError(f"{key} is {settings[key]!r}; only squares are supported")
+        raise not_allowed("", key, settings[key], "a square")
     return height
 
 
@@ -81,7 +82,7 @@ def sides(settings: Settings, key: str, default: int) -> tuple[int, int]:
     if isinstance(value, list | tuple):
         pair = cast("list[object] | tuple[object, ...]", value)
         if len(pair) != 2:
-            raise InputError(f"{key} is {value!r}; one whole number or [height, width] is needed")
+            raise not_allowed("", key, pair, "one whole number or [height, width]")
         return _positive(pair[0], key), _positive(pair[1], key)
     length = _positive(value, key)
     return length, length
@@ -95,13 +96,13 @@ def edge(settings: Settings, key: str, name: str, default: int) -> int:
     """
     edges = section(settings, key)
     if edges and edges.get(name) is None:
-        raise InputError(f"{key} is {dict(edges)!r}; it needs {name}")
+        raise InputError(f"{key}.{name} is missing")
     return count(edges, name, default)
 
 
 def _positive(value: object, key: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{key} is {value!r}; a whole number, 1 or more, is needed")
+        raise not_allowed("", key, value, "a whole number of 1 or more")
     if value > MAX_INTEGER:
-        raise InputError(f"{key} is {value}; at most {MAX_INTEGER:,} can be planned")
+        raise InputError(f"{key} is {shown(value)}; at most {MAX_INTEGER:,} can be planned")
     return value
