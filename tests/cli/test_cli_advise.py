@@ -23,7 +23,7 @@ PARTS = {"computing", "communication", "optimizer", "offload", "fixed"}
 ADVISED = [
     (MODEL,),
     (VISION_MODEL, "--gpu", "rtx-4090:1", "--method", "lora"),
-    ("llama-3.1-8b", "--method", "full", "--objective", "time"),
+    pytest.param(("llama-3.1-8b", "--method", "full", "--objective", "time"), marks=pytest.mark.sweep),
     ("llama-3.1-8b", "--method", "full", "--gpu", "t4:1"),
     (MODEL, "--gpu", "t4:1", "--max-hours", "0.05"),
     (MODEL, "--max-usd", "1"),
@@ -74,7 +74,7 @@ def test_changes_come_best_first_those_over_the_limits_after_those_that_do_not_f
     assert len(keys) >= 5
 
 
-@pytest.mark.parametrize("words", [ADVISED[0], ADVISED[1]])
+@pytest.mark.parametrize("words", [ADVISED[1], pytest.param(ADVISED[0], marks=pytest.mark.sweep)])
 def test_every_row_is_what_recommend_finds_with_its_options(words: Sequence[str]):
     document = advised(*words).document
     base, model = document["base"], words[0]
@@ -175,6 +175,7 @@ def test_where_nothing_fits_the_cheapest_way_out_comes_first():
     assert prices == sorted(prices)
 
 
+@pytest.mark.sweep
 def test_where_no_single_change_helps_several_do_together():
     words = ("--gpu", "rtx-3080-10gb:1", "--method", "full", "--provider", "genesis-cloud", "--seq-len", "16384")
     found = call("advise", "--model", "llama-3.1-8b", *words, "--micro-batch", "4", "--json")
@@ -186,13 +187,19 @@ def test_where_no_single_change_helps_several_do_together():
     assert found.code == DONE
 
 
+HOPELESS = ("qwen2-vl-72b", "--method", "full", "--provider", "genesis-cloud")
+
+
 def test_where_nothing_helps_that_is_said_and_the_code_is_three():
-    words = ("--method", "full", "--provider", "genesis-cloud")
-    found = call("advise", "--model", "qwen2-vl-72b", *words, "--json")
+    found = advised(*HOPELESS)
     assert found.code == DOES_NOT_FIT
     assert (found.document["best"], fitting(found.document)) == (None, [])
     assert found.document["advice"] == "no change that was tried makes it fit"
-    shown = call("advise", "--model", "qwen2-vl-72b", *words)
+
+
+@pytest.mark.sweep
+def test_where_nothing_helps_that_is_printed():
+    shown = call("advise", "--model", *HOPELESS)
     assert shown.code == DOES_NOT_FIT
     says(shown.out, "what makes it fit", "Nothing fits: ", "not possible:", "no change that was tried makes it fit")
 

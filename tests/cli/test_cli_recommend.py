@@ -35,10 +35,14 @@ SEARCHES = [
     (MODEL,),
     (VISION_MODEL, "--freeze-vision"),
     (VISION_MODEL, "--method", "full", "--gpu", "rtx-4090:4"),
-    ("llama-3.1-8b", "--method", "lora", "--objective", "time"),
-    ("qwen2-vl-72b", "--gpu", "h100-sxm:8", "--objective", "vram"),
+    pytest.param(("llama-3.1-8b", "--method", "lora", "--objective", "time"), marks=pytest.mark.sweep),
+    pytest.param(("qwen2-vl-72b", "--gpu", "h100-sxm:8", "--objective", "vram"), marks=pytest.mark.sweep),
     (VISION_MODEL, "--gpu", "t4", "--num-nodes", "2"),
 ]
+
+
+FEW_CARDS = ("--gpu", "t4", "--gpu", "rtx-4090", "--gpu", "l4:4", "--gpu", "a100-sxm4-80gb")
+"""A search over few machines, as right as one over all that are on offer."""
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +137,14 @@ def test_a_plan_estimated_again_has_the_same_peak(search: Sequence[str]):
 # -- objectives and limits -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("search", [(MODEL,), (VISION_MODEL, "--provider", "runpod")])
+@pytest.mark.parametrize(
+    "search",
+    [
+        (MODEL, *FEW_CARDS),
+        pytest.param((MODEL,), marks=pytest.mark.sweep),
+        pytest.param((VISION_MODEL, "--provider", "runpod"), marks=pytest.mark.sweep),
+    ],
+)
 def test_each_objective_returns_the_best_of_what_it_names(search: Sequence[str]):
     cheapest, fastest, smallest = (plans_of(*search, "--objective", name) for name in ("cost", "time", "vram"))
     assert [plan["usd"] for plan in cheapest] == sorted(plan["usd"] for plan in cheapest)
@@ -149,18 +160,19 @@ def test_cost_is_what_is_looked_for_without_an_objective():
     assert recommended(MODEL).document == recommended(MODEL, "--objective", "cost").document
 
 
+@pytest.mark.parametrize("cards", [FEW_CARDS, pytest.param((), marks=pytest.mark.sweep)], ids=["few", "all"])
 @pytest.mark.parametrize(
     ("option", "key", "objective"), [("--max-usd", "usd", "cost"), ("--max-hours", "hours", "time")]
 )
-def test_a_limit_on_the_run_is_kept_up_to_the_last_cent(option: str, key: str, objective: str):
-    best = plans_of(MODEL, "--objective", objective)[0]
+def test_a_limit_on_the_run_is_kept_up_to_the_last_cent(option: str, key: str, objective: str, cards: tuple[str, ...]):
+    best = plans_of(MODEL, *cards, "--objective", objective)[0]
     limit = best[key] * 1.5
-    found = plans_of(MODEL, "--objective", objective, option, repr(limit))
+    found = plans_of(MODEL, *cards, "--objective", objective, option, repr(limit))
     assert found[0] == best
     assert all(plan[key] <= limit for plan in found)
     other = "time" if objective == "cost" else "cost"
-    assert all(plan[key] <= limit for plan in plans_of(MODEL, "--objective", other, option, repr(limit)))
-    none = recommended(MODEL, "--objective", objective, option, repr(best[key] * 0.5))
+    assert all(plan[key] <= limit for plan in plans_of(MODEL, *cards, "--objective", other, option, repr(limit)))
+    none = recommended(MODEL, *cards, "--objective", objective, option, repr(best[key] * 0.5))
     assert (none.code, none.document["plans"]) == (DOES_NOT_FIT, [])
     assert all("over the limits" in rejection["reason"] for rejection in none.document["rejected"])
 
@@ -263,7 +275,7 @@ def test_an_offer_of_ones_own_wins_where_it_is_cheapest():
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("llama-3.1-70b", "--gpu", "t4:1", "--method", "full"), "GiB"),
+        pytest.param(("llama-3.1-70b", "--gpu", "t4:1", "--method", "full"), "GiB", marks=pytest.mark.sweep),
         ((MODEL, "--gpu", "t4:1", "--precision", "bf16"), "--precision fp16"),
         ((MODEL, "--gpu", "t4:1", "--seq-len", "10000000"), "GiB"),
         ((MODEL, "--gpu", "t4:2", "--micro-batch", "3", "--grad-accum", "5", "--global-batch", "16"), "are 30"),

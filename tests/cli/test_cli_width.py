@@ -68,28 +68,46 @@ def at_width(monkeypatch: pytest.MonkeyPatch, columns: int | None, *words: str) 
     return call(*words, *(("--force",) if "--out" in words else ()))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+_NARROW: dict[str, Call] = {}
+
+
+def narrow(monkeypatch: pytest.MonkeyPatch, name: str) -> Call:
+    """The command in a terminal of 80 columns, called once for all tests."""
+    if name not in _NARROW:
+        _NARROW[name] = at_width(monkeypatch, WIDTH, *COMMANDS[name])
+    return _NARROW[name]
+
+
+SLOW = ("models of a card", "recommend, nothing fits", "advise, long", "estimate, does not fit")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.sweep] if name in SLOW else []) for name in COMMANDS]
+)
 def test_no_line_is_wider_than_the_terminal(name: str, monkeypatch: pytest.MonkeyPatch):
-    found = at_width(monkeypatch, WIDTH, *COMMANDS[name])
+    found = narrow(monkeypatch, name)
     assert found.out
     too_wide = [line for line in found.out.splitlines() if cell_width(line) > WIDTH]
     # a word of a command is never broken: pasted, it would be two
     assert [line for line in too_wide if len(line.removesuffix("\\").split()) > 1 or name != "launch"] == []
 
 
-@pytest.mark.parametrize("name", ["recommend", "advise", "gpus", "models", "estimate", "recommend, long"])
+@pytest.mark.parametrize(
+    "name",
+    ["advise", "gpus", "models", "estimate", "recommend, long", pytest.param("recommend", marks=pytest.mark.sweep)],
+)
 def test_rows_of_the_main_tables_are_lines_of_their_own(name: str, monkeypatch: pytest.MonkeyPatch):
     whole = at_width(monkeypatch, None, *COMMANDS[name]).out.splitlines()
-    narrow = at_width(monkeypatch, WIDTH, *COMMANDS[name]).out.splitlines()
+    lines = narrow(monkeypatch, name).out.splitlines()
     wide_rows = [line for line in whole if re.search(r"\S  +\S.*\S  +\S", line) and not line.startswith(" ")]
     assert wide_rows
     for row in wide_rows:
         first = re.split("  +", row)[0]
-        assert any(line.startswith(first) for line in narrow), row
+        assert any(line.startswith(first) for line in lines), row
 
 
 def test_headlines_of_an_estimate_are_one_line_each(monkeypatch: pytest.MonkeyPatch):
-    lines = at_width(monkeypatch, WIDTH, *COMMANDS["estimate"]).out.splitlines()
+    lines = narrow(monkeypatch, "estimate").out.splitlines()
     assert lines[0].startswith("qwen2-vl-2b: ")
     assert any(re.match(r"(fits|tight|does not fit): .* GiB (free|short);?$", line) for line in lines[:4])
 

@@ -163,6 +163,7 @@ def test_accelerator_is_cuda_of_its_capability(found, capability):
     assert accelerator["name"] == "gpu:0"
 
 
+@pytest.mark.sweep
 def test_overlapped_reduction_has_a_second_bucket(tmp_path):
     model = write_tiny_model(tmp_path / "llama", "llama", hidden_size=128, vocab_size=2048)
     plan = planned(model, gpu="h100-sxm5-80gb:2", zero_stage="2", activation_checkpointing=False)
