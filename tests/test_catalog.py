@@ -1,4 +1,5 @@
 import os
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import date
@@ -9,8 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.compile_catalog import CATALOG, content
-from vlmplan import yaml_reader
+from vlmplan import compiled_catalog, yaml_reader
 from vlmplan.catalog import (
     Catalog,
     ShippedCatalog,
@@ -21,8 +21,7 @@ from vlmplan.catalog import (
     user_catalog_path,
 )
 from vlmplan.catalog import file as catalog_file
-from vlmplan.catalog.compiled import COMPILED_CATALOG, compiled_documents
-from vlmplan.catalog.file import CatalogFile, Sections, read_catalog_file
+from vlmplan.catalog.file import CatalogFile, Sections, offers_with_price_lists, read_catalog_file
 from vlmplan.catalog.layers import layered_gpus, layered_offers
 from vlmplan.catalog.objects import offer_from_fields
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
@@ -114,7 +113,7 @@ def test_month_of_a_price_counts_from_its_first_day(shipped: Catalog):
 
 
 def test_prices_are_parsed_only_when_they_are_asked_for():
-    sections = Sections("file", "gpus: {}\n---\noffers: [")
+    sections = Sections("file", yaml_reader.yaml_documents("file", "gpus: {}\n---\noffers: ["))
     assert sections["gpus"] == {}
     with pytest.raises(InputError, match="not YAML"):
         _ = sections["offers"]
@@ -585,23 +584,66 @@ def test_own_price_for_the_same_instance_replaces_the_shipped_one(offers: list[d
 # -- the compiled form -----------------------------------------------------------------------------------------------
 
 
-def test_the_compiled_catalog_is_that_of_the_yaml_file():
-    assert COMPILED_CATALOG.read_text() == content(), "run tests/tools/compile_catalog.py"
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a checkout keeps the compiled catalog; no wheel has brought one."""
+    monkeypatch.setattr(compiled_catalog, "COMPILED_CATALOG", tmp_path / "no wheel")
+    for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vlmplan" / "catalog" / "gpu_catalog.jsonl"
 
 
-def test_compiled_and_yaml_give_the_same_cards_and_offers(tmp_path):
-    text = CATALOG.read_text(encoding="utf-8")
-    assert compiled_documents(text) is not None
-    edited = tmp_path / "gpu_catalog.yaml"
-    edited.write_text(text + "# edited\n", encoding="utf-8")
-    assert compiled_documents(edited.read_text(encoding="utf-8")) is None
-    quick, slow = Catalog(shipped_catalog(), []), Catalog(ShippedCatalog(edited), [])
-    assert (quick.gpus, quick.offers, quick.sources) == (slow.gpus, slow.offers, slow.sources)
+TEXT = "gpus: {t4: {launch: 2018-09-12, tdp_w: 70}}\n---\noffers: [{gpu: t4}]\n"
+DOCUMENTS = [{"gpus": {"t4": {"launch": "2018-09-12", "tdp_w": 70}}}, {"offers": [{"gpu": "t4"}]}]
 
 
-@pytest.mark.parametrize("broken", ["", "not json", "{}\n{}\n"])
-def test_a_compiled_file_that_is_not_of_the_text_is_left_alone(tmp_path, broken):
-    file = tmp_path / "gpu_catalog.jsonl"
-    file.write_text(broken)
-    assert compiled_documents("gpus: {}", file) is None
-    assert compiled_documents("gpus: {}", tmp_path / "nowhere") is None
+def test_a_checkout_reads_the_yaml_once_and_keeps_it(kept: Path, monkeypatch: pytest.MonkeyPatch):
+    assert list(compiled_catalog.compiled_documents(TEXT)) == DOCUMENTS
+    assert kept.is_file()
+    monkeypatch.setattr(yaml_reader, "yaml_documents", None)
+    assert list(compiled_catalog.compiled_documents(TEXT)) == DOCUMENTS
+
+
+@pytest.mark.parametrize("broken", ["", "not json", "{}\n{}\n", "null\n", "\udce9"])
+def test_what_is_kept_of_another_text_does_not_count(kept: Path, broken: str):
+    kept.parent.mkdir(parents=True)
+    kept.write_text(broken, encoding="utf-8", errors="surrogateescape")
+    assert list(compiled_catalog.compiled_documents(TEXT)) == DOCUMENTS
+    assert list(compiled_catalog.compiled_documents(TEXT.replace("70", "71"))) != DOCUMENTS
+
+
+def test_where_nothing_can_be_kept_the_yaml_is_read(kept: Path, tmp_path: Path):
+    (tmp_path / "cache").touch()
+    assert list(compiled_catalog.compiled_documents(TEXT)) == DOCUMENTS
+
+
+def test_a_file_that_came_with_the_wheel_serves_its_own_text_only(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    came = tmp_path / "came.jsonl"
+    came.write_text(compiled_catalog.compiled(TEXT, DOCUMENTS), encoding="ascii")
+    monkeypatch.setattr(compiled_catalog, "COMPILED_CATALOG", came)
+    assert list(compiled_catalog.compiled_documents(TEXT)) == DOCUMENTS
+    assert not kept.exists()
+    assert list(compiled_catalog.compiled_documents("gpus: {}\n")) == [{"gpus": {}}]
+
+
+def test_compiled_and_yaml_give_the_same_cards_and_offers(kept: Path, tmp_path: Path):
+    path = shipped_catalog_path(Path(compiled_catalog.__file__).parent)
+    mapping, compiled = yaml.safe_load_all(path.read_text(encoding="utf-8")), ShippedCatalog(path)
+    read = {key: section for document in mapping for key, section in document.items()}
+    assert (compiled.gpus, compiled.sources) == (read["gpus"], read["sources"])
+    rows = offers_with_price_lists("x", read["offers"], read["price_lists"])
+    assert list(map(offer_from_fields, compiled.offers)) == list(map(offer_from_fields, rows))
+
+
+def test_a_wheel_is_built_with_the_compiled_catalog(tmp_path: Path):
+    hatch = pytest.importorskip("hatchling.builders.wheel")
+    root = Path(compiled_catalog.__file__).parents[2]
+    if not (root / "hatch_build.py").is_file():
+        pytest.skip("not a checkout")
+    (built,) = hatch.WheelBuilder(str(root)).build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(built) as wheel:
+        text = wheel.read("vlmplan/gpu_catalog.yaml").decode()
+        content = wheel.read("vlmplan/data/gpu_catalog.jsonl").decode("ascii")
+    assert content == compiled_catalog.compiled(text, yaml.safe_load_all(text))

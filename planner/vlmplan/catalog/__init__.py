@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 
-from vlmplan.catalog.compiled import compiled_documents
 from vlmplan.catalog.file import (
     REFRESHED_FILE_NAME,
     CatalogFile,
@@ -24,6 +23,7 @@ from vlmplan.catalog.file import (
 from vlmplan.catalog.layers import layered_gpus, layered_offers
 from vlmplan.catalog.objects import gpu_from_fields, offer_from_fields, provider_names
 from vlmplan.catalog.rules import Fields
+from vlmplan.compiled_catalog import compiled_documents
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.files import SHIPPED_CATALOG, shipped_catalog_path, text_of
 from vlmplan.hardware import Gpu, MatmulPeaks, Offer, Vendor
@@ -39,7 +39,7 @@ class ShippedCatalog:
 
     def __init__(self, path: Path) -> None:
         text = text_of(path, name=str(path))
-        self._sections = Sections(path.name, text, compiled_documents(text))
+        self._sections = Sections(path.name, compiled_documents(text))
 
     @cached_property
     def gpus(self) -> Mapping[str, Fields]:

@@ -36,13 +36,8 @@ class CatalogFile:
 class Sections:
     """The top-level sections of a file's YAML documents; each document is parsed only when it is needed."""
 
-    def __init__(self, name: str, text: str, documents: Iterator[object] | None = None) -> None:
-        """``documents`` are those of ``text``, where they have been parsed already."""
+    def __init__(self, name: str, documents: Iterator[object]) -> None:
         self.name = name
-        if documents is None:
-            from vlmplan.yaml_reader import yaml_documents
-
-            documents = yaml_documents(name, text)
         self._documents = documents
         self._sections: dict[str, object] = {}
 
@@ -102,7 +97,7 @@ def read_catalog_file(path: Path, *, may_be_empty: bool) -> CatalogFile:
     from vlmplan.yaml_reader import parse_yaml
 
     text = text_of(path, name=str(path))
-    sections = Sections(str(path), text, iter(parse_yaml(text, source=str(path))))
+    sections = Sections(str(path), iter(parse_yaml(text, source=str(path))))
     if not sections.any_after_reading_all() and not may_be_empty:
         raise InputError(f"catalog {path} is empty; it may have the sections {', '.join(SECTIONS)}")
     return checked_file(sections)
@@ -113,7 +108,7 @@ def _refreshed_file(path: Path) -> CatalogFile:
         document = read_json_object(path)
     except InputError as error:
         raise InputError(f"{error}; fetch prices again with --refresh-prices, or delete the file") from None
-    sections = Sections(str(path), "", iter([document]))
+    sections = Sections(str(path), iter([document]))
     sections.any_after_reading_all()
     return replace(checked_file(sections), replaces_offers=True)
 

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path
 
+from vlmplan.compiled_catalog import COMPILED_CATALOG, compiled_text
 from vlmplan.errors import UnavailableError
-from vlmplan.files import SHIPPED_CATALOG, shipped_catalog_path
+from vlmplan.files import SHIPPED_CATALOG, shipped_catalog_path, text_of
 from vlmplan.versions import VLMPLAN_VERSION
 
 NAME = "vlmplan"
@@ -53,7 +54,8 @@ def _dist_info() -> str:
 
 
 def _package_files() -> dict[str, bytes]:
-    """The files of both packages by their place in the wheel, and the catalog, which a checkout keeps elsewhere."""
+    """The files of both packages by their place in the wheel, and the catalog, which a checkout keeps elsewhere
+    and does not compile."""
     found: dict[str, bytes] = {}
     for package in PACKAGES:
         folder = _package_folder(package)
@@ -61,8 +63,10 @@ def _package_files() -> dict[str, bytes]:
             name = path.relative_to(folder.parent).as_posix()
             if path.is_file() and not any(part in name for part in LEFT_OUT):
                 found[name] = path.read_bytes()
-    found[f"{NAME}/{SHIPPED_CATALOG}"] = shipped_catalog_path(_package_folder(NAME)).read_bytes()
-    return found
+    catalog = shipped_catalog_path(_package_folder(NAME))
+    found[f"{NAME}/{SHIPPED_CATALOG}"] = catalog.read_bytes()
+    found[f"{NAME}/data/{COMPILED_CATALOG.name}"] = compiled_text(text_of(catalog, name=str(catalog))).encode()
+    return dict(sorted(found.items()))
 
 
 def _package_folder(package: str) -> Path:

@@ -30,7 +30,7 @@ from vlmplan.models.hub_names import (
     is_revision,
 )
 from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file
-from vlmplan.models.user_cache import keep_text, kept_text
+from vlmplan.user_cache import keep_text, kept_text
 
 KEPT_SCHEMA = 1
 FRESH_SECONDS = 24 * 3600.0

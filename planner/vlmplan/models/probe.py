@@ -18,7 +18,7 @@ from typing import Any
 
 from vlmplan.architecture.layout import LAYOUT_SCHEMA, ModelLayout, layout_from_json
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
-from vlmplan.models.user_cache import keep_text, kept_text
+from vlmplan.user_cache import keep_text, kept_text
 
 TIMEOUT_SECONDS = 180.0
 """Importing torch and transformers takes some seconds, on a busy machine or a network drive many."""

@@ -21,8 +21,8 @@ from vlmplan.memory.components import Components, Phase
 from vlmplan.memory.timeline import Timeline
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
-from vlmplan.models.user_cache import keep_text, kept_text
 from vlmplan.plan import plan_from_estimate
+from vlmplan.user_cache import keep_text, kept_text
 
 REHEARSED_TERMS = (
     "activations are rehearsed, with one layer and with two, and drawn on to all; FLOPs and time are those of a "
