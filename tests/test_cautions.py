@@ -3,6 +3,7 @@
 import pytest
 
 from planned import cluster, workload
+from vlmplan.answers.estimate import document
 from vlmplan.cautions import STACKED_FRACTION, not_counted_caveat, stacked_caveat
 from vlmplan.estimate import estimate
 from vlmplan.notes import caveats
@@ -20,7 +21,7 @@ def test_experts_that_stay_in_16_bits_are_said_of_a_4_bit_model_alone(method: Me
     recipe = Recipe(method=method, zero_stage=stage)
     found = estimate(workload("mixtral-8x7b", seq_len=128), recipe, cluster("b300"))
     is_4_bit = method is Method.QLORA
-    assert found.stacked_bytes == found.as_json()["unquantized_bytes"] == (MIXTRAL_EXPERT_BYTES if is_4_bit else 0)
+    assert found.stacked_bytes == document(found)["unquantized_bytes"] == (MIXTRAL_EXPERT_BYTES if is_4_bit else 0)
     said = [note for note in caveats(found.cautions) if "stay in 16 bits" in note]
     assert len(said) == is_4_bit
     assert not said or said[0].startswith(f"{MIXTRAL_EXPERT_BYTES / GIB:.2f} GiB of the model's weights")

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planned import shipped_gpus, shortened
+from vlmplan.answers.scaling import paying_text
 from vlmplan.cli.estimate import estimate as command
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings
-from vlmplan.render.scaling import paying_text
 from vlmplan.scaling import NODE_COUNTS, PAYING_FRACTION, Scaling, ScalingPoint, nodes_paying, scaling
 from vlmplan.workload import Workload
 

@@ -16,7 +16,7 @@ from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.cautions import not_counted_caveat, stacked_caveat
-from vlmplan.communication import Messages, messages_json, traffic
+from vlmplan.communication import Messages, traffic
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.components import Components, Phase
@@ -28,7 +28,6 @@ from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.reservation import MicroBatch, peak_reserved_bytes
 from vlmplan.memory.timeline import Timeline, memory_timeline
 from vlmplan.models.tree import model_tree
-from vlmplan.notes import caveats
 from vlmplan.recipe import AttentionImplementation, LossKind, Method, Recipe
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes, zero_settings
@@ -45,14 +44,6 @@ class VaryingLengths:
     source: str
     lengths: tuple[int, ...]
     reserved_range: tuple[int, int]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "source": self.source,
-            "micro_batches": len(self.lengths),
-            "shortest": min(self.lengths),
-            "longest": max(self.lengths),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,69 +134,6 @@ class Estimate:
     @property
     def run_seconds(self) -> float | None:
         return None if self.step_seconds is None else self.num_steps * self.step_seconds
-
-    def as_json(self) -> dict[str, Any]:
-        """Schema ``vlmplan.estimate/1``; integers are bytes.
-
-        Seconds are of one optimizer step: ``step_seconds`` as expected, ``step_seconds_range`` where everything is at
-        the fast or the slow end of what is known of it, ``step_seconds_by_part`` the parts of what is expected (they
-        add up), ``gpu_seconds_by_work`` what forward, recomputation and backward are made of, and ``step_bound_by`` in
-        words what takes most of the step. All are null where a speed is not known.
-        """
-        node = self.cluster.node
-        peak = self.timeline.peak_phase
-        recipe, notes = self.recipe, [*self.workload.model.notes, *self.hints, *self.cautions]
-        return {
-            "schema": "vlmplan.estimate/1",
-            "model": {
-                "id": self.workload.model.id,
-                "num_params": self.num_params,
-                "num_trainable_params": self.num_trainable_params,
-            },
-            "gpu": {
-                "id": node.gpu.id,
-                "count": node.num_gpus,
-                "num_nodes": self.cluster.num_nodes,
-                "usable_bytes": self.device.usable_bytes,
-            },
-            "trained_params_by_part": {part.value: count for part, count in self.trained_by_part.items()},
-            "dtypes": {
-                "frozen": recipe.frozen_dtype.torch_name,
-                "trained": recipe.trained_dtype.torch_name,
-                "master": recipe.master_dtype.torch_name,
-                "autocast": None if recipe.autocast is None else recipe.autocast.torch_name,
-            },
-            "recipe": recipe.as_json() | self.workload.as_json() | {"global_batch": self.samples_per_step},
-            "verdict": self.verdict.value,
-            "not_counted": list(self.not_counted),
-            "unquantized_bytes": self.stacked_bytes,
-            "reserve_bytes": self.device.reserve_bytes,
-            "peak_phase": peak.name,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_reserved_bytes": self.device.reserved_bytes,
-            "reserved_range": None if self.varying is None else list(self.varying.reserved_range),
-            "sample_lengths": None if self.varying is None else self.varying.as_json(),
-            "peak_device_bytes": self.device.device_bytes,
-            "components_at_peak": peak.peak.as_json(),
-            "phases": [phase.as_json() for phase in self.timeline.phases],
-            "host_bytes_per_node": self.host.peak_bytes,
-            "host_load_bytes_per_node": self.host.load_bytes,
-            "host_steady_bytes_per_node": self.host.steady_bytes,
-            "checkpoint_bytes": self.disk.checkpoint_bytes,
-            "export_bytes": self.disk.export_bytes,
-            "nvme_swap_bytes": self.disk.nvme_swap_bytes,
-            "flops_per_step": self.flops_per_step,
-            "collective_bytes": messages_json(self.messages),
-            "step_seconds": self.step_seconds,
-            "step_seconds_range": None if self.timed is None else [self.timed.fast_seconds, self.timed.slow_seconds],
-            "step_seconds_by_part": None if self.step_time is None else self.step_time.as_json(),
-            "gpu_seconds_by_work": None if self.timed is None else self.timed.as_json(),
-            "step_bound_by": None if self.timed is None else self.timed.bound,
-            "tokens_per_second": self.tokens_per_second,
-            "samples_per_second": self.samples_per_second,
-            "caveats": caveats(notes),
-            "notes": notes,
-        }
 
 
 class Estimator:

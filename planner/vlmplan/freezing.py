@@ -1,12 +1,10 @@
 """What a frozen vision encoder saves: peft's all-linear and full fine-tuning train it, and few jobs need that."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from vlmplan.architecture.model import Part
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate, Estimator
-from vlmplan.units import duration_text, gib_text
 
 NOTICEABLE_FRACTION = 0.1
 """Of device bytes or seconds: less is not worth a line. A choice."""
@@ -33,21 +31,6 @@ class Freezing:
     @property
     def is_noticeable(self) -> bool:
         return min(self.bytes_change, self.seconds_change or 0) <= -NOTICEABLE_FRACTION
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "peak_device_bytes": self.frozen.device.device_bytes,
-            "step_seconds": self.frozen.step_seconds,
-            "verdict": self.frozen.verdict.value,
-        }
-
-    @property
-    def sentence(self) -> str:
-        """What the option brings, in numbers."""
-        text = f"--freeze-vision: {gib_text(self.frozen.device.device_bytes)} ({100 * self.bytes_change:+.0f} %)"
-        if self.seconds_change is not None and self.frozen.step_seconds is not None:
-            text += f" and {duration_text(self.frozen.step_seconds)} a step ({100 * self.seconds_change:+.0f} %)"
-        return f"{text}; the vision encoder is trained too unless you say so"
 
 
 def freezing(found: Estimate) -> Freezing | None:

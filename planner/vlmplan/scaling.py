@@ -6,7 +6,6 @@ scaling keeps what a GPU does in a step: more GPUs make the step's batch larger,
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster
@@ -43,22 +42,6 @@ class ScalingPoint:
     def samples_per_second(self) -> float:
         return self.samples_per_step / self.step_seconds
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "num_nodes": self.num_nodes,
-            "num_gpus": self.num_gpus,
-            "micro_batch": self.micro_batch,
-            "grad_accum": self.grad_accum,
-            "samples_per_step": self.samples_per_step,
-            "verdict": self.verdict.value,
-            "step_seconds": self.step_seconds,
-            "communication_seconds": self.communication_seconds,
-            "samples_per_second": self.samples_per_second,
-            "efficiency": self.efficiency,
-            "hours": self.run_seconds / 3600,
-            "usd": self.usd,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
@@ -66,13 +49,6 @@ class Scaling:
 
     strong: tuple[ScalingPoint, ...]
     weak: tuple[ScalingPoint, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "strong": [point.as_json() for point in self.strong],
-            "weak": [point.as_json() for point in self.weak],
-            "num_nodes_paying": {"strong": nodes_paying(self.strong), "weak": nodes_paying(self.weak)},
-        }
 
 
 def scaling(

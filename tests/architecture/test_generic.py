@@ -15,6 +15,7 @@ from hub_server import isolated_cache
 from model_table import packaged_config
 from tape_probe import Predicted, predicted_step
 from vlmplan import estimate as estimate_module
+from vlmplan.answers.estimate import document
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic import GenericModel, build_generic, generic_notes, has_attention
 from vlmplan.architecture.layout import (
@@ -396,7 +397,7 @@ def test_an_unknown_type_is_estimated_under_every_engine(
     assert adapters == (16 * widths if recipe.trains_adapters else 0)
     assert found.num_trainable_params == (adapters or found.num_params)
     assert found.peak_allocated_bytes > 0
-    assert list(granite_files.notes) == found.as_json()["notes"]
+    assert list(granite_files.notes) == document(found)["notes"]
 
 
 def test_images_of_an_unknown_type_are_refused(granite_files: ProbedModelFiles):

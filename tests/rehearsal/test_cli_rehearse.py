@@ -301,7 +301,7 @@ def test_where_nothing_fits_when_rehearsed_nothing_is_recommended(monkeypatch: p
 def test_the_command_line_imports_no_training_library():
     """Not even the planner's half of a rehearsal, whose trainer runs in a process of its own."""
     script = (
-        "import sys, vlmplan.cli, vlmplan.cli.rehearse, vlmplan.rehearsal, vlmplan.render.rehearsal; "
+        "import sys, vlmplan.cli, vlmplan.cli.rehearse, vlmplan.rehearsal, vlmplan.answers.rehearsal; "
         "print([name for name in sys.modules if name.split('.')[0] in ('torch', 'transformers', 'deepspeed')])"
     )
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"

@@ -3,10 +3,10 @@
 import pytest
 from recorded_rehearsal import comparison, planned, recorded
 
+from vlmplan.answers.rehearsal import document
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import CUBLAS_WORKSPACE_BYTES, CUDA_CONTEXT_BYTES, NUM_CUBLAS_HANDLES
 from vlmplan.rehearsal.comparison import relative_error
-from vlmplan.rehearsal.document import document
 from vlmplan.units import MIB
 
 WORKSPACES = CUBLAS_WORKSPACE_BYTES * NUM_CUBLAS_HANDLES

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from recorded_rehearsal import comparison, recorded
 
 from picture_checks import brings_everything
+from vlmplan.answers.rehearsal import print_rehearsal
+from vlmplan.answers.rehearsal_page import html_text, svg_text
 from vlmplan.rehearsal import Comparison
 from vlmplan.rehearsal.perfetto import trace_text
 from vlmplan.rehearsal.result import Mark
-from vlmplan.render.plot import html_text, svg_text
 from vlmplan.render.progress import rehearsal_progress
-from vlmplan.render.rehearsal import print_rehearsal
 from vlmplan.render.sparkline import BLOCKS, PLAIN, highest_per_cell, phase_line, phase_lines, sparkline
 
 WIDTH = 80

@@ -22,7 +22,19 @@ SAMPLE = re.compile(r"`vlmplan ([^`]+)`(?: on (\d{4}-\d\d-\d\d))? prints:\n\n(``
 SOURCES = (Path("planner/vlmplan"), Path("trainer/vlmplan_trainer"))
 COLUMNS = 100
 """Of the terminal that is shown."""
-ONE_LINE_FOLDERS = ("families", "images", "ops", "rules", "catalog", "emit", "render", "cli", "data", "rehearse")
+ONE_LINE_FOLDERS = (
+    "families",
+    "images",
+    "ops",
+    "rules",
+    "catalog",
+    "emit",
+    "answers",
+    "render",
+    "cli",
+    "data",
+    "rehearse",
+)
 """Many small files of one kind: the folder is described, not each of them."""
 HALF_LINE = 96
 OTHERS = {

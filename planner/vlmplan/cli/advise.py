@@ -31,9 +31,9 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     --max-usd a budget: what is fastest within it. What is not changed stays, but for micro batch, engine and
     checkpointing, which follow. Where nothing fits, it shows what makes it fit. Exit code 3 if nothing does.
     """
+    from vlmplan.answers.to_fit import document as to_fit_json
     from vlmplan.catalog import load_catalog
     from vlmplan.cli.to_fit import command_text
-    from vlmplan.cli.to_fit import document as to_fit_json
     from vlmplan.models import find_model
     from vlmplan.search.advice import advice
 
@@ -52,14 +52,11 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
         described = document(found) | to_fit_json(found.way_out, text, found.as_of)
         click.echo(json.dumps(described, indent=2))
     else:
+        from vlmplan.answers.to_fit import print_way_out
         from vlmplan.render.advice import print_advice
 
         print_advice(found, words)
-        if found.way_out is not None:
-            from vlmplan.render.to_fit import print_way_out
-
-            click.echo()
-            print_way_out(found.way_out, text, found.as_of)
+        print_way_out(found.way_out, text, found.as_of)
     return 0 if found.base is not None or found.best is not None else EXIT_NOTHING_FITS
 
 
@@ -94,7 +91,7 @@ def document(found: "Advice") -> dict[str, Any]:
 
 def _outcome_json(found: "Advice", outcome: "Outcome") -> dict[str, Any]:
     """A change; what is null of one with which something fits is not known."""
-    from vlmplan.cli.gpus_view import offer_json
+    from vlmplan.answers.offers import offer_json
 
     plan, change = outcome.plan, outcome.change
     cluster = None if plan is None else plan.estimate.cluster

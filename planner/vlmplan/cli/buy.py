@@ -181,7 +181,7 @@ def document(purchase: "Purchase", notes: list[str], on: date) -> dict[str, Any]
     """Schema ``vlmplan.buy/1``; ``rents`` are cheapest first, as in each ``rent_usd_per_month``."""
     from dataclasses import asdict
 
-    from vlmplan.cli.gpus_view import offer_json
+    from vlmplan.answers.offers import offer_json
 
     rents = [
         {

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from vlmplan.answers.estimate import hardware_text
 from vlmplan.cli.rehearse import rehearsed
 from vlmplan.memory.device import Verdict
 from vlmplan.plan import Plan, plan_from_estimate
-from vlmplan.render.estimate import hardware_text
 from vlmplan.request import ds_config_of
 from vlmplan.search import RankedPlan, Recommendation, Rejection
 from vlmplan.search.pareto import front_of
@@ -39,13 +39,6 @@ def confirmed(found: Recommendation, given: Mapping[str, Any]) -> Confirmed:
             return Confirmed(found=_without(found, refused, found.plans[place:]), winner=comparison)
         refused.append((plan, comparison))
     return Confirmed(found=_without(found, refused, ()))
-
-
-def rehearsal_json(comparison: "Comparison") -> dict[str, Any]:
-    """What was rehearsed of a plan, beside its estimate."""
-    from vlmplan.rehearsal.document import peaks
-
-    return peaks(comparison) | {"rank": comparison.rehearsed.rank, "seconds": comparison.rehearsed.seconds}
 
 
 def _without(

@@ -1,18 +1,20 @@
 """``vlmplan estimate``: one setup on one kind of GPU."""
 
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, today
-from vlmplan.notes import caveats
 
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
     from vlmplan.freezing import Freezing
     from vlmplan.scaling import Scaling
+    from vlmplan.search.way_out import WayOut
 
 EXIT_DOES_NOT_FIT = 3
 COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
@@ -46,7 +48,7 @@ def estimate(
     Where it does not fit, it ends with the least changes that do on the same cards and with the cheapest other machine.
     Exit code 0 if it fits (or is tight), 3 if it does not.
     """
-    from vlmplan.cli.to_fit import command_text, document, found_way_out
+    from vlmplan.cli.to_fit import command_text, found_way_out
     from vlmplan.memory.device import Verdict
 
     if compare is not None:
@@ -60,30 +62,51 @@ def estimate(
         from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
 
         result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
-    frozen = freezing_of(result, given)
-    found = found_way_out(given, result, catalog_files)
-    text = command_text(estimate, catalog_files)
-    if as_json:
-        described = result.as_json()
-        described["notes"] += notes
-        described["caveats"] += caveats(notes)
-        described["freeze_vision"] = None if frozen is None else frozen.as_json()
-        if scales:
-            scaled = scaling_of(result, catalog_files)
-            described["scaling"] = None if scaled is None else scaled.as_json()
-        click.echo(json.dumps(described | document(found, text, today()), indent=2))
-    else:
-        from vlmplan.render.estimate import print_estimate
-
-        print_estimate(result, notes, [] if frozen is None else [frozen.sentence])
-        if scales:
-            _print_scaling(result, catalog_files)
-        if found is not None:
-            from vlmplan.render.to_fit import print_way_out
-
-            click.echo()
-            print_way_out(found, text, today())
+    answer = Answer(
+        estimate=result,
+        hardware_notes=notes,
+        freezing=freezing_of(result, given),
+        way_out=found_way_out(given, result, catalog_files),
+        scales=scales,
+        scaling=scaling_of(result, catalog_files) if scales else None,
+    )
+    show = _print_json if as_json else _print_text
+    show(answer, command_text(estimate, catalog_files))
     return EXIT_DOES_NOT_FIT if result.verdict is Verdict.DOES_NOT_FIT else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An estimate with what was looked for besides. ``scales``: its scaling is asked for, which may not be known."""
+
+    estimate: "Estimate"
+    hardware_notes: list[str]
+    freezing: "Freezing | None"
+    way_out: "WayOut | None"
+    scales: bool
+    scaling: "Scaling | None"
+
+
+def _print_json(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> None:
+    from vlmplan.answers import estimate, scaling, to_fit
+
+    described = estimate.document(answer.estimate, answer.hardware_notes)
+    described["freeze_vision"] = estimate.freezing_json(answer.freezing)
+    if answer.scales:
+        described["scaling"] = scaling.document(answer.scaling)
+    click.echo(json.dumps(described | to_fit.document(answer.way_out, command, today()), indent=2))
+
+
+def _print_text(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> None:
+    from vlmplan.answers.estimate import freezing_hints, print_estimate
+    from vlmplan.answers.to_fit import print_way_out
+
+    print_estimate(answer.estimate, answer.hardware_notes, freezing_hints(answer.freezing))
+    if answer.scales:
+        from vlmplan.answers.scaling import print_scaling
+
+        print_scaling(answer.scaling)
+    print_way_out(answer.way_out, command, today())
 
 
 def freezing_of(result: "Estimate", given: dict[str, Any]) -> "Freezing | None":
@@ -112,17 +135,6 @@ def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling 
     estimator = Estimator(result.workload, result.recipe)
     price = None if offer is None else offer.usd_per_hour
     return scaling(estimator, result.recipe, result.cluster, usd_per_hour=price)
-
-
-def _print_scaling(result: "Estimate", catalog_files: tuple[Path, ...]) -> None:
-    from vlmplan.render.lines import say
-    from vlmplan.render.scaling import print_scaling
-
-    found = scaling_of(result, catalog_files)
-    if found is None:
-        say("scaling is not known, since a speed of the GPU or of a link is not")
-    else:
-        print_scaling(found)
 
 
 def requested_estimate(given: dict[str, Any], catalog_files: tuple[Path, ...]) -> "tuple[Estimate, list[str]]":

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
+from vlmplan.answers.offers import age_text, offer_json
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
-from vlmplan.render.prices import age_text
 from vlmplan.render.tables import Table
 from vlmplan.units import GIB, usd_text
 
@@ -114,19 +114,6 @@ def gpu_json(gpu: Gpu) -> dict[str, Any]:
         "usable_bytes": gpu.usable_bytes if gpu.has_known_memory else None,
         "pcie_bytes_per_second": gpu.pcie_bytes_per_second,
         "sources": dict(gpu.sources),
-    }
-
-
-def offer_json(offer: Offer, on: date) -> dict[str, Any]:
-    """An offer under its field names, with its price per GPU, its age and whether it is current."""
-    as_of = None if offer.as_of is None else offer.as_of.isoformat()
-    return {
-        **asdict(offer),
-        "pricing": offer.pricing.value,
-        "as_of": as_of[: len("2026-05")] if as_of and offer.as_of_is_month else as_of,
-        "usd_per_gpu_hour": offer.usd_per_gpu_hour,
-        "age_days": offer.age_days(on),
-        "is_current": offer.is_current(on),
     }
 
 

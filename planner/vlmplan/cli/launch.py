@@ -114,7 +114,7 @@ def launch(
     """
     if as_json and not dry_run:
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
-    from vlmplan.cli.to_fit import document as to_fit_json
+    from vlmplan.answers.to_fit import document as to_fit_json
 
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
     asked = {name: given.pop(name) for name in names}
@@ -157,7 +157,7 @@ def launch(
 
 def _say_way_out(found: "WayOut", text: Callable[[Mapping[str, Any]], str]) -> None:
     """Print to standard error what would fit."""
-    from vlmplan.render.to_fit import way_out_parts
+    from vlmplan.answers.to_fit import way_out_parts
 
     for sentence, lead, changed in way_out_parts(found, today()):
         click.echo(sentence, err=True)

@@ -100,8 +100,8 @@ def recommend(
     A run's price holds start-up, download, training, checkpoints and a week of disk. With --pricing interruptible it
     also holds what interruptions make you do again, for checkpoints at the distance that costs least.
     """
+    from vlmplan.answers.to_fit import document as to_fit_json
     from vlmplan.cli.to_fit import command_text, searched_way_out_of
-    from vlmplan.cli.to_fit import document as to_fit_json
 
     pictures = {"--html": html, "--svg": svg}
     refuse_files(pictures, force=force)
@@ -120,23 +120,24 @@ def recommend(
     way_out = searched_way_out_of(given, found, catalog_files)
     text = command_text(recommend, catalog_files)
     if as_json:
-        freezes = {"freeze_vision": None if frozen is None else frozen.as_json()}
+        from vlmplan.answers.estimate import freezing_json
+
+        freezes = {"freeze_vision": freezing_json(frozen)}
         described = document(found, rehearsal) | freezes | to_fit_json(way_out, text, found.as_of)
         click.echo(json.dumps(described, indent=2))
     elif found.plans:
+        from vlmplan.answers.estimate import freezing_hints
         from vlmplan.render.recommendation import print_recommendation
 
-        hints = [] if frozen is None else [frozen.sentence]
+        hints = freezing_hints(frozen)
         print_recommendation(found, next_steps, rehearsal, shows_pareto=shows_pareto, hints=hints)
     else:
         from vlmplan.render.recommendation import print_nothing_fits
 
         print_nothing_fits(found)
-        if way_out is not None:
-            from vlmplan.render.to_fit import print_way_out
+        from vlmplan.answers.to_fit import print_way_out
 
-            click.echo()
-            print_way_out(way_out, text, found.as_of)
+        print_way_out(way_out, text, found.as_of)
     return 0 if found.plans else EXIT_NOTHING_FITS
 
 
@@ -207,9 +208,9 @@ def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> 
 
     plans = [plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)]
     if rehearsal is not None:
-        from vlmplan.cli.confirm import rehearsal_json
+        from vlmplan.answers.rehearsal import confirmation_json
 
-        plans[0]["rehearsal"] = rehearsal_json(rehearsal)
+        plans[0]["rehearsal"] = confirmation_json(rehearsal)
     return {
         "schema": SCHEMA,
         "workload": found.workload.as_json(),
@@ -227,9 +228,10 @@ def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> 
 
 def plan_json(rank: int, plan: "RankedPlan", on: date) -> dict[str, Any]:
     """A plan with its whole estimate."""
-    from vlmplan.cli.gpus_view import offer_json
+    from vlmplan.answers import estimate as estimates
+    from vlmplan.answers.offers import offer_json
 
-    estimate = plan.estimate.as_json()
+    estimate = estimates.document(plan.estimate)
     return {
         "rank": rank,
         "gpu": plan.estimate.cluster.node.gpu.id,
@@ -254,7 +256,7 @@ def recipe_essentials(recipe: "Recipe") -> dict[str, Any]:
 
 def _point_json(point: "Point", on: date) -> dict[str, Any]:
     """A member of the front; ``exact``: by its whole estimate, else by bounds and secants."""
-    from vlmplan.cli.gpus_view import offer_json
+    from vlmplan.answers.offers import offer_json
 
     return {
         "gpu": point.cluster.node.gpu.id,

@@ -10,7 +10,6 @@ import click
 
 from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, refuse_files, today
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.notes import caveats
 
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
@@ -45,9 +44,9 @@ class Files:
         refuse_files({"--html": self.html, "--svg": self.svg, "--trace": self.trace}, force=self.force)
 
     def write(self, found: "Comparison") -> None:
+        from vlmplan.answers.rehearsal_page import html_text, svg_text
         from vlmplan.files import write_atomically
         from vlmplan.rehearsal.perfetto import trace_text
-        from vlmplan.render.plot import html_text, svg_text
 
         texts: tuple[tuple[Path | None, Callable[[Comparison], str]], ...] = (
             (self.html, html_text),
@@ -82,7 +81,6 @@ def rehearse(
     ends with the least changes that do. Exit code 0 if it fits, 3 if it does not.
     """
     from vlmplan.cli.to_fit import command_text
-    from vlmplan.cli.to_fit import document as to_fit_json
     from vlmplan.memory.device import Verdict
 
     files = Files(html, svg, trace, force)
@@ -95,21 +93,16 @@ def rehearse(
         way_out = _way_out(found, plan, None if plan_file is not None else given, catalog_files)
     text = command_text(rehearse, catalog_files)
     if as_json:
-        from vlmplan.rehearsal.document import document
+        from vlmplan.answers import rehearsal, to_fit
 
-        described = document(found)
-        described["notes"] += notes
-        described["caveats"] += caveats(notes)
-        click.echo(json.dumps(described | to_fit_json(way_out, text, today()), indent=2))
+        described = rehearsal.document(found, notes) | to_fit.document(way_out, text, today())
+        click.echo(json.dumps(described, indent=2))
     else:
-        from vlmplan.render.rehearsal import print_rehearsal
+        from vlmplan.answers.rehearsal import print_rehearsal
+        from vlmplan.answers.to_fit import print_way_out
 
         print_rehearsal(found, notes)
-        if way_out is not None:
-            from vlmplan.render.to_fit import print_way_out
-
-            click.echo()
-            print_way_out(way_out, text, today())
+        print_way_out(way_out, text, today())
     return EXIT_DOES_NOT_FIT if found.verdict is Verdict.DOES_NOT_FIT else 0
 
 

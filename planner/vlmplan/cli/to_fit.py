@@ -1,9 +1,7 @@
-"""What every command says where a setup does not fit: the least changes on the same cards and the cheapest other
-machine, each as a command to copy."""
+"""The way out that every command looks for where a setup does not fit, and the commands that take it."""
 
 import shlex
 from collections.abc import Callable, Mapping
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +14,7 @@ if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
     from vlmplan.plan import Plan
     from vlmplan.search import Recommendation
-    from vlmplan.search.other_machine import OtherMachine
-    from vlmplan.search.way_out import ToFit, WayOut
-
-NOTHING: Mapping[str, Any] = {"to_fit": None, "other_machine": None}
-"""What ``document`` says of what fits."""
+    from vlmplan.search.way_out import WayOut
 
 
 def found_way_out(
@@ -84,54 +78,3 @@ def command_text(command: click.Command, catalog_files: tuple[Path, ...]) -> Cal
         return shlex.join(["vlmplan", str(command.name), *words_of(command, values)])
 
     return text
-
-
-def document(found: "WayOut | None", text: Callable[[Mapping[str, Any]], str], on: date) -> dict[str, Any]:
-    """Keys of every command's JSON; null where it fits, or where nothing was found.
-
-    ``options`` of ``to_fit`` are those that change, null where one is taken away; ``changes`` say which belong
-    together. None of them can be left out alone.
-    """
-    if found is None:
-        return dict(NOTHING)
-    to_fit, other = found.to_fit, found.other_machine
-    return {
-        "to_fit": None if to_fit is None else _to_fit_json(to_fit, text),
-        "other_machine": None if other is None else _other_json(other, text, on),
-    }
-
-
-def _to_fit_json(found: "ToFit", text: Callable[[Mapping[str, Any]], str]) -> dict[str, Any]:
-    combination, estimate = found.combination, found.estimate
-    return {
-        "changes": [
-            {"change": change.name, "options": dict(change.options), "keeps_results": change.keeps_results}
-            for change in combination.changes
-        ],
-        "options": combination.changed,
-        "keeps_results": combination.keeps_results,
-        "command": text(combination.options),
-        "verdict": estimate.verdict.value,
-        "device_bytes": estimate.device.device_bytes,
-        "usable_bytes": estimate.device.usable_bytes,
-        "host_bytes_per_node": estimate.host.peak_bytes,
-        "step_seconds": estimate.step_seconds,
-    }
-
-
-def _other_json(found: "OtherMachine", text: Callable[[Mapping[str, Any]], str], on: date) -> dict[str, Any]:
-    from vlmplan.cli.gpus_view import offer_json
-
-    plan = found.plan
-    cluster = plan.estimate.cluster
-    return {
-        "gpu": cluster.node.gpu.id,
-        "num_gpus": cluster.node.num_gpus,
-        "num_nodes": cluster.num_nodes,
-        "offer": None if plan.offer is None else offer_json(plan.offer, on),
-        "usd_per_hour": plan.usd_per_hour,
-        "usd": plan.usd,
-        "hours": plan.hours,
-        "command": text(found.options),
-        "device_bytes": plan.estimate.device.device_bytes,
-    }

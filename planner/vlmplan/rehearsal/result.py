@@ -3,7 +3,7 @@ rank, as tensors ask for them; workspaces of libraries are not among them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from vlmplan.json_reader import JsonObject
@@ -27,9 +27,6 @@ class Allocation:
     shape: tuple[int, ...]
     dtype: str
     phase: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {item.name: getattr(self, item.name) for item in fields(self)} | {"shape": list(self.shape)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

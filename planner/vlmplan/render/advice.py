@@ -5,8 +5,9 @@ from typing import Any
 
 import click
 
+from vlmplan.answers.estimate import caveat_lines, setup_text, workload_text
+from vlmplan.answers.setups import engine_text
 from vlmplan.notes import footnotes
-from vlmplan.render.estimate import caveat_lines, engine_text, setup_text, workload_text
 from vlmplan.render.lines import say
 from vlmplan.render.recommendation import money_line
 from vlmplan.render.tables import Table, print_table

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
+from vlmplan.answers.estimate import hardware_text, setup_text
 from vlmplan.deepspeed_config import Effect, Key, auto_text
 from vlmplan.json_reader import shown
 from vlmplan.key_effects import KeyInPlan, OtherValue
-from vlmplan.render.estimate import hardware_text, setup_text
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import GIB, MIB, duration_text, gib_text

@@ -2,7 +2,7 @@
 
 import click
 
-from vlmplan.render.estimate import engine_text
+from vlmplan.answers.setups import engine_text
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.scatter import MARKS, PLAIN_MARKS, scatter_lines
 from vlmplan.render.tables import Table, can_show, print_table

@@ -5,13 +5,13 @@ from datetime import date
 
 import click
 
+from vlmplan.answers.estimate import caveat_lines
+from vlmplan.answers.offers import age_text
 from vlmplan.cost.owning import WEEKS_PER_MONTH
 from vlmplan.cost.purchase import SHOWN_HOURS_PER_WEEK, Purchase
 from vlmplan.hardware import Offer
 from vlmplan.notes import footnotes
-from vlmplan.render.estimate import caveat_lines
 from vlmplan.render.lines import say
-from vlmplan.render.prices import age_text
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import usd_text
 

@@ -6,21 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vlmplan.hardware import Offer
-from vlmplan.notes import footnotes
-from vlmplan.recipe import Method
-from vlmplan.render.estimate import (
+from vlmplan.answers.estimate import (
     caveat_lines,
-    engine_text,
     host_line,
     print_memory,
     setup_text,
     verdict_line,
     workload_text,
 )
+from vlmplan.answers.offers import age_text, cost_lines, offer_text
+from vlmplan.answers.setups import engine_text
+from vlmplan.notes import footnotes
+from vlmplan.recipe import Method
 from vlmplan.render.lines import say
 from vlmplan.render.pareto import print_pareto, summary_line
-from vlmplan.render.prices import age_text, cost_lines
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search import Objective, RankedPlan, Recommendation, Rejection
 from vlmplan.search.explanation import explanation
@@ -76,7 +75,7 @@ def print_recommendation(
 def _confirmation(rehearsal: "Comparison | None") -> list[str]:
     if rehearsal is None:
         return []
-    from vlmplan.render.rehearsal import confirmation_lines
+    from vlmplan.answers.rehearsal import confirmation_lines
 
     return confirmation_lines(rehearsal)
 
@@ -108,14 +107,6 @@ def money_line(plan: RankedPlan, on: date) -> str:
     if plan.offer is None or plan.usd_per_hour is None:
         return f"{time} on {where}; no price is known"
     return f"{price} for the run, {time} on {where}; {offer_text(plan.offer, on)}, {usd_text(plan.usd_per_hour)}/h"
-
-
-def offer_text(offer: Offer, on: date) -> str:
-    """Provider, product, terms and the age of the price."""
-    age = offer.age_days(on)
-    words = [offer.provider, *([offer.sku] if offer.sku else []), offer.pricing.value.replace("_", " ")]
-    seen = "price of unknown age" if age is None else f"price {counted(age, 'day')} old"
-    return f"{' '.join(words)}, {seen}"
 
 
 def _print_plans(found: Recommendation) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from vlmplan.answers.setups import cluster_text
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Offload, Recipe
-from vlmplan.render.estimate import cluster_text
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search.trainable import Trainable, Way

@@ -1,26 +1,150 @@
-"""One estimate for people: verdict, a bar per phase, the components at the peak, host, disk and time."""
+"""One estimate: its document, and for people verdict, a bar per phase, components at the peak, host, disk and time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
-from vlmplan.estimate import Estimate
-from vlmplan.hardware import Cluster, Vendor
+from vlmplan.answers.setups import cluster_text, recipe_text
+from vlmplan.communication import messages_json
+from vlmplan.estimate import Estimate, VaryingLengths
+from vlmplan.freezing import Freezing
+from vlmplan.hardware import Vendor
 from vlmplan.memory.components import Components
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import caveats, footnotes, listed
-from vlmplan.recipe import ALL_LINEAR, Method, Offload, Recipe
 from vlmplan.render.bars import bar, legend
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import DType, count_text, counted, duration_text, gib_text
+from vlmplan.units import count_text, counted, duration_text, gib_text
 
-SHORT_TYPES = {DType.FLOAT32: "fp32", DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
+SCHEMA = "vlmplan.estimate/1"
 VERDICTS = {
     Verdict.FITS: ("fits", "green"),
     Verdict.TIGHT: ("tight", "yellow"),
     Verdict.DOES_NOT_FIT: ("does not fit", "red"),
 }
+
+
+def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Schema ``vlmplan.estimate/1``; integers are bytes. ``hardware_notes`` come after the notes of the estimate.
+
+    Seconds are of one optimizer step: ``step_seconds`` as expected, ``step_seconds_range`` where everything is at the
+    fast or the slow end of what is known of it, ``step_seconds_by_part`` the parts of what is expected (they add up),
+    ``gpu_seconds_by_work`` what forward, recomputation and backward are made of, and ``step_bound_by`` in words what
+    takes most of the step. All are null where a speed is not known.
+    """
+    notes = [*found.workload.model.notes, *found.hints, *found.cautions, *hardware_notes]
+    return {
+        "schema": SCHEMA,
+        **_subject_json(found),
+        "verdict": found.verdict.value,
+        "not_counted": list(found.not_counted),
+        "unquantized_bytes": found.stacked_bytes,
+        **_device_json(found),
+        **_host_and_disk_json(found),
+        "flops_per_step": found.flops_per_step,
+        "collective_bytes": messages_json(found.messages),
+        **_time_json(found),
+        "caveats": caveats(notes),
+        "notes": notes,
+    }
+
+
+def _subject_json(found: Estimate) -> dict[str, Any]:
+    """What the numbers are of: model, hardware and recipe."""
+    node, recipe = found.cluster.node, found.recipe
+    return {
+        "model": {
+            "id": found.workload.model.id,
+            "num_params": found.num_params,
+            "num_trainable_params": found.num_trainable_params,
+        },
+        "gpu": {
+            "id": node.gpu.id,
+            "count": node.num_gpus,
+            "num_nodes": found.cluster.num_nodes,
+            "usable_bytes": found.device.usable_bytes,
+        },
+        "trained_params_by_part": {part.value: count for part, count in found.trained_by_part.items()},
+        "dtypes": {
+            "frozen": recipe.frozen_dtype.torch_name,
+            "trained": recipe.trained_dtype.torch_name,
+            "master": recipe.master_dtype.torch_name,
+            "autocast": None if recipe.autocast is None else recipe.autocast.torch_name,
+        },
+        "recipe": recipe.as_json() | found.workload.as_json() | {"global_batch": found.samples_per_step},
+    }
+
+
+def _device_json(found: Estimate) -> dict[str, Any]:
+    """Memory of the fullest GPU."""
+    device, varying, peak = found.device, found.varying, found.timeline.peak_phase
+    return {
+        "reserve_bytes": device.reserve_bytes,
+        "peak_phase": peak.name,
+        "peak_allocated_bytes": found.peak_allocated_bytes,
+        "peak_reserved_bytes": device.reserved_bytes,
+        "reserved_range": None if varying is None else list(varying.reserved_range),
+        "sample_lengths": None if varying is None else _lengths_json(varying),
+        "peak_device_bytes": device.device_bytes,
+        "components_at_peak": peak.peak.as_json(),
+        "phases": [phase.as_json() for phase in found.timeline.phases],
+    }
+
+
+def _lengths_json(varying: VaryingLengths) -> dict[str, Any]:
+    return {
+        "source": varying.source,
+        "micro_batches": len(varying.lengths),
+        "shortest": min(varying.lengths),
+        "longest": max(varying.lengths),
+    }
+
+
+def _host_and_disk_json(found: Estimate) -> dict[str, int]:
+    return {
+        "host_bytes_per_node": found.host.peak_bytes,
+        "host_load_bytes_per_node": found.host.load_bytes,
+        "host_steady_bytes_per_node": found.host.steady_bytes,
+        "checkpoint_bytes": found.disk.checkpoint_bytes,
+        "export_bytes": found.disk.export_bytes,
+        "nvme_swap_bytes": found.disk.nvme_swap_bytes,
+    }
+
+
+def _time_json(found: Estimate) -> dict[str, Any]:
+    timed = found.timed
+    return {
+        "step_seconds": found.step_seconds,
+        "step_seconds_range": None if timed is None else [timed.fast_seconds, timed.slow_seconds],
+        "step_seconds_by_part": None if timed is None else timed.expected.as_json(),
+        "gpu_seconds_by_work": None if timed is None else timed.as_json(),
+        "step_bound_by": None if timed is None else timed.bound,
+        "tokens_per_second": found.tokens_per_second,
+        "samples_per_second": found.samples_per_second,
+    }
+
+
+def freezing_json(found: Freezing | None) -> dict[str, Any] | None:
+    """The setup with its vision encoder frozen; null where that would not change much."""
+    if found is None:
+        return None
+    return {
+        "peak_device_bytes": found.frozen.device.device_bytes,
+        "step_seconds": found.frozen.step_seconds,
+        "verdict": found.frozen.verdict.value,
+    }
+
+
+def freezing_hints(found: Freezing | None) -> list[str]:
+    """What --freeze-vision would bring, in numbers; nothing where that is not much."""
+    if found is None:
+        return []
+    text = f"--freeze-vision: {gib_text(found.frozen.device.device_bytes)} ({100 * found.bytes_change:+.0f} %)"
+    if found.seconds_change is not None and found.frozen.step_seconds is not None:
+        text += f" and {duration_text(found.frozen.step_seconds)} a step ({100 * found.seconds_change:+.0f} %)"
+    return [f"{text}; the vision encoder is trained too unless you say so"]
 
 
 def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequence[str] = ()) -> None:
@@ -68,73 +192,6 @@ def caveat_lines(notes: Iterable[str]) -> list[str]:
 
 def hardware_text(estimate: Estimate) -> str:
     return cluster_text(estimate.cluster)
-
-
-def cluster_text(cluster: Cluster) -> str:
-    """``2 nodes of 8 x H100 SXM``."""
-    nodes = f"{cluster.num_nodes} nodes of " if cluster.num_nodes > 1 else ""
-    return f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.name}"
-
-
-def recipe_text(recipe: Recipe, *, sees: bool) -> str:
-    """A recipe in a few words: everything that decides memory and time. ``sees``: a vision encoder runs too."""
-    words = [_method_text(recipe), precision_text(recipe), engine_text(recipe)]
-    if recipe.optimizer.value != "adamw":
-        words.append(recipe.optimizer.value)
-    words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}")
-    words.append(_checkpointing_text(recipe, sees=sees))
-    words += [f"{recipe.attention.value} attention", f"{recipe.loss.value} loss"]
-    words.append("expandable segments" if recipe.expandable_segments else "native allocator")
-    return ", ".join(words)
-
-
-def _method_text(recipe: Recipe) -> str:
-    """``lora r16``, with its targets unless they are all Linears."""
-    text = recipe.method.value
-    if recipe.trains_adapters:
-        text += f" r{recipe.lora_rank}"
-        text += "" if recipe.lora_targets == ALL_LINEAR else f" on {recipe.lora_targets}"
-        text += " and embeddings" if recipe.train_embeddings else ""
-        text += f" with dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else ""
-    return text
-
-
-def precision_text(recipe: Recipe) -> str:
-    """The precision, and in which types weights are kept: ``bf16 (bf16 weights, fp32 adapters, autocast)``."""
-    trained, master = SHORT_TYPES[recipe.trained_dtype], SHORT_TYPES[recipe.master_dtype]
-    words: list[str] = []
-    if recipe.method is Method.QLORA:
-        words.append(f"4-bit weights, others {SHORT_TYPES[recipe.frozen_dtype]}")
-    elif recipe.method is Method.LORA:
-        words.append(f"{SHORT_TYPES[recipe.frozen_dtype]} weights")
-    words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}")
-    if recipe.train_embeddings and recipe.copy_dtype is not recipe.trained_dtype:
-        words.append(f"{SHORT_TYPES[recipe.copy_dtype]} embeddings")
-    words += [f"{master} master copy"] if master != trained else []
-    words += ["autocast" if recipe.uses_autocast else "no autocast"] if recipe.can_autocast else []
-    return f"{recipe.precision.value} ({', '.join(words)})"
-
-
-def _checkpointing_text(recipe: Recipe, *, sees: bool) -> str:
-    """Activation checkpointing, of which part where the two differ."""
-    language, vision = recipe.activation_checkpointing, recipe.vision_activation_checkpointing
-    if sees and language is not vision:
-        return f"checkpointing of {'language' if language else 'vision'} alone"
-    return "checkpointing" if language else "no checkpointing"
-
-
-def engine_text(recipe: Recipe) -> str:
-    """Plain PyTorch or the ZeRO stage, copies of weights among neighbours, and what is offloaded."""
-    if recipe.zero_stage is None:
-        return "plain PyTorch"
-    text = f"ZeRO-{recipe.zero_stage}"
-    if recipe.hpz > 1:
-        text += f", hpZ {recipe.hpz}"
-    if recipe.offload_optimizer is not Offload.NONE:
-        text += f", optimizer on {recipe.offload_optimizer.value}"
-    if recipe.offload_params is not Offload.NONE:
-        text += f", weights on {recipe.offload_params.value}"
-    return text
 
 
 def without_text(estimate: Estimate) -> str:

@@ -9,21 +9,20 @@ import pytest
 from planned import cluster, shipped_gpus, workload
 from search_cases import card
 from search_cases import cluster as cluster_of
+from vlmplan.answers.estimate import (
+    document,
+    heading,
+    print_estimate,
+    print_memory,
+    verdict_line,
+    workload_text,
+)
+from vlmplan.answers.setups import engine_text, precision_text, recipe_text
 from vlmplan.estimate import Estimate, estimate
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import Caveat, caveats
 from vlmplan.recipe import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision, Recipe
 from vlmplan.render.bars import LETTERS
-from vlmplan.render.estimate import (
-    engine_text,
-    heading,
-    precision_text,
-    print_estimate,
-    print_memory,
-    recipe_text,
-    verdict_line,
-    workload_text,
-)
 from vlmplan.render.lines import PIPE_COLUMNS
 from vlmplan.units import GIB, counted, duration_text, gib_text
 
@@ -295,8 +294,8 @@ def test_heading_says_which_parts_are_trained_and_which_are_frozen():
     frozen = estimate(asked, Recipe(method=Method.LORA, train_vision=False), cluster("rtx-4090"))
     assert " trained in vision, projector and language; " in heading(adapters)
     assert " trained in projector and language (vision frozen); " in heading(frozen)
-    assert set(adapters.as_json()["trained_params_by_part"]) == {"vision", "projector", "language"}
-    assert frozen.as_json()["trained_params_by_part"]["vision"] == 0
+    assert set(document(adapters)["trained_params_by_part"]) == {"vision", "projector", "language"}
+    assert document(frozen)["trained_params_by_part"]["vision"] == 0
 
 
 def test_what_changes_the_answer_stands_under_the_verdict_and_the_rest_below_the_numbers(capsys):
@@ -313,9 +312,9 @@ def test_an_answer_without_images_is_headlined_so():
     blind = replace(asked, model=replace(asked.model, not_counted=("images",)))
     found = estimate(blind, PLAIN, cluster("rtx-4090"))
     assert re.sub(r"\x1b\[\d+m", "", verdict_line(found)).startswith("fits without images: ")
-    assert found.as_json()["verdict"] == "fits"
-    assert found.as_json()["not_counted"] == ["images"]
-    (caveat,) = found.as_json()["caveats"]
+    assert document(found)["verdict"] == "fits"
+    assert document(found)["not_counted"] == ["images"]
+    (caveat,) = document(found)["caveats"]
     assert caveat.startswith("not counted: images, which vlmplan does not describe for llama")
     assert caveats(found.cautions) == [caveat]
 

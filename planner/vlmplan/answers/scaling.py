@@ -1,4 +1,6 @@
-"""Speed and price by the number of machines, as tables."""
+"""Speed and price by the number of machines: the part of an estimate's document, and tables."""
+
+from typing import Any
 
 import click
 
@@ -11,8 +13,39 @@ LEAST_FIRST = ("batch", "network", "step", "efficiency")
 TITLES = ("nodes", "GPUs", "batch", "step", "network", "samples/s", "efficiency", "run", "usd", "")
 
 
-def print_scaling(found: Scaling) -> None:
+def document(found: Scaling | None) -> dict[str, Any] | None:
+    """The key ``scaling`` of an estimate; null where a speed is not known."""
+    if found is None:
+        return None
+    return {
+        "strong": [_point_json(point) for point in found.strong],
+        "weak": [_point_json(point) for point in found.weak],
+        "num_nodes_paying": {"strong": nodes_paying(found.strong), "weak": nodes_paying(found.weak)},
+    }
+
+
+def _point_json(point: ScalingPoint) -> dict[str, Any]:
+    return {
+        "num_nodes": point.num_nodes,
+        "num_gpus": point.num_gpus,
+        "micro_batch": point.micro_batch,
+        "grad_accum": point.grad_accum,
+        "samples_per_step": point.samples_per_step,
+        "verdict": point.verdict.value,
+        "step_seconds": point.step_seconds,
+        "communication_seconds": point.communication_seconds,
+        "samples_per_second": point.samples_per_second,
+        "efficiency": point.efficiency,
+        "hours": point.run_seconds / 3600,
+        "usd": point.usd,
+    }
+
+
+def print_scaling(found: Scaling | None) -> None:
     """Both scans, and up to how many machines another one pays."""
+    if found is None:
+        say("scaling is not known, since a speed of the GPU or of a link is not")
+        return
     for title, points in (
         ("The same samples a step (strong scaling):", found.strong),
         ("The same samples a GPU and step (weak scaling):", found.weak),

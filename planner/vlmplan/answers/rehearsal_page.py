@@ -6,8 +6,9 @@ The horizontal axis counts allocations and releases; each phase has its own back
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from vlmplan.answers.estimate import heading, setup_text
+from vlmplan.answers.rehearsal import error_text, rehearsed_line, shape_text, verdict_line
 from vlmplan.rehearsal.comparison import Comparison
-from vlmplan.render.estimate import heading, setup_text
 from vlmplan.render.picture import (
     HEIGHT,
     LEFT,
@@ -22,7 +23,6 @@ from vlmplan.render.picture import (
     svg_element,
     svg_file,
 )
-from vlmplan.render.rehearsal import error_text, rehearsed_line, shape_text, verdict_line
 from vlmplan.render.sparkline import highest_per_cell
 from vlmplan.units import gib_text
 

@@ -1,24 +1,125 @@
-"""One rehearsal for people: each phase beside its estimate, the peak, messages, memory over time, what is missing."""
+"""One rehearsal: its document, and for people each phase beside its estimate, the peak, messages, memory over time."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
 
 import click
 
+from vlmplan.answers import estimate as estimates
+from vlmplan.answers.estimate import VERDICTS, caveat_lines, heading, setup_text, without_text
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import footnotes
 from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error
-from vlmplan.rehearsal.document import collectives
 from vlmplan.rehearsal.result import Allocation
-from vlmplan.render.estimate import VERDICTS, caveat_lines, heading, setup_text, without_text
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_lines, sparkline
 from vlmplan.render.tables import Table, can_show, print_table
 from vlmplan.units import counted, duration_text, gib_text
 
+SCHEMA = "vlmplan.rehearsal/1"
 UNKNOWN = "-"
 ERROR = "error"
 LEAST_FRACTION = 0.001
 """Of a component of fewer of the peak's bytes no error is shown, and no storage so small: both would mean nothing."""
+
+
+def document(found: Comparison, hardware_notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Schema ``vlmplan.rehearsal/1``: everything that was rehearsed, next to the estimate's.
+
+    Integers are bytes unless their name says otherwise; errors are (estimated - rehearsed) / rehearsed, null where
+    nothing was rehearsed.
+    """
+    rehearsed, estimate = found.rehearsed, found.estimate
+    estimated = estimates.document(estimate, hardware_notes)
+    return {
+        "schema": SCHEMA,
+        "model": estimated["model"],
+        "gpu": estimated["gpu"],
+        "recipe": estimated["recipe"],
+        "rank": rehearsed.rank,
+        "num_ranks": rehearsed.num_ranks,
+        "num_steps": rehearsed.num_steps,
+        **peaks(found),
+        "components_at_peak": found.peak.components.as_json(),
+        "estimated_components_at_peak": found.estimated_peak.as_json(),
+        "largest": [_allocation_json(allocation) for allocation in found.largest],
+        "phases": [_phase_json(phase) for phase in found.phases],
+        "flops": rehearsed.flops_per_step,
+        "estimated_flops": estimate.flops_per_step,
+        "collective_bytes": collectives(found),
+        "host_bytes": rehearsed.host_peak_bytes,
+        "checkpoint_bytes": rehearsed.checkpoint_bytes,
+        "seconds": rehearsed.seconds,
+        "not_rehearsed": [{"what": one.what, "bytes": one.num_bytes} for one in found.not_rehearsed],
+        "not_counted": estimated["not_counted"],
+        "caveats": estimated["caveats"],
+        "notes": estimated["notes"],
+    }
+
+
+def peaks(found: Comparison) -> dict[str, Any]:
+    """Verdict and peaks with those of the estimate."""
+    estimate, device = found.estimate, found.device
+    return {
+        "verdict": found.verdict.value,
+        "estimated_verdict": estimate.verdict.value,
+        "peak_phase": found.peak.name,
+        "peak_step": found.peak.step,
+        "peak_allocated_bytes": found.peak_allocated_bytes,
+        "peak_reserved_bytes": device.reserved_bytes,
+        "peak_device_bytes": device.device_bytes,
+        "estimated_peak_allocated_bytes": estimate.peak_allocated_bytes,
+        "estimated_peak_reserved_bytes": estimate.device.reserved_bytes,
+        "estimated_peak_device_bytes": estimate.device.device_bytes,
+        "relative_error": found.relative_error,
+    }
+
+
+def confirmation_json(found: Comparison) -> dict[str, Any]:
+    """What was rehearsed of a plan, beside its estimate."""
+    return peaks(found) | {"rank": found.rehearsed.rank, "seconds": found.rehearsed.seconds}
+
+
+def _allocation_json(allocation: Allocation) -> dict[str, Any]:
+    values = {item.name: getattr(allocation, item.name) for item in fields(allocation)}
+    return values | {"shape": list(allocation.shape)}
+
+
+def collectives(found: Comparison) -> dict[str, Any]:
+    """Bytes of one step's messages, and by kind with their number; the larger side of each on this rank."""
+    kinds: dict[str, dict[str, int]] = {}
+    for one in found.rehearsed.step_messages:
+        kind = kinds.setdefault(one.kind, {"count": 0, "bytes": 0})
+        kind["count"] += one.count
+        kind["bytes"] += one.num_bytes
+    return {"per_step": sum(kind["bytes"] for kind in kinds.values()), "by_kind": kinds}
+
+
+def _phase_json(phase: ComparedPhase) -> dict[str, Any]:
+    rehearsed, estimated, first = phase.rehearsed, phase.estimated, phase.first_step
+    return {
+        "name": phase.name,
+        "resident_bytes": rehearsed.resident_bytes,
+        "peak_bytes": rehearsed.peak_bytes,
+        "reserved_bytes": phase.reserved_bytes,
+        "estimated_resident_bytes": estimated.resident.total,
+        "estimated_peak_bytes": estimated.peak.total,
+        "relative_error": phase.peak_error,
+        "components": rehearsed.components.as_json(),
+        "estimated_components": estimated.peak.as_json(),
+        "relative_error_by_component": {
+            name: relative_error(num_bytes, getattr(rehearsed.components, name))
+            for name, num_bytes in estimated.peak.as_json().items()
+        },
+        "first_step": None
+        if first is None
+        else {"resident_bytes": first.resident_bytes, "peak_bytes": first.peak_bytes},
+        "host_resident_bytes": rehearsed.host_resident_bytes,
+        "host_peak_bytes": rehearsed.host_peak_bytes,
+        "flops": rehearsed.flops,
+        "seconds": rehearsed.seconds,
+    }
 
 
 def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:

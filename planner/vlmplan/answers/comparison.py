@@ -1,28 +1,51 @@
-"""Variants of one setup side by side, for people."""
+"""Variants of one setup side by side: the document and a table."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
+from vlmplan.answers import estimate as estimates
+from vlmplan.answers.estimate import hardware_text, setup_text, workload_text
 from vlmplan.memory.device import Verdict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search.comparison import Variant
 from vlmplan.units import GIB, duration_text
 
+SCHEMA = "vlmplan.comparison/1"
 TITLES = ("variant", "device", "weights", "grads", "states", "rest", "host", "step", "fits")
 NUMBERS = frozenset(TITLES[1:-1])
 FITS = {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "no"}
 UNKNOWN = "-"
-LEGEND = (
-    "GiB; device: of each GPU in all, beside it its tensors at their peak by kind; host: RAM of each node; "
-    "off: on the host; *: as asked for"
-)
 
 
-def print_comparison(title: str, variants: Sequence[Variant]) -> None:
-    """Print one row for each variant, GiB of the fullest GPU at its peak, and why some cannot be trained."""
-    say(title)
+def document(name: str, variants: Sequence[Variant]) -> dict[str, Any]:
+    """Schema ``vlmplan.comparison/1``: each variant with its whole estimate, null where it is refused."""
+    return {"schema": SCHEMA, "compare": name, "variants": [_variant_json(variant) for variant in variants]}
+
+
+def _variant_json(variant: Variant) -> dict[str, Any]:
+    found = variant.estimate
+    return {
+        "name": variant.name,
+        "options": dict(variant.options),
+        "is_present": variant.is_present,
+        "verdict": "refused" if found is None else found.verdict.value,
+        "reason": variant.reason,
+        "estimate": None if found is None else estimates.document(found),
+    }
+
+
+def print_comparison(variants: Sequence[Variant]) -> None:
+    """Print one row for each variant, GiB of the fullest GPU at its peak, and why some cannot be trained.
+
+    At least one of them has an estimate.
+    """
+    known = [(variant.is_present, variant.estimate) for variant in variants if variant.estimate is not None]
+    first = next((found for is_present, found in known if is_present), known[0][1])
+    model = first.workload.model.id
+    say(f"{model}; {setup_text(first)}; {hardware_text(first)}; {workload_text(first)}")
     click.echo()
     rows = [_row(variant) for variant in variants]
     print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=("rest", "states", "grads")))

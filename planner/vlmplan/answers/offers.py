@@ -1,7 +1,8 @@
-"""Prices for people: how old they are, and what a run's money goes into."""
+"""An offer in JSON and in words, the age of its price, and what a run's money goes into."""
 
+from dataclasses import asdict
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vlmplan.hardware import Offer
 from vlmplan.units import counted, duration_text, usd_text
@@ -12,6 +13,27 @@ if TYPE_CHECKING:
 
 SHOWN_FRACTION = 0.005
 """Parts of a cost below this are not shown. A choice."""
+
+
+def offer_json(offer: Offer, on: date) -> dict[str, Any]:
+    """An offer under its field names, with its price per GPU, its age and whether it is current."""
+    as_of = None if offer.as_of is None else offer.as_of.isoformat()
+    return {
+        **asdict(offer),
+        "pricing": offer.pricing.value,
+        "as_of": as_of[: len("2026-05")] if as_of and offer.as_of_is_month else as_of,
+        "usd_per_gpu_hour": offer.usd_per_gpu_hour,
+        "age_days": offer.age_days(on),
+        "is_current": offer.is_current(on),
+    }
+
+
+def offer_text(offer: Offer, on: date) -> str:
+    """Provider, product, terms and the age of the price."""
+    age = offer.age_days(on)
+    words = [offer.provider, *([offer.sku] if offer.sku else []), offer.pricing.value.replace("_", " ")]
+    seen = "price of unknown age" if age is None else f"price {counted(age, 'day')} old"
+    return f"{' '.join(words)}, {seen}"
 
 
 def age_text(offer: Offer, on: date) -> str:

@@ -1,12 +1,16 @@
-"""How a setup can be made to fit, for people: the least changes on the same cards, and the cheapest other machine."""
+"""How a setup can be made to fit: the least changes on the same cards and the cheapest other machine, each as a command
+to copy; the part of every command's document, and sentences."""
 
 from collections.abc import Iterator, Mapping
 from datetime import date
 from typing import Any, Protocol
 
-from vlmplan.render.estimate import cluster_text, hardware_text
+import click
+
+from vlmplan.answers.estimate import hardware_text
+from vlmplan.answers.offers import offer_json, offer_text
+from vlmplan.answers.setups import cluster_text
 from vlmplan.render.lines import say, say_command
-from vlmplan.render.recommendation import offer_text
 from vlmplan.search.other_machine import OtherMachine
 from vlmplan.search.way_out import ToFit, WayOut
 from vlmplan.units import duration_text, gib_text, usd_text
@@ -18,8 +22,60 @@ class Command(Protocol):
     def __call__(self, options: Mapping[str, Any], /) -> str: ...
 
 
-def print_way_out(found: WayOut, command: Command, on: date) -> None:
-    """Print both answers, each with its command, to standard output."""
+def document(found: WayOut | None, command: Command, on: date) -> dict[str, Any]:
+    """Keys of every command's JSON; null where it fits, or where nothing was found.
+
+    ``options`` of ``to_fit`` are those that change, null where one is taken away; ``changes`` say which belong
+    together. None of them can be left out alone.
+    """
+    if found is None:
+        return {"to_fit": None, "other_machine": None}
+    to_fit, other = found.to_fit, found.other_machine
+    return {
+        "to_fit": None if to_fit is None else _to_fit_json(to_fit, command),
+        "other_machine": None if other is None else _other_json(other, command, on),
+    }
+
+
+def _to_fit_json(found: ToFit, command: Command) -> dict[str, Any]:
+    combination, estimate = found.combination, found.estimate
+    return {
+        "changes": [
+            {"change": change.name, "options": dict(change.options), "keeps_results": change.keeps_results}
+            for change in combination.changes
+        ],
+        "options": combination.changed,
+        "keeps_results": combination.keeps_results,
+        "command": command(combination.options),
+        "verdict": estimate.verdict.value,
+        "device_bytes": estimate.device.device_bytes,
+        "usable_bytes": estimate.device.usable_bytes,
+        "host_bytes_per_node": estimate.host.peak_bytes,
+        "step_seconds": estimate.step_seconds,
+    }
+
+
+def _other_json(found: OtherMachine, command: Command, on: date) -> dict[str, Any]:
+    plan = found.plan
+    cluster = plan.estimate.cluster
+    return {
+        "gpu": cluster.node.gpu.id,
+        "num_gpus": cluster.node.num_gpus,
+        "num_nodes": cluster.num_nodes,
+        "offer": None if plan.offer is None else offer_json(plan.offer, on),
+        "usd_per_hour": plan.usd_per_hour,
+        "usd": plan.usd,
+        "hours": plan.hours,
+        "command": command(found.options),
+        "device_bytes": plan.estimate.device.device_bytes,
+    }
+
+
+def print_way_out(found: WayOut | None, command: Command, on: date) -> None:
+    """Print both answers, each with its command, to standard output; nothing where there is none."""
+    if found is None:
+        return
+    click.echo()
     for text, lead, options in way_out_parts(found, on):
         say(text)
         if options is not None:

@@ -1,0 +1,74 @@
+"""A setup in words: the hardware, and everything of the recipe that decides memory and time."""
+
+from vlmplan.hardware import Cluster
+from vlmplan.recipe import ALL_LINEAR, Method, Offload, Recipe
+from vlmplan.units import DType
+
+SHORT_TYPES = {DType.FLOAT32: "fp32", DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """``2 nodes of 8 x H100 SXM``."""
+    nodes = f"{cluster.num_nodes} nodes of " if cluster.num_nodes > 1 else ""
+    return f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.name}"
+
+
+def recipe_text(recipe: Recipe, *, sees: bool) -> str:
+    """A recipe in a few words: everything that decides memory and time. ``sees``: a vision encoder runs too."""
+    words = [_method_text(recipe), precision_text(recipe), engine_text(recipe)]
+    if recipe.optimizer.value != "adamw":
+        words.append(recipe.optimizer.value)
+    words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}")
+    words.append(_checkpointing_text(recipe, sees=sees))
+    words += [f"{recipe.attention.value} attention", f"{recipe.loss.value} loss"]
+    words.append("expandable segments" if recipe.expandable_segments else "native allocator")
+    return ", ".join(words)
+
+
+def _method_text(recipe: Recipe) -> str:
+    """``lora r16``, with its targets unless they are all Linears."""
+    text = recipe.method.value
+    if recipe.trains_adapters:
+        text += f" r{recipe.lora_rank}"
+        text += "" if recipe.lora_targets == ALL_LINEAR else f" on {recipe.lora_targets}"
+        text += " and embeddings" if recipe.train_embeddings else ""
+        text += f" with dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else ""
+    return text
+
+
+def precision_text(recipe: Recipe) -> str:
+    """The precision, and in which types weights are kept: ``bf16 (bf16 weights, fp32 adapters, autocast)``."""
+    trained, master = SHORT_TYPES[recipe.trained_dtype], SHORT_TYPES[recipe.master_dtype]
+    words: list[str] = []
+    if recipe.method is Method.QLORA:
+        words.append(f"4-bit weights, others {SHORT_TYPES[recipe.frozen_dtype]}")
+    elif recipe.method is Method.LORA:
+        words.append(f"{SHORT_TYPES[recipe.frozen_dtype]} weights")
+    words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}")
+    if recipe.train_embeddings and recipe.copy_dtype is not recipe.trained_dtype:
+        words.append(f"{SHORT_TYPES[recipe.copy_dtype]} embeddings")
+    words += [f"{master} master copy"] if master != trained else []
+    words += ["autocast" if recipe.uses_autocast else "no autocast"] if recipe.can_autocast else []
+    return f"{recipe.precision.value} ({', '.join(words)})"
+
+
+def _checkpointing_text(recipe: Recipe, *, sees: bool) -> str:
+    """Activation checkpointing, of which part where the two differ."""
+    language, vision = recipe.activation_checkpointing, recipe.vision_activation_checkpointing
+    if sees and language is not vision:
+        return f"checkpointing of {'language' if language else 'vision'} alone"
+    return "checkpointing" if language else "no checkpointing"
+
+
+def engine_text(recipe: Recipe) -> str:
+    """Plain PyTorch or the ZeRO stage, copies of weights among neighbours, and what is offloaded."""
+    if recipe.zero_stage is None:
+        return "plain PyTorch"
+    text = f"ZeRO-{recipe.zero_stage}"
+    if recipe.hpz > 1:
+        text += f", hpZ {recipe.hpz}"
+    if recipe.offload_optimizer is not Offload.NONE:
+        text += f", optimizer on {recipe.offload_optimizer.value}"
+    if recipe.offload_params is not Offload.NONE:
+        text += f", weights on {recipe.offload_params.value}"
+    return text
