@@ -1,0 +1,153 @@
+"""What a search is asked and what it answers: limits, plans with their prices, rejections, and all of them together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from enum import Enum
+from typing import Any
+
+from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
+from vlmplan.errors import InputError
+from vlmplan.estimate import Estimate
+from vlmplan.hardware import Cluster, Offer
+from vlmplan.memory.disk import DiskSpace
+from vlmplan.recipe import Method
+from vlmplan.search.clusters import Candidate
+from vlmplan.search.pareto import Point
+from vlmplan.workload import Workload
+
+SECONDS_PER_HOUR = 3600
+
+
+class Objective(Enum):
+    COST = "cost"
+    TIME = "time"
+    VRAM = "vram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a plan may cost and take."""
+
+    max_usd: float | None = None
+    max_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_usd", "max_hours"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"--{name.replace('_', '-')} is {value}; more than 0 is needed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """A search: ``fixed`` are recipe fields that the user decided, ``assumed`` what prices need and no list says."""
+
+    workload: Workload
+    candidates: Sequence[Candidate]
+    fixed: dict[str, Any] = field(default_factory=dict[str, Any])
+    objective: Objective = Objective.COST
+    limits: Limits = field(default_factory=Limits)
+    assumed: CostAssumptions = field(default_factory=CostAssumptions)
+    today: date
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan:
+    """One plan with its price, None where speed or price is not known.
+
+    ``hours`` are of training, ``usd`` is for all that the run costs: ``cost`` has its parts.
+    """
+
+    estimate: Estimate
+    offer: Offer | None
+    assumed: CostAssumptions = field(default_factory=CostAssumptions)
+
+    @property
+    def hours(self) -> float | None:
+        seconds = self.estimate.run_seconds
+        return None if seconds is None else seconds / SECONDS_PER_HOUR
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        return None if self.offer is None else self.offer.usd_per_hour * self.estimate.cluster.num_nodes
+
+    @property
+    def cost(self) -> RunCost | None:
+        estimate = self.estimate
+        return cost_of_run(self.hours, self.offer, estimate.cluster, estimate.disk, self.assumed)
+
+    @property
+    def usd(self) -> float | None:
+        cost = self.cost
+        return None if cost is None else cost.usd
+
+    @property
+    def billed_hours(self) -> float | None:
+        """Hours that the machines are there for: start-up, download, and what interruptions take."""
+        cost = self.cost
+        return None if cost is None else cost.billed_hours
+
+    @property
+    def save_every_steps(self) -> int | None:
+        """Steps between two of ``cost.num_checkpoints``."""
+        cost = self.cost
+        return None if cost is None else -(-self.estimate.num_steps // cost.num_checkpoints)
+
+
+def cost_of_run(
+    hours: float | None, offer: Offer | None, cluster: Cluster, disk: DiskSpace, assumed: CostAssumptions
+) -> RunCost | None:
+    """What a run of ``hours`` of training costs on an offer's machines; None where one of them is not known."""
+    if hours is None or offer is None:
+        return None
+    size = RunBytes(
+        download_bytes=disk.download_bytes, checkpoint_bytes=disk.checkpoint_bytes, export_bytes=disk.export_bytes
+    )
+    return run_cost(training_hours=hours, offer=offer, num_nodes=cluster.num_nodes, size=size, assumed=assumed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A cluster on which nothing fits, with the reason and the smallest change that would help, if one is known."""
+
+    cluster: Cluster
+    reason: str
+    smallest_change: str | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.cluster.num_gpus} x {self.cluster.node.gpu.id}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "gpu": self.cluster.node.gpu.id,
+            "num_gpus": self.cluster.node.num_gpus,
+            "num_nodes": self.cluster.num_nodes,
+            "reason": self.reason,
+            "smallest_change": self.smallest_change,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """Plans best first, what was rejected, and how much was looked at.
+
+    ``pareto`` are the setups than which none of ``scored``, those within the limits, is both faster and cheaper, the
+    fastest first; both leave out what has no price or no known speed.
+    """
+
+    workload: Workload
+    objective: Objective
+    plans: tuple[RankedPlan, ...]
+    rejected: tuple[Rejection, ...]
+    num_clusters: int
+    num_considered: int
+    as_of: date
+    notes: tuple[str, ...] = field(default=())
+    pareto: tuple[Point, ...] = ()
+    scored: tuple[Point, ...] = ()
+
+    def best_of(self, method: Method) -> RankedPlan | None:
+        return next((plan for plan in self.plans if plan.estimate.recipe.method is method), None)

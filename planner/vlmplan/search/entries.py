@@ -1,0 +1,118 @@
+"""What a search ranks: setups on machines, and methods on machines that nobody has looked at yet."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from vlmplan.hardware import Cluster, Offer
+from vlmplan.memory.device import device_memory
+from vlmplan.memory.overhead import workspace_bytes
+from vlmplan.recipe import Method, Offload
+from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, RankedPlan
+from vlmplan.search.clusters import Candidate
+from vlmplan.search.pareto import Point
+from vlmplan.search.setups import Setup, Way
+from vlmplan.units import duration_text, usd_text
+
+
+@dataclass(slots=True)
+class ScoredSetup:
+    """A setup on a machine of a candidate, with the numbers it is ranked by: those of ``plan`` once that is known."""
+
+    candidate: Candidate
+    cluster: Cluster
+    offer: Offer | None
+    setup: Setup
+    hours: float | None
+    usd: float | None
+    plan: RankedPlan | None = None
+    is_timed: bool = False
+    """Hours and price are those of the setup itself, though it has no plan."""
+    is_measured: bool = False
+    """Bytes are those of its timeline."""
+    has_failed: bool = False
+    """It does not fit when computed exactly."""
+
+    @property
+    def method(self) -> Method:
+        return self.setup.recipe.method
+
+    @property
+    def is_exact(self) -> bool:
+        return self.is_timed or self.plan is not None
+
+    @property
+    def simplicity(self) -> tuple[Any, ...]:
+        """Orders engines by how much has to go well, the simplest first."""
+        recipe = self.setup.recipe
+        on_host = (recipe.offload_params is not Offload.NONE, recipe.offload_optimizer is not Offload.NONE)
+        return (*on_host, -1 if recipe.zero_stage is None else recipe.zero_stage, recipe.hpz)
+
+    def is_as_good_as(self, other: "ScoredSetup", tolerance: float = 0.0) -> bool:
+        """Whether it takes no more time and no more money, up to a part; what is not known takes most."""
+        pairs = ((self.hours, other.hours), (self.usd, other.usd))
+        return all(theirs is None or (ours is not None and ours <= theirs * (1 + tolerance)) for ours, theirs in pairs)
+
+    def key(self, objective: Objective) -> tuple[Any, ...]:
+        device_bytes = shown_bytes(self.setup.least_bytes, self.cluster)
+        return rank_key(objective, self.hours, self.usd, self.cluster.num_gpus, device_bytes)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnexploredMethod:
+    """A method on a candidate, with what none of its setups undercuts: time and money, or bytes of a GPU."""
+
+    candidate: Candidate
+    method: Method
+    ways: list[Way]
+    hours: float
+    usd: float | None
+    device_bytes: int = 0
+
+    def key(self, objective: Objective) -> tuple[Any, ...]:
+        return rank_key(objective, self.hours, self.usd, self.candidate.cluster.num_gpus, self.device_bytes)
+
+    def may_be_better_than(self, others: Iterable[ScoredSetup]) -> bool:
+        """Whether none of ``others`` is both as fast and as cheap as it could be."""
+        usd = inf if self.usd is None else self.usd
+        known = [(inf if one.hours is None else one.hours, inf if one.usd is None else one.usd) for one in others]
+        return not any(hours <= self.hours and price <= usd for hours, price in known)
+
+
+def shown_bytes(num_bytes: int, cluster: Cluster) -> int:
+    """What a GPU shows whose tensors take ``num_bytes``."""
+    return device_memory(num_bytes + workspace_bytes(cluster.node.gpu), cluster).device_bytes
+
+
+def rank_key(
+    objective: Objective, hours: float | None, usd: float | None, num_gpus: int, num_bytes: int
+) -> tuple[Any, ...]:
+    """What is not known comes last; without prices the fewest GPU hours win."""
+    hours = inf if hours is None else hours
+    usd = inf if usd is None else usd
+    if objective is Objective.TIME:
+        return (hours, usd)
+    if objective is Objective.VRAM:
+        return (num_bytes, usd, hours)
+    return (usd, hours * num_gpus, hours)
+
+
+def pareto_point(entry: ScoredSetup) -> Point | None:
+    """The entry among cost and time; None where one of them is not known."""
+    hours, usd, recipe = entry.hours, entry.usd, entry.setup.recipe
+    if hours is None or usd is None:
+        return None
+    offer, is_exact = entry.offer, entry.is_exact
+    return Point(cluster=entry.cluster, offer=offer, recipe=recipe, hours=hours, usd=usd, is_exact=is_exact)
+
+
+def over_limits_text(scored: Sequence[ScoredSetup | UnexploredMethod]) -> str:
+    """Why a machine whose setups are ``scored`` has no plan."""
+    hours = min((entry.hours for entry in scored if entry.hours is not None), default=None)
+    usd = min((entry.usd for entry in scored if entry.usd is not None), default=None)
+    if hours is None and usd is None:
+        return "fits, but its speed or price is not known"
+    parts = [] if hours is None else [duration_text(hours * SECONDS_PER_HOUR)]
+    parts += [] if usd is None else [usd_text(usd)]
+    return f"fits, but needs at least {' or '.join(parts)}: over the limits"

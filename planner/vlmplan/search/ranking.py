@@ -1,0 +1,355 @@
+"""Finds the best plans: every method, engine and way to compute a micro batch on every machine, ranked.
+
+Floors of seconds and of memory say what a method could reach on a machine; the most promising is looked at first, by
+bounds of memory, and what is ranked best is computed exactly before it is believed. What nobody has looked at when
+enough plans are found cannot be among them.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import date
+from itertools import count
+from math import inf
+from typing import Any
+
+from vlmplan.hardware import Cluster, Offer
+from vlmplan.memory.device import Verdict, budget_bytes
+from vlmplan.recipe import Method, Recipe
+from vlmplan.search.answer import (
+    SECONDS_PER_HOUR,
+    Objective,
+    RankedPlan,
+    Recommendation,
+    Rejection,
+    Sought,
+    cost_of_run,
+)
+from vlmplan.search.choices import Engine
+from vlmplan.search.clusters import Candidate
+from vlmplan.search.entries import (
+    ScoredSetup,
+    UnexploredMethod,
+    over_limits_text,
+    pareto_point,
+    rank_key,
+    shown_bytes,
+)
+from vlmplan.search.pareto import Point, settled
+from vlmplan.search.prices import price_note
+from vlmplan.search.setups import Prepared, Setup, SetupSpace, Way
+from vlmplan.units import gib_text
+from vlmplan.workload import DEFAULT_GLOBAL_BATCH
+
+MAX_PLANS = 12
+NOTICEABLE_FRACTION = 0.005
+"""Part by which a setup has to be better before it is worth finding out exactly whether it fits. A choice: seconds are
+less certain."""
+EQUAL_FRACTION = 0.002
+"""Part by which two engines' time and money may differ and the simpler one is taken. A choice."""
+
+
+def recommend(sought: Sought, *, prepared: Prepared | None = None) -> Recommendation:
+    """The best plans among the candidates; ``prepared`` is of other searches of the same workload."""
+    Recipe(**sought.fixed)  # refuses what is wrong on every cluster
+    search = Search(sought, prepared)
+    for candidate in sought.candidates:
+        search.consider(candidate)
+    plans = search.best_plans()
+    pareto, scored = search.front()
+    of_winner = _notes(plans[0], sought.today) if plans else ()
+    return Recommendation(
+        workload=sought.workload,
+        objective=sought.objective,
+        plans=tuple(plans),
+        rejected=tuple(search.rejections()),
+        num_clusters=len(sought.candidates),
+        num_considered=search.space.num_considered,
+        as_of=sought.today,
+        notes=(*sought.notes, *of_winner),
+        pareto=pareto,
+        scored=scored,
+    )
+
+
+def _notes(winner: RankedPlan, today: date) -> tuple[str, ...]:
+    """What should be known of the first plan's price and seconds."""
+    old_price = price_note(winner.offer, today)
+    return (*([old_price] if old_price else []), *winner.estimate.cautions)
+
+
+class Search:
+    """What has been found: setups ``_within`` the limits, and what is still ``_open``: nobody has looked at it yet."""
+
+    def __init__(self, sought: Sought, prepared: Prepared | None) -> None:
+        self.objective, self.limits, self.assumed = sought.objective, sought.limits, sought.assumed
+        global_batch = sought.workload.global_batch or DEFAULT_GLOBAL_BATCH
+        self.space = SetupSpace(sought.workload, sought.fixed, global_batch, prepared=prepared)
+        self._candidates = sought.candidates
+        self._within: list[ScoredSetup] = []
+        self._open: list[UnexploredMethod] = []
+        # Why a candidate has no plan: setups over the limits, bytes that a host lacks, what the allocator cannot place.
+        self._over_limits: dict[int, list[ScoredSetup | UnexploredMethod]] = {}
+        self._host_short: dict[int, int] = {}
+        self._unplaced: set[int] = set()
+        self._machines: dict[tuple[int, int], Cluster] = {}
+
+    def consider(self, candidate: Candidate) -> None:
+        """Note what the methods could reach on the candidate."""
+        for method in self.space.choices.methods:
+            ways = self.space.ways(candidate.cluster, method)
+            if ways:
+                unexplored = self._unexplored(candidate, ways)
+                if self._is_within_limits(unexplored):
+                    self._open.append(unexplored)
+                else:
+                    self._over_limits.setdefault(id(candidate), []).append(unexplored)
+
+    def _unexplored(self, candidate: Candidate, ways: list[Way]) -> UnexploredMethod:
+        cluster, method = candidate.cluster, ways[0].recipe.method
+        hours = ways[0].least_seconds / SECONDS_PER_HOUR
+        offer = candidate.offers[0] if candidate.offers else None
+        cost = cost_of_run(hours, offer, cluster, self.space.least_disk(cluster, method), self.assumed)
+        num_bytes = self.space.floor_bytes(cluster, method) if self.objective is Objective.VRAM else 0
+        usd = None if cost is None else cost.usd
+        return UnexploredMethod(candidate, method, ways, hours, usd, shown_bytes(num_bytes, cluster))
+
+    def _explored(self, entry: UnexploredMethod) -> list[ScoredSetup]:
+        """The setups of a method that fit one of the candidate's machines, or may.
+
+        Where none does by its bound, those that take least memory are computed exactly: others are worth a look only if
+        one of them fits.
+        """
+        self._open.remove(entry)
+        candidate, method = entry.candidate, entry.method
+        cluster = candidate.cluster
+        if self.objective is Objective.VRAM:
+            found = self._scored(candidate, self.space.smallest(cluster, method))
+        else:
+            found = self._of_least_seconds(candidate, entry.ways)
+            if not any(one.setup.fits for one in found):
+                lightest = self.space.fitting_lightest(cluster, method)
+                fitting = [] if lightest is None else self._scored(candidate, [lightest])
+                found = self._simplest([*fitting, *found]) if fitting else []
+        within = self._only_within_limits(found)
+        if found and not within:
+            self._over_limits.setdefault(id(candidate), []).extend(found)
+        self._within += within
+        return within
+
+    def _of_least_seconds(self, candidate: Candidate, ways: list[Way]) -> list[ScoredSetup]:
+        """The fastest setups that fit, and faster ones that may, unless another is faster and cheaper than they can
+        be.
+
+        Without expandable segments everything stays: what fits may still be more than the allocator can place.
+        """
+        cluster = candidate.cluster
+        is_exact = ways[0].recipe.expandable_segments
+        best: ScoredSetup | None = None
+
+        def below(way: Way) -> float:
+            if not is_exact or best is None or best.hours is None or not self._writes_less(best, way.engine):
+                return inf
+            return best.hours * SECONDS_PER_HOUR * (1 + EQUAL_FRACTION)
+
+        found: list[ScoredSetup] = []
+        for setup in self.space.fastest(ways, cluster, below):
+            for entry in self._scored(candidate, [setup]):
+                found.append(entry)
+                is_cheapest = entry.cluster is cluster and setup.fits and entry.hours is not None
+                if is_cheapest and (best is None or entry.is_as_good_as(best)):
+                    best = entry
+        return self._simplest(found) if is_exact else found
+
+    def _writes_less(self, entry: ScoredSetup, engine: Engine) -> bool:
+        """Whether the entry's checkpoints and results take no more room than the engine's."""
+        ours, theirs = self.space.disk(entry.setup.recipe), self.space.disk(engine[0])
+        return ours.checkpoint_bytes <= theirs.checkpoint_bytes and ours.export_bytes <= theirs.export_bytes
+
+    def _simplest(self, found: list[ScoredSetup]) -> list[ScoredSetup]:
+        """Without what is not noticeably better than a setup that fits: of equals the simplest engine stays."""
+        kept: list[ScoredSetup] = []
+        for entry in sorted(found, key=lambda entry: entry.simplicity):
+            tolerance = EQUAL_FRACTION if entry.setup.fits else NOTICEABLE_FRACTION
+            if not any(other.setup.fits and other.is_as_good_as(entry, tolerance) for other in kept):
+                kept = [other for other in kept if not (entry.setup.fits and entry.is_as_good_as(other))]
+                kept.append(entry)
+        return kept
+
+    def _scored(self, candidate: Candidate, setups: Iterable[Setup]) -> list[ScoredSetup]:
+        """The setups that one of the candidate's machines has enough host memory for."""
+        scored: list[ScoredSetup] = []
+        for setup in setups:
+            host_bytes = self.space.host_bytes(setup, candidate.cluster)
+            machine = self._machine(candidate, host_bytes)
+            if machine is None:
+                known = self._host_short.setdefault(id(candidate), host_bytes)
+                self._host_short[id(candidate)] = min(known, host_bytes)
+            else:
+                scored.append(self._score(candidate, *machine, setup))
+        return scored
+
+    def _machine(self, candidate: Candidate, num_bytes: int) -> tuple[Cluster, Offer | None] | None:
+        """The cheapest with ``num_bytes`` of host memory; each is one object."""
+        found = candidate.with_host_bytes(num_bytes)
+        if found is None:
+            return None
+        cluster, offer = found
+        if offer is None or offer is candidate.offers[0]:
+            return candidate.cluster, offer
+        return self._machines.setdefault((id(candidate), id(offer)), cluster), offer
+
+    def _score(self, candidate: Candidate, cluster: Cluster, offer: Offer | None, setup: Setup) -> ScoredSetup:
+        seconds = self.space.run_seconds(setup, cluster)
+        hours, usd = self._hours_and_usd(seconds, cluster, offer, setup)
+        is_measured = setup.fits and self.objective is not Objective.VRAM
+        return ScoredSetup(candidate, cluster, offer, setup, hours, usd, is_measured=is_measured)
+
+    def _hours_and_usd(
+        self, seconds: float | None, cluster: Cluster, offer: Offer | None, setup: Setup
+    ) -> tuple[float | None, float | None]:
+        hours = None if seconds is None else seconds / SECONDS_PER_HOUR
+        cost = cost_of_run(hours, offer, cluster, self.space.disk(setup.recipe), self.assumed)
+        return hours, None if cost is None else cost.usd
+
+    def _with_smaller_batch(self, entry: ScoredSetup) -> ScoredSetup | None:
+        """The same with the next smaller micro batch, where there is one within the limits."""
+        setup = self.space.smaller(entry.setup, entry.cluster)
+        if setup is None:
+            return None
+        scored = self._score(entry.candidate, entry.cluster, entry.offer, setup)
+        if not self._is_within_limits(scored):
+            return None
+        self._within.append(scored)
+        return scored
+
+    def _only_within_limits(self, entries: Iterable[ScoredSetup]) -> list[ScoredSetup]:
+        return [entry for entry in entries if self._is_within_limits(entry)]
+
+    def _is_within_limits(self, entry: ScoredSetup | UnexploredMethod) -> bool:
+        limits = self.limits
+        if limits.max_usd is not None and (entry.usd is None or entry.usd > limits.max_usd):
+            return False
+        return limits.max_hours is None or (entry.hours is not None and entry.hours <= limits.max_hours)
+
+    def best_plans(self) -> list[RankedPlan]:
+        """The first plans that fit when computed exactly: one per candidate and method, every method once.
+
+        What fits by no bound is computed when it would come next. Tensors that fit may still be more than the native
+        allocator can place; a smaller micro batch comes next then.
+        """
+        places = count()
+        ordered: list[tuple[Any, int, ScoredSetup | UnexploredMethod]] = []
+
+        def push(entry: ScoredSetup | UnexploredMethod) -> None:
+            heapq.heappush(ordered, (entry.key(self.objective), next(places), entry))
+
+        for entry in self._open:
+            push(entry)
+        wanted = {entry.method for *_, entry in ordered}
+        seen: set[tuple[int, Method]] = set()
+        plans: list[RankedPlan] = []
+        while ordered and (len(plans) < MAX_PLANS or wanted):
+            *_, entry = heapq.heappop(ordered)
+            place = (id(entry.candidate), entry.method)
+            if place in seen or (len(plans) >= MAX_PLANS and entry.method not in wanted):
+                continue
+            if isinstance(entry, UnexploredMethod):
+                for one in self._explored(entry):
+                    push(one)
+                continue
+            if not entry.is_measured:
+                self._measure(entry)
+                if not entry.has_failed:
+                    push(entry)
+                continue
+            plan = self._exact_plan(entry)
+            if plan is None:
+                smaller = self._with_smaller_batch(entry)
+                if smaller is not None:
+                    push(smaller)
+                continue
+            seen.add(place)
+            wanted.discard(entry.method)
+            plans.append(plan)
+        return sorted(plans, key=self._plan_key)
+
+    def _measure(self, entry: ScoredSetup) -> None:
+        """Look at the timeline of what does not fit by its bound, or whose memory is what counts."""
+        needed = self.space.needed_bytes(entry.setup, entry.cluster)
+        entry.setup = replace(entry.setup, most_bytes=needed, least_bytes=needed, fits=True)
+        entry.is_measured = True
+        if needed > budget_bytes(entry.cluster):
+            entry.has_failed = True
+
+    def _exact_plan(self, entry: ScoredSetup) -> RankedPlan | None:
+        """The entry computed exactly, once; None where it does not fit then."""
+        if entry.plan is None:
+            estimate = self.space.estimate(entry.setup, entry.cluster)
+            plan = RankedPlan(estimate=estimate, offer=entry.offer, assumed=self.assumed)
+            if plan.estimate.verdict is not Verdict.FITS:
+                entry.has_failed = True
+                self._unplaced.add(id(entry.candidate))
+                return None
+            entry.plan, entry.hours, entry.usd = plan, plan.hours, plan.usd
+        return entry.plan
+
+    def _settled(self, entry: ScoredSetup) -> ScoredSetup | None:
+        """What takes the place of an entry on the front: its exact self, else the same with a smaller micro batch.
+
+        What is within its bound fits, unless torch's own segments leave gaps: only those need all of the estimate.
+        """
+        if entry.setup.recipe.expandable_segments:
+            self._time(entry)
+        elif self._exact_plan(entry) is None:
+            return self._with_smaller_batch(entry)
+        return entry if self._is_within_limits(entry) else None
+
+    def _time(self, entry: ScoredSetup) -> None:
+        seconds = self.space.exact_run_seconds(entry.setup, entry.cluster)
+        entry.hours, entry.usd = self._hours_and_usd(seconds, entry.cluster, entry.offer, entry.setup)
+        entry.is_timed = True
+
+    def front(self) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+        """The front of cost against time of all that fits, its members computed exactly, and all that it is of.
+
+        What fits by no bound is on it only if it was computed already.
+        """
+        while True:
+            fitting = [entry for entry in self._within if entry.setup.fits and not entry.has_failed]
+            members, left = settled(fitting, self._settled)
+            self._within = left
+            better = [entry for entry in self._open if entry.usd is not None and entry.may_be_better_than(members)]
+            if not better:
+                break
+            for entry in better:
+                self._explored(entry)
+        points = {id(entry): point for entry in left if (point := pareto_point(entry)) is not None}
+        return tuple(points[id(entry)] for entry in members), tuple(points.values())
+
+    def _plan_key(self, plan: RankedPlan) -> tuple[Any, ...]:
+        num_gpus, num_bytes = plan.estimate.cluster.num_gpus, plan.estimate.device.device_bytes
+        return rank_key(self.objective, plan.hours, plan.usd, num_gpus, num_bytes)
+
+    def rejections(self) -> Iterator[Rejection]:
+        """The candidates for which no setup is left."""
+        left = {id(entry.candidate) for entry in self._within if entry.setup.fits and not entry.has_failed}
+        left |= {id(entry.candidate) for entry in self._open}  # that they may be possible is all that is known
+        for candidate in self._candidates:
+            if id(candidate) not in left:
+                reason, change = self._reason(candidate)
+                yield Rejection(cluster=candidate.cluster, reason=reason, smallest_change=change)
+
+    def _reason(self, candidate: Candidate) -> tuple[str, str | None]:
+        """Why there is no plan: too little memory on the GPUs or the host, or a limit; and what would help."""
+        key = id(candidate)
+        if key in self._over_limits:
+            return over_limits_text(self._over_limits[key]), None
+        if key in self._unplaced:
+            return "its tensors fit, but the allocator cannot place them; --expandable-segments lets it", None
+        if key in self._host_short:
+            return self._host_reason(candidate, self._host_short[key]), None
+        return self.space.refusal(candidate.cluster)
+
+    def _host_reason(self, candidate: Candidate, needed: int) -> str:
+        return f"the host needs {gib_text(needed)} and {candidate.host_text}"
