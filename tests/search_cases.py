@@ -60,6 +60,7 @@ def search(
     objective: Objective = Objective.COST,
     fixed: dict[str, Any] | None = None,
     limits: Any = None,
+    compares_all: bool = False,
     **sample: Any,
 ) -> Recommendation:
     return recommend(
@@ -70,6 +71,7 @@ def search(
             objective=objective,
             limits=limits or Limits(),
             today=TODAY,
+            compares_all=compares_all,
         )
     )
 
@@ -87,5 +89,5 @@ def all_estimates(
     recipes = (recipe for method in methods or where.choices.methods for recipe in where.recipes(on, method))
     for recipe, (micro_batch, grad_accum) in islice(product(recipes, sizes), None, None, every):
         sized = recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
-        estimator, _ = where._estimator(sized)
+        estimator, _ = where.models.estimator(sized)
         yield estimator.estimate(sized, on)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planned import shortened
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.estimate import Estimator
-from vlmplan.memory.bounds import MicroBatchProfile, between, micro_batch_profile, peak_bound
+from vlmplan.memory.bounds import MicroBatchProfile, between, gathered_bounds, micro_batch_profile, peak_bound
 from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import memory_timeline, model_states
 from vlmplan.recipe import LossKind, Method, Offload, Precision, Recipe, ZeroSettings
@@ -96,6 +96,23 @@ def sharded_recipes(draw: st.DrawFn) -> Recipe:
 @given(alias=st.sampled_from(list(LAYERS)), recipe=sharded_recipes(), num_ranks=st.sampled_from([1, 2, 8]))
 def test_bound_under_zero_is_never_below_the_timeline(alias: str, recipe: Recipe, num_ranks: int):
     assert bound(alias, recipe, num_ranks) >= timeline_peak(alias, recipe, num_ranks)
+
+
+@settings(max_examples=100)
+@given(
+    alias=st.sampled_from(list(LAYERS)),
+    recipe=sharded_recipes().filter(lambda recipe: recipe.zero_stage == 3),
+    num_ranks=st.sampled_from([1, 2, 8]),
+)
+def test_timeline_of_stage_3_lies_between_what_each_section_takes_with_the_fewest_and_the_most_gathered_weights(
+    alias: str, recipe: Recipe, num_ranks: int
+):
+    found = estimator_of(alias, recipe)
+    trace, states = found.trace(recipe, CAPABILITY), model_states(found.table, recipe, num_ranks, 0)
+    most, least = gathered_bounds(found.table, recipe, states, trace, num_ranks=num_ranks)
+    timeline = memory_timeline(found.table, trace, recipe, num_ranks=num_ranks)
+    forward_and_backward = max(phase.peak.total for phase in timeline.phases if phase.name in ("forward", "backward"))
+    assert least <= forward_and_backward <= most
 
 
 @settings(max_examples=40)

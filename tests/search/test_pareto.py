@@ -149,7 +149,7 @@ def test_front_of_a_search_is_exact_and_fits(objective: Objective):
     where = space(**SAMPLE)
     assert found.pareto
     for point in found.pareto:
-        estimate = where._estimator(point.recipe)[0].estimate(point.recipe, point.cluster)
+        estimate = where.models.estimator(point.recipe)[0].estimate(point.recipe, point.cluster)
         assert point.is_exact
         assert estimate.verdict is Verdict.FITS
         assert point.hours == pytest.approx(estimate.run_seconds / 3600)
@@ -162,6 +162,17 @@ def test_front_is_that_of_everything_scored_and_no_plan_beats_it(objective: Obje
     assert list(found.pareto) == front_of(found.scored)
     plans = [(plan.hours, plan.usd) for plan in found.plans]
     assert not [one for one in found.pareto if any(beats(plan, (one.hours, one.usd)) for plan in plans)]
+
+
+@pytest.mark.parametrize("objective", Objective)
+def test_plans_and_front_are_those_of_a_search_that_looks_at_everything(objective: Objective):
+    found = search(machines(), objective=objective, **SAMPLE)
+    everything = search(machines(), objective=objective, compares_all=True, **SAMPLE)
+    assert found.pareto == everything.pareto
+    assert [(plan.estimate.recipe, plan.usd) for plan in found.plans] == [
+        (plan.estimate.recipe, plan.usd) for plan in everything.plans
+    ]
+    assert len(everything.scored) > len(found.scored)
 
 
 def test_front_has_more_than_the_plans_and_both_winners():
@@ -192,7 +203,7 @@ def test_what_the_allocator_cannot_place_is_on_no_front():
     failing = {
         recipe
         for recipe in fitting
-        if bare._estimator(recipe)[0].estimate(recipe, cluster(gpu)).verdict is not Verdict.FITS
+        if bare.models.estimator(recipe)[0].estimate(recipe, cluster(gpu)).verdict is not Verdict.FITS
     }
     found = search([rented(gpu, offer(gpu, 1.0))], fixed=fixed, **SAMPLE)
     assert failing

@@ -136,8 +136,9 @@ def test_exact_peak_is_between_the_floor_and_the_bound(where: SetupSpace, num_gp
     assert found
     for estimate in found:
         recipe = estimate.recipe
-        bounds = where.bounds(recipe, on, (recipe.micro_batch, recipe.grad_accum))
-        assert bounds.least + workspaces <= estimate.peak_allocated_bytes <= bounds.most + workspaces
+        for bounds in (where.models.bounds, where.models.close_bounds):
+            least, most = bounds(recipe, on, (recipe.micro_batch, recipe.grad_accum))
+            assert least + workspaces <= estimate.peak_allocated_bytes <= most + workspaces
 
 
 @pytest.mark.parametrize(
@@ -164,16 +165,42 @@ def test_no_setup_is_faster_than_the_floor_of_its_recipe(num_gpus: int):
                 assert seconds >= way.least_seconds * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("gpu_id", ["rtx-4090", "v100-sxm2-16gb"])
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_no_way_is_faster_than_what_is_said_of_its_method_before_the_ways_are_known(num_gpus: int, gpu_id: str):
+    on = cluster(card(gpu_id), num_gpus)
+    for where in (SMALL, WITH_IMAGES):
+        for method in Method:
+            least = where.least_seconds(on, method)
+            assert least is not None
+            assert least > 0
+            assert all(least <= way.least_seconds for way in where.ways(on, method))
+
+
+def test_no_run_of_a_method_writes_less_of_any_kind_than_the_least():
+    # plain PyTorch has no master weights in its checkpoints, and exports what it trains in float32
+    on = cluster(card("rtx-4090"))
+    least = SMALL.least_disk(on, FULL)
+    spaces = [SMALL.models.disk(recipe) for recipe in SMALL.recipes(on, FULL)]
+    assert least.checkpoint_bytes == min(space.checkpoint_bytes for space in spaces)
+    assert least.export_bytes == min(space.export_bytes for space in spaces)
+    assert not [
+        space
+        for space in spaces
+        if space.checkpoint_bytes == least.checkpoint_bytes and space.export_bytes == least.export_bytes
+    ]
+
+
 @pytest.mark.parametrize("num_gpus", [1, 2])
 def test_host_memory_that_is_asked_for_is_that_of_the_estimate(num_gpus: int):
     on = cluster(card("rtx-4090"), num_gpus)
     for estimate in exact(SMALL, num_gpus, Method.FULL, 1):
-        assert SMALL.host_bytes(setup_of(estimate), on) == estimate.host.peak_bytes
+        assert SMALL.models.host_bytes(estimate.recipe, on) == estimate.host.peak_bytes
 
 
 def test_a_chunk_of_logits_is_looked_at_before_and_after_it_is_full():
     recipe = Recipe(method=Method.LORA)
-    estimator, _ = CHUNK_FILLS_LATE._estimator(recipe)
+    estimator, _ = CHUNK_FILLS_LATE.models.estimator(recipe)
     switches = CHUNK_FILLS_LATE.choices.switches
     ends = switches[0], switches[-1]
     # 2^26 logits of 32,064 words: 2,048 tokens, of which 700 fit twice and not three times
@@ -194,7 +221,9 @@ def test_solved_micro_batch_is_the_largest_that_a_scan_finds(memory_gib: float, 
     sizes = SMALL.batch_sizes(num_gpus)
     for method in Method:
         for recipe in SMALL.recipes(on, method):
-            fitting = [at for at, size in enumerate(sizes) if SMALL.bounds(recipe, on, size).most <= budget_bytes(on)]
+            fitting = [
+                at for at, size in enumerate(sizes) if SMALL.models.bounds(recipe, on, size).most <= budget_bytes(on)
+            ]
             assert SMALL._largest_fitting(recipe, on, sizes) == max(fitting, default=-1)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,8 @@ def recommend(
     refuse_files(pictures, force=force)
     if refreshes:
         refresh_prices(today())
-    found = requested_recommendation(given, catalog_files, today())
+    plots = html is not None or svg is not None or (shows_pareto and not as_json)
+    found = requested_recommendation(given, catalog_files, today(), compares_all=plots)
     rehearsal = None
     if rehearses:
         from vlmplan.cli.confirm import confirmed
@@ -192,14 +194,17 @@ def _write_pictures(found: "Recommendation", pictures: dict[str, Path | None], *
     return written
 
 
-def requested_recommendation(given: dict[str, Any], catalog_files: tuple[Path, ...], on: date) -> "Recommendation":
-    """The search that the options ask for."""
+def requested_recommendation(
+    given: dict[str, Any], catalog_files: tuple[Path, ...], on: date, *, compares_all: bool = False
+) -> "Recommendation":
+    """The search that the options ask for; ``compares_all`` is of ``Sought``."""
     from vlmplan.catalog import load_catalog
     from vlmplan.models import find_model
     from vlmplan.search import recommend as searched
     from vlmplan.search.options import sought
 
-    return searched(sought(given, load_catalog(catalog_files), find_model(given["model"]), on))
+    asked = sought(given, load_catalog(catalog_files), find_model(given["model"]), on)
+    return searched(replace(asked, compares_all=compares_all))
 
 
 def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from vlmplan.architecture.tensor import Parameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Trace
 from vlmplan.communication.collectives import Collective
-from vlmplan.memory.gather_counts import weight_gathers
-from vlmplan.memory.gathering import ADAPTER_WRAPPERS, WRAPPERS
+from vlmplan.memory.gather_walk import gather_walk
+from vlmplan.memory.gathering import num_wrappers
 from vlmplan.memory.parameters import ParameterTable, partition_size
 from vlmplan.memory.timeline import STAGE0_CHUNK_ELEMENTS, chunk_elements
 from vlmplan.recipe import Recipe
@@ -92,9 +92,8 @@ def _gathers(recipe: Recipe, num_ranks: int, trace: Trace) -> Iterable[Messages]
     first of the run; after that the group that has a copy is, in messages apart where both are wanted.
     """
     often, hpz = recipe.grad_accum, recipe.hpz
-    wrappers = WRAPPERS + (ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
-    both = weight_gathers(trace, recipe.zero, num_wrappers=wrappers)
-    for when, sent in zip((When.FORWARD, When.BACKWARD), both, strict=True):
+    walk = gather_walk(trace, recipe.zero, num_wrappers=num_wrappers(recipe))
+    for when, sent in ((When.FORWARD, walk.forward.sent), (When.BACKWARD, walk.backward.sent)):
         trained, frozen = _padded_total(sent.trained, num_ranks), _padded_total(sent.frozen, num_ranks)
         if hpz == 1:
             yield Messages(Collective.ALL_GATHER, when, often * sent.num_gathers, often * (trained + frozen))

@@ -1,17 +1,21 @@
 """Bounds of the memory timeline in closed form, for searching many clusters.
 
 ``MicroBatchProfile`` keeps from one trace the few numbers that do not depend on ranks or sizes; ``peak_bound`` adds
-what an engine can hold at most, ``peak_floor`` what it holds at least. What fits by the first fits, what does not by
-the second does not, and what lies between is for the timeline to say. Tests hold it between them.
+what an engine can hold at most, ``peak_floor`` what it holds at least. ``gathered_bounds`` are closer ones for stage 3.
+What fits by the first fits, what does not by the second does not, and what lies between is for the timeline to say.
+Tests hold it between them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Span, Trace
 from vlmplan.memory.engines import NORM_BYTES, ModelStates
+from vlmplan.memory.gather_walk import LiveBytes, gather_walk
+from vlmplan.memory.gathering import num_wrappers
 from vlmplan.memory.parameters import ParameterTable
-from vlmplan.memory.timeline import STAGE0_CHUNK_ELEMENTS, cached_casts
+from vlmplan.memory.timeline import STAGE0_CHUNK_ELEMENTS, cached_casts, gathers_weights
 from vlmplan.recipe import Offload, Recipe
 
 
@@ -149,21 +153,25 @@ def peak_bound(
     num_ranks: int,
     owned_bytes: int,
     accumulates: bool,
+    micro_batch_bytes: int | None = None,
 ) -> int:
     """At least the highest moment of the timeline.
 
-    ``owned_bytes``: gradients that reach into the rank's partition; ``accumulates``: a step has several micro batches.
+    ``owned_bytes``: gradients that reach into the rank's partition; ``accumulates``: a step has several micro batches;
+    ``micro_batch_bytes``: a closer bound of forward and backward, where there is one.
     """
     copies = states.copies.total
-    if recipe.zero_stage is None or recipe.zero_stage == 0:
-        forward, backward = _whole_bounds(table, recipe, profile, accumulates=accumulates)
-    elif recipe.zero_stage == 3:
-        forward, backward = _sharded_bounds(table, recipe, profile, num_ranks)
-    else:
-        owned = 0 if recipe.offload_optimizer is not Offload.NONE else owned_bytes
-        forward, backward = _bucketed_bounds(table, recipe, profile, owned, accumulates=accumulates)
+    if micro_batch_bytes is None:
+        if recipe.zero_stage is None or recipe.zero_stage == 0:
+            forward, backward = _whole_bounds(table, recipe, profile, accumulates=accumulates)
+        elif recipe.zero_stage == 3:
+            forward, backward = _sharded_bounds(table, recipe, profile, num_ranks)
+        else:
+            owned = 0 if recipe.offload_optimizer is not Offload.NONE else owned_bytes
+            forward, backward = _bucketed_bounds(table, recipe, profile, owned, accumulates=accumulates)
+        micro_batch_bytes = states.resident.total + copies + max(forward, backward)
     return max(
-        states.resident.total + copies + max(forward, backward),
+        micro_batch_bytes,
         states.step_peak.total + copies,
         states.init_peak.total + copies,
         _loading_bound(table, recipe, states),
@@ -182,6 +190,59 @@ def peak_floor(states: ModelStates, profile: MicroBatchProfile, workspace_bytes:
         states.step_peak.total,
         states.init_peak.total - workspace_bytes,
     )
+
+
+def gathered_bounds(
+    table: ParameterTable, recipe: Recipe, states: ModelStates, trace: Trace, *, num_ranks: int
+) -> tuple[int, int]:
+    """(at most, at least) the highest moment of forward and backward under stage 3.
+
+    As ``peak_floor`` and ``peak_bound``, but each run of a section with the weights that are whole while it runs, and
+    not with the most that ever are.
+    """
+    walk = None
+    if gathers_weights(recipe, num_ranks):
+        walk = gather_walk(trace, recipe.zero, num_wrappers=num_wrappers(recipe), is_alone=num_ranks == 1)
+    rises = {key: _rise(section.forward) for key, section in trace.sections.items()}
+    falls = {key: _rise(section.backward) for key, section in trace.sections.items()}
+    forward = [rises[run.key] for run in trace.schedule]
+    backward = [falls[run.key] for run in reversed(trace.schedule)]
+    live, forward_least, forward_most = _with_gathered(0, forward, None if walk is None else walk.forward.live)
+    _, backward_least, backward_most = _with_gathered(live, backward, None if walk is None else walk.backward.live)
+    padding = 0 if walk is None else walk.num_weights * num_ranks
+    arriving = _arriving_shard_bytes(table, recipe, num_ranks)
+    held = states.resident.total + states.copies.total
+    most = held + max(forward_most, backward_most + _reduced_bytes(table, recipe)) + padding + arriving
+    return most, held + max(forward_least, backward_least)
+
+
+def _with_gathered(
+    live: int, rises: Sequence[tuple[int, int, int, int]], gathered: Sequence[LiveBytes] | None
+) -> tuple[int, int, int]:
+    """(live bytes after all ``rises`` of sections, at least and at most the highest moment with the weights that are
+    there meanwhile)."""
+    least = most = 0
+    for (peak, _, change, _), weights in zip(rises, gathered or repeat(LiveBytes(0, 0), len(rises)), strict=True):
+        least, most = max(least, live + peak + weights.least), max(most, live + peak + weights.most)
+        live += change
+    return live, least, most
+
+
+def _reduced_bytes(table: ParameterTable, recipe: Recipe) -> int:
+    """Under stage 3 what gradients take beside the bucket on their way through it: one of them, the bucket's copy, and
+    the shard that comes back for its norm where the host has it."""
+    p = table.trained_dtype.num_bytes
+    largest = table.largest_trained * p
+    shard = table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
+    return max(recipe.zero.reduce_bucket_size * p, largest) + largest + shard * (p + NORM_BYTES)
+
+
+def _arriving_shard_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """The most that a rank's shards take on their way from the host to a collective."""
+    if recipe.offload_params is Offload.NONE or num_ranks == 1:
+        return 0
+    width = max(2, table.trained_dtype.num_bytes)
+    return (recipe.zero.stage3_prefetch_bucket_size * width + table.largest_module_bytes) // num_ranks
 
 
 def _whole_bounds(
@@ -207,14 +268,9 @@ def _sharded_bounds(
     one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
     gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
     again = profile.recomputed_bytes + largest  # and the trained weight that is used meanwhile
-    more = profile.held_bytes
-    if recipe.offload_params is not Offload.NONE and num_ranks > 1:
-        # this rank's shards on their way from the host
-        more += (zero.stage3_prefetch_bucket_size * width + table.largest_module_bytes) // num_ranks
-    shard = table.largest_trained if recipe.offload_optimizer is not Offload.NONE else 0
+    more = profile.held_bytes + _arriving_shard_bytes(table, recipe, num_ranks)
     weights = (gathered + profile.recomputed_bytes if live else max(gathered, again)) + more
-    copied = max(zero.reduce_bucket_size * p, largest)
-    backward = profile.dropped_peak + weights + copied + largest + shard * (p + NORM_BYTES)
+    backward = profile.dropped_peak + weights + _reduced_bytes(table, recipe)
     return profile.forward_peak + gathered + more, backward
 
 

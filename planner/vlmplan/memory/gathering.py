@@ -14,11 +14,16 @@ from typing import Any
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.memory.blocks import UNWATCHED, Stream, Watcher
-from vlmplan.recipe import ZeroSettings
+from vlmplan.recipe import Recipe, ZeroSettings
 
-WRAPPERS, ADAPTER_WRAPPERS = 3, 2
+_WRAPPERS, _ADAPTER_WRAPPERS = 3, 2
 """Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
 without; peft's two around the model. Each prefetches before it runs, forward and backward."""
+
+
+def num_wrappers(recipe: Recipe) -> int:
+    """Modules without weights of their own around the first that has some."""
+    return _WRAPPERS + (_ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
 
 
 @dataclass(slots=True)
@@ -98,12 +103,12 @@ class GatheredWeights:
         trace: Trace,
         zero: ZeroSettings,
         num_ranks: int,
-        num_wrappers: int = WRAPPERS,
+        num_wrappers: int = _WRAPPERS,
         offloads: bool = False,
         watcher: Watcher = UNWATCHED,
     ) -> None:
-        """``num_wrappers``: modules without weights of their own around the first that has some. ``offloads``: this
-        rank's shards are on the host, and come to the GPU before they are sent."""
+        """``num_wrappers``: what the function of that name says of the recipe. ``offloads``: this rank's shards are on
+        the host, and come to the GPU before they are sent."""
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
         self._watcher = watcher
         self._peak = 0
@@ -141,6 +146,11 @@ class GatheredWeights:
             num_bytes = parameter.numel * parameter.dtype.num_bytes
             self._weights[key] = _Weight(parameter.numel, num_bytes, parameter.requires_grad)
         return self._weights[key]
+
+    @property
+    def num_weights(self) -> int:
+        """Weights that come and go, over all layers."""
+        return len(self._weights)
 
     # -- events --------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from vlmplan.memory.engines import (
     stage3_states,
     stage12_states,
 )
-from vlmplan.memory.gathering import ADAPTER_WRAPPERS, WRAPPERS, GatheredWeights
+from vlmplan.memory.gathering import GatheredWeights, num_wrappers
 from vlmplan.memory.parameters import ParameterTable, fullest_rank, owned_elements, partition_of
 from vlmplan.memory.replay import GradientStore, KeptGradients, Moments
 from vlmplan.recipe import Method, Offload, Recipe
@@ -170,7 +170,6 @@ def gathered_weights(
     """
     if not gathers_weights(recipe, num_ranks):
         return None
-    num_wrappers = WRAPPERS + (ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
     zero = recipe.zero
     if is_first:
         zero = replace(zero, stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
@@ -178,7 +177,7 @@ def gathered_weights(
         trace=trace,
         zero=zero,
         num_ranks=num_ranks,
-        num_wrappers=num_wrappers,
+        num_wrappers=num_wrappers(recipe),
         offloads=recipe.offload_params is not Offload.NONE,
         watcher=watcher,
     )

@@ -41,7 +41,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sought:
-    """A search: ``fixed`` are recipe fields that the user decided, ``assumed`` what prices need and no list says."""
+    """A search: ``fixed`` are recipe fields that the user decided, ``assumed`` what prices need and no list says.
+
+    ``compares_all``: look at every machine and method, for a plot of them all; plans and front are the same without.
+    """
 
     workload: Workload
     candidates: Sequence[Candidate]
@@ -51,6 +54,7 @@ class Sought:
     assumed: CostAssumptions = field(default_factory=CostAssumptions)
     today: date
     notes: tuple[str, ...] = ()
+    compares_all: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

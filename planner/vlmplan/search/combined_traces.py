@@ -2,7 +2,8 @@
 
 A micro batch has three switches: whether the language model's layers run again in backward, whether all other layers
 do, and whether the loss sees all logits at once. Each stretch of a trace depends on one of them: the layers on their
-own switch, the final norm and the head on the loss, what lies in between on neither. So two traces, one with every
+own switch, the final norm, the head and an embedding that shares the head's weight on the loss, what lies in between on
+neither. So two traces, one with every
 switch at one end and one with every switch at the other, hold all eight. Operations are exactly those of a trace of
 its own. Memory may differ by a tensor that one stretch frees and another makes: such a difference shows as bytes that
 are not freed by the end, and ``CombinedTrace.unmatched_bytes`` says how many.
@@ -14,6 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from vlmplan.architecture.model import Model, Part
+from vlmplan.architecture.tensor import Parameter
 from vlmplan.architecture.trace import Event, GradientReady, Hold, Run, Section, Span, Trace
 from vlmplan.recipe import LossKind, Recipe
 
@@ -56,16 +58,20 @@ def language_labels(model: Model) -> tuple[str, ...]:
     return tuple(stack.label for part, stack in model.stacks() if part is Part.LANGUAGE)
 
 
+def tied_weight(model: Model) -> Parameter | None:
+    """The weight that head and input embedding share. Its gradient is their sum, made in the embedding's backward."""
+    return model.head.weight if model.ties_weights else None
+
+
 class TracePair:
     """One micro batch, traced with its switches at either end.
 
-    ``labels`` are those of the language model's layers; ``traced`` records a trace with any switches.
+    ``traced`` records a trace of ``model`` with any switches.
     """
 
-    def __init__(
-        self, labels: tuple[str, ...], ends: tuple[Switches, Switches], traced: Callable[[Switches], Trace]
-    ) -> None:
-        self._labels, self._ends, self._traced = labels, ends, traced
+    def __init__(self, model: Model, ends: tuple[Switches, Switches], traced: Callable[[Switches], Trace]) -> None:
+        self._labels, self._tied = language_labels(model), tied_weight(model)
+        self._ends, self._traced = ends, traced
         self._combined: dict[Switches, CombinedTrace] = {}
 
     @cached_property
@@ -95,7 +101,7 @@ class TracePair:
             return CombinedTrace(self._traced(switches))
         before, layers, head = self._sources(switches)
         pieces = [
-            *((before, run) for run in before.before),
+            *((head if head.gives_gradient(run, self._tied) else before, run) for run in before.before),
             *((layers, run) for run in layers.layers),
             *_tail(layers, head),
         ]
@@ -137,6 +143,14 @@ class _Parts:
             return None
         start, stop = places[0], places[-1] + 1
         return cls(trace, trace.schedule[:start], trace.schedule[start:stop], trace.schedule[stop:])
+
+    def gives_gradient(self, run: Run, weight: Parameter | None) -> bool:
+        """Whether the gradient of ``weight`` is whole in the backward of this run."""
+        section = self.trace.sections.get(run.key)
+        events = () if section is None else section.backward
+        return weight is not None and any(
+            isinstance(event, GradientReady) and event.parameter is weight for event in events
+        )
 
     @property
     def stretches(self) -> list[Run]:

@@ -29,8 +29,9 @@ class ScoredSetup:
     plan: RankedPlan | None = None
     is_timed: bool = False
     """Hours and price are those of the setup itself, though it has no plan."""
+    is_bounded_closely: bool = False
     is_measured: bool = False
-    """Bytes are those of its timeline."""
+    """It fits by its bound, or bytes are those of its timeline."""
     has_failed: bool = False
     """It does not fit when computed exactly."""
 
@@ -61,11 +62,14 @@ class ScoredSetup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnexploredMethod:
-    """A method on a candidate, with what none of its setups undercuts: time and money, or bytes of a GPU."""
+    """A method on a candidate, with what none of its setups undercuts: time and money, or bytes of a GPU.
+
+    ``ways`` are None until somebody asks whether it has any; its floors are those of all ways then, whatever fits.
+    """
 
     candidate: Candidate
     method: Method
-    ways: list[Way]
+    ways: list[Way] | None
     hours: float
     usd: float | None
     device_bytes: int = 0

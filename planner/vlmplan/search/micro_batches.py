@@ -12,7 +12,7 @@ from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import model_states
 from vlmplan.recipe import Recipe, chunk_tokens
-from vlmplan.search.combined_traces import Switches, TracePair, language_labels
+from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair
 from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, micro_batch_seconds
 
 Capability = tuple[int, int] | None
@@ -45,25 +45,25 @@ class TracedBatches:
         inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
-        self._labels, self._ends = language_labels(estimator.model), ends
+        self._ends = ends
         self._pairs: dict[int, TracePair] = {}
         self._seconds: dict[Any, MicroBatchSeconds | None] = {}
 
-    def pair(self, position: int) -> TracePair:
-        """The micro batch of ``sizes[position]`` samples."""
-        if position not in self._pairs:
-            recipe = self._recipe.with_changes(micro_batch=self.sizes[position])
+    def pair(self, size: int) -> TracePair:
+        """The micro batch of ``size`` samples."""
+        if size not in self._pairs:
+            recipe = self._recipe.with_changes(micro_batch=size)
 
             def traced(switches: Switches) -> Trace:
                 return self._estimator.trace(switches.apply(recipe), self._capability)
 
-            self._pairs[position] = TracePair(self._labels, self._ends, traced)
-        return self._pairs[position]
+            self._pairs[size] = TracePair(self._estimator.model, self._ends, traced)
+        return self._pairs[size]
 
-    def seconds(self, position: int, switches: Switches, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
-        """One micro batch of ``sizes[position]`` samples; None if the GPU's speed is not known."""
+    def seconds(self, size: int, switches: Switches, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
+        """One micro batch of ``size`` samples; None if the GPU's speed is not known."""
         total: MicroBatchSeconds | None = None
-        for part in self.pair(position).parts(switches):
+        for part in self.pair(size).parts(switches):
             key = (id(part), *_kind(gpu, recipe))
             if key not in self._seconds:
                 self._seconds[key] = micro_batch_seconds(part, gpu, recipe)
@@ -105,15 +105,19 @@ class MicroBatches:
     @property
     def trace(self) -> Trace:
         """One of the micro batches: they all use the same weights in the same order."""
-        return self._traced.pair(0).combined(self._switches).trace
+        return self.traced(self.sizes[0]).trace
+
+    def traced(self, micro_batch: int) -> CombinedTrace:
+        """The micro batch itself."""
+        return self._traced.pair(micro_batch).combined(self._switches)
 
     def profile(self, micro_batch: int) -> Peaks:
         """What a micro batch takes."""
         low, high, fraction = self._place(micro_batch)
-        below = self._profile(low)
+        below = self.exact_profile(low)
         if low == high:
             return below
-        above = self._profile(high)
+        above = self.exact_profile(high)
         profile = between(below.profile, above.profile, fraction)
         unmatched = max(below.above_bytes, above.above_bytes)
         fraction = SECANT_FRACTION_AT_TURNS if self._switches.checkpoints_language else SECANT_FRACTION
@@ -127,19 +131,21 @@ class MicroBatches:
             self._floors[micro_batch] = max(profile.forward_peak, profile.dropped_peak) - below_bytes
         return self._floors[micro_batch]
 
-    def _profile(self, position: int) -> Peaks:
-        if position not in self._profiles:
-            trace, unmatched_bytes = self._traced.pair(position).combined(self._switches)
-            self._profiles[position] = Peaks(micro_batch_profile(trace), unmatched_bytes, unmatched_bytes)
-        return self._profiles[position]
+    def exact_profile(self, micro_batch: int) -> Peaks:
+        """What a micro batch takes by a trace of its own."""
+        if micro_batch not in self._profiles:
+            trace, unmatched_bytes = self.traced(micro_batch)
+            self._profiles[micro_batch] = Peaks(micro_batch_profile(trace), unmatched_bytes, unmatched_bytes)
+        return self._profiles[micro_batch]
 
     def _place(self, micro_batch: int) -> tuple[int, int, float]:
-        """The sizes on either side, as positions, and the fraction of the way from the one to the other."""
+        """The traced sizes on either side, and the fraction of the way from the one to the other."""
         high = bisect_left(self.sizes, micro_batch)
-        if self.sizes[high] == micro_batch:
-            return high, high, 0.0
-        below, above = self.sizes[high - 1], self.sizes[high]
-        return high - 1, high, (micro_batch - below) / (above - below)
+        above = self.sizes[high]
+        if above == micro_batch:
+            return above, above, 0.0
+        below = self.sizes[high - 1]
+        return below, above, (micro_batch - below) / (above - below)
 
     def seconds(self, micro_batch: int, gpu: Gpu, recipe: Recipe) -> PhaseSeconds | None:
         """(forward, recompute, backward) of one micro batch; None if the GPU's speed is not known."""
@@ -150,10 +156,10 @@ class MicroBatches:
             self._phases[key] = None if start is None or end is None else start.towards(end, fraction)
         return self._phases[key]
 
-    def _seconds_of(self, position: int, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
-        key = (position, *_kind(gpu, recipe))
+    def _seconds_of(self, size: int, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
+        key = (size, *_kind(gpu, recipe))
         if key not in self._seconds:
-            self._seconds[key] = self._traced.seconds(position, self._switches, gpu, recipe)
+            self._seconds[key] = self._traced.seconds(size, self._switches, gpu, recipe)
         return self._seconds[key]
 
 

@@ -6,7 +6,7 @@ enough plans are found cannot be among them.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import count
@@ -35,9 +35,10 @@ from vlmplan.search.entries import (
     rank_key,
     shown_bytes,
 )
-from vlmplan.search.pareto import Point, settled
+from vlmplan.search.pareto import Point, front_of, settled
+from vlmplan.search.prepared_models import Prepared
 from vlmplan.search.prices import price_note
-from vlmplan.search.setups import Prepared, Setup, SetupSpace, Way
+from vlmplan.search.setups import Setup, SetupSpace, Way
 from vlmplan.units import gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 
@@ -83,6 +84,7 @@ class Search:
 
     def __init__(self, sought: Sought, prepared: Prepared | None) -> None:
         self.objective, self.limits, self.assumed = sought.objective, sought.limits, sought.assumed
+        self._compares_all = sought.compares_all
         global_batch = sought.workload.global_batch or DEFAULT_GLOBAL_BATCH
         self.space = SetupSpace(sought.workload, sought.fixed, global_batch, prepared=prepared)
         self._candidates = sought.candidates
@@ -97,24 +99,47 @@ class Search:
     def consider(self, candidate: Candidate) -> None:
         """Note what the methods could reach on the candidate."""
         for method in self.space.choices.methods:
-            ways = self.space.ways(candidate.cluster, method)
-            if ways:
-                unexplored = self._unexplored(candidate, ways)
-                if self._is_within_limits(unexplored):
-                    self._open.append(unexplored)
-                else:
-                    self._over_limits.setdefault(id(candidate), []).append(unexplored)
+            seconds = self.space.least_seconds(candidate.cluster, method)
+            if seconds is None:
+                continue
+            entry = self._unexplored(candidate, method, seconds)
+            self._open.append(entry)
+            if self.objective is Objective.VRAM or not self._is_within_limits(entry):
+                self._with_ways(entry)
 
-    def _unexplored(self, candidate: Candidate, ways: list[Way]) -> UnexploredMethod:
-        cluster, method = candidate.cluster, ways[0].recipe.method
-        hours = ways[0].least_seconds / SECONDS_PER_HOUR
+    def _with_ways(self, entry: UnexploredMethod) -> UnexploredMethod | None:
+        """The entry with its ways; None where it has none, or none within the limits."""
+        self._open.remove(entry)
+        candidate = entry.candidate
+        ways = self.space.ways(candidate.cluster, entry.method)
+        if not ways:
+            return None
+        known = self._unexplored(candidate, entry.method, ways[0].least_seconds, ways)
+        if not self._is_within_limits(known):
+            self._over_limits.setdefault(id(candidate), []).append(known)
+            return None
+        self._open.append(known)
+        return known
+
+    def _unexplored(
+        self, candidate: Candidate, method: Method, seconds: float, ways: list[Way] | None = None
+    ) -> UnexploredMethod:
+        cluster = candidate.cluster
+        hours = seconds / SECONDS_PER_HOUR
         offer = candidate.offers[0] if candidate.offers else None
         cost = cost_of_run(hours, offer, cluster, self.space.least_disk(cluster, method), self.assumed)
-        num_bytes = self.space.floor_bytes(cluster, method) if self.objective is Objective.VRAM else 0
+        num_bytes = self.space.floor_bytes(cluster, method) if ways and self.objective is Objective.VRAM else 0
         usd = None if cost is None else cost.usd
         return UnexploredMethod(candidate, method, ways, hours, usd, shown_bytes(num_bytes, cluster))
 
-    def _explored(self, entry: UnexploredMethod) -> list[ScoredSetup]:
+    def _next_of(self, entry: UnexploredMethod) -> Sequence[ScoredSetup | UnexploredMethod]:
+        """What is known of a method after one more look: its ways, then its setups."""
+        if entry.ways is not None:
+            return self._explored(entry, entry.ways)
+        known = self._with_ways(entry)
+        return [] if known is None else [known]
+
+    def _explored(self, entry: UnexploredMethod, ways: list[Way]) -> list[ScoredSetup]:
         """The setups of a method that fit one of the candidate's machines, or may.
 
         Where none does by its bound, those that take least memory are computed exactly: others are worth a look only if
@@ -126,7 +151,7 @@ class Search:
         if self.objective is Objective.VRAM:
             found = self._scored(candidate, self.space.smallest(cluster, method))
         else:
-            found = self._of_least_seconds(candidate, entry.ways)
+            found = self._of_least_seconds(candidate, ways)
             if not any(one.setup.fits for one in found):
                 lightest = self.space.fitting_lightest(cluster, method)
                 fitting = [] if lightest is None else self._scored(candidate, [lightest])
@@ -163,7 +188,7 @@ class Search:
 
     def _writes_less(self, entry: ScoredSetup, engine: Engine) -> bool:
         """Whether the entry's checkpoints and results take no more room than the engine's."""
-        ours, theirs = self.space.disk(entry.setup.recipe), self.space.disk(engine[0])
+        ours, theirs = self.space.models.disk(entry.setup.recipe), self.space.models.disk(engine[0])
         return ours.checkpoint_bytes <= theirs.checkpoint_bytes and ours.export_bytes <= theirs.export_bytes
 
     def _simplest(self, found: list[ScoredSetup]) -> list[ScoredSetup]:
@@ -180,7 +205,7 @@ class Search:
         """The setups that one of the candidate's machines has enough host memory for."""
         scored: list[ScoredSetup] = []
         for setup in setups:
-            host_bytes = self.space.host_bytes(setup, candidate.cluster)
+            host_bytes = self.space.models.host_bytes(setup.recipe, candidate.cluster)
             machine = self._machine(candidate, host_bytes)
             if machine is None:
                 known = self._host_short.setdefault(id(candidate), host_bytes)
@@ -209,7 +234,7 @@ class Search:
         self, seconds: float | None, cluster: Cluster, offer: Offer | None, setup: Setup
     ) -> tuple[float | None, float | None]:
         hours = None if seconds is None else seconds / SECONDS_PER_HOUR
-        cost = cost_of_run(hours, offer, cluster, self.space.disk(setup.recipe), self.assumed)
+        cost = cost_of_run(hours, offer, cluster, self.space.models.disk(setup.recipe), self.assumed)
         return hours, None if cost is None else cost.usd
 
     def _with_smaller_batch(self, entry: ScoredSetup) -> ScoredSetup | None:
@@ -255,7 +280,7 @@ class Search:
             if place in seen or (len(plans) >= MAX_PLANS and entry.method not in wanted):
                 continue
             if isinstance(entry, UnexploredMethod):
-                for one in self._explored(entry):
+                for one in self._next_of(entry):
                     push(one)
                 continue
             if not entry.is_measured:
@@ -275,12 +300,18 @@ class Search:
         return sorted(plans, key=self._plan_key)
 
     def _measure(self, entry: ScoredSetup) -> None:
-        """Look at the timeline of what does not fit by its bound, or whose memory is what counts."""
-        needed = self.space.needed_bytes(entry.setup, entry.cluster)
-        entry.setup = replace(entry.setup, most_bytes=needed, least_bytes=needed, fits=True)
-        entry.is_measured = True
-        if needed > budget_bytes(entry.cluster):
-            entry.has_failed = True
+        """Look closer at what does not fit by its bound, or whose memory is what counts: first by closer bounds, then
+        at its timeline."""
+        budget = budget_bytes(entry.cluster)
+        if not entry.is_bounded_closely:
+            entry.setup = self.space.closer(entry.setup, entry.cluster)
+            entry.is_bounded_closely = True
+            entry.is_measured = entry.setup.fits and self.objective is not Objective.VRAM
+        else:
+            needed = self.space.needed_bytes(entry.setup, entry.cluster)
+            entry.setup = replace(entry.setup, most_bytes=needed, least_bytes=needed, fits=True)
+            entry.is_measured = True
+        entry.has_failed = entry.setup.least_bytes > budget
 
     def _exact_plan(self, entry: ScoredSetup) -> RankedPlan | None:
         """The entry computed exactly, once; None where it does not fit then."""
@@ -306,7 +337,7 @@ class Search:
         return entry if self._is_within_limits(entry) else None
 
     def _time(self, entry: ScoredSetup) -> None:
-        seconds = self.space.exact_run_seconds(entry.setup, entry.cluster)
+        seconds = self.space.models.exact_seconds(entry.setup.recipe, entry.cluster)
         entry.hours, entry.usd = self._hours_and_usd(seconds, entry.cluster, entry.offer, entry.setup)
         entry.is_timed = True
 
@@ -315,17 +346,31 @@ class Search:
 
         What fits by no bound is on it only if it was computed already.
         """
+        while self._compares_all and self._open:
+            self._next_of(self._open[0])
         while True:
-            fitting = [entry for entry in self._within if entry.setup.fits and not entry.has_failed]
-            members, left = settled(fitting, self._settled)
+            self._explore_front()
+            members, left = settled(self._fitting(), self._settled)
             self._within = left
-            better = [entry for entry in self._open if entry.usd is not None and entry.may_be_better_than(members)]
-            if not better:
+            if self._next_on_front(members) is None:
                 break
-            for entry in better:
-                self._explored(entry)
         points = {id(entry): point for entry in left if (point := pareto_point(entry)) is not None}
         return tuple(points[id(entry)] for entry in members), tuple(points.values())
+
+    def _fitting(self) -> list[ScoredSetup]:
+        return [entry for entry in self._within if entry.setup.fits and not entry.has_failed]
+
+    def _explore_front(self) -> None:
+        """Look at what may be on the front, the cheapest first, until what is known beats all that is left."""
+        known = self._fitting()
+        while (entry := self._next_on_front(front_of(known))) is not None:
+            found = self._next_of(entry)
+            known += [one for one in found if isinstance(one, ScoredSetup) and one.setup.fits]
+
+    def _next_on_front(self, members: Sequence[ScoredSetup]) -> UnexploredMethod | None:
+        """The cheapest that none of ``members`` beats."""
+        better = [entry for entry in self._open if entry.usd is not None and entry.may_be_better_than(members)]
+        return min(better, key=lambda entry: entry.key(Objective.COST), default=None)
 
     def _plan_key(self, plan: RankedPlan) -> tuple[Any, ...]:
         num_gpus, num_bytes = plan.estimate.cluster.num_gpus, plan.estimate.device.device_bytes
@@ -334,7 +379,11 @@ class Search:
     def rejections(self) -> Iterator[Rejection]:
         """The candidates for which no setup is left."""
         left = {id(entry.candidate) for entry in self._within if entry.setup.fits and not entry.has_failed}
-        left |= {id(entry.candidate) for entry in self._open}  # that they may be possible is all that is known
+        for entry in self._open:  # that they may be possible is all that is known
+            if id(entry.candidate) not in left and (
+                entry.ways or self.space.has_ways(entry.candidate.cluster, entry.method)
+            ):
+                left.add(id(entry.candidate))
         for candidate in self._candidates:
             if id(candidate) not in left:
                 reason, change = self._reason(candidate)

@@ -9,7 +9,7 @@ from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.search import RankedPlan, Recommendation, Sought, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.options import sought
-from vlmplan.search.setups import Prepared
+from vlmplan.search.prepared_models import Prepared
 from vlmplan.workload import ModelFiles
 
 SHARED_FIELDS = ("method", "activation_checkpointing", "vision_activation_checkpointing")

@@ -1,0 +1,270 @@
+"""What a search knows of one prepared model after another: bytes, seconds and disk of recipes, each computed once.
+
+Bytes come as bounds and seconds by secants, both between a few micro batches that are traced; the timeline and the
+seconds of one micro batch are exact.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from vlmplan.communication import Messages, traffic
+from vlmplan.estimate import Estimator
+from vlmplan.hardware import Cluster
+from vlmplan.memory.bounds import gathered_bounds, peak_bound, peak_floor
+from vlmplan.memory.disk import DiskSpace
+from vlmplan.memory.engines import ModelStates
+from vlmplan.memory.overhead import workspace_bytes
+from vlmplan.memory.timeline import Timeline
+from vlmplan.recipe import LossKind, Recipe
+from vlmplan.search.combined_traces import Switches
+from vlmplan.search.micro_batches import Capability, MicroBatches, Peaks, States, TracedBatches
+from vlmplan.timing import BesidesComputing, PhaseSeconds, besides_computing, micro_batch_seconds
+from vlmplan.workload import Workload
+
+
+class Bounds(NamedTuple):
+    """Bytes that tensors take on one GPU."""
+
+    least: int
+    most: int
+
+
+BatchSize = tuple[int, int]
+"""(micro batch, accumulation)."""
+
+
+class _Machines(NamedTuple):
+    """What bounds depend on of a cluster."""
+
+    num_ranks: int
+    capability: Capability
+    workspace_bytes: int
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> "_Machines":
+        gpu = cluster.node.gpu
+        return cls(cluster.num_gpus, gpu.compute_capability, workspace_bytes(gpu))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Models as prepared and traced: what searches share that differ in hardware, method, engine or checkpointing.
+
+    They may differ in nothing else: neither in the workload, nor in what is fixed of adapters, loss and batch sizes.
+    """
+
+    estimators: dict[Any, tuple[Estimator, States]] = field(default_factory=dict[Any, tuple[Estimator, States]])
+    traced: dict[Any, TracedBatches] = field(default_factory=dict[Any, TracedBatches])
+    batches: dict[Any, MicroBatches] = field(default_factory=dict[Any, MicroBatches])
+
+
+class OfRecipes:
+    """What was made for a recipe, by the object: its fields are many to compare. The object is kept beside."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, Callable[..., Any], Any], tuple[Recipe, Any]] = {}
+
+    def get(self, recipe: Recipe, make: Callable[..., Any], *given: Any) -> Any:
+        """``make(recipe, *given)``, made once."""
+        key = (id(recipe), make, given)
+        if key not in self._made:
+            self._made[key] = recipe, make(recipe, *given)
+        return self._made[key][1]
+
+
+class PreparedModels:
+    """The models of a workload as methods, types and engines make them.
+
+    ``switches`` are all ways to compute a micro batch that are tried, and ``largest`` the largest micro batch; recipes
+    and clusters are kept, as what is known of them goes by the object.
+    """
+
+    def __init__(
+        self, workload: Workload, switches: Sequence[Switches], largest: int, prepared: Prepared | None = None
+    ) -> None:
+        self.workload = workload
+        self._switches, self._largest = switches, largest
+        prepared = prepared or Prepared()
+        self._estimators, self._traced, self._batches = prepared.estimators, prepared.traced, prepared.batches
+        self._of = OfRecipes()
+        self._timelines: dict[Any, tuple[Recipe, Timeline]] = {}
+        self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
+        self._disks: dict[Any, DiskSpace] = {}
+
+    def with_batch(self, recipe: Recipe, size: BatchSize) -> Recipe:
+        """The recipe with this batch, one object."""
+        return self._of.get(recipe, _with_batch, *size)
+
+    def estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
+        return self._of.get(recipe, self._new_estimator)
+
+    def _new_estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
+        key = (recipe.method, recipe.trained_dtype, recipe.autocast, recipe.precision)
+        if key not in self._estimators:
+            known = next((other.widest_head for other, _ in self._estimators.values()), None)
+            estimator = Estimator(self.workload, recipe, widest_head=known)
+            self._estimators[key] = (estimator, States(estimator))
+        return self._estimators[key]
+
+    def micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
+        """What micro batches of the recipe take at most."""
+        return self._of.get(recipe, self._new_micro_batches, capability)
+
+    def _new_micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
+        estimator, _ = self.estimator(recipe)
+        backend = estimator.backend(recipe, capability)
+        ends = self._switches[0], self._switches[-1]
+        key = (id(estimator), backend, ends, recipe.keeps_linear_inputs, recipe.zero_stage == 3)
+        if key not in self._traced:
+            self._traced[key] = TracedBatches(estimator, recipe, capability, self._largest, ends)
+        switches = Switches.of(recipe, has_others=self.workload.images_per_sample > 0)
+        if (key, switches) not in self._batches:
+            self._batches[key, switches] = MicroBatches(self._traced[key], switches)
+        return self._batches[key, switches]
+
+    def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
+        """What a GPU holds throughout the step."""
+        return self._of.get(recipe, self.estimator(recipe)[1].states, num_ranks)
+
+    # -- bytes ---------------------------------------------------------------------------------------------------
+
+    def bounds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> Bounds:
+        """What tensors take on a GPU of the cluster for the recipe with another micro batch."""
+        return self._of.get(recipe, self._new_bounds, _Machines.of(cluster), size[0], size[1] > 1)
+
+    def close_bounds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> Bounds:
+        """The same, closer: from a trace of that very micro batch."""
+        return self._of.get(recipe, self._new_close_bounds, _Machines.of(cluster), size[0], size[1] > 1)
+
+    def _new_bounds(self, recipe: Recipe, on: "_Machines", micro_batch: int, accumulates: bool) -> Bounds:
+        peaks = self.micro_batches(recipe, on.capability).profile(micro_batch)
+        return self._bounds(recipe, on, peaks, accumulates=accumulates)
+
+    def _new_close_bounds(self, recipe: Recipe, on: "_Machines", micro_batch: int, accumulates: bool) -> Bounds:
+        batches = self.micro_batches(recipe, on.capability)
+        peaks = batches.exact_profile(micro_batch)
+        if recipe.zero_stage != 3:
+            return self._bounds(recipe, on, peaks, accumulates=accumulates)
+        table, states = self.estimator(recipe)[0].table, self.states(recipe, on.num_ranks)
+        most, least = gathered_bounds(table, recipe, states, batches.traced(micro_batch).trace, num_ranks=on.num_ranks)
+        bounds = self._bounds(recipe, on, peaks, accumulates=accumulates, micro_batch_bytes=most)
+        return Bounds(least=max(bounds.least, least - peaks.below_bytes), most=bounds.most)
+
+    def _bounds(
+        self,
+        recipe: Recipe,
+        on: "_Machines",
+        peaks: Peaks,
+        *,
+        accumulates: bool,
+        micro_batch_bytes: int | None = None,
+    ) -> Bounds:
+        estimator, states = self.estimator(recipe)
+        own = self.states(recipe, on.num_ranks)
+        profile, above_bytes, below_bytes = peaks
+        most = peak_bound(
+            estimator.table,
+            recipe,
+            own,
+            profile,
+            num_ranks=on.num_ranks,
+            owned_bytes=states.owned_bytes(on.num_ranks) if recipe.zero_stage in (1, 2) else 0,
+            accumulates=accumulates,
+            micro_batch_bytes=micro_batch_bytes,
+        )
+        return Bounds(least=peak_floor(own, profile, on.workspace_bytes) - below_bytes, most=most + above_bytes)
+
+    def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
+        """That of the setup, on any cluster of as many GPUs that meet the same kernels."""
+        gpu = cluster.node.gpu
+        estimator, _ = self.estimator(recipe)
+        backend = estimator.backend(recipe, gpu.compute_capability)
+        key = (id(recipe), cluster.num_gpus, backend, gpu.vendor, workspace_bytes(gpu))
+        if key not in self._timelines:
+            self._timelines[key] = recipe, estimator.timeline(recipe, cluster)
+        return self._timelines[key][1]
+
+    def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
+        """Host memory that each node needs."""
+        _, states = self.estimator(recipe)
+        return states.host_bytes(recipe, cluster)
+
+    def disk(self, recipe: Recipe) -> DiskSpace:
+        """Disk space of the run, on any cluster."""
+        estimator, _ = self.estimator(recipe)
+        offload = (recipe.offload_optimizer, recipe.offload_params)
+        key = (id(estimator), recipe.zero_stage, recipe.optimizer, *offload)
+        if key not in self._disks:
+            self._disks[key] = estimator.disk(recipe)
+        return self._disks[key]
+
+    # -- seconds -------------------------------------------------------------------------------------------------
+
+    def exact_seconds(self, recipe: Recipe, cluster: Cluster) -> float | None:
+        """Seconds of the whole run by the recipe's own micro batch, as its estimate has them; None if a speed is not
+        known."""
+        gpu = cluster.node.gpu
+        size = (recipe.micro_batch, recipe.grad_accum)
+        trace = self.estimator(recipe)[0].trace(recipe, gpu.compute_capability)
+        micro_batch = micro_batch_seconds(trace, gpu, recipe)
+        besides = self.besides_computing(recipe, cluster, size)
+        if micro_batch is None or besides is None:
+            return None
+        return self.num_steps(cluster, size) * besides.step_seconds(micro_batch.phases)
+
+    def seconds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> float | None:
+        """Seconds of the whole run with another batch, by secants; None if a speed is not known."""
+        micro_batch = self._micro_batch_seconds(recipe, cluster, size[0])
+        besides = None if micro_batch is None else self.besides_computing(recipe, cluster, size)
+        if micro_batch is None or besides is None:
+            return None
+        return self.num_steps(cluster, size) * besides.step_seconds(micro_batch)
+
+    def num_steps(self, cluster: Cluster, size: BatchSize) -> int:
+        return self.workload.num_steps(size[0] * size[1] * cluster.num_gpus)
+
+    def _micro_batch_seconds(self, recipe: Recipe, cluster: Cluster, micro_batch: int) -> PhaseSeconds | None:
+        gpu = cluster.node.gpu
+        return self.micro_batches(recipe, gpu.compute_capability).seconds(micro_batch, gpu, recipe)
+
+    def besides_computing(
+        self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, sends: bool = True
+    ) -> BesidesComputing | None:
+        """The same for all ways to compute a micro batch that use weights in the same order."""
+        key = (self._of.get(recipe, self._order_of_weights), id(cluster), size, sends)
+        if key not in self._besides:
+            batched = self.with_batch(recipe, size)
+            table = self.estimator(recipe)[0].table
+            capability = cluster.node.gpu.compute_capability
+            messages = self._of.get(batched, self._new_messages, cluster.num_gpus, capability) if sends else ()
+            self._besides[key] = cluster, besides_computing(table, messages, batched, cluster, self.workload)
+        return self._besides[key][1]
+
+    def _order_of_weights(self, recipe: Recipe) -> Any:
+        """What tells apart recipes that send different messages or update different states.
+
+        Stage 3 gathers weights again for layers that run again.
+        """
+        estimator, _ = self.estimator(recipe)
+        engine = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, recipe.zero)
+        return id(estimator), engine, checkpoints(recipe) if recipe.zero_stage == 3 else None
+
+    def _new_messages(self, recipe: Recipe, num_ranks: int, capability: Capability) -> tuple[Messages, ...]:
+        """What a step sends: weights and gradients, whatever the micro batch and the loss."""
+        alike = self._of.get(recipe, _with_loss, self._switches[0].loss)
+        trace = self.micro_batches(alike, capability).trace
+        return traffic(self.estimator(recipe)[0].table, recipe, num_ranks=num_ranks, trace=trace)
+
+
+def checkpoints(recipe: Recipe) -> tuple[bool, bool]:
+    """Of the language model's layers, and of all others."""
+    return recipe.activation_checkpointing, recipe.vision_activation_checkpointing
+
+
+def _with_loss(recipe: Recipe, loss: LossKind) -> Recipe:
+    return recipe.with_changes(loss=loss)
+
+
+def _with_batch(recipe: Recipe, micro_batch: int, grad_accum: int) -> Recipe:
+    return recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
