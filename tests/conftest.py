@@ -4,6 +4,7 @@ Ctrl-C is heard.
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -23,3 +24,16 @@ def hearing_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, found)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not want
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``one_in(n)`` the first of every n cases is in every run, the others are in the sweep."""
+    places: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is not None:
+            function = item.nodeid.partition("[")[0]
+            if places[function] % marker.args[0]:
+                item.add_marker(pytest.mark.sweep)
+            places[function] += 1

@@ -45,6 +45,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_linears_match(config, attention=attention_of(config))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize(
     ("config", "attention"),
@@ -55,6 +56,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoint
     assert_step(config, attention=attention, checkpoints=checkpoints)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("config", [GEMMA, GEMMA_2, GEMMA_3], ids=["1", "2", "3"])
 def test_frozen_embeddings_and_norms_keep_what_transformers_keeps(config, checkpoints):
@@ -63,6 +65,7 @@ def test_frozen_embeddings_and_norms_keep_what_transformers_keeps(config, checkp
     assert_step(config, attention=attention_of(config), checkpoints=checkpoints, frozen=frozen)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_windows_shorter_than_the_sequence_build_masks_for_their_layers(attention, num_kv_heads):

@@ -45,6 +45,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_linears_match(config)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("frozen", [(), TOWER, DECODER], ids=["all", "no tower", "no decoder"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_step_keeps_and_peaks_as_in_transformers(attention, frozen):
@@ -56,6 +57,7 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(frozen):
     assert_step(checkpoints=True, frozen=frozen, tolerance=0.003)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("frozen", [(), TOWER], ids=["all", "no tower"])
 def test_peaks_inside_the_vision_tower_are_those_of_transformers(frozen, checkpoints):

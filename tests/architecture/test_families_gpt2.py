@@ -29,6 +29,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_linears_match(config)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize(
     ("changes", "attention"),

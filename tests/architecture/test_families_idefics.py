@@ -113,6 +113,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(
@@ -132,6 +133,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(
     )
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("frozen", [VISION, (*VISION, "model.connector.")], ids=["tower", "tower and connector"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -66,6 +66,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_linears_match(config)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("frozen", [(), TOWER, DECODER], ids=["all", "no tower", "no decoder"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("alias", ["internvl2.5-2b", "internvl3-1b"])
@@ -73,12 +74,14 @@ def test_a_step_keeps_and_peaks_as_in_transformers(alias, attention, frozen):
     assert_step(alias, attention=attention, frozen=frozen, tolerance=0.001)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("frozen", [(), TOWER, DECODER], ids=["all", "no tower", "no decoder"])
 @pytest.mark.parametrize("alias", ["internvl2.5-2b", "internvl3-1b"])
 def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(alias, frozen):
     assert_step(alias, checkpoints=True, frozen=frozen, tolerance=0.003)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("frozen", [(), TOWER], ids=["all", "no tower"])
 @pytest.mark.parametrize("checkpoints", [False, True])
@@ -89,6 +92,7 @@ def test_peaks_inside_the_vision_tower_are_those_of_transformers(attention, froz
     assert_step("internvl3-1b", text=TINY_DECODER, **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "vision",
     [NORMED, {"use_mean_pooling": False}, {"image_size": 224}, {"use_absolute_position_embeddings": False}],

@@ -25,6 +25,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(a
     assert_linears_match(config)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("alias", ["tinyllama-1.1b", "qwen2.5-0.5b", "qwen3-0.6b"])
 def test_a_step_keeps_and_peaks_as_in_transformers(alias, checkpoints):

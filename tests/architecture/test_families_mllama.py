@@ -103,6 +103,7 @@ def assert_step(config, *, micro_batch=1, num_tokens=600, num_images=1, **option
     assert_step_matches(config, batch, inputs, floats, tolerance=0.002, **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_step_keeps_and_peaks_as_in_transformers(attention, checkpoints):
@@ -119,6 +120,7 @@ def test_a_step_at_the_published_image_size_is_that_of_transformers(checkpoints)
     assert_step(small(image_size=560, num_layers=3, cross_layers=(1,)), num_tokens=100, checkpoints=checkpoints)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("frozen", [VISION, ("model.language_model.", "lm_head.")], ids=["tower", "decoder"])

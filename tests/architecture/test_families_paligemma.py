@@ -54,6 +54,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_linears_match(config, attention=attention_of(config))
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("frozen", [(), TOWER, DECODER, TOWER + DECODER], ids=["all", "no tower", "no decoder", "none"])
 @pytest.mark.parametrize(
     ("alias", "attention"),
@@ -69,6 +70,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(alias, attention, frozen):
     assert_step(alias, attention=attention, frozen=frozen, tolerance=0.001)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("frozen", [(), TOWER, DECODER], ids=["all", "no tower", "no decoder"])
 @pytest.mark.parametrize("alias", ["paligemma-3b", "paligemma2-3b", "gemma-3-4b"])
 def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(alias, frozen):

@@ -61,6 +61,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_linears_match(config)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("frozen", [(), TOWER, DECODER], ids=["all", "no tower", "no decoder"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("alias", ["qwen2-vl-2b", "qwen2.5-vl-3b"])
@@ -68,6 +69,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(alias, attention, frozen):
     assert_step(alias, attention=attention, frozen=frozen, tolerance=0.001)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("frozen", [(), TOWER, DECODER], ids=["all", "no tower", "no decoder"])
 @pytest.mark.parametrize("alias", ["qwen2-vl-2b", "qwen2.5-vl-3b"])
 def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(alias, frozen):
@@ -75,6 +77,7 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(alias, froze
     assert_step(alias, checkpoints=True, frozen=frozen, tolerance=0.003)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("frozen", [(), TOWER], ids=["all", "no tower"])
 @pytest.mark.parametrize("alias", ["qwen2-vl-2b", "qwen2.5-vl-3b"])

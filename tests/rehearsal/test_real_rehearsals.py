@@ -42,6 +42,7 @@ def test_the_recorded_answer_is_what_the_trainer_says_now():
     assert found["collective_bytes"]["per_step"] == sum(one.num_bytes for one in recorded().step_messages)
 
 
+@pytest.mark.sweep
 def test_plain_pytorch_with_adapters_from_a_plan():
     words = ("--model", "tiny", "--gpu", "rtx-4090", "--method", "lora", "--zero-stage", "none", "--seq-len", "64")
     out = call("recommend", *words[:2], "--gpu", "rtx-4090:1", *words[4:], "--out", "plans")

@@ -145,6 +145,7 @@ def test_a_shorter_configuration_keeps_everything_but_layers():
     assert num_layers_of({"model_type": "x"}) is None
 
 
+@pytest.mark.sweep
 def test_two_layers_tell_of_five(found: Estimate):
     """The real thing: what is drawn on from one and two layers is what a rehearsal of all five sees."""
     from vlmplan.rehearsal.unknown import _rehearsed_peaks
