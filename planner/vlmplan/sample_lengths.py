@@ -25,7 +25,7 @@ of a length that is cut at the plan's differ by an order of magnitude."""
 PADS_TO = 8
 """The trainer's multiple (``data/batches.py``)."""
 NUM_MICRO_BATCHES = 160
-"""How many are replayed. A choice: most lengths have come by then, and a replay takes seconds."""
+"""How many are replayed. A choice: most lengths have come by then, and all together take seconds."""
 NUM_LENGTHS = 64
 """Different lengths of micro batches that are replayed at most; others are rounded up to one of them."""
 MAX_LENGTHS = 10**7

@@ -1,8 +1,10 @@
 """The allocator replay: layers that are expanded instead of run, and the same bytes as the timeline."""
 
+from random import Random
+
 import pytest
 
-from planned import model_files
+from planned import model_files, shortened
 from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.architecture.model import Batch
@@ -14,7 +16,7 @@ from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks, Stream
 from vlmplan.memory.building import Building
 from vlmplan.memory.parameters import ParameterTable, partition_of, partition_size, slices, sub_group_elements
-from vlmplan.memory.reservation import Reservation, peak_reserved_bytes
+from vlmplan.memory.reservation import MicroBatch, Reservation, peak_reserved_bytes
 from vlmplan.memory.stepping import Stepping
 from vlmplan.memory.timeline import memory_timeline
 from vlmplan.recipe import Method, Precision, Recipe, ZeroSettings
@@ -122,6 +124,75 @@ def test_small_storages_may_be_left_out():
     assert len(large.forward) < len(whole.forward)
     exact, quick = (peak_reserved_bytes(table, trace, operations, recipe, num_ranks=1) for operations in (whole, large))
     assert quick == pytest.approx(exact, rel=0.002)
+
+
+class EveryStep(Reservation):
+    """Runs every step, whatever the same one did before, and follows the weights of every trace for itself."""
+
+    def _state(self):
+        return object()
+
+    def _gathering(self, *, is_first):
+        return self._new_gathering(is_first=is_first) if self._gathers else []
+
+
+class CountedSteps(Reservation):
+    num_steps = num_gatherings = 0
+
+    def _step(self, *arguments, **keywords):
+        self.num_steps += 1
+        super()._step(*arguments, **keywords)
+
+    def _new_gathering(self, *, is_first):
+        self.num_gatherings += 1
+        return super()._new_gathering(is_first=is_first)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+@pytest.mark.parametrize(
+    ("stage", "method", "grad_accum"),
+    [
+        (None, Method.LORA, 1),
+        (0, Method.FULL, 1),
+        (1, Method.FULL, 2),
+        (2, Method.LORA, 1),
+        (3, Method.FULL, 1),
+        (3, Method.LORA, 2),
+    ],
+)
+def test_a_step_that_has_changed_nothing_is_not_run_again_from_the_same_state(stage, method, grad_accum, is_full):
+    """The same blocks are free and held at the end as where every step is run, on a GPU that is full too, which gives
+    segments back for one length and has to reserve them anew for the next."""
+    recipe = Recipe(
+        zero_stage=stage, method=method, grad_accum=grad_accum, activation_checkpointing=False, micro_batch=4
+    )
+    model = prepared_model(shortened("tinyllama-1.1b", num_hidden_layers=2).config, recipe)
+    tape = {"autocast": recipe.autocast, "follows_weights": stage == 3}
+    traces = [
+        model.run(LoggingTape(**tape), Batch(micro_batch=4, num_tokens=length), AttentionBackend(), chunks_loss=False)
+        for length in range(104, 1025, 92)
+    ]
+    at_lengths = [(trace, expanded(trace, least_bytes=MIB)) for trace in traces]
+    micro_batches = Random(0).choices(at_lengths, k=40)
+
+    def run_by(kind: type[Reservation], micro_batches: list[MicroBatch], capacity_bytes: int | None) -> Reservation:
+        table, num_ranks = ParameterTable(model), 1 if stage is None else 2
+        sizes = {"num_ranks": num_ranks, "capacity_bytes": capacity_bytes, "micro_batches": micro_batches}
+        replay = kind(table, *at_lengths[0], recipe, **sizes)
+        replay.run()
+        return replay
+
+    capacity_bytes = None
+    if is_full:
+        alone = run_by(EveryStep, [at_lengths[-1]] * 4, None).allocator.peak_reserved_bytes
+        capacity_bytes = (alone + run_by(EveryStep, micro_batches, None).allocator.peak_reserved_bytes) // 2
+    whole, short = (run_by(kind, micro_batches, capacity_bytes) for kind in (EveryStep, CountedSteps))
+    assert Reservation._state(short) == Reservation._state(whole)
+    assert short.allocator.peak_reserved_bytes == whole.allocator.peak_reserved_bytes
+    assert short.allocator.peak_allocated_bytes == whole.allocator.peak_allocated_bytes
+    if not is_full:
+        assert short.num_steps < len(micro_batches) // grad_accum
+        assert short.num_gatherings == (2 if stage == 3 else 0), "the first micro batch, and all others"
 
 
 EMPTIED = (0.0, -1)

@@ -5,8 +5,9 @@ How much the allocator reserves depends on the sizes and the order of all storag
 for all equal ones, into the operations of the whole model.
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vlmplan.architecture.tape import Tape
@@ -14,15 +15,12 @@ from vlmplan.architecture.tensor import Parameter, Storage, Tensor
 from vlmplan.architecture.trace import (
     Allocation,
     Deallocation,
-    Drop,
     Event,
-    Fetch,
     GradientTaken,
-    Hold,
-    Release,
     Run,
     Section,
     Trace,
+    WeightUse,
 )
 
 
@@ -93,7 +91,7 @@ StorageChange = tuple[int, int]
 class EngineEvent(NamedTuple):
     """A gradient taken (its storage is ``handle``, 0 if left out), or the comings and goings of weights."""
 
-    event: GradientTaken | Fetch | Release | Hold | Drop
+    event: GradientTaken | WeightUse
     run: Run
     handle: int = 0
 
@@ -121,12 +119,65 @@ def expanded(trace: Trace, *, least_bytes: int = 0) -> Operations:
     forward: list[Operation] = []
     backward: list[Operation] = []
     after: list[Operation] = []
-    for position, (run, section) in enumerate(trace.forward()):
-        expansion.expand(section.forward, run, position, forward)
-    for offset, (run, section) in enumerate(trace.backward()):
-        expansion.expand(section.backward, run, last - offset, backward)
-    expansion.expand(trace.after, Run("", None), last + 1, after)
+    phases = {
+        key: (_phase(section.forward, least_bytes), _phase(section.backward, least_bytes))
+        for key, section in trace.sections.items()
+    }
+    for position, run in enumerate(trace.schedule):
+        expansion.expand(phases[run.key][0], run, position, forward)
+    for offset, run in enumerate(reversed(trace.schedule)):
+        expansion.expand(phases[run.key][1], run, last - offset, backward)
+    expansion.expand(_phase(trace.after, least_bytes), Run("", None), last + 1, after)
     return Operations(forward, backward, after, expansion.small_peak_bytes)
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Events of one phase of a section up to the next ``event`` that is not about its own storages, those that are made
+    and freed in this phase: the same in every layer, whatever is alive around it.
+
+    ``changes`` name them by their number among the allocations of the phase. Of those left out, ``small_peak_bytes`` is
+    the most that they add, and ``small_bytes`` what they have added at the end.
+    """
+
+    changes: list[StorageChange] = field(default_factory=list[StorageChange])
+    small_bytes: int = 0
+    small_peak_bytes: int = 0
+    event: Event | None = None
+    number: int = 0
+    """Of ``event``, if that is an allocation."""
+
+
+class _Phase(NamedTuple):
+    """The forward or the backward of a section."""
+
+    stretches: list[_Stretch]
+    num_allocations: int
+
+
+def _phase(events: Sequence[Event], least_bytes: int) -> _Phase:
+    freed = {event.handle for event in events if isinstance(event, Deallocation)}
+    own: dict[int, tuple[int, int]] = {}
+    stretches = [_Stretch()]
+    num_allocations = 0
+    for event in events:
+        now = stretches[-1]
+        is_made = isinstance(event, Allocation)
+        if is_made:
+            num_allocations += 1
+            if event.handle in freed:
+                own[event.handle] = num_allocations, event.num_bytes
+        if isinstance(event, Allocation | Deallocation) and event.handle in own:
+            number, num_bytes = own[event.handle]
+            if num_bytes > least_bytes:
+                now.changes.append((number, num_bytes if is_made else 0))
+            else:
+                now.small_bytes += num_bytes if is_made else -num_bytes
+                now.small_peak_bytes = max(now.small_peak_bytes, now.small_bytes)
+        elif isinstance(event, Allocation | Deallocation | GradientTaken | WeightUse):
+            now.event, now.number = event, num_allocations
+            stretches.append(_Stretch())
+    return _Phase(stretches, num_allocations)
 
 
 class _Expansion:
@@ -146,7 +197,7 @@ class _Expansion:
         self._size: dict[int, int] = {}
         self._is_late: dict[int, bool] = {}
         self._left_behind = {key: self._leftovers(key, section) for key, section in trace.sections.items()}
-        self._next = 0
+        self._num_allocations = 0
 
     def _leftovers(self, key: str, section: Section) -> list[int]:
         """Storages that a section makes and others free, in order; notes where each storage is born."""
@@ -161,17 +212,21 @@ class _Expansion:
                     left.pop(event.handle, None)
         return list(left)
 
-    def expand(self, events: Iterable[Event], run: Run, position: int, into: list[Operation]) -> None:
-        alive, least = self._alive[position], self._least_bytes
-        for event in events:
+    def expand(self, phase: _Phase, run: Run, position: int, into: list[Operation]) -> None:
+        alive, before = self._alive[position], self._num_allocations
+        for stretch in phase.stretches:
+            into += [(before + number, num_bytes) for number, num_bytes in stretch.changes]
+            self.small_peak_bytes = max(self.small_peak_bytes, self._small_bytes + stretch.small_peak_bytes)
+            self._small_bytes += stretch.small_bytes
+            event = stretch.event
             if isinstance(event, Allocation):
-                self._next += 1
-                if event.num_bytes <= least:
-                    alive[event.handle] = -self._next
+                handle = before + stretch.number
+                if event.num_bytes <= self._least_bytes:
+                    alive[event.handle] = -handle
                     self._add_small(event.num_bytes)
                 else:
-                    alive[event.handle] = self._next
-                    into.append((self._next, event.num_bytes))
+                    alive[event.handle] = handle
+                    into.append((handle, event.num_bytes))
             elif isinstance(event, Deallocation):
                 handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
                 if handle > 0:
@@ -181,8 +236,9 @@ class _Expansion:
             elif isinstance(event, GradientTaken):
                 handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
                 into.append(EngineEvent(event, run, max(0, handle)))
-            elif isinstance(event, Fetch | Release | Hold | Drop):
+            elif isinstance(event, WeightUse):
                 into.append(EngineEvent(event, run))
+        self._num_allocations += phase.num_allocations
 
     def _add_small(self, num_bytes: int) -> None:
         self._small_bytes += num_bytes

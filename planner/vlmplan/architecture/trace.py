@@ -106,7 +106,8 @@ class GradientTaken(NamedTuple):
     handle: int
 
 
-Event = Span | GradientReady | Fetch | Release | Hold | Drop | Allocation | Deallocation | GradientTaken
+WeightUse = Fetch | Release | Hold | Drop
+Event = Span | GradientReady | WeightUse | Allocation | Deallocation | GradientTaken
 
 
 def add_parts(left: Parts, right: Parts) -> Parts:

@@ -9,6 +9,7 @@ soon as it is freed, as if other streams that used it (``record_stream``) had do
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Hashable
 from itertools import chain
 from typing import Final
 
@@ -142,6 +143,11 @@ class CachingAllocator:
                 if block.previous is None and block.next is None:
                     pool.remove(block)
                     self.reserved_bytes -= block.num_bytes
+
+    def state(self) -> Hashable:
+        """The free blocks of every stream, and the address of the next segment: where the next allocations will be."""
+        pools = chain.from_iterable(self._pools.values())
+        return self._next_address, tuple(tuple(entry[:2] for entry in pool.free) for pool in pools)
 
     def _new_stream(self, stream: int) -> tuple[Pool, Pool]:
         pools = self._pools[stream] = Pool(min_rest_bytes=MIN_BLOCK_BYTES), Pool(min_rest_bytes=SMALL_BYTES + 1)

@@ -85,6 +85,10 @@ class EngineBlocks(Watcher):
     def has(self, owner: Hashable) -> bool:
         return owner in self._blocks
 
+    def state(self) -> Hashable:
+        """Who has a block, and where."""
+        return frozenset((owner, block.address, block.num_bytes) for owner, block in self._blocks.items())
+
     def _allocate(self, num_bytes: int, stream: Stream) -> Block:
         return self._allocator.allocate(num_bytes, stream if self._has_streams else Stream.DEFAULT)
 

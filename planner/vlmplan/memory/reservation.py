@@ -5,11 +5,11 @@ timeline, block by block and on DeepSpeed's streams. The first step differs: the
 and take the places that activations left, and ZeRO-3 does not know the order of modules yet.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import GradientTaken, Trace
+from vlmplan.architecture.trace import Event, GradientTaken, Trace, WeightUse
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks, Stream
 from vlmplan.memory.buckets import PARTITION
@@ -64,6 +64,8 @@ class Reservation:
         self._count = min(recipe.grad_accum, 2)
         self._micro_batches = micro_batches or [(trace, operations)] * (NUM_STEPS * self._count)
         self._gatherings: dict[tuple[int, bool], list[Changes]] = {}
+        """By the identity of a trace, and whether it is the first."""
+        self._gatherings_by_uses: dict[Hashable, list[Changes]] = {}
         self._rank = fullest_rank(table, num_ranks) if recipe.zero_stage in (1, 2) else 0
         self._gathers = gathers_weights(recipe, num_ranks)
         has_streams = recipe.zero_stage in (1, 2, 3) and recipe.zero.overlap_comm
@@ -84,15 +86,35 @@ class Reservation:
         self._second_shards(trained=False)
         stepping = Stepping(self._table, self._recipe, self._num_ranks, self._rank, self._blocks)
         count = self._count
-        for step in range(len(self._micro_batches) // count):
-            copies = self._second_shards(trained=True)
-            for micro_batch in range(count):
-                self._trace, self._operations = self._micro_batches[step * count + micro_batch]
-                gathering = self._gathering(is_first=step == micro_batch == 0)
-                self._micro_batch(gathering, accumulates=micro_batch > 0, is_last=micro_batch == count - 1)
-            stepping.step(is_first=step == 0)
-            for block in copies:
-                self.allocator.free(block)
+        self._step(stepping, self._micro_batches[:count], is_first=True)
+        unchanging: set[Hashable] = set()
+        """States, and the micro batches of a step that leaves each as it is: to run that again would change nothing."""
+        for start in range(count, len(self._micro_batches) - count + 1, count):
+            micro_batches = self._micro_batches[start : start + count]
+            before = self._state()
+            step = before, tuple(id(operations) for _, operations in micro_batches)
+            if step not in unchanging:
+                self._step(stepping, micro_batches, is_first=False)
+                if self._state() == before:
+                    unchanging.add(step)
+
+    def _step(self, stepping: Stepping, micro_batches: Sequence[MicroBatch], *, is_first: bool) -> None:
+        """One optimizer step, of one or more micro batches."""
+        copies = self._second_shards(trained=True)
+        for number, (self._trace, self._operations) in enumerate(micro_batches):
+            gathering = self._gathering(is_first=is_first and number == 0)
+            self._micro_batch(gathering, accumulates=number > 0, is_last=number == len(micro_batches) - 1)
+        stepping.step(is_first=is_first)
+        for block in copies:
+            self.allocator.free(block)
+
+    def _state(self) -> Hashable:
+        """All that a step after the first depends on, beside its micro batches: free blocks, and those that may go.
+
+        Every new segment changes it, as addresses are not used twice.
+        """
+        gathered = [(handle, block.address, block.num_bytes) for handle, block in self._gathered.items()]
+        return self.allocator.state(), self._blocks.state(), tuple(gathered), tuple(self._left)
 
     def _second_shards(self, *, trained: bool) -> list[Block]:
         """Copies of shards among neighbours (hpZ): those of trained weights go with every step."""
@@ -147,16 +169,20 @@ class Reservation:
 
     def _gathering(self, *, is_first: bool) -> list[Changes]:
         """The blocks of whole weights at each event about them, at the end of backward, and after that."""
-        key = (id(self._trace), is_first)
+        if not self._gathers:
+            return []
+        key = id(self._trace), is_first
         if key not in self._gatherings:
-            self._gatherings[key] = self._new_gathering(is_first=is_first)
+            uses = _weight_uses(self._trace), is_first
+            if uses not in self._gatherings_by_uses:
+                self._gatherings_by_uses[uses] = self._new_gathering(is_first=is_first)
+            self._gatherings[key] = self._gatherings_by_uses[uses]
         return self._gatherings[key]
 
     def _new_gathering(self, *, is_first: bool) -> list[Changes]:
         log = BlockLog()
         gathered = gathered_weights(self._trace, self._recipe, self._num_ranks, is_first=is_first, watcher=log)
-        if gathered is None:
-            return []
+        assert gathered is not None
         changes: list[Changes] = []
         for operation in chain(self._operations.forward, self._operations.backward):
             if isinstance(operation, EngineEvent) and not isinstance(operation.event, GradientTaken):
@@ -209,6 +235,16 @@ class Reservation:
         if self._recipe.zero_stage in (0, 1) and isinstance(store, KeptGradients):
             before = Components(gradients=store.gradients, communication_buffers=store.buffers)
             boundary_reduction(self._table, self._recipe, self._num_ranks, self._rank, before, self._blocks)
+
+
+def _weight_uses(trace: Trace) -> Hashable:
+    """All that gathering depends on: which module uses its weights when. The same for samples of other lengths."""
+    sections = [(key, _uses(section.forward), _uses(section.backward)) for key, section in trace.sections.items()]
+    return tuple(trace.schedule), tuple(sections)
+
+
+def _uses(events: Iterable[Event]) -> Hashable:
+    return tuple((type(event), event) for event in events if isinstance(event, WeightUse))
 
 
 def peak_reserved_bytes(
