@@ -37,18 +37,6 @@ class OtherValue:
         changes = [(now.name, then.peak.total - now.peak.total) for now, then in pairs]
         return max(changes, key=lambda change: abs(change[1]))
 
-    def as_json(self) -> dict[str, Any]:
-        phase, difference = self.largest_phase_difference
-        return {
-            "value": self.value,
-            "peak_allocated_bytes": self.found.peak_allocated_bytes,
-            "peak_difference_bytes": self.peak_difference_bytes,
-            "peak_device_bytes": self.found.device.device_bytes,
-            "largest_phase_difference": {"phase": phase, "bytes": difference},
-            "host_bytes_per_node": self.found.host.peak_bytes,
-            "step_seconds": self.found.step_seconds,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyInPlan:
@@ -59,19 +47,6 @@ class KeyInPlan:
     value: Any
     is_written: bool
     others: tuple[OtherValue, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "model": self.planned.workload.model.id,
-            "recipe": self.planned.recipe.as_json(),
-            "value": self.value,
-            "is_written": self.is_written,
-            "peak_allocated_bytes": self.planned.peak_allocated_bytes,
-            "peak_device_bytes": self.planned.device.device_bytes,
-            "host_bytes_per_node": self.planned.host.peak_bytes,
-            "step_seconds": self.planned.step_seconds,
-            "other_values": [other.as_json() for other in self.others],
-        }
 
 
 def key_in_plan(key: Key, found: Estimate, ds_config: Mapping[str, Any] | None) -> KeyInPlan | None:

@@ -11,7 +11,7 @@ from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, refusal
 from launch_cases import recorded, stand_in_trainer
 from test_nvml import FakeCard, fake_driver
 from test_package import HEAVY, modules_after
-from vlmplan.cli.launch import SCHEMA
+from vlmplan.answers.launch import SCHEMA
 from vlmplan.emit import write_files
 from vlmplan.launch.demo import MODEL_FOLDER, demo_folder
 from vlmplan.launch.facts import installed_version

@@ -67,16 +67,6 @@ def test_advice_names_the_hours_at_which_it_turns():
     assert "at no use" in purchase(0.25).advice
 
 
-def test_document_has_every_row_of_the_table_with_a_price_for_each_offer():
-    document = purchase().as_json()
-    assert [row["hours_per_week"] for row in document["by_hours_per_week"]] == [5, 10, 20, 40, 80, 168]
-    for row in document["by_hours_per_week"]:
-        hours = row["hours_per_week"] * WEEKS_PER_MONTH
-        assert row["own_usd_per_month"] == pytest.approx(row["own_usd_per_hour"] * hours)
-        assert row["rent_usd_per_month"] == [1.3 * hours]
-    assert document["machine"]["usd_per_month"] == document["by_hours_per_week"][2]["own_usd_per_month"]
-
-
 @pytest.mark.parametrize("hours", [0.0, -1.0, 168.1, float("nan")])
 def test_a_week_has_168_hours(hours: float):
     with pytest.raises(InputError, match="--hours-per-week"):

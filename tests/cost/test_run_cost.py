@@ -1,7 +1,7 @@
 """What a run costs, part by part, on every kind of offer."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -108,7 +108,7 @@ def test_price_per_hour_raises_all_but_the_disk_in_step(usd: float, factor: floa
 
 
 def test_parts_are_in_the_document_and_sum_up():
-    document = cost().as_json()
+    document = asdict(cost())
     parts = [value for name, value in document.items() if name.endswith("_usd")]
     assert len(parts) == 6
     assert math.fsum(parts) == pytest.approx(cost().usd)

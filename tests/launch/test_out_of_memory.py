@@ -11,7 +11,6 @@ import pytest
 from cli_calls import isolate
 from vlmplan.catalog import load_catalog
 from vlmplan.changes.kinds import Change, Space, all_changes
-from vlmplan.cli.estimate import requested_estimate
 from vlmplan.cli.launch import launch
 from vlmplan.cli.options import words_of
 from vlmplan.launch.facts import FLASH_ATTENTION
@@ -20,6 +19,7 @@ from vlmplan.launch.preflight import needed_packages
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.recipe import Offload
 from vlmplan.request import ds_config_of
+from vlmplan.requested import requested_estimate
 from vlmplan.shortage import Shortage, read_shortages, remove_shortages, write_shortage
 from vlmplan.units import GIB, MIB
 

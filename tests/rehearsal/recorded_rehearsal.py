@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vlmplan.cli.estimate import requested_estimate
 from vlmplan.cli.options import ONE_CLUSTER, RECIPE, WORKLOAD
 from vlmplan.cli.rehearse import OUTPUT, rehearse
 from vlmplan.estimate import Estimate
@@ -22,6 +21,7 @@ from vlmplan.rehearsal import Comparison, compared
 from vlmplan.rehearsal.process import COMMAND, SOURCE, answer_of
 from vlmplan.rehearsal.request import request_json
 from vlmplan.rehearsal.result import Rehearsed, rehearsed_from_json
+from vlmplan.requested import requested_estimate
 
 ANSWER = Path(__file__).parent / "data" / "small_llama_zero2.json"
 CONFIG = {

@@ -10,11 +10,11 @@ from typing import Any
 import yaml
 
 from vlmplan.cli.estimate import estimate as command
-from vlmplan.cli.estimate import requested_estimate
 from vlmplan.estimate import Estimate
 from vlmplan.models import PACKAGED_MODELS
 from vlmplan.plan import plan_from_estimate
 from vlmplan.rehearsal.request import fullest_rank_of, request_json
+from vlmplan.requested import requested_estimate
 
 HERE = Path(__file__).parent
 CASES: dict[str, Any] = yaml.safe_load((HERE / "cases.yaml").read_text())

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 from vlmplan.cli.estimate import estimate as command
-from vlmplan.cli.estimate import requested_estimate
 from vlmplan.estimate import Estimate
+from vlmplan.requested import requested_estimate
 from vlmplan.timing import Outlook, peak_flops_per_second
 from vlmplan.timing.host import image_seconds
 

@@ -11,8 +11,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from vlmplan.cli.estimate import requested_estimate
 from vlmplan.plan import Plan, plan_from_estimate, write_plan
+from vlmplan.requested import requested_estimate
 
 MANY_RUNS = Path(__file__).parent / "many_runs.py"
 WORKLOADS = {

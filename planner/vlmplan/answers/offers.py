@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vlmplan.cost import RunCost
     from vlmplan.search import RankedPlan
 
+UNKNOWN = "-"
 SHOWN_FRACTION = 0.005
 """Parts of a cost below this are not shown. A choice."""
 
@@ -44,6 +45,18 @@ def age_text(offer: Offer, on: date) -> str:
     else:
         text = f"{'<=' if offer.as_of_is_month else ''}{age} d"
     return text if offer.is_current(on) else f"{text} !"
+
+
+def money_line(plan: "RankedPlan", on: date) -> str:
+    """What the run costs, how long it takes, on what."""
+    node = plan.estimate.cluster.node
+    count = plan.estimate.cluster.num_gpus
+    price = UNKNOWN if plan.usd is None else usd_text(plan.usd)
+    time = "an unknown time" if plan.hours is None else duration_text(plan.hours * 3600)
+    where = f"{count} x {node.gpu.name}"
+    if plan.offer is None or plan.usd_per_hour is None:
+        return f"{time} on {where}; no price is known"
+    return f"{price} for the run, {time} on {where}; {offer_text(plan.offer, on)}, {usd_text(plan.usd_per_hour)}/h"
 
 
 def cost_lines(plan: "RankedPlan") -> list[str]:

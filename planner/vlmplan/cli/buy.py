@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from vlmplan.cost.purchase import Purchase
     from vlmplan.hardware import Gpu, Offer
 
-SCHEMA = "vlmplan.buy/1"
-
 
 def _number(flag: str, metavar: str, help_text: str) -> Any:
     return click.option(flag, type=float, metavar=metavar, help=help_text)
@@ -40,16 +38,15 @@ def buy(*, catalog_files: tuple[Path, ...], as_json: bool, **given: Any) -> None
     their power limit and the host, through the power supply. A month of renting is the cheapest current offer of the
     same cards. Interest, repairs, work, and disk between rented sessions are left out.
     """
+    from vlmplan.answers.purchase import document, print_purchase
     from vlmplan.catalog import load_catalog
 
     on = today()
     purchase, notes = requested_purchase(given, load_catalog(catalog_files), on)
     if as_json:
         click.echo(json.dumps(document(purchase, notes, on), indent=2))
-        return
-    from vlmplan.render.purchase import print_purchase
-
-    print_purchase(purchase, notes, on)
+    else:
+        print_purchase(purchase, notes, on)
 
 
 def requested_purchase(given: dict[str, Any], catalog: "Catalog", on: date) -> "tuple[Purchase, list[str]]":
@@ -175,21 +172,3 @@ def _speed_note(offer: "Offer", catalog: "Catalog", gpu: "Gpu", num_gpus: int) -
         f"{offer.num_gpus} x {rented.id} compute {ratio:.2g} times as much an hour by their peaks; "
         f"hours are taken as equal"
     )
-
-
-def document(purchase: "Purchase", notes: list[str], on: date) -> dict[str, Any]:
-    """Schema ``vlmplan.buy/1``; ``rents`` are cheapest first, as in each ``rent_usd_per_month``."""
-    from dataclasses import asdict
-
-    from vlmplan.answers.offers import offer_json
-
-    rents = [
-        {
-            "offer": offer_json(offer, on),
-            "usd_per_month": purchase.rent_usd_per_month(offer),
-            "break_even": asdict(turn) | {"hours_per_week": turn.hours_per_week},
-        }
-        for offer in purchase.rents
-        for turn in [purchase.break_even(offer)]
-    ]
-    return {"schema": SCHEMA, "date": on.isoformat(), **purchase.as_json(), "rents": rents, "notes": notes}

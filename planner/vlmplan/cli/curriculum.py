@@ -22,25 +22,16 @@ from typing import Any, cast
 
 import click
 
-from vlmplan.cli.launch import (
-    CURRICULUM_FILE,
-    SCHEMA,
-    Prepared,
-    document,
-    launch,
-    planned,
-    prepare,
-    say,
-    show,
-    start,
-    with_data,
-)
+from vlmplan.answers.launch import print_notes, print_run, stages_document
+from vlmplan.cli.launch_options import CURRICULUM_FILE, parser
 from vlmplan.cli.options import words_of
+from vlmplan.cli.start import start
 from vlmplan.emit import PLAN_FILE
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.files import text_of, write_atomically
 from vlmplan.json_reader import JsonObject, not_allowed, read_json_object
 from vlmplan.launch.plan_changes import plan_problems
+from vlmplan.launch.prepared import Prepared, planned, prepare, with_data
 from vlmplan.launch.resuming import Asked, asked_of, kept_options
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import Plan, read_plan
@@ -156,7 +147,7 @@ def _switches(trained: Any, where: str) -> dict[str, bool]:
 
 def _parsed(said: Mapping[str, Any], stage: JsonObject, folder: Path) -> dict[str, Any]:
     """Values as the command line reads them."""
-    where, known = stage.source, {str(item.name): item for item in launch.params if item.name not in OF_ALL_STAGES}
+    where, known = stage.source, {str(item.name): item for item in parser.params if item.name not in OF_ALL_STAGES}
     for key in said:
         if key not in known:
             raise UnknownNameError(f"{where}: option", key, known, "options of launch, name and train are known")
@@ -199,7 +190,7 @@ def keep_curriculum(file: Path, of_all: OfAllStages) -> None:
         "schema": RECORD_SCHEMA,
         "file": str(file.absolute()),
         "text": text_of(file, name=f"--curriculum {file}") if of_all.text is None else of_all.text,
-        "arguments": words_of(launch, kept),
+        "arguments": words_of(parser, kept),
     }
     write_atomically(of_all.asked["output_dir"] / CURRICULUM_FILE, json.dumps(content, indent=2) + "\n", force=True)
 
@@ -213,7 +204,7 @@ def with_kept(of_all: OfAllStages) -> OfAllStages:
     if content.raw("schema") != RECORD_SCHEMA:
         content.refuse("schema", RECORD_SCHEMA)
     try:
-        kept = launch.make_context("launch", list(content.texts("arguments"))).params
+        kept = parser.make_context("launch", list(content.texts("arguments"))).params
     except click.UsageError as error:
         raise InputError(f"{path}: arguments: {error.format_message()}") from None
     file, text = Path(content.text("file")), content.text("text")
@@ -323,7 +314,7 @@ def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
     for step, prepared in zip(left, seen, strict=True):
         if prepared.findings.problems:
             click.echo(step.title, err=True)
-            say(prepared)
+            print_notes(prepared)
     if has_problems:
         return VlmplanError.exit_code
     keep_curriculum(of_all.file, of_all)
@@ -358,10 +349,9 @@ def _line(step: Step) -> str:
 def _show(steps: Sequence[Step], seen: Sequence[Prepared], *, as_json: bool) -> int:
     """Print what would be run; 1 if a stage cannot."""
     if as_json:
-        stages = [{"title": step.title} | document(prepared) for step, prepared in zip(steps, seen, strict=True)]
-        click.echo(json.dumps({"schema": SCHEMA, "stages": stages}, indent=2))
+        click.echo(json.dumps(stages_document([step.title for step in steps], seen), indent=2))
     else:
         for step, prepared in zip(steps, seen, strict=True):
             lines.say(_line(step))
-            show(prepared)
+            print_run(prepared)
     return VlmplanError.exit_code if any(prepared.findings.problems for prepared in seen) else 0

@@ -50,6 +50,7 @@ def estimate(
     """
     from vlmplan.cli.to_fit import command_text, found_way_out
     from vlmplan.memory.device import Verdict
+    from vlmplan.requested import requested_estimate
 
     if compare is not None:
         if lengths is not None:
@@ -135,22 +136,3 @@ def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling 
     estimator = Estimator(result.workload, result.recipe)
     price = None if offer is None else offer.usd_per_hour
     return scaling(estimator, result.recipe, result.cluster, usd_per_hour=price)
-
-
-def requested_estimate(given: dict[str, Any], catalog_files: tuple[Path, ...]) -> "tuple[Estimate, list[str]]":
-    """The estimate that the options ask for, and sentences about the hardware that the user should see with it."""
-    from vlmplan import estimate as estimates
-    from vlmplan.catalog import load_catalog
-    from vlmplan.models import find_model
-    from vlmplan.models.tree import ProbedModelFiles
-    from vlmplan.request import ds_config_of, requested_cluster, requested_setup
-
-    machine = requested_cluster(given, load_catalog(catalog_files))
-    asked = requested_setup(given, machine, find_model(given["model"]), ds_config_of(given))
-    run = estimates.estimate if asked.ds_config is not None else estimates.estimate_with_sizes
-    found = run(asked.workload, asked.recipe, asked.cluster)
-    if isinstance(asked.workload.model, ProbedModelFiles):
-        from vlmplan.rehearsal.unknown import with_rehearsed_activations
-
-        found = with_rehearsed_activations(found)
-    return found, list(asked.notes)

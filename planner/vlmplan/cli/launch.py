@@ -3,97 +3,28 @@
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, today
+from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
+from vlmplan.cli.options import today
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.notes import caveats, footnotes
 from vlmplan.run_record import RECORD_FILE
-from vlmplan.training import EXIT_OUT_OF_MEMORY, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
-from vlmplan.units import counted
+from vlmplan.training import TrainerOptions
 
 if TYPE_CHECKING:
-    from vlmplan.launch.data_look import DataLook
-    from vlmplan.launch.facts import Facts
-    from vlmplan.launch.preflight import Findings
+    from vlmplan.launch.prepared import Prepared
     from vlmplan.launch.resuming import Asked
     from vlmplan.plan import Plan
     from vlmplan.search.way_out import WayOut
 
-SCHEMA = "vlmplan.launch/1"
-CURRICULUM_FILE = "curriculum.json"
-"""In the output folder of a curriculum: what it is."""
-
-
-def _count(flag: str, text: str) -> Any:
-    return click.option(flag, type=int, metavar="N", help=text)
-
-
-PLAN = (
-    click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="A plan.json; or give options of estimate."),
-    click.option("--curriculum", type=FILE, metavar="FILE", help="A YAML file of stages, one after another."),
-    click.option("--demo", is_flag=True, help="A tiny model and made-up images on 2 CPU ranks; no download."),
-)
-DATA = (
-    click.option("--train-data", type=FILE, metavar="FILE", help="Samples to train on: JSONL, or a JSON list."),
-    click.option("--eval-data", type=FILE, metavar="FILE", help="Samples to look at after every epoch."),
-    click.option("--image-folder", type=FILE, metavar="DIR", help="Where images are; else beside the data."),
-    _count("--dummy-data", "N made-up samples instead of data."),
-    click.option("--skip-bad-samples", is_flag=True, help="Leave out samples that cannot be used."),
-    click.option("--group-by-length", is_flag=True, help="Samples of about equal length in a micro batch."),
-)
-RUN = (
-    click.option("--output-dir", type=FILE, metavar="DIR", help="Checkpoints, log and result of one run."),
-    click.option("--adapter", type=FILE, metavar="DIR", help="Start from the weights of this adapter."),
-    click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of --output-dir."),
-    click.option("--dry-run", is_flag=True, help="Look whether it can run, print what would, write nothing."),
-    click.option("--hostfile", type=FILE, metavar="FILE", help="The nodes, HOST slots=GPUS in each line."),
-    click.option("--random-weights", is_flag=True, help="Do not load weights, draw them."),
-    click.option("--learning-rate", type=float, metavar="X", help="[default: 1e-5 for full, 1e-4 for adapters]"),
-    click.option("--weight-decay", type=float, metavar="X", help="[default: 0]"),
-    click.option("--warmup-fraction", type=float, metavar="X", help="Part of all steps.  [default: 0.03]"),
-    click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: cosine]"),
-    _count("--save-every", "Steps between checkpoints.  [default: one at the end]"),
-    _count("--keep-last", "Checkpoints that are kept.  [default: 2]"),
-    _count("--max-steps", "Stop after so many steps."),
-    _count("--seed", "Of order and random weights.  [default: 0]"),
-    click.option("--merge-adapters", is_flag=True, help="Also write the model with its adapters merged in."),
-    _count("--measured-steps", "First steps whose memory is followed on CPU ranks.  [default: 3]"),
-    click.option(
-        "--monitor",
-        type=click.Choice(tuple(MONITOR_PACKAGES)),
-        multiple=True,
-        help="Also write curves there; repeatable.",
-    ),
-)
-MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A run that was looked at and not started."""
-
-    plan: "Plan"
-    options: TrainerOptions
-    facts: "Facts"
-    findings: "Findings"
-    command: list[str]
-    environment: dict[str, str]
-    texts: dict[str, str]
-    notes: list[str]
-    catalog_files: tuple[Path, ...] = ()
-    hostfile: Path | None = None
-    data: "DataLook | None" = None
-
 
 @click.command()
-@options(PLAN, DATA, RUN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, CATALOG, JSON)
+@LAUNCH
 @click.pass_context
 def launch(
     ctx: click.Context,
@@ -114,8 +45,6 @@ def launch(
     """
     if as_json and not dry_run:
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
-    from vlmplan.answers.to_fit import document as to_fit_json
-
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
     asked = {name: given.pop(name) for name in names}
     if _goes_on_with_curriculum(asked, plan_file, demo=demo) or curriculum is not None:
@@ -132,6 +61,24 @@ def launch(
     from vlmplan.launch.resuming import asked_of
 
     whole = asked_of(asked, hostfile=hostfile, catalog_files=catalog_files)
+    prepared, way_out = _prepared(ctx, given, plan_file, whole, demo=demo, dry_run=dry_run)
+    if as_json:
+        _print_json(prepared, way_out)
+        return _exit_code(prepared)
+    return _run(prepared, way_out, dry_run=dry_run)
+
+
+def _exit_code(prepared: "Prepared") -> int:
+    """Of a run that is not started."""
+    return VlmplanError.exit_code if prepared.findings.problems else 0
+
+
+def _prepared(
+    ctx: click.Context, given: dict[str, Any], plan_file: Path | None, whole: "Asked", *, demo: bool, dry_run: bool
+) -> "tuple[Prepared, WayOut | None]":
+    """The run, with a look at its data where it is only looked at, and what fits where it does not."""
+    from vlmplan.launch.prepared import prepare, with_data
+
     # A dry run's model goes away again.
     scratch = tempfile.TemporaryDirectory(prefix="vlmplan-") if demo and dry_run else nullcontext()
     with scratch as folder:
@@ -142,34 +89,37 @@ def launch(
         prepared = prepare(plan, whole, notes)
         if dry_run:
             prepared = with_data(prepared)
-        way_out = _way_out(prepared, given)
-    text = _command_text(prepared)
-    if as_json:
-        described = document(prepared) | to_fit_json(way_out, text, today())
-        click.echo(json.dumps({"schema": SCHEMA} | described, indent=2))
-    elif dry_run:
-        show(prepared)
-    code = (VlmplanError.exit_code if prepared.findings.problems else 0) if dry_run else start(prepared)
-    if way_out is not None and not as_json:
-        _say_way_out(way_out, text)
+        return prepared, _way_out(prepared, given)
+
+
+def _print_json(prepared: "Prepared", way_out: "WayOut | None") -> None:
+    from vlmplan.answers import launch, to_fit
+
+    described = launch.document(prepared) | to_fit.document(way_out, _command_text(prepared), today())
+    click.echo(json.dumps(described, indent=2))
+
+
+def _run(prepared: "Prepared", way_out: "WayOut | None", *, dry_run: bool) -> int:
+    """Start the run, or print what would be; after it what fits, on standard error."""
+    from vlmplan.answers.launch import print_run, print_way_out
+
+    if dry_run:
+        print_run(prepared)
+        code = _exit_code(prepared)
+    else:
+        from vlmplan.cli.start import start
+
+        code = start(prepared)
+    if way_out is not None:
+        print_way_out(way_out, _command_text(prepared), today())
     return code
 
 
-def _say_way_out(found: "WayOut", text: Callable[[Mapping[str, Any]], str]) -> None:
-    """Print to standard error what would fit."""
-    from vlmplan.answers.to_fit import way_out_parts
-
-    for sentence, lead, changed in way_out_parts(found, today()):
-        click.echo(sentence, err=True)
-        if changed is not None:
-            click.echo(f"{lead} {text(changed)}", err=True)
-
-
-def _way_out(prepared: Prepared, given: Mapping[str, Any]) -> "WayOut | None":
+def _way_out(prepared: "Prepared", given: Mapping[str, Any]) -> "WayOut | None":
     """What fits where the plan does not, by the options that were given or, without any, by those of the plan; None
     where it does."""
-    from vlmplan.cli.rehearse import estimate_of
     from vlmplan.cli.to_fit import found_way_out, way_out_of_plan
+    from vlmplan.launch.plan_estimate import estimate_of
 
     if prepared.plan.expected.verdict != "does_not_fit":
         return None
@@ -183,13 +133,13 @@ def _way_out(prepared: Prepared, given: Mapping[str, Any]) -> "WayOut | None":
         return None
 
 
-def _command_text(prepared: Prepared) -> Callable[[Mapping[str, Any]], str]:
+def _command_text(prepared: "Prepared") -> Callable[[Mapping[str, Any]], str]:
     """Options of a plan as a command that does everything else as this one does."""
     from vlmplan.cli.out_of_memory import run_options
     from vlmplan.cli.to_fit import command_text
 
     own = run_options(prepared) | {"output_dir": prepared.options.output_dir}
-    text = command_text(launch, ())
+    text = command_text(parser, ())
     return lambda options: text({**options, **own})
 
 
@@ -253,6 +203,7 @@ def _plan(
     """The plan of the file, of the resumed run, or of the options; what to say about it; with what it is made."""
     from vlmplan.catalog import load_catalog
     from vlmplan.emit import PLAN_FILE
+    from vlmplan.launch.prepared import planned
     from vlmplan.launch.resuming import asks_for_another_plan, kept_options, options_to_go_on
     from vlmplan.plan import read_plan
 
@@ -273,160 +224,3 @@ def _plan(
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
     return read_plan(plan_file), [], dataclasses.replace(asked, planned_with=None)
-
-
-def planned(
-    given: dict[str, Any], catalog_files: tuple[Path, ...], trainer: TrainerOptions
-) -> "tuple[Plan, list[str]]":
-    """The plan that the options of estimate ask for; the data says how many samples there are, if the user does not."""
-    from vlmplan.cli.estimate import requested_estimate
-    from vlmplan.data_file import num_records_in
-    from vlmplan.launch.optimizer_settings import refuse_other_settings
-    from vlmplan.plan import plan_from_estimate
-    from vlmplan.request import ds_config_of
-
-    if given["num_samples"] is None:
-        num_samples = trainer.dummy_data
-        if trainer.train_data is not None and trainer.train_data.is_file():
-            num_samples = num_records_in(trainer.train_data)
-        given = given | {"num_samples": num_samples or None}
-    result, notes = requested_estimate(given, catalog_files)
-    base = ds_config_of(given)
-    if base is not None:
-        refuse_other_settings(base, trainer)
-    every = [*result.workload.model.notes, *result.hints, *result.cautions, *notes]
-    return plan_from_estimate(result, base=base), every
-
-
-def prepare(plan: "Plan", asked: "Asked", notes: Sequence[str]) -> Prepared:
-    """Look at this machine; the command, environment and files of the run."""
-    import os
-
-    from vlmplan.catalog import load_catalog
-    from vlmplan.emit import PLAN_FILE
-    from vlmplan.launch.facts import facts_of_this_machine, machine_json
-    from vlmplan.launch.preflight import preflight
-    from vlmplan.launch.resuming import record_to_keep
-    from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
-    from vlmplan.launch.start import run_command, run_environment
-
-    trainer, hostfile = asked.trainer, asked.hostfile
-    resumes = trainer.resume and has_checkpoint(trainer.output_dir)
-    notes = [*notes, *asked.notes, *(changes_of_plan(trainer.output_dir, plan) if trainer.resume else ())]
-    if trainer.resume and not resumes:
-        notes.append(f"{trainer.output_dir} has no checkpoint to go on from, so training starts anew")
-    facts = facts_of_this_machine(plan, trainer.output_dir)
-    findings = preflight(plan, trainer, facts, load_catalog(asked.catalog_files), hostfile=hostfile)
-    findings = dataclasses.replace(findings, problems=(*asked.problems, *findings.problems))
-    command = run_command(
-        plan,
-        plan_path=os.path.abspath(trainer.output_dir / PLAN_FILE),
-        hostfile=hostfile,
-        facts=dataclasses.replace(facts, visible_devices=None) if findings.problems else facts,
-        arguments=dataclasses.replace(trainer, resume=resumes).arguments(),
-    )
-    environment = run_environment(plan, facts, trainer.output_dir, os.environ)
-    versions = {"vlmplan": plan.vlmplan_version} | machine_json(facts)
-    return Prepared(
-        plan=plan,
-        options=trainer,
-        facts=facts,
-        findings=findings,
-        command=command,
-        environment=environment,
-        texts=run_texts(plan, command, environment, versions, record_to_keep(asked, plan)),
-        notes=notes,
-        catalog_files=asked.catalog_files,
-        hostfile=hostfile,
-    )
-
-
-def with_data(prepared: Prepared) -> Prepared:
-    """``prepared`` after a look at its data as its start would read it; what that refuses is one more problem."""
-    from vlmplan.launch.data_look import looked_at
-    from vlmplan.launch.preflight import data_problems, missing_packages
-
-    plan, options, findings = prepared.plan, prepared.options, prepared.findings
-    if options.train_data is None or any(data_problems(plan, options)):
-        return prepared
-    missing = missing_packages(plan, prepared.facts.packages)
-    if missing:
-        note = f"the data was not looked at, which needs {', '.join(missing)}"
-        return dataclasses.replace(prepared, notes=[*prepared.notes, note])
-    data = looked_at(plan, options, prepared.environment)
-    if data.problem is not None:
-        findings = dataclasses.replace(findings, problems=(*findings.problems, data.problem))
-    return dataclasses.replace(prepared, findings=findings, data=data)
-
-
-def document(prepared: Prepared) -> dict[str, Any]:
-    """What would be run, for ``--json``."""
-    return {
-        "command": prepared.command,
-        "environment": prepared.environment,
-        "files": _files(prepared),
-        "data": None if prepared.data is None else dict(prepared.data.accounts),
-        "problems": list(prepared.findings.problems),
-        "notes": [*prepared.notes, *prepared.findings.warnings],
-        "plan": prepared.plan.as_json(),
-    }
-
-
-def show(prepared: Prepared) -> None:
-    """Print what would be run."""
-    from vlmplan.launch.start import shell_text
-    from vlmplan.render import lines
-
-    lines.say(f"would write: {', '.join(_files(prepared))}")
-    lines.say_command("would run:", shell_text(prepared.command, prepared.environment))
-    for line in () if prepared.data is None else prepared.data.lines():
-        lines.say(line)
-    say(prepared)
-
-
-def _files(prepared: Prepared) -> list[str]:
-    from vlmplan.launch.run_folder import LOG_FILE
-
-    return [str(prepared.options.output_dir / name) for name in (*prepared.texts, LOG_FILE)]
-
-
-def say(prepared: Prepared) -> None:
-    """Print notes and problems to standard error."""
-    sentences = (*prepared.notes, *prepared.findings.warnings)
-    for sentence in caveats(sentences):
-        click.echo(f"caution: {sentence}", err=True)
-    for sentence in footnotes(sentences):
-        click.echo(f"note: {sentence}", err=True)
-    for sentence in prepared.findings.problems:
-        click.echo(f"vlmplan: {sentence}", err=True)
-
-
-def _starting(plan: "Plan") -> str:
-    hardware = plan.hardware
-    how = "in plain PyTorch" if plan.ds_config is None else "through DeepSpeed's launcher"
-    nodes = f" on {hardware.num_nodes} machines" if hardware.num_nodes > 1 else ""
-    return f"starting {counted(hardware.num_gpus, 'rank')}{nodes} {how}, which takes a while"
-
-
-def start(prepared: Prepared) -> int:
-    """Write the run's files, run it and return its exit code; 1 where something is in the way."""
-    from vlmplan.cli.out_of_memory import tell_out_of_memory
-    from vlmplan.launch.run_folder import COMMAND_FILE, LOG_FILE, has_checkpoint, locked_log, write_run_files
-    from vlmplan.launch.start import ending, follow
-    from vlmplan.shortage import remove_shortages
-
-    say(prepared)
-    if prepared.findings.problems:
-        return VlmplanError.exit_code
-    folder = prepared.options.output_dir
-    click.echo(f"{_starting(prepared.plan)}; {folder / LOG_FILE} keeps what it prints", err=True)
-    with locked_log(folder, resumes=prepared.options.resume) as log:
-        write_run_files(folder, prepared.texts)
-        remove_shortages(folder)
-        log.write(f"$ {prepared.texts[COMMAND_FILE]}".encode())
-        code = follow(prepared.command, prepared.environment, log, is_one_node=prepared.plan.hardware.num_nodes == 1)
-    if code:
-        goes_on = ", --resume goes on" if code != EXIT_OUT_OF_MEMORY and has_checkpoint(folder) else ""
-        click.echo(f"vlmplan: {ending(code)}; {folder / LOG_FILE} has what it printed{goes_on}", err=True)
-        tell_out_of_memory(prepared, launch, code)
-    return code

@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,22 +27,14 @@ from vlmplan.cli.options import (
     today,
 )
 from vlmplan.cli.refresh import REFRESH, refresh_prices
-from vlmplan.notes import caveats
 
 if TYPE_CHECKING:
-    from vlmplan.recipe import Recipe
+    from vlmplan.freezing import Freezing
     from vlmplan.rehearsal import Comparison
-    from vlmplan.search import RankedPlan, Recommendation
-    from vlmplan.search.pareto import Point
+    from vlmplan.search import Recommendation
+    from vlmplan.search.way_out import WayOut
 
 EXIT_NOTHING_FITS = 3
-SCHEMA = "vlmplan.recommendation/1"
-ESSENTIALS = (
-    *("method", "precision", "optimizer", "zero_stage", "offload_optimizer", "offload_params"),
-    *("micro_batch", "grad_accum", "activation_checkpointing", "vision_activation_checkpointing", "attention"),
-)
-"""What is said of a recipe where many plans are listed."""
-
 
 MACHINES: tuple[Decorator, ...] = (
     click.option(
@@ -101,7 +94,6 @@ def recommend(
     A run's price holds start-up, download, training, checkpoints and a week of disk. With --pricing interruptible it
     also holds what interruptions make you do again, for checkpoints at the distance that costs least.
     """
-    from vlmplan.answers.to_fit import document as to_fit_json
     from vlmplan.cli.to_fit import command_text, searched_way_out_of
 
     pictures = {"--html": html, "--svg": svg}
@@ -118,29 +110,53 @@ def recommend(
         found, rehearsal = confirmation.found, confirmation.winner
     next_steps = _next_steps(found, given, out, force=force)
     next_steps += _write_pictures(found, pictures, force=force)
-    frozen = freezing_of(found.plans[0].estimate, given) if found.plans else None
-    way_out = searched_way_out_of(given, found, catalog_files)
-    text = command_text(recommend, catalog_files)
-    if as_json:
-        from vlmplan.answers.estimate import freezing_json
-
-        freezes = {"freeze_vision": freezing_json(frozen)}
-        described = document(found, rehearsal) | freezes | to_fit_json(way_out, text, found.as_of)
-        click.echo(json.dumps(described, indent=2))
-    elif found.plans:
-        from vlmplan.answers.estimate import freezing_hints
-        from vlmplan.render.recommendation import print_recommendation
-
-        hints = freezing_hints(frozen)
-        print_recommendation(found, next_steps, rehearsal, shows_pareto=shows_pareto, hints=hints)
-    else:
-        from vlmplan.render.recommendation import print_nothing_fits
-
-        print_nothing_fits(found)
-        from vlmplan.answers.to_fit import print_way_out
-
-        print_way_out(way_out, text, found.as_of)
+    answer = Answer(
+        found=found,
+        next_steps=next_steps,
+        rehearsal=rehearsal,
+        freezing=freezing_of(found.plans[0].estimate, given) if found.plans else None,
+        way_out=searched_way_out_of(given, found, catalog_files),
+        shows_pareto=shows_pareto,
+    )
+    show = _print_json if as_json else _print_text
+    show(answer, command_text(recommend, catalog_files))
     return 0 if found.plans else EXIT_NOTHING_FITS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A recommendation with what was looked for and done besides."""
+
+    found: "Recommendation"
+    next_steps: list[str]
+    rehearsal: "Comparison | None"
+    freezing: "Freezing | None"
+    way_out: "WayOut | None"
+    shows_pareto: bool
+
+
+def _print_json(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> None:
+    from vlmplan.answers import recommendation, to_fit
+    from vlmplan.answers.estimate import freezing_json
+
+    described = recommendation.document(answer.found, answer.rehearsal)
+    described["freeze_vision"] = freezing_json(answer.freezing)
+    click.echo(json.dumps(described | to_fit.document(answer.way_out, command, answer.found.as_of), indent=2))
+
+
+def _print_text(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> None:
+    from vlmplan.answers.estimate import freezing_hints
+    from vlmplan.answers.recommendation import print_nothing_fits, print_recommendation
+    from vlmplan.answers.to_fit import print_way_out
+
+    if not answer.found.plans:
+        print_nothing_fits(answer.found)
+        print_way_out(answer.way_out, command, answer.found.as_of)
+        return
+    hints = freezing_hints(answer.freezing)
+    print_recommendation(
+        answer.found, answer.next_steps, answer.rehearsal, shows_pareto=answer.shows_pareto, hints=hints
+    )
 
 
 def _next_steps(found: "Recommendation", given: dict[str, Any], out: Path | None, *, force: bool) -> list[str]:
@@ -183,8 +199,8 @@ def _write_pictures(found: "Recommendation", pictures: dict[str, Path | None], *
     """Write cost against time where the user wants it, and say so; nothing where nothing fits."""
     if not found.plans or not any(pictures.values()):
         return []
+    from vlmplan.answers.front_page import html_text, svg_text
     from vlmplan.files import write_atomically
-    from vlmplan.render.scatter_picture import html_text, svg_text
 
     written: list[str] = []
     for path, text in zip(pictures.values(), (html_text, svg_text), strict=True):
@@ -205,71 +221,3 @@ def requested_recommendation(
 
     asked = sought(given, load_catalog(catalog_files), find_model(given["model"]), on)
     return searched(replace(asked, compares_all=compares_all))
-
-
-def document(found: "Recommendation", rehearsal: "Comparison | None" = None) -> dict[str, Any]:
-    """Schema ``vlmplan.recommendation/1``; ``rehearsal`` is that of the first plan."""
-    from vlmplan.search.explanation import explanation
-
-    plans = [plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)]
-    if rehearsal is not None:
-        from vlmplan.answers.rehearsal import confirmation_json
-
-        plans[0]["rehearsal"] = confirmation_json(rehearsal)
-    return {
-        "schema": SCHEMA,
-        "workload": found.workload.as_json(),
-        "objective": found.objective.value,
-        "date": found.as_of.isoformat(),
-        "num_setups_considered": found.num_considered,
-        "plans": plans,
-        "explanation": explanation(found.plans, found.objective),
-        "pareto": [_point_json(point, found.as_of) for point in found.pareto],
-        "rejected": [rejection.as_json() for rejection in found.rejected],
-        "caveats": caveats(found.notes),
-        "notes": list(found.notes),
-    }
-
-
-def plan_json(rank: int, plan: "RankedPlan", on: date) -> dict[str, Any]:
-    """A plan with its whole estimate."""
-    from vlmplan.answers import estimate as estimates
-    from vlmplan.answers.offers import offer_json
-
-    estimate = estimates.document(plan.estimate)
-    return {
-        "rank": rank,
-        "gpu": plan.estimate.cluster.node.gpu.id,
-        "num_gpus": plan.estimate.cluster.node.num_gpus,
-        "num_nodes": plan.estimate.cluster.num_nodes,
-        "offer": None if plan.offer is None else offer_json(plan.offer, on),
-        "recipe": estimate["recipe"],
-        "estimate": estimate,
-        "hours": plan.hours,
-        "usd": plan.usd,
-        "usd_per_hour": plan.usd_per_hour,
-        "billed_hours": plan.billed_hours,
-        "cost": None if plan.cost is None else plan.cost.as_json() | {"save_every_steps": plan.save_every_steps},
-    }
-
-
-def recipe_essentials(recipe: "Recipe") -> dict[str, Any]:
-    """What tells one plan's recipe from another's."""
-    values = recipe.as_json()
-    return {name: values[name] for name in ESSENTIALS}
-
-
-def _point_json(point: "Point", on: date) -> dict[str, Any]:
-    """A member of the front; ``exact``: by its whole estimate, else by bounds and secants."""
-    from vlmplan.answers.offers import offer_json
-
-    return {
-        "gpu": point.cluster.node.gpu.id,
-        "num_gpus": point.cluster.node.num_gpus,
-        "num_nodes": point.cluster.num_nodes,
-        "offer": None if point.offer is None else offer_json(point.offer, on),
-        "recipe": recipe_essentials(point.recipe),
-        "hours": point.hours,
-        "usd": point.usd,
-        "exact": point.is_exact,
-    }

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,11 +146,12 @@ def plan_asked_for(
     ctx: click.Context, plan_file: Path | None, given: dict[str, Any], catalog_files: tuple[Path, ...]
 ) -> "tuple[Plan, Estimate, list[str]]":
     """The plan of the file or of the options, its estimate, and sentences about the hardware."""
+    from vlmplan.launch.plan_estimate import estimate_of
     from vlmplan.plan import plan_from_estimate, read_plan
     from vlmplan.request import ds_config_of
 
     if plan_file is None:
-        from vlmplan.cli.estimate import requested_estimate
+        from vlmplan.requested import requested_estimate
 
         if given["model"] is None:
             raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
@@ -161,22 +162,3 @@ def plan_asked_for(
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
     plan = read_plan(plan_file)
     return plan, estimate_of(plan, catalog_files), []
-
-
-def estimate_of(plan: "Plan", catalog_files: tuple[Path, ...]) -> "Estimate":
-    """What this version says of a plan. Raises UnavailableError where its hardware is not known here."""
-    from vlmplan.catalog import load_catalog
-    from vlmplan.estimate import estimate
-    from vlmplan.launch.plan_options import gpu_of, host_ram_of
-    from vlmplan.models import described
-    from vlmplan.rehearsal.unknown import with_rehearsed_activations
-    from vlmplan.request import requested_cluster
-
-    catalog = load_catalog(catalog_files)
-    options = {"gpu": gpu_of(plan, catalog), "num_nodes": plan.hardware.num_nodes, "host_ram": host_ram_of(plan)}
-    cluster, _ = requested_cluster(options, catalog)
-    model = plan.workload.model
-    # what the samples leave out is the plan's: --images-per-sample 0 may have said that there are no images
-    model = replace(described(model, model.config), not_counted=model.not_counted)
-    workload = replace(plan.workload, model=model)
-    return with_rehearsed_activations(estimate(workload, plan.recipe, cluster))

@@ -1,9 +1,8 @@
 """A machine that might be bought, beside the offers that it would take the place of."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
 from vlmplan.cost.owning import HOURS_PER_WEEK, WEEKS_PER_MONTH, BreakEven, OwnMachine, break_even
 from vlmplan.errors import InputError
@@ -93,31 +92,3 @@ class Purchase:
         if turn.hours_per_week is None:
             return f"{text} at no use within {self.machine.lifetime_months:g} months"
         return f"{text} from {turn.hours_per_week:.0f} hours a week on"
-
-    def as_json(self) -> dict[str, Any]:
-        """The numbers of schema ``vlmplan.buy/1``; offers are left to who knows how old they are."""
-        machine = self.machine
-        return {
-            "gpu": self.gpu.id,
-            "num_gpus": self.num_gpus,
-            "hours_per_week": self.hours_per_week,
-            "machine": {
-                **asdict(machine),
-                "price_usd": machine.price_usd,
-                "fixed_usd_per_month": machine.fixed_usd_per_month,
-                "electricity_usd_per_hour": machine.electricity_usd_per_hour,
-                "usd_per_month": self.own_usd_per_month,
-                "usd_per_hour": machine.usd_per_hour(self.hours_per_month),
-            },
-            "by_hours_per_week": [self._at(hours) for hours in SHOWN_HOURS_PER_WEEK],
-            "advice": self.advice,
-        }
-
-    def _at(self, hours_per_week: float) -> dict[str, Any]:
-        hours = hours_per_week * WEEKS_PER_MONTH
-        return {
-            "hours_per_week": hours_per_week,
-            "own_usd_per_month": self.machine.usd_per_month(hours),
-            "own_usd_per_hour": self.machine.usd_per_hour(hours),
-            "rent_usd_per_month": [offer.usd_per_hour * hours for offer in self.rents],
-        }

@@ -1,7 +1,6 @@
 """What a run costs on an offer, part by part: usd of whole machines by the hour, and of the disk that outlives them."""
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from vlmplan.cost.interruptions import (
     INTERRUPTIONS_PER_DAY,
@@ -88,9 +87,6 @@ class RunCost:
             + self.interruptions_usd
             + self.storage_usd
         )
-
-    def as_json(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def run_cost(

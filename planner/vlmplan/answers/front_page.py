@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from vlmplan.answers.front import TITLES, WINS_BY, front_table
+from vlmplan.answers.offers import money_line
 from vlmplan.recipe import Method
-from vlmplan.render.pareto import TITLES, front_table
 from vlmplan.render.picture import (
     HEIGHT,
     LEFT,
@@ -19,7 +20,6 @@ from vlmplan.render.picture import (
     svg_element,
     svg_file,
 )
-from vlmplan.render.recommendation import WINS_BY, money_line
 from vlmplan.render.scatter import LogAxis, axis_of, hour_ticks, tick_text, usd_tick_text, usd_ticks
 from vlmplan.search import SECONDS_PER_HOUR, Recommendation
 from vlmplan.search.explanation import explanation, machine_label

@@ -1,4 +1,4 @@
-"""A key of a ds_config.json for people: what it does, what it is in a plan, and all of them as a list."""
+"""A key of a ds_config.json: the document, and for people what it does, what it is in a plan, a list of all keys."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +14,69 @@ from vlmplan.render.tables import Table, print_table
 from vlmplan.units import GIB, MIB, duration_text, gib_text
 from vlmplan.versions import CHECKED_VERSIONS
 
+SCHEMA = "vlmplan.explanation/1"
 HEADS = {
     Effect.MODELLED: "Keys that a plan follows:",
     Effect.NONE: "Keys that are accepted and change neither memory nor time of a plan:",
     Effect.REFUSED: "Keys that matter and are not modelled; only what leaves them off is accepted:",
 }
 NUMBERS = frozenset(("peak of a GPU", "difference", "host", "step"))
+
+
+def keys_document(keys: Sequence[Key]) -> dict[str, Any]:
+    """Schema ``vlmplan.explanation/1`` of the list of all keys."""
+    return {"schema": SCHEMA, "keys": [_key_json(key) for key in keys]}
+
+
+def document(key: Key, found: KeyInPlan | None, notes: Sequence[str]) -> dict[str, Any]:
+    """Schema ``vlmplan.explanation/1``; integers of ``plan`` are bytes, but for the key's own values."""
+    return (
+        {"schema": SCHEMA}
+        | _key_json(key)
+        | {"plan": None if found is None else _plan_json(found), "notes": list(notes)}
+    )
+
+
+def _key_json(key: Key) -> dict[str, Any]:
+    """What is known of a key; ``accepted_values`` are those that can be planned, null: any of its kind."""
+    return {
+        "key": key.path,
+        "kind": key.kind.value,
+        "default": key.default,
+        "effect": key.effect.name.lower(),
+        "about": key.about,
+        "source": [f"deepspeed/{source}" for source in key.source.split(", ")],
+        "planned": key.planned or None,
+        "auto": auto_text(key.path),
+        "accepted_values": list(key.only or key.words) or None,
+    }
+
+
+def _plan_json(found: KeyInPlan) -> dict[str, Any]:
+    return {
+        "model": found.planned.workload.model.id,
+        "recipe": found.planned.recipe.as_json(),
+        "value": found.value,
+        "is_written": found.is_written,
+        "peak_allocated_bytes": found.planned.peak_allocated_bytes,
+        "peak_device_bytes": found.planned.device.device_bytes,
+        "host_bytes_per_node": found.planned.host.peak_bytes,
+        "step_seconds": found.planned.step_seconds,
+        "other_values": [_other_json(other) for other in found.others],
+    }
+
+
+def _other_json(other: OtherValue) -> dict[str, Any]:
+    phase, difference = other.largest_phase_difference
+    return {
+        "value": other.value,
+        "peak_allocated_bytes": other.found.peak_allocated_bytes,
+        "peak_difference_bytes": other.peak_difference_bytes,
+        "peak_device_bytes": other.found.device.device_bytes,
+        "largest_phase_difference": {"phase": phase, "bytes": difference},
+        "host_bytes_per_node": other.found.host.peak_bytes,
+        "step_seconds": other.found.step_seconds,
+    }
 
 
 def print_key(key: Key, found: KeyInPlan | None, notes: Sequence[str] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Advice for people: the plan it is about, every single change with what it buys, the best of them in a sentence."""
+"""Advice: its document, and for people each single change with what it buys, and the best of them in a sentence."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -6,15 +6,18 @@ from typing import Any
 import click
 
 from vlmplan.answers.estimate import caveat_lines, setup_text, workload_text
+from vlmplan.answers.front import recipe_essentials
+from vlmplan.answers.offers import money_line, offer_json
+from vlmplan.answers.recommendation import plan_json
 from vlmplan.answers.setups import engine_text
-from vlmplan.notes import footnotes
+from vlmplan.notes import caveats, footnotes
 from vlmplan.render.lines import say
-from vlmplan.render.recommendation import money_line
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.search.advice import Advice, Outcome, binding
 from vlmplan.units import duration_text, usd_text
 
+SCHEMA = "vlmplan.advice/1"
 Words = Callable[[Mapping[str, Any]], str]
 """Options as words of the command line."""
 TITLES = ("change", "fits", "time", "", "usd", "", "trains", "engine", "batch", "ckpt", "bound by")
@@ -22,6 +25,51 @@ NUMBERS = frozenset(("time", "", "usd"))
 LEAST_FIRST = ("batch", "ckpt", "trains", "engine", "bound by")
 CUT = frozenset(("engine", "bound by"))
 UNKNOWN = "-"
+
+
+def document(found: Advice, words: Words) -> dict[str, Any]:
+    """Schema ``vlmplan.advice/1``; ``words`` makes options those of the command line."""
+    return {
+        "schema": SCHEMA,
+        "workload": found.workload.as_json(),
+        "objective": found.objective.value,
+        "date": found.as_of.isoformat(),
+        "max_usd": found.limits.max_usd,
+        "max_hours": found.limits.max_hours,
+        "base": None if found.base is None else plan_json(1, found.base, found.as_of),
+        "base_within_limits": found.base_is_within_limits,
+        "reason": found.reason,
+        "changes": [_outcome_json(found, outcome, words) for outcome in found.outcomes],
+        "best": None if found.best is None else found.best.change.name,
+        "advice": sentence(found, words),
+        "caveats": caveats(found.notes),
+        "notes": list(found.notes),
+    }
+
+
+def _outcome_json(found: Advice, outcome: Outcome, words: Words) -> dict[str, Any]:
+    """A change; what is null of one with which something fits is not known."""
+    plan, change = outcome.plan, outcome.change
+    cluster = None if plan is None else plan.estimate.cluster
+    offer = None if plan is None else plan.offer
+    return {
+        "change": change.name,
+        "options": words(change.options),
+        "keeps_results": change.keeps_results,
+        "fits": plan is not None,
+        "within_limits": outcome.is_within_limits,
+        "gpu": None if cluster is None else cluster.node.gpu.id,
+        "num_gpus": None if cluster is None else cluster.node.num_gpus,
+        "num_nodes": None if cluster is None else cluster.num_nodes,
+        "offer": None if offer is None else offer_json(offer, found.as_of),
+        "recipe": None if plan is None else recipe_essentials(plan.estimate.recipe),
+        "hours": None if plan is None else plan.hours,
+        "usd": None if plan is None else plan.usd,
+        "hours_change": outcome.hours_change,
+        "usd_change": outcome.usd_change,
+        "bound_by": outcome.binding,
+        "reason": outcome.reason,
+    }
 
 
 def print_advice(found: Advice, words: Words) -> None:

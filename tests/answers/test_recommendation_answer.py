@@ -8,15 +8,10 @@ from functools import cache
 import pytest
 
 from search_cases import TODAY, card, cluster, offer, owned, rented, search
+from vlmplan.answers.front import WINS_BY
+from vlmplan.answers.offers import money_line, offer_text
+from vlmplan.answers.recommendation import SHOWN_REJECTIONS, print_nothing_fits, print_recommendation
 from vlmplan.recipe import Method
-from vlmplan.render.recommendation import (
-    SHOWN_REJECTIONS,
-    WINS_BY,
-    money_line,
-    offer_text,
-    print_nothing_fits,
-    print_recommendation,
-)
 from vlmplan.search import Objective, Recommendation
 from vlmplan.units import GIB, duration_text, usd_text
 

@@ -1,11 +1,13 @@
-"""A recommendation for people: the winner, the best of each method, what comes next, what does not fit and why."""
+"""A recommendation: its document, and for people the winner, the best of each method, and what does not fit and why."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from datetime import date
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.answers import estimate as estimates
 from vlmplan.answers.estimate import (
     caveat_lines,
     host_line,
@@ -14,27 +16,68 @@ from vlmplan.answers.estimate import (
     verdict_line,
     workload_text,
 )
-from vlmplan.answers.offers import age_text, cost_lines, offer_text
+from vlmplan.answers.front import WINS_BY, point_json, print_pareto, summary_line
+from vlmplan.answers.offers import age_text, cost_lines, money_line, offer_json
 from vlmplan.answers.setups import engine_text
-from vlmplan.notes import footnotes
+from vlmplan.notes import caveats, footnotes
 from vlmplan.recipe import Method
 from vlmplan.render.lines import say
-from vlmplan.render.pareto import print_pareto, summary_line
 from vlmplan.render.tables import Table, print_table
-from vlmplan.search import Objective, RankedPlan, Recommendation, Rejection
+from vlmplan.search import RankedPlan, Recommendation, Rejection
 from vlmplan.search.explanation import explanation
-from vlmplan.units import counted, duration_text, gib_text, usd_text
+from vlmplan.units import counted, duration_text, gib_text
 
 if TYPE_CHECKING:
     from vlmplan.rehearsal import Comparison
 
+SCHEMA = "vlmplan.recommendation/1"
 SHOWN_REJECTIONS = 6
 UNKNOWN = "-"
-WINS_BY = {Objective.COST: "Cheapest", Objective.TIME: "Fastest", Objective.VRAM: "Least memory"}
 TITLES = ("", "method", "GPUs", "offer", "usd/h", "engine", "batch", "ckpt", "GiB", "of", "time", "usd", "age")
 NUMBERS = frozenset(("usd/h", "GiB", "of", "time", "usd", "age"))
 LEAST_FIRST = ("of", "age", "ckpt", "GiB", "usd/h", "engine", "batch", "offer", "")
 CUT = frozenset(("offer", "engine"))
+
+
+def document(found: Recommendation, rehearsal: "Comparison | None" = None) -> dict[str, Any]:
+    """Schema ``vlmplan.recommendation/1``; ``rehearsal`` is that of the first plan."""
+    plans = [plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)]
+    if rehearsal is not None:
+        from vlmplan.answers.rehearsal import confirmation_json
+
+        plans[0]["rehearsal"] = confirmation_json(rehearsal)
+    return {
+        "schema": SCHEMA,
+        "workload": found.workload.as_json(),
+        "objective": found.objective.value,
+        "date": found.as_of.isoformat(),
+        "num_setups_considered": found.num_considered,
+        "plans": plans,
+        "explanation": explanation(found.plans, found.objective),
+        "pareto": [point_json(point, found.as_of) for point in found.pareto],
+        "rejected": [rejection.as_json() for rejection in found.rejected],
+        "caveats": caveats(found.notes),
+        "notes": list(found.notes),
+    }
+
+
+def plan_json(rank: int, plan: RankedPlan, on: date) -> dict[str, Any]:
+    """A plan with its whole estimate."""
+    estimate = estimates.document(plan.estimate)
+    return {
+        "rank": rank,
+        "gpu": plan.estimate.cluster.node.gpu.id,
+        "num_gpus": plan.estimate.cluster.node.num_gpus,
+        "num_nodes": plan.estimate.cluster.num_nodes,
+        "offer": None if plan.offer is None else offer_json(plan.offer, on),
+        "recipe": estimate["recipe"],
+        "estimate": estimate,
+        "hours": plan.hours,
+        "usd": plan.usd,
+        "usd_per_hour": plan.usd_per_hour,
+        "billed_hours": plan.billed_hours,
+        "cost": None if plan.cost is None else asdict(plan.cost) | {"save_every_steps": plan.save_every_steps},
+    }
 
 
 def print_recommendation(
@@ -95,18 +138,6 @@ def print_nothing_fits(found: Recommendation) -> None:
     say(f"{found.workload.model.id}: nothing fits on {counted(found.num_clusters, 'machine')}")
     for line in _rejections(found.rejected):
         say(line)
-
-
-def money_line(plan: RankedPlan, on: date) -> str:
-    """What the run costs, how long it takes, on what."""
-    node = plan.estimate.cluster.node
-    count = plan.estimate.cluster.num_gpus
-    price = UNKNOWN if plan.usd is None else usd_text(plan.usd)
-    time = "an unknown time" if plan.hours is None else duration_text(plan.hours * 3600)
-    where = f"{count} x {node.gpu.name}"
-    if plan.offer is None or plan.usd_per_hour is None:
-        return f"{time} on {where}; no price is known"
-    return f"{price} for the run, {time} on {where}; {offer_text(plan.offer, on)}, {usd_text(plan.usd_per_hour)}/h"
 
 
 def _print_plans(found: Recommendation) -> None:

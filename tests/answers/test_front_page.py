@@ -10,8 +10,8 @@ import pytest
 
 from picture_checks import SVG, brings_everything
 from search_cases import card, cluster, offer, owned, rented, search
+from vlmplan.answers.front_page import WINNER_COLOUR, html_text, svg_text
 from vlmplan.render.picture import HEIGHT, LEFT, PLOT_HEIGHT, PLOT_WIDTH, TOP, WIDTH
-from vlmplan.render.scatter_picture import WINNER_COLOUR, html_text, svg_text
 from vlmplan.search import Objective, Recommendation
 from vlmplan.search.explanation import explanation
 

@@ -1,8 +1,13 @@
-"""The front of cost against time for people: one line, or a plot of every setup with the front as a table."""
+"""The front of cost against time: its members in JSON, and for people a line, or a plot of all setups and a table."""
+
+from datetime import date
+from typing import Any
 
 import click
 
+from vlmplan.answers.offers import offer_json
 from vlmplan.answers.setups import engine_text
+from vlmplan.recipe import Recipe
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.scatter import MARKS, PLAIN_MARKS, scatter_lines
 from vlmplan.render.tables import Table, can_show, print_table
@@ -15,8 +20,34 @@ TITLES = ("", "time", "usd", "usd/h", "GPUs", "offer", "method", "engine", "batc
 NUMBERS = frozenset(("time", "usd", "usd/h"))
 LEAST_FIRST = ("ckpt", "batch", "usd/h", "engine", "method", "offer", "")
 CUT = frozenset(("offer", "engine"))
+ESSENTIALS = (
+    *("method", "precision", "optimizer", "zero_stage", "offload_optimizer", "offload_params"),
+    *("micro_batch", "grad_accum", "activation_checkpointing", "vision_activation_checkpointing", "attention"),
+)
+"""What is said of a recipe where many plans are listed."""
+WINS_BY = {Objective.COST: "Cheapest", Objective.TIME: "Fastest", Objective.VRAM: "Least memory"}
 WINNER, NOT_EXACT = "first", "~"
 UNKNOWN = "-"
+
+
+def point_json(point: Point, on: date) -> dict[str, Any]:
+    """A member of the front; ``exact``: by its whole estimate, else by bounds and secants."""
+    return {
+        "gpu": point.cluster.node.gpu.id,
+        "num_gpus": point.cluster.node.num_gpus,
+        "num_nodes": point.cluster.num_nodes,
+        "offer": None if point.offer is None else offer_json(point.offer, on),
+        "recipe": recipe_essentials(point.recipe),
+        "hours": point.hours,
+        "usd": point.usd,
+        "exact": point.is_exact,
+    }
+
+
+def recipe_essentials(recipe: Recipe) -> dict[str, Any]:
+    """What tells one plan's recipe from another's."""
+    values = recipe.as_json()
+    return {name: values[name] for name in ESSENTIALS}
 
 
 def summary_line(found: Recommendation) -> str | None:

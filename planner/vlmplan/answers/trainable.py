@@ -1,11 +1,13 @@
-"""What can be trained on given cards, for people: a row for each model, and those that cannot be."""
+"""What can be trained on given cards: the document, a row for each model, and those that cannot be."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
 from vlmplan.answers.setups import cluster_text
 from vlmplan.hardware import Cluster
+from vlmplan.models.facts import ModelFacts
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
@@ -13,12 +15,50 @@ from vlmplan.search.trainable import Trainable, Way
 from vlmplan.units import GIB, count_text, counted, duration_text, gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 
+SCHEMA = "vlmplan.trainable/1"
 TITLES = ("model", "params", "method", "engine", "GiB", "host", "time", "also")
 NUMBERS = frozenset(("params", "GiB", "host", "time"))
 SECONDS_PER_HOUR = 3600
 UNKNOWN = "-"
 MAX_REASONS = 3
 """Models whose reason is shown; the others are named. A choice."""
+
+
+def document(rows: Sequence[Trainable], facts: Sequence[ModelFacts], cluster: Cluster) -> dict[str, Any]:
+    """Schema ``vlmplan.trainable/1``; ``best`` is the method that trains most of those that fit."""
+    return {
+        "schema": SCHEMA,
+        "gpu": {
+            "id": cluster.node.gpu.id,
+            "count": cluster.node.num_gpus,
+            "num_nodes": cluster.num_nodes,
+            "usable_bytes": cluster.node.gpu.usable_bytes,
+            "host_ram_bytes": cluster.node.host_ram_bytes,
+        },
+        "models": [
+            {
+                "id": row.model_id,
+                "num_params": fact.num_params,
+                "best": None if row.best is None else row.best.recipe.method.value,
+                "ways": {method.value: _way_json(way) for method, way in row.ways.items()},
+                "reason": row.reason,
+            }
+            for row, fact in zip(rows, facts, strict=True)
+        ],
+    }
+
+
+def _way_json(way: Way) -> dict[str, Any]:
+    return {
+        "recipe": way.recipe.as_json(),
+        "seq_len": way.seq_len,
+        "num_samples": way.num_samples,
+        "device_bytes": way.device_bytes,
+        "usable_bytes": way.usable_bytes,
+        "host_bytes_per_node": way.host_bytes,
+        "step_seconds": way.step_seconds,
+        "hours": way.hours,
+    }
 
 
 def print_trainable(

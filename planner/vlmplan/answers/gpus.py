@@ -6,13 +6,14 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.answers.offers import age_text, offer_json
+from vlmplan.catalog import Catalog
+from vlmplan.catalog.listing import GpuRow
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
-from vlmplan.render.tables import Table
+from vlmplan.render.lines import say
+from vlmplan.render.tables import Table, print_table
 from vlmplan.units import GIB, usd_text
 
 if TYPE_CHECKING:
-    from vlmplan.catalog import Catalog
-    from vlmplan.cli.gpus import GpuRow
     from vlmplan.machine.gpus import Detection, LocalGpu
 
 SCHEMA = "vlmplan.gpus/1"
@@ -28,7 +29,7 @@ class Report:
     notes: tuple[str, ...]
 
 
-def gpus_report(rows: Sequence["GpuRow"], catalog: "Catalog", on: date) -> Report:
+def gpus_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> Report:
     """One line per GPU with its cheapest offer."""
     titles = ("GPU", "GiB", "architecture", "bf16 TFLOP/s", "TB/s", "usd/GPU/h", "offer", "pricing", "age")
     numbers = frozenset(("GiB", "bf16 TFLOP/s", "TB/s", "usd/GPU/h", "age"))
@@ -46,7 +47,7 @@ def gpus_report(rows: Sequence["GpuRow"], catalog: "Catalog", on: date) -> Repor
     )
 
 
-def offers_report(rows: Sequence["GpuRow"], catalog: "Catalog", on: date) -> Report:
+def offers_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> Report:
     """One line per offer, the cheapest per GPU first within each GPU."""
     offers = [offer for row in rows for offer in sorted(row.offers, key=lambda offer: offer.usd_per_gpu_hour)]
     titles = (
@@ -104,6 +105,12 @@ def detection_report(detection: "Detection") -> Report:
     )
 
 
+def print_report(report: Report) -> None:
+    """Print the table and the notes to standard output."""
+    print_table(report.table)
+    say(*report.notes)
+
+
 def gpu_json(gpu: Gpu) -> dict[str, Any]:
     """A GPU under its field names; ``usable_bytes`` and ``pcie_bytes_per_second`` as derived from them."""
     capability = gpu.compute_capability
@@ -117,11 +124,11 @@ def gpu_json(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def _head(catalog: "Catalog", on: date) -> dict[str, Any]:
+def _head(catalog: Catalog, on: date) -> dict[str, Any]:
     return {"schema": SCHEMA, "date": on.isoformat(), "catalog_files": list(catalog.file_names)}
 
 
-def _row_json(row: "GpuRow", on: date) -> dict[str, Any]:
+def _row_json(row: GpuRow, on: date) -> dict[str, Any]:
     return {
         **gpu_json(row.gpu),
         "num_offers": len(row.offers),
@@ -145,7 +152,7 @@ def _device_json(device: "LocalGpu") -> dict[str, Any]:
     }
 
 
-def _gpu_cells(row: "GpuRow", on: date) -> tuple[str, ...]:
+def _gpu_cells(row: GpuRow, on: date) -> tuple[str, ...]:
     gpu, offer = row.gpu, row.cheapest
     bandwidth = gpu.memory_bandwidth_bytes_per_second
     price = (UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN)
@@ -196,7 +203,7 @@ def _device_cells(device: "LocalGpu") -> tuple[str, ...]:
     )
 
 
-def _price_notes(offers: Sequence[Offer | None], catalog: "Catalog", on: date) -> list[str]:
+def _price_notes(offers: Sequence[Offer | None], catalog: Catalog, on: date) -> list[str]:
     shown = [offer for offer in offers if offer is not None]
     notes: list[str] = []
     if shown:

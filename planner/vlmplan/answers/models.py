@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Part
 from vlmplan.models import why_unsupported
 from vlmplan.models.facts import LORA_RANK, ModelAnatomy, ModelFacts
-from vlmplan.render.tables import Table
+from vlmplan.render.lines import say
+from vlmplan.render.tables import Table, print_table
 from vlmplan.units import count_text
 
 if TYPE_CHECKING:
@@ -85,6 +88,17 @@ def model_report(facts: ModelFacts, anatomy: ModelAnatomy, *, source: str, size:
     blocks += ["\n".join(f"note: {note}" for note in facts.model.notes)] if facts.model.notes else []
     document = {**_head(size), "model": _facts_json(facts) | {"source": source} | _anatomy_json(anatomy)}
     return Report(document=document, blocks=tuple(blocks))
+
+
+def print_report(report: Report) -> None:
+    """Print the blocks to standard output, apart from each other."""
+    for index, block in enumerate(report.blocks):
+        if index:
+            click.echo()
+        if isinstance(block, str):
+            say(*block.splitlines())
+        else:
+            print_table(block)
 
 
 def _head(size: tuple[int, int]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from search_cases import card, cluster, offer, owned, rented, search
-from vlmplan.render.pareto import NOT_EXACT, WINNER, print_pareto, summary_line
-from vlmplan.render.recommendation import print_recommendation
+from vlmplan.answers.front import NOT_EXACT, WINNER, print_pareto, summary_line
+from vlmplan.answers.recommendation import print_recommendation
 from vlmplan.render.scatter import MARKS
 from vlmplan.search import Objective, Recommendation
 from vlmplan.search.explanation import explanation, machine_label

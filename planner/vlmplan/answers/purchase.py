@@ -1,12 +1,14 @@
-"""Buying against renting for people: what a month costs, by hours a week, and one sentence of advice."""
+"""Buying against renting: the document, and for people what a month costs, by hours a week, and a sentence."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import date
+from typing import Any
 
 import click
 
 from vlmplan.answers.estimate import caveat_lines
-from vlmplan.answers.offers import age_text
+from vlmplan.answers.offers import age_text, offer_json
 from vlmplan.cost.owning import WEEKS_PER_MONTH
 from vlmplan.cost.purchase import SHOWN_HOURS_PER_WEEK, Purchase
 from vlmplan.hardware import Offer
@@ -14,6 +16,55 @@ from vlmplan.notes import footnotes
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import usd_text
+
+SCHEMA = "vlmplan.buy/1"
+
+
+def document(purchase: Purchase, notes: Sequence[str], on: date) -> dict[str, Any]:
+    """Schema ``vlmplan.buy/1``; ``rents`` are cheapest first, as in each ``rent_usd_per_month``."""
+    return {
+        "schema": SCHEMA,
+        "date": on.isoformat(),
+        "gpu": purchase.gpu.id,
+        "num_gpus": purchase.num_gpus,
+        "hours_per_week": purchase.hours_per_week,
+        "machine": _machine_json(purchase),
+        "by_hours_per_week": [_week_json(purchase, hours) for hours in SHOWN_HOURS_PER_WEEK],
+        "advice": purchase.advice,
+        "rents": [_rent_json(purchase, offer, on) for offer in purchase.rents],
+        "notes": list(notes),
+    }
+
+
+def _machine_json(purchase: Purchase) -> dict[str, Any]:
+    machine = purchase.machine
+    return {
+        **asdict(machine),
+        "price_usd": machine.price_usd,
+        "fixed_usd_per_month": machine.fixed_usd_per_month,
+        "electricity_usd_per_hour": machine.electricity_usd_per_hour,
+        "usd_per_month": purchase.own_usd_per_month,
+        "usd_per_hour": machine.usd_per_hour(purchase.hours_per_month),
+    }
+
+
+def _week_json(purchase: Purchase, hours_per_week: float) -> dict[str, Any]:
+    hours = hours_per_week * WEEKS_PER_MONTH
+    return {
+        "hours_per_week": hours_per_week,
+        "own_usd_per_month": purchase.machine.usd_per_month(hours),
+        "own_usd_per_hour": purchase.machine.usd_per_hour(hours),
+        "rent_usd_per_month": [offer.usd_per_hour * hours for offer in purchase.rents],
+    }
+
+
+def _rent_json(purchase: Purchase, offer: Offer, on: date) -> dict[str, Any]:
+    turn = purchase.break_even(offer)
+    return {
+        "offer": offer_json(offer, on),
+        "usd_per_month": purchase.rent_usd_per_month(offer),
+        "break_even": asdict(turn) | {"hours_per_week": turn.hours_per_week},
+    }
 
 
 def print_purchase(purchase: Purchase, notes: Sequence[str], on: date) -> None:

@@ -1,0 +1,82 @@
+"""A run before it is started: its document, what would be written and run, notes and problems, and what would fit."""
+
+from collections.abc import Sequence
+from datetime import date
+from typing import Any
+
+import click
+
+from vlmplan.answers.to_fit import Command, way_out_parts
+from vlmplan.launch.prepared import Prepared
+from vlmplan.launch.run_folder import LOG_FILE
+from vlmplan.launch.start import shell_text
+from vlmplan.notes import caveats, footnotes
+from vlmplan.plan import Plan
+from vlmplan.render.lines import say, say_command
+from vlmplan.search.way_out import WayOut
+from vlmplan.units import counted
+
+SCHEMA = "vlmplan.launch/1"
+
+
+def document(prepared: Prepared) -> dict[str, Any]:
+    """Schema ``vlmplan.launch/1``: what would be run."""
+    return {"schema": SCHEMA, **_run_json(prepared)}
+
+
+def stages_document(titles: Sequence[str], stages: Sequence[Prepared]) -> dict[str, Any]:
+    """The same of a curriculum's stages."""
+    listed = [{"title": title} | _run_json(prepared) for title, prepared in zip(titles, stages, strict=True)]
+    return {"schema": SCHEMA, "stages": listed}
+
+
+def _run_json(prepared: Prepared) -> dict[str, Any]:
+    return {
+        "command": prepared.command,
+        "environment": prepared.environment,
+        "files": _files(prepared),
+        "data": None if prepared.data is None else dict(prepared.data.accounts),
+        "problems": list(prepared.findings.problems),
+        "notes": [*prepared.notes, *prepared.findings.warnings],
+        "plan": prepared.plan.as_json(),
+    }
+
+
+def print_run(prepared: Prepared) -> None:
+    """Print what would be run."""
+    say(f"would write: {', '.join(_files(prepared))}")
+    say_command("would run:", shell_text(prepared.command, prepared.environment))
+    for line in () if prepared.data is None else prepared.data.lines():
+        say(line)
+    print_notes(prepared)
+
+
+def _files(prepared: Prepared) -> list[str]:
+    return [str(prepared.options.output_dir / name) for name in (*prepared.texts, LOG_FILE)]
+
+
+def print_notes(prepared: Prepared) -> None:
+    """Print notes and problems to standard error."""
+    sentences = (*prepared.notes, *prepared.findings.warnings)
+    for sentence in caveats(sentences):
+        click.echo(f"caution: {sentence}", err=True)
+    for sentence in footnotes(sentences):
+        click.echo(f"note: {sentence}", err=True)
+    for sentence in prepared.findings.problems:
+        click.echo(f"vlmplan: {sentence}", err=True)
+
+
+def starting_text(plan: Plan) -> str:
+    """What is started, and how."""
+    hardware = plan.hardware
+    how = "in plain PyTorch" if plan.ds_config is None else "through DeepSpeed's launcher"
+    nodes = f" on {hardware.num_nodes} machines" if hardware.num_nodes > 1 else ""
+    return f"starting {counted(hardware.num_gpus, 'rank')}{nodes} {how}, which takes a while"
+
+
+def print_way_out(found: WayOut, command: Command, on: date) -> None:
+    """Print to standard error what would fit."""
+    for sentence, lead, changed in way_out_parts(found, on):
+        click.echo(sentence, err=True)
+        if changed is not None:
+            click.echo(f"{lead} {command(changed)}", err=True)

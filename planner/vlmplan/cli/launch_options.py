@@ -1,0 +1,62 @@
+"""The options of ``vlmplan launch``: of the command, of the stages of a curriculum, and of commands to be copied."""
+
+from typing import Any
+
+import click
+
+from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+from vlmplan.training import MONITOR_PACKAGES, SCHEDULES
+
+CURRICULUM_FILE = "curriculum.json"
+"""In the output folder of a curriculum: what it is."""
+
+
+def _count(flag: str, text: str) -> Any:
+    return click.option(flag, type=int, metavar="N", help=text)
+
+
+PLAN = (
+    click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="A plan.json; or give options of estimate."),
+    click.option("--curriculum", type=FILE, metavar="FILE", help="A YAML file of stages, one after another."),
+    click.option("--demo", is_flag=True, help="A tiny model and made-up images on 2 CPU ranks; no download."),
+)
+DATA = (
+    click.option("--train-data", type=FILE, metavar="FILE", help="Samples to train on: JSONL, or a JSON list."),
+    click.option("--eval-data", type=FILE, metavar="FILE", help="Samples to look at after every epoch."),
+    click.option("--image-folder", type=FILE, metavar="DIR", help="Where images are; else beside the data."),
+    _count("--dummy-data", "N made-up samples instead of data."),
+    click.option("--skip-bad-samples", is_flag=True, help="Leave out samples that cannot be used."),
+    click.option("--group-by-length", is_flag=True, help="Samples of about equal length in a micro batch."),
+)
+RUN = (
+    click.option("--output-dir", type=FILE, metavar="DIR", help="Checkpoints, log and result of one run."),
+    click.option("--adapter", type=FILE, metavar="DIR", help="Start from the weights of this adapter."),
+    click.option("--resume", is_flag=True, help="Go on from the newest checkpoint of --output-dir."),
+    click.option("--dry-run", is_flag=True, help="Look whether it can run, print what would, write nothing."),
+    click.option("--hostfile", type=FILE, metavar="FILE", help="The nodes, HOST slots=GPUS in each line."),
+    click.option("--random-weights", is_flag=True, help="Do not load weights, draw them."),
+    click.option("--learning-rate", type=float, metavar="X", help="[default: 1e-5 for full, 1e-4 for adapters]"),
+    click.option("--weight-decay", type=float, metavar="X", help="[default: 0]"),
+    click.option("--warmup-fraction", type=float, metavar="X", help="Part of all steps.  [default: 0.03]"),
+    click.option("--schedule", type=click.Choice(SCHEDULES), help="[default: cosine]"),
+    _count("--save-every", "Steps between checkpoints.  [default: one at the end]"),
+    _count("--keep-last", "Checkpoints that are kept.  [default: 2]"),
+    _count("--max-steps", "Stop after so many steps."),
+    _count("--seed", "Of order and random weights.  [default: 0]"),
+    click.option("--merge-adapters", is_flag=True, help="Also write the model with its adapters merged in."),
+    _count("--measured-steps", "First steps whose memory is followed on CPU ranks.  [default: 3]"),
+    click.option(
+        "--monitor",
+        type=click.Choice(tuple(MONITOR_PACKAGES)),
+        multiple=True,
+        help="Also write curves there; repeatable.",
+    ),
+)
+MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
+LAUNCH = options(PLAN, DATA, RUN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, CATALOG, JSON)
+
+
+@click.command("launch")
+@LAUNCH
+def parser(**values: Any) -> None:
+    """Reads options and writes them down; runs nothing."""

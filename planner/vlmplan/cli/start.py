@@ -1,0 +1,31 @@
+"""A prepared run of ``vlmplan launch``, started and followed to its end."""
+
+import click
+
+from vlmplan.answers.launch import print_notes, starting_text
+from vlmplan.cli.out_of_memory import tell_out_of_memory
+from vlmplan.errors import VlmplanError
+from vlmplan.launch.prepared import Prepared
+from vlmplan.launch.run_folder import COMMAND_FILE, LOG_FILE, has_checkpoint, locked_log, write_run_files
+from vlmplan.launch.start import ending, follow
+from vlmplan.shortage import remove_shortages
+from vlmplan.training import EXIT_OUT_OF_MEMORY
+
+
+def start(prepared: Prepared) -> int:
+    """Write the run's files, run it and return its exit code; 1 where something is in the way."""
+    print_notes(prepared)
+    if prepared.findings.problems:
+        return VlmplanError.exit_code
+    folder = prepared.options.output_dir
+    click.echo(f"{starting_text(prepared.plan)}; {folder / LOG_FILE} keeps what it prints", err=True)
+    with locked_log(folder, resumes=prepared.options.resume) as log:
+        write_run_files(folder, prepared.texts)
+        remove_shortages(folder)
+        log.write(f"$ {prepared.texts[COMMAND_FILE]}".encode())
+        code = follow(prepared.command, prepared.environment, log, is_one_node=prepared.plan.hardware.num_nodes == 1)
+    if code:
+        goes_on = ", --resume goes on" if code != EXIT_OUT_OF_MEMORY and has_checkpoint(folder) else ""
+        click.echo(f"vlmplan: {ending(code)}; {folder / LOG_FILE} has what it printed{goes_on}", err=True)
+        tell_out_of_memory(prepared, code)
+    return code

@@ -1,0 +1,102 @@
+"""A run as it would be started: its plan, what this machine says to it, its command, environment and files."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vlmplan.catalog import load_catalog
+from vlmplan.data_file import num_records_in
+from vlmplan.emit import PLAN_FILE
+from vlmplan.launch.data_look import DataLook, looked_at
+from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
+from vlmplan.launch.optimizer_settings import refuse_other_settings
+from vlmplan.launch.preflight import Findings, data_problems, missing_packages, preflight
+from vlmplan.launch.resuming import Asked, record_to_keep
+from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
+from vlmplan.launch.start import run_command, run_environment
+from vlmplan.plan import Plan, plan_from_estimate
+from vlmplan.request import ds_config_of
+from vlmplan.requested import requested_estimate
+from vlmplan.training import TrainerOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A run that was looked at and not started."""
+
+    plan: Plan
+    options: TrainerOptions
+    facts: Facts
+    findings: Findings
+    command: list[str]
+    environment: dict[str, str]
+    texts: dict[str, str]
+    notes: list[str]
+    catalog_files: tuple[Path, ...] = ()
+    hostfile: Path | None = None
+    data: DataLook | None = None
+
+
+def planned(given: dict[str, Any], catalog_files: tuple[Path, ...], trainer: TrainerOptions) -> tuple[Plan, list[str]]:
+    """The plan that the options of estimate ask for; the data says how many samples there are, if the user does not."""
+    if given["num_samples"] is None:
+        num_samples = trainer.dummy_data
+        if trainer.train_data is not None and trainer.train_data.is_file():
+            num_samples = num_records_in(trainer.train_data)
+        given = given | {"num_samples": num_samples or None}
+    result, notes = requested_estimate(given, catalog_files)
+    base = ds_config_of(given)
+    if base is not None:
+        refuse_other_settings(base, trainer)
+    every = [*result.workload.model.notes, *result.hints, *result.cautions, *notes]
+    return plan_from_estimate(result, base=base), every
+
+
+def prepare(plan: Plan, asked: Asked, notes: Sequence[str]) -> Prepared:
+    """Look at this machine; the command, environment and files of the run."""
+    trainer, hostfile = asked.trainer, asked.hostfile
+    resumes = trainer.resume and has_checkpoint(trainer.output_dir)
+    notes = [*notes, *asked.notes, *(changes_of_plan(trainer.output_dir, plan) if trainer.resume else ())]
+    if trainer.resume and not resumes:
+        notes.append(f"{trainer.output_dir} has no checkpoint to go on from, so training starts anew")
+    facts = facts_of_this_machine(plan, trainer.output_dir)
+    findings = preflight(plan, trainer, facts, load_catalog(asked.catalog_files), hostfile=hostfile)
+    findings = replace(findings, problems=(*asked.problems, *findings.problems))
+    command = run_command(
+        plan,
+        plan_path=os.path.abspath(trainer.output_dir / PLAN_FILE),
+        hostfile=hostfile,
+        facts=replace(facts, visible_devices=None) if findings.problems else facts,
+        arguments=replace(trainer, resume=resumes).arguments(),
+    )
+    environment = run_environment(plan, facts, trainer.output_dir, os.environ)
+    versions = {"vlmplan": plan.vlmplan_version} | machine_json(facts)
+    return Prepared(
+        plan=plan,
+        options=trainer,
+        facts=facts,
+        findings=findings,
+        command=command,
+        environment=environment,
+        texts=run_texts(plan, command, environment, versions, record_to_keep(asked, plan)),
+        notes=notes,
+        catalog_files=asked.catalog_files,
+        hostfile=hostfile,
+    )
+
+
+def with_data(prepared: Prepared) -> Prepared:
+    """``prepared`` after a look at its data as its start would read it; what that refuses is one more problem."""
+    plan, options, findings = prepared.plan, prepared.options, prepared.findings
+    if options.train_data is None or any(data_problems(plan, options)):
+        return prepared
+    missing = missing_packages(plan, prepared.facts.packages)
+    if missing:
+        note = f"the data was not looked at, which needs {', '.join(missing)}"
+        return replace(prepared, notes=[*prepared.notes, note])
+    data = looked_at(plan, options, prepared.environment)
+    if data.problem is not None:
+        findings = replace(findings, problems=(*findings.problems, data.problem))
+    return replace(prepared, findings=findings, data=data)
