@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from vlmplan.catalog import load_catalog
 from vlmplan.cli.gpus import gpus
-from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.errors import UnavailableError, UnknownNameError
 from vlmplan.machine.nvml import NvmlCard, NvmlMachine
 from vlmplan.render import tables
 from vlmplan.render.tables import Table, plain_lines
@@ -145,7 +145,7 @@ def test_own_catalogs_count_and_are_named(run: Run, tmp_path: Path):
 
 
 def test_bad_catalog_and_unknown_names_are_the_users_errors(run: Run, tmp_path: Path):
-    with pytest.raises(InputError, match=r"gone\.yaml"):
+    with pytest.raises(UnavailableError, match=r"gone\.yaml"):
         run("--catalog", str(tmp_path / "gone.yaml"))
     with pytest.raises(UnknownNameError, match="lambda"):
         run("--provider", "lamda")
