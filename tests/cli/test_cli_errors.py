@@ -248,10 +248,16 @@ def test_learned_positions_end_where_their_table_ends():
         (["--train-embeddings"], ["--train-embeddings", "--method is full"]),
         (["--kbit-upcast"], ["--kbit-upcast", "qlora", "--method is full"]),
         (["--freeze-vision", "--freeze-projector", "--freeze-language"], ["frozen", "nothing"]),
+        (["--freeze-language", "--images-per-sample", "0"], ["what is trained", "--images-per-sample of 1 or more"]),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(words: Sequence[str], parts: Sequence[str]):
     says(vision(*words, gpu="h100-sxm:2"), *parts)
+
+
+def test_a_comparison_of_what_no_variant_can_train_is_refused():
+    words = ("--freeze-language", "--images-per-sample", "0", "--compare", "zero")
+    says(vision(*words, gpu="h100-sxm:2"), "--images-per-sample of 1 or more")
 
 
 @pytest.mark.parametrize("gpu", ["t4", "v100-sxm2-16gb"])

@@ -12,6 +12,7 @@ from vlmplan.architecture.first_layer import UnlikeLayersError
 from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.tensor import GradientView, Node, Parameter, Tensor
 from vlmplan.architecture.trace import Drop, GradientReady
+from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 ParameterUse = tuple[Parameter, str]
@@ -37,10 +38,14 @@ class AutogradEngine(Recorder):
         raise NotImplementedError
 
     def run_backward(self, loss: Tensor) -> None:
-        """The backward of the whole micro batch, from ``loss``."""
+        """The backward of the whole micro batch, from ``loss``. Raises InputError where nothing trained made it."""
         self._close_gap()
         self._runs_backward = True
-        assert loss.node is not None, "the loss needs no gradient: nothing is trainable"
+        if loss.node is None:
+            raise InputError(
+                "no sample reaches what is trained, so the loss has no gradient; "
+                "where only what sees images is trained, --images-per-sample of 1 or more is needed"
+            )
         self._enter(loss.node.section)
         grads: list[Tensor | None] = [self.tensor(loss.shape, loss.dtype)]
         root = loss.node

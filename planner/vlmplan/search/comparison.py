@@ -31,10 +31,14 @@ class Variant:
 def comparison(name: str, given: Mapping[str, Any], catalog: Catalog, model: ModelFiles) -> list[Variant]:
     """The variants by zero, method, precision, optimizer or checkpointing, each estimated as its options ask for.
 
-    One that cannot be trained has the reason.
+    One that cannot be trained has the reason. Raises InputError where none can.
     """
     trials = Trials(catalog, model)
-    return [_variant(trials, given, title, options) for title, options in _variants(name)]
+    variants = [_variant(trials, given, title, options) for title, options in _variants(name)]
+    if all(variant.estimate is None for variant in variants):
+        trials.estimate(given)  # says what is wrong with all of them, where that is what is asked for
+        raise InputError(f"none of them can be trained; {variants[0].name}: {variants[0].reason}")
+    return variants
 
 
 def _variant(trials: Trials, given: Mapping[str, Any], title: str, options: Mapping[str, Any]) -> Variant:
