@@ -446,7 +446,7 @@ def test_finding_a_packaged_model_imports_neither_network_nor_terminal():
 
 def test_finding_a_packaged_model_takes_milliseconds():
     find_model(QWEN2_VL)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(10):
         find_model(QWEN2_VL)
-    assert time.perf_counter() - start < 10 * 0.02
+    assert time.process_time() - start < 10 * 0.02

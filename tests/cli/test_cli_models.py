@@ -1,7 +1,7 @@
 import json
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,13 +309,19 @@ def test_a_wrong_count_is_a_usage_error(run: Run):
 # Speed
 
 
+def children_seconds() -> float:
+    """Processor time of this process' children: it does not grow while others use the machine."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def test_the_list_takes_about_a_second_at_most():
     path = str(Path(vlmplan.__file__).parents[1])
-    start = time.perf_counter()
+    start = children_seconds()
     subprocess.run(
         [sys.executable, "-c", "from vlmplan.cli.models import models; models([], standalone_mode=False)"],
         env={"PYTHONPATH": path},
         capture_output=True,
         check=True,
     )
-    assert time.perf_counter() - start < 2.0
+    assert children_seconds() - start < 2.0
