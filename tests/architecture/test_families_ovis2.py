@@ -95,7 +95,7 @@ def test_visual_indicators_are_the_text_tokens_of_an_image(size, counts):
 
 
 def test_another_way_to_choose_visual_words_is_refused():
-    with pytest.raises(InputError, match="'st_argmax'; only 'softmax' is supported"):
+    with pytest.raises(InputError, match='tokenize_function is "st_argmax"; softmax is needed'):
         build_model(altered(vision={"tokenize_function": "st_argmax"}))
 
 
