@@ -50,6 +50,6 @@ def test_no_neighbour_of_a_plan_fits_and_is_noticeably_better(seed: int):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(max(FEW) + 1, NUM_SEARCHES, STRIDE))
+@pytest.mark.parametrize("seed", [seed for seed in range(0, NUM_SEARCHES, STRIDE) if seed not in FEW])
 def test_no_neighbour_of_any_plan_fits_and_is_noticeably_better(seed: int):
     check(seed)
