@@ -30,6 +30,8 @@ from vlmplan.units import GIB, MIB
 
 SMALL = space(seq_len=256)
 WITH_IMAGES = space("qwen2-vl-2b", global_batch=8)
+TURNS_BETWEEN_BATCHES = space(of_few_layers("llava-1.5-7b"), global_batch=8)
+"""With so few layers another tensor is the highest at one sample than at eight."""
 WITH_IMAGES_FEW_LAYERS = space(of_few_layers("qwen2-vl-2b"), global_batch=8)
 CHUNK_FILLS_LATE = space("llava-1.5-7b", seq_len=700)  # 32,064 words: a chunk of logits is 2,048 tokens
 FEW = 13
@@ -122,6 +124,7 @@ def setup_of(estimate: Estimate) -> Setup:
         (SMALL, 1, 1),
         (SMALL, 4, FEW),
         (WITH_IMAGES_FEW_LAYERS, 2, 1),
+        (TURNS_BETWEEN_BATCHES, 2, FEW),
         (WITH_IMAGES, 2, 5 * FEW),
         (CHUNK_FILLS_LATE, 2, 3 * FEW),
         pytest.param(SMALL, 4, 1, marks=pytest.mark.sweep),

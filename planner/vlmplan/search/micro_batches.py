@@ -74,18 +74,17 @@ class TracedBatches:
         return total
 
 
-SECANT_FRACTION, SECANT_FRACTION_AT_TURNS = 0.005, 0.12
-"""Part by which secants may lie above the peaks that they pass between; the second where the language model's layers
-run again, so that one of them and a chunk of logits take turns as the highest. Measured on packaged models: up to 0.2
-and 10.7 %."""
-
-
 class Peaks(NamedTuple):
     """What a micro batch takes, and by how many bytes its exact peaks may lie above and below."""
 
     profile: MicroBatchProfile
     above_bytes: int
     below_bytes: int
+
+
+def _peak_bytes(profile: MicroBatchProfile) -> int:
+    """The highest moment without gradients."""
+    return max(profile.forward_peak, profile.dropped_peak)
 
 
 class MicroBatches:
@@ -120,15 +119,16 @@ class MicroBatches:
         above = self.exact_profile(high)
         profile = between(below.profile, above.profile, fraction)
         unmatched = max(below.above_bytes, above.above_bytes)
-        fraction = SECANT_FRACTION_AT_TURNS if self._switches.checkpoints_language else SECANT_FRACTION
-        over = round(fraction * max(profile.forward_peak, profile.dropped_peak))
-        return Peaks(profile, unmatched, unmatched + over)
+        # What is live at a moment is a line in the batch that neither falls nor begins below zero: a peak, the highest
+        # of such lines, is at least that of the smaller batch, and at least in proportion to that of the larger one.
+        least = max(_peak_bytes(below.profile), _peak_bytes(above.profile) * micro_batch // high)
+        return Peaks(profile, unmatched, unmatched + _peak_bytes(profile) - least)
 
     def floor_bytes(self, micro_batch: int) -> int:
         """Bytes that its own tensors take at least, beside the model states."""
         if micro_batch not in self._floors:
             profile, _, below_bytes = self.profile(micro_batch)
-            self._floors[micro_batch] = max(profile.forward_peak, profile.dropped_peak) - below_bytes
+            self._floors[micro_batch] = _peak_bytes(profile) - below_bytes
         return self._floors[micro_batch]
 
     def exact_profile(self, micro_batch: int) -> Peaks:
