@@ -4,13 +4,15 @@ A walk looks at nothing but the weights, so one stands for all traces that use w
 order, whatever the batch or the kind of 16-bit numbers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
-from vlmplan.memory.gathering import GatheredWeights, Sent, notify
+from vlmplan.memory.gather_stretches import Stretch, of_weights, places_of, shortened
+from vlmplan.memory.gathering import GatheredWeights, Key, Sent, notify
 from vlmplan.recipe import ZeroSettings
 
 
@@ -19,6 +21,9 @@ class LiveBytes(NamedTuple):
 
     least: int
     most: int
+
+    def plus(self, num_bytes: int) -> "LiveBytes":
+        return LiveBytes(self.least + num_bytes, self.most + num_bytes)
 
 
 class PhaseGathers(NamedTuple):
@@ -50,12 +55,12 @@ def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, is_alone
     )
     key = (gather_walk, sizes, num_wrappers, is_alone)
     if key not in trace.memo:
-        trace.memo[key] = _walked(_Walk(_shape(trace), sizes, num_wrappers, is_alone, trace))
+        trace.memo[key] = _walked(WalkKey(_shape(trace), sizes, num_wrappers, is_alone, trace))
     return trace.memo[key]
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
+class WalkKey:
     """How a trace uses weights, and what decides which of them are fetched when; equal walks gather the same."""
 
     shape: Any
@@ -63,6 +68,11 @@ class _Walk:
     num_wrappers: int
     is_alone: bool
     trace: Trace = field(compare=False)
+
+    @property
+    def reach(self) -> int:
+        """Elements that are whole at a time, roughly."""
+        return max(self.sizes.stage3_max_live_parameters, self.sizes.stage3_max_reuse_distance)
 
 
 def _shape(trace: Trace) -> Any:
@@ -87,7 +97,7 @@ class _Shape:
         self.key = (sections, tuple(self._members), tuple(trace.schedule))
 
     def _numbered(self, events: list[Event]) -> tuple[tuple[Any, ...], ...]:
-        return tuple(self._event(event) for event in _of_weights(events))
+        return tuple(self._event(event) for event in of_weights(events))
 
     def _event(self, event: Fetch | Release | Hold | Drop) -> tuple[Any, ...]:
         if isinstance(event, Fetch):
@@ -114,23 +124,142 @@ class _Shape:
 
 
 @lru_cache(maxsize=32)
-def _walked(walk: _Walk) -> GatherWalk:
-    trace = walk.trace
-    gathered = GatheredWeights(
-        trace=trace,
-        zero=walk.sizes,
-        num_ranks=1 if walk.is_alone else 2,
-        num_wrappers=walk.num_wrappers,
-        offloads=walk.is_alone,
+def _walked(walk: WalkKey) -> GatherWalk:
+    schedule, stretches = shortened(walk.trace, walk.reach)
+    short = WalkedSchedule(walk, schedule, stretches)
+    if all(short.repeats(stretch, phase) for stretch in stretches for phase in (0, 1)):
+        return short.whole()
+    return WalkedSchedule(walk, walk.trace.schedule, []).whole()
+
+
+class _Moment(NamedTuple):
+    """Between two runs of sections: all that the next ones depend on, and what there was until then."""
+
+    state: Hashable
+    live_bytes: int
+    next_prefetched_step: int
+    sent: Sent
+
+
+class WalkedSchedule:
+    """A walk through a schedule with ``stretches``, forward and backward; places are of the schedule.
+
+    Three moments are kept for each stretch and phase: where its cut is, and a period before and after that.
+    """
+
+    def __init__(self, walk: WalkKey, schedule: Sequence[Run], stretches: Sequence[Stretch]) -> None:
+        self._stretches = stretches
+        self._size = len(schedule)
+        trace = Trace({run.key: walk.trace.sections[run.key] for run in schedule}, list(schedule))
+        events = (
+            {key: of_weights(section.forward) for key, section in trace.sections.items()},
+            {key: of_weights(section.backward) for key, section in trace.sections.items()},
+        )
+        self._first_steps = _first_steps(schedule, events)
+        self._places = places_of(trace) if stretches else {}
+        self._gathered = GatheredWeights(
+            trace=trace,
+            zero=walk.sizes,
+            num_ranks=1 if walk.is_alone else 2,
+            num_wrappers=walk.num_wrappers,
+            offloads=walk.is_alone,
+            omitted=self._omitted(schedule, events),
+        )
+        self._live: tuple[list[LiveBytes], list[LiveBytes]] = ([], [])
+        self._moments: dict[tuple[int, int], _Moment] = {}
+        watched = {place: stretch for stretch in stretches for place in stretch.edges}
+        for phase, places in enumerate((range(self._size), reversed(range(self._size)))):
+            for place in places:
+                run, edge = schedule[place], place + phase
+                if edge in watched:
+                    self._moments[phase, edge] = self._moment(watched[edge], edge, phase)
+                self._live[phase].append(_live_bytes(self._gathered, events[phase][run.key], run))
+
+    def _omitted(self, schedule: Sequence[Run], events: Sequence[Mapping[str, Sequence[Event]]]) -> dict[int, int]:
+        """Elements of the modules that are left out before a step."""
+        omitted: dict[int, int] = {}
+        for stretch in self._stretches:
+            for phase in (0, 1):
+                runs = schedule[stretch.cut - stretch.period : stretch.cut]
+                modules = [event.module for run in runs for event in events[phase][run.key] if isinstance(event, Fetch)]
+                numel = sum([one.numel for module in modules for one in module.parameters_by_name.values()])
+                omitted[self._first_steps[phase][stretch.cut]] = stretch.num_omitted * numel
+        return omitted
+
+    def _moment(self, stretch: Stretch, edge: int, phase: int) -> _Moment:
+        def name(key: Key) -> Hashable:
+            place, ordinal = self._places.get(key, (-1, 0))
+            return (place - edge, ordinal) if stretch.start <= place < stretch.stop else key
+
+        gathered = self._gathered
+        sent = gathered.sent[phase].after(Sent())
+        return _Moment(gathered.state(name), gathered.live_bytes, gathered.next_prefetched_step, sent)
+
+    def repeats(self, stretch: Stretch, phase: int) -> bool:
+        """Whether all periods that are left out go as the two around the cut do: these begin and end alike, and nothing
+        beyond the stretch was looked at for them."""
+        first, middle, last = self._around(stretch, phase)
+        earlier, later = self._periods(stretch, phase)
+        growth = middle.live_bytes - first.live_bytes
+        end = self._first_steps[phase][stretch.start if phase else stretch.stop]
+        return (
+            first.state == middle.state == last.state
+            and last.live_bytes - middle.live_bytes == growth
+            and later == [live.plus(growth) for live in earlier]
+            and middle.sent.after(first.sent) == last.sent.after(middle.sent)
+            and last.next_prefetched_step < end
+        )
+
+    def _around(self, stretch: Stretch, phase: int) -> tuple[_Moment, _Moment, _Moment]:
+        before, cut, after = (self._moments[phase, edge] for edge in stretch.edges)
+        return (after, cut, before) if phase else (before, cut, after)
+
+    def _periods(self, stretch: Stretch, phase: int) -> tuple[list[LiveBytes], list[LiveBytes]]:
+        """What is live in the periods before and after the cut, in the order of the phase."""
+        live, period = self._live[phase], stretch.period
+        cut = self._size - stretch.cut if phase else stretch.cut
+        return live[cut - period : cut], live[cut : cut + period]
+
+    def whole(self) -> GatherWalk:
+        """The walk with all that was left out."""
+        forward, live_bytes = self._whole_phase(0, 0)
+        backward, _ = self._whole_phase(1, live_bytes)
+        num_weights = len(self._gathered.weights)
+        for stretch in self._stretches:
+            period = range(stretch.cut - stretch.period, stretch.cut)
+            used = [key for key in self._gathered.weights if self._places.get(key, (-1, 0))[0] in period]
+            num_weights += stretch.num_omitted * len(used)
+        return GatherWalk(forward, backward, num_weights)
+
+    def _whole_phase(self, phase: int, more: int) -> tuple[PhaseGathers, int]:
+        """A phase, and the bytes that are live at its end beyond those of the schedule as it was walked through;
+        ``more``: these bytes at its beginning."""
+        sent, done = self._gathered.sent[phase], 0
+        live: list[LiveBytes] = []
+        for stretch in reversed(self._stretches) if phase else self._stretches:
+            cut = self._size - stretch.cut if phase else stretch.cut
+            first, middle, _ = self._around(stretch, phase)
+            earlier, _ = self._periods(stretch, phase)
+            growth = middle.live_bytes - first.live_bytes
+            sent = sent.plus(middle.sent.after(first.sent, stretch.num_omitted))
+            live += [one.plus(more) for one in self._live[phase][done:cut]]
+            for number in range(1, stretch.num_omitted + 1):
+                live += [one.plus(more + number * growth) for one in earlier]
+            more, done = more + stretch.num_omitted * growth, cut
+        live += [one.plus(more) for one in self._live[phase][done:]]
+        return PhaseGathers(sent, live), more
+
+
+def _first_steps(
+    schedule: Sequence[Run], events: Sequence[Mapping[str, Sequence[Event]]]
+) -> tuple[list[int], list[int]]:
+    """By place: uses of modules before it in forward; and before the places below it in backward, forward included."""
+    forward, backward = (
+        [sum([isinstance(event, Fetch) for event in events[phase][run.key]]) for run in schedule] for phase in (0, 1)
     )
-    forward = {key: _of_weights(section.forward) for key, section in trace.sections.items()}
-    backward = {key: _of_weights(section.backward) for key, section in trace.sections.items()}
-    live = (
-        [_live_bytes(gathered, forward[run.key], run) for run in trace.schedule],
-        [_live_bytes(gathered, backward[run.key], run) for run in reversed(trace.schedule)],
-    )
-    phases = [PhaseGathers(sent, bytes_of) for sent, bytes_of in zip(gathered.sent, live, strict=True)]
-    return GatherWalk(phases[0], phases[1], gathered.num_weights)
+    before = list(accumulate(forward, initial=0))
+    after = list(accumulate(reversed(backward), initial=before[-1]))
+    return before, after[::-1]
 
 
 def _live_bytes(gathered: GatheredWeights, events: Iterable[Event], run: Run) -> LiveBytes:
@@ -139,7 +268,3 @@ def _live_bytes(gathered: GatheredWeights, events: Iterable[Event], run: Run) ->
         most = max(most, notify(gathered, event, run))
         least = min(least, gathered.live_bytes)
     return LiveBytes(least, most)
-
-
-def _of_weights(events: list[Event]) -> list[Fetch | Release | Hold | Drop]:
-    return [event for event in events if isinstance(event, Fetch | Release | Hold | Drop)]

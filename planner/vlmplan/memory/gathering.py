@@ -7,15 +7,17 @@ again soon. Sizes are in elements as DeepSpeed counts them; ``gathered_bytes`` t
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.memory.blocks import UNWATCHED, Stream, Watcher
 from vlmplan.recipe import Recipe, ZeroSettings
 
+Key = tuple[int, int | None]
+"""A parameter or a module, by the object, of one layer."""
 _WRAPPERS, _ADAPTER_WRAPPERS = 3, 2
 """Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
 without; peft's two around the model. Each prefetches before it runs, forward and backward."""
@@ -47,6 +49,29 @@ class Sent:
         for size in frozen:
             self.frozen[size] += 1
 
+    def after(self, earlier: "Sent", times: int = 1) -> "Sent":
+        """What was sent after ``earlier``, ``times`` over.
+
+        >>> Sent(7, 7, 0, Counter({4: 9})).after(Sent(5, 5, 0, Counter({4: 6})), times=2)
+        Sent(num_gathers=4, num_with_trained=4, num_with_frozen=0, trained=Counter({4: 6}), frozen=Counter())
+        """
+        return Sent(
+            (self.num_gathers - earlier.num_gathers) * times,
+            (self.num_with_trained - earlier.num_with_trained) * times,
+            (self.num_with_frozen - earlier.num_with_frozen) * times,
+            Counter({size: count * times for size, count in (self.trained - earlier.trained).items()}),
+            Counter({size: count * times for size, count in (self.frozen - earlier.frozen).items()}),
+        )
+
+    def plus(self, other: "Sent") -> "Sent":
+        return Sent(
+            self.num_gathers + other.num_gathers,
+            self.num_with_trained + other.num_with_trained,
+            self.num_with_frozen + other.num_with_frozen,
+            self.trained + other.trained,
+            self.frozen + other.frozen,
+        )
+
 
 @dataclass(slots=True, eq=False)
 class _Storage:
@@ -61,6 +86,7 @@ class _Weight:
     """One weight of one layer, and where it stands. ``storage`` is there while it is whole, ``gather`` while it is on
     its way; ``fetched_for`` is the last step that prefetch has counted on, ``uses`` are the steps that need it."""
 
+    key: Key
     numel: int
     num_bytes: int
     is_trained: bool
@@ -75,6 +101,7 @@ class _Weight:
 class _Module:
     """A module of one layer; ``weights`` are those that come and go, ``numel`` is of all."""
 
+    key: Key
     weights: list[_Weight]
     numel: int
 
@@ -106,26 +133,32 @@ class GatheredWeights:
         num_wrappers: int = _WRAPPERS,
         offloads: bool = False,
         watcher: Watcher = UNWATCHED,
+        omitted: Mapping[int, int] | None = None,
     ) -> None:
         """``num_wrappers``: what the function of that name says of the recipe. ``offloads``: this rank's shards are on
-        the host, and come to the GPU before they are sent."""
+        the host, and come to the GPU before they are sent. ``omitted``: elements that the modules have which the
+        schedule leaves out before a step; distances between steps count them.
+        """
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
         self._watcher = watcher
         self._peak = 0
         self.sent = (Sent(), Sent())
-        self._weights: dict[tuple[int, int | None], _Weight] = {}
-        self._modules: dict[tuple[int, int | None], _Module] = {}
+        self._weights: dict[Key, _Weight] = {}
+        self._modules: dict[Key, _Module] = {}
         used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
         forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
         backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
         self._steps = steps = forward + backward
         self._outermost_steps = (0, len(forward))
-        self._traversed = list(accumulate((module.numel for module in steps), initial=0))
+        passed = omitted or {}
+        self._traversed = list(
+            accumulate((m.numel + passed.get(step + 1, 0) for step, m in enumerate(steps)), initial=0)
+        )
         self._queue = deque((weight, step) for step, module in enumerate(steps) for weight in module.weights)
         for weight, step in self._queue:
             weight.uses.append(step)
         self._active: dict[_Module, None] = {}  # fetched and not released
-        self._views: dict[tuple[int, int | None], tuple[_Weight, _Storage]] = {}
+        self._views: dict[Key, tuple[_Weight, _Storage]] = {}
         self._num_available = 0
         self._step = 0
         self.live_bytes = 0
@@ -137,20 +170,45 @@ class GatheredWeights:
             parameters = module.parameters_by_name.values()
             limit = self._zero.stage3_param_persistence_threshold
             weights = [self._weight(parameter, layer) for parameter in parameters if parameter.numel > limit]
-            known = self._modules[key] = _Module(weights, sum([parameter.numel for parameter in parameters]))
+            known = self._modules[key] = _Module(key, weights, sum([parameter.numel for parameter in parameters]))
         return known
 
     def _weight(self, parameter: Any, layer: int | None) -> _Weight:
         key = (id(parameter), layer)
         if key not in self._weights:
             num_bytes = parameter.numel * parameter.dtype.num_bytes
-            self._weights[key] = _Weight(parameter.numel, num_bytes, parameter.requires_grad)
+            self._weights[key] = _Weight(key, parameter.numel, num_bytes, parameter.requires_grad)
         return self._weights[key]
 
     @property
-    def num_weights(self) -> int:
-        """Weights that come and go, over all layers."""
-        return len(self._weights)
+    def weights(self) -> Collection[Key]:
+        """Those that come and go, over all layers."""
+        return self._weights.keys()
+
+    @property
+    def next_prefetched_step(self) -> int:
+        """The first step of which prefetch has not looked at all weights yet."""
+        return self._queue[0][1] if self._queue else len(self._steps)
+
+    def state(self, name: Callable[[Key], Hashable]) -> Hashable:
+        """All that what comes depends on, but for the bytes that are live: equal states go on in the same way.
+
+        ``name``: what a weight or module is called, by its key, so that states of different layers can be equal.
+        """
+        waiting: dict[_Gather, list[Hashable]] = {}
+        weights: list[Hashable] = []
+        for weight in self._weights.values():
+            ahead = max(0, weight.fetched_for - self._step)
+            if weight.gather is not None:
+                waiting.setdefault(weight.gather, []).append(name(weight.key))
+            if weight.storage is not None or ahead:
+                num_views = None if weight.storage is None else weight.storage.num_views
+                users = frozenset([name(user.key) for user in weight.users])
+                weights.append((name(weight.key), num_views, ahead, users))
+        gathers = frozenset([(one.flat_bytes, one.num_waiting, one.is_done, *of) for one, of in waiting.items()])
+        next_step = self.next_prefetched_step
+        num_ahead = len(list(takewhile(lambda use: use[1] == next_step, self._queue)))
+        return self._num_available, next_step - self._step, num_ahead, gathers, frozenset(weights)
 
     # -- events --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,149 @@
+"""Equal layers in a schedule, of which a walk over gathered weights may leave most out.
+
+A stretch is a part of the schedule that repeats itself: the same uses of weights of the same sizes, layer after layer.
+What ZeRO-3 gathers depends on the order of modules ahead and on the distance to a weight's next use. Once its state is
+the same before two layers that follow each other and after them, it is the same before and after every layer between
+(``gather_walk``), so that one of them says what each of them does.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Section, Trace
+from vlmplan.memory.gathering import Key
+
+MORE_BEFORE, MORE_AFTER = 2, 3
+"""Periods of a stretch that are walked through before and after those left out, beside those that weights stay whole or
+are prefetched for. A choice: where it is too few, all are walked through."""
+MAX_PERIOD = 6
+WeightUse = Fetch | Release | Hold | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of a shortened schedule. ``cut`` is the place before which ``num_omitted`` periods are left out, each
+    of ``period`` runs like those just before it and just after."""
+
+    start: int
+    stop: int
+    cut: int
+    period: int
+    num_omitted: int
+
+    @property
+    def edges(self) -> tuple[int, int, int]:
+        """The cut, and a period before and after it."""
+        return self.cut - self.period, self.cut, self.cut + self.period
+
+
+def of_weights(events: Iterable[Event]) -> list[WeightUse]:
+    return [event for event in events if isinstance(event, Fetch | Release | Hold | Drop)]
+
+
+def shortened(trace: Trace, reach: int) -> tuple[list[Run], list[Stretch]]:
+    """The schedule without most of its equal layers, and where they were. ``reach``: elements of weights that may be
+    whole at a time."""
+    numbers: dict[Any, int] = {}
+    kinds = {key: numbers.setdefault(_kind(section), len(numbers)) for key, section in trace.sections.items()}
+    schedule: list[Run] = []
+    stretches: list[Stretch] = []
+    copied = 0
+    for start, stop, period in _repeats([None if run.layer is None else kinds[run.key] for run in trace.schedule]):
+        numel = sum([_numel(trace.sections[run.key]) for run in trace.schedule[start : start + period]])
+        num_reached = -(-reach // numel) if numel else 0
+        before, after = num_reached + MORE_BEFORE, num_reached + MORE_AFTER
+        num_omitted = (stop - start) // period - before - after
+        if num_omitted < 1:
+            continue
+        cut = start + before * period
+        schedule += trace.schedule[copied:cut]
+        copied = cut + num_omitted * period
+        place = len(schedule)
+        end = place + stop - copied
+        stretches.append(Stretch(place - before * period, end, cut=place, period=period, num_omitted=num_omitted))
+    return schedule + trace.schedule[copied:], stretches
+
+
+def _repeats(kinds: list[int | None]) -> Iterator[tuple[int, int, int]]:
+    """(start, stop, period) of the parts of ``kinds`` that repeat themselves often enough; None is like nothing.
+
+    >>> list(_repeats([7, 5, 5, 5, 5, 5, 5, None]))
+    [(1, 7, 1)]
+    """
+    least = MORE_BEFORE + MORE_AFTER + 1
+    start = 0
+    while start < len(kinds):
+        ends = ((_end(kinds, start, period), period) for period in range(1, MAX_PERIOD + 1))
+        stop, period = next(((end, period) for end, period in ends if end - start >= least * period), (start + 1, 0))
+        if period:
+            yield start, stop, period
+        start = stop
+
+
+def _end(kinds: list[int | None], start: int, period: int) -> int:
+    """Where what begins at ``start`` ceases to repeat itself."""
+    stop = start
+    while (
+        stop < len(kinds) and kinds[stop] is not None and (stop < start + period or kinds[stop] == kinds[stop - period])
+    ):
+        stop += 1
+    return stop
+
+
+def _kind(section: Section) -> Any:
+    """Equal for sections that use weights of the same sizes in the same way."""
+    numbers: dict[Any, int] = {}
+    sizes: list[Any] = []
+
+    def number(one: Any, about: Any = None) -> int:
+        if one not in numbers:
+            numbers[one] = len(numbers)
+            sizes.append(about)
+        return numbers[one]
+
+    def parameter(one: Any) -> int:
+        return number(id(one), (one.numel, one.dtype.num_bytes, one.requires_grad))
+
+    def module(one: Any) -> int:
+        return number(id(one), tuple(parameter(own) for own in one.parameters_by_name.values()))
+
+    def event(one: WeightUse) -> Any:
+        if isinstance(one, Fetch):
+            return (module(one.module),)
+        if isinstance(one, Release):
+            return module(one.module), one.ends_recomputation
+        if isinstance(one, Hold):
+            return number(("view", one.handle)), None, parameter(one.parameter)
+        return number(("view", one.handle)), None
+
+    forward, backward = (
+        tuple(event(one) for one in of_weights(events)) for events in (section.forward, section.backward)
+    )
+    return forward, backward, tuple(sizes)
+
+
+def places_of(trace: Trace) -> dict[Key, tuple[int, int]]:
+    """Of the modules and weights that layers use, by their keys: the place of the run in the schedule, and which of its
+    modules and weights they are."""
+    used = {key: _used(section) for key, section in trace.sections.items()}
+    return {
+        (id(one), run.layer): (place, ordinal)
+        for place, run in enumerate(trace.schedule)
+        if run.layer is not None
+        for ordinal, one in enumerate(used[run.key])
+    }
+
+
+def _numel(section: Section) -> int:
+    """Elements of the modules that are used, as often as they are in forward."""
+    modules = [event.module for event in section.forward if isinstance(event, Fetch)]
+    return sum([one.numel for module in modules for one in module.parameters_by_name.values()])
+
+
+def _used(section: Section) -> list[Any]:
+    """The modules of a section with their weights, in the order of first use."""
+    modules = {
+        id(event.module): event.module for event in section.forward + section.backward if isinstance(event, Fetch)
+    }
+    return [one for module in modules.values() for one in (module, *module.parameters_by_name.values())]
