@@ -1,5 +1,8 @@
 """What the package is as a whole: light to import, one-way inside, small as a wheel."""
 
+import functools
+import importlib.util
+import re
 import subprocess
 import sys
 import zipfile
@@ -9,7 +12,7 @@ import pytest
 
 import vlmplan
 from cli_calls import isolate
-from tools.readme import README, SAMPLE, layout, with_samples
+from tools.documents import DOCS, PAGES, README, blocks, with_samples, with_sections
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "numpy", "pynvml"}
@@ -68,12 +71,49 @@ def test_the_wheel_installs_two_packages_with_their_data_and_nothing_else(tmp_pa
     assert not [name for name in names if name.endswith((".pyc", ".tmp")) or "__pycache__" in name]
 
 
-def test_the_readme_lists_every_module():
-    assert layout() in README.read_text()
+# -- README.md and docs/: what their commands print is in test_documents.py -------------------------------------------
+
+
+def rewriting() -> str:
+    return "PYTHONPATH=tests python tests/tools/documents.py rewrites what README.md and docs/ show"
 
 
 def test_the_readme_shows_what_its_commands_print(monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path)
     text = README.read_text()
-    assert len(SAMPLE.findall(text)) == 2
-    assert with_samples(text) == text
+    assert sum(len(block.calls) for block in blocks(text) if block.is_run) == 1
+    assert with_samples(text) == text, rewriting()
+
+
+def test_the_readme_is_read_in_one_sitting():
+    assert len(README.read_text().splitlines()) <= 200
+
+
+def test_every_package_and_figure_of_a_report_is_shown_as_it_is():
+    assert not [page.name for page in PAGES if with_sections(page.read_text()) != page.read_text()], rewriting()
+
+
+@functools.cache
+def code() -> str:
+    files = (file for folder in ("planner", "trainer", "tests") for file in sorted((ROOT / folder).rglob("*.py")))
+    return "\n".join(f"{file.name}\n{file.read_text()}" for file in files)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_documents_name_nothing_that_does_not_exist(page):
+    """Files and folders of the repository, packages and modules, and names of the code."""
+    spans = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)))
+    paths = {span for span in spans if re.fullmatch(r"(?:planner|trainer|tests|docs)/[\w./-]+|\.ci/run", span)}
+    missing = [path for path in paths if "NAME" not in path and not (ROOT / path).exists()]
+    modules = {span for span in spans if re.fullmatch(r"vlmplan(?:_trainer)?(?:\.[a-z_]+)+", span)}
+    missing += [name for name in modules if importlib.util.find_spec(name) is None]
+    names = re.compile(r"(?:[A-Z][a-z]+){2,}|[A-Z]{4,}|\w+\(\)|[a-z]+_[a-z_]+|\w+\.py")
+    mentioned = {span.removesuffix("()") for span in spans if names.fullmatch(span)}
+    missing += [name for name in mentioned - {"NAME", "HOST"} if name not in code()]
+    assert not missing
+
+
+def test_every_page_is_in_the_navigation_and_under_it():
+    nav = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    found = {page.relative_to(DOCS).as_posix() for page in PAGES if page != README}
+    assert found == {name for name in nav if not name.startswith("reports/")}

@@ -142,7 +142,9 @@ def test_svg_is_xml_with_a_background_for_each_phase_and_one_peak():
     root = ElementTree.fromstring(svg_text(comparison()))
     space = "{http://www.w3.org/2000/svg}"
     assert root.tag == f"{space}svg"
-    assert len(root.findall(f"{space}rect")) == len(recorded().marks)
+    white, *backgrounds = root.findall(f"{space}rect")
+    assert (white.get("width"), white.get("fill")) == (root.get("width"), "#ffffff")
+    assert len(backgrounds) == len(recorded().marks)
     assert len(root.findall(f"{space}circle")) == 1
     assert sum("peak" in (text.text or "") for text in root.findall(f"{space}text")) == 1
 

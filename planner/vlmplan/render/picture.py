@@ -5,11 +5,14 @@ No scripts, no addresses that a browser would fetch; text is escaped here, so ca
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from textwrap import wrap
 
 WIDTH, HEIGHT = 1200, 480
 LEFT, RIGHT, TOP, BOTTOM = 90, 20, 60, 40
 """Margins around the plot."""
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+TITLE_COLUMNS = 150
+"""Characters of a line of the title; what is longer goes on in the line below."""
 STYLE = (
     "body{font:14px sans-serif;margin:2em;max-width:1240px}table{border-collapse:collapse;margin:1em 0}"
     "td,th{padding:2px 12px;text-align:right;border-bottom:1px solid #ddd}"
@@ -23,12 +26,16 @@ def svg_file(svg: str) -> str:
 
 
 def svg_element(title: str, lines: Iterable[str]) -> str:
-    """The element with its title above the plot; ``lines`` are elements inside."""
+    """The element with its title above the plot, on white wherever it is shown; ``lines`` are elements inside."""
     inside = "\n".join(lines)
+    rows = enumerate(wrap(title, TITLE_COLUMNS))
+    shown = "\n".join(
+        f'<text x="{LEFT}" y="{20 + 16 * row}" font-size="14">{escape(text)}</text>' for row, text in rows
+    )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'font-family="sans-serif" font-size="12">\n<title>{escape(title)}</title>\n'
-        f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}</text>\n{inside}\n</svg>'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>\n{shown}\n{inside}\n</svg>'
     )
 
 
