@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Kind, Node, Tensor
+from vlmplan.architecture.tensor import ForwardTape, Node, Tensor
+from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError
 from vlmplan.units import Choice, DType
 
@@ -317,7 +317,7 @@ def _math(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout: float) -
     return ops.copy(out, batch, num_tokens, num_heads * head_dim)
 
 
-def _causal_mask(tape: Tape, num_tokens: int, num_keys: int) -> Tensor:
+def _causal_mask(tape: ForwardTape, num_tokens: int, num_keys: int) -> Tensor:
     """Zero or minus infinity by query and key, out of a boolean mask."""
     with tape.charged_to(Kind.TEMPORARY):
         mask = tape.tensor((num_tokens, num_keys), DType.FLOAT32)

@@ -1,14 +1,33 @@
-"""The node that activation checkpointing leaves in the graph: its backward runs the layer again, with a graph.
+"""Activation checkpointing: only a layer's inputs are kept, and backward runs the layer again, with a graph.
 
 Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' default since 5.0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from vlmplan.architecture.tensor import Node, Tensor
 
 
-def checkpoint_backward(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+def checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """``function(*inputs)`` under activation checkpointing.
+
+    Every tensor with a gradient that the function uses must be among the inputs.
+    """
+    tape = inputs[0].tape
+    out, num_saved = tape.pack(function, inputs)
+    if out.node is None:
+        return out
+    saved = tuple([x.detached() for x in inputs])
+    meta = (tape, function, num_saved)
+    # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
+    node = tape.node(inputs, _run_again, saved, meta)
+    if node is None:
+        node = tape.rootless_node(saved, _run_again, meta)
+    out.node, out.output_index = node, 0
+    return out
+
+
+def _run_again(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
     tape, function, num_saved = node.meta
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]

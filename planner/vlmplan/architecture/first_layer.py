@@ -8,18 +8,7 @@ layer runs, so that the events of a later one follow from its own.
 
 from dataclasses import dataclass, field
 
-from vlmplan.architecture.tensor import Kind, Storage
-from vlmplan.architecture.trace import NO_PARTS, NO_SPAN, Event, Section, Span
-
-
-class LayerInput(Storage):
-    """What a first layer gets for the storage of its input, whose bytes it does not count: to see when it goes."""
-
-    __slots__ = ("whole",)
-    whole: Storage
-
-    def __del__(self) -> None:
-        self.tape.let_go(self.born)
+from vlmplan.architecture.trace import NO_PARTS, NO_SPAN, Event, Kind, Section, Span
 
 
 class UnlikeLayersError(Exception):
@@ -42,9 +31,9 @@ class FirstLayer:
     freed: Span = NO_SPAN
     """What a later layer frees with its input."""
 
-    def stands_for(self, later: str, result: Storage) -> None:
-        """Layers of the section ``later`` get storages like ``result`` as their input."""
-        activations, logits, temporaries, gradients = (-result.num_bytes if kind is result.kind else 0 for kind in Kind)
+    def stands_for(self, later: str, num_bytes: int, kind: Kind) -> None:
+        """Layers of the section ``later`` get as their input ``num_bytes`` that are charged to ``kind``."""
+        activations, logits, temporaries, gradients = (-num_bytes if each is kind else 0 for each in Kind)
         self.later, self.freed = later, Span(NO_PARTS, (activations, logits, temporaries, gradients))
 
     def later_section(self, section: Section) -> Section:

@@ -15,8 +15,8 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Kind, Node, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, Node, Parameter, Tensor
+from vlmplan.architecture.trace import Kind
 from vlmplan.recipe import chunk_tokens
 from vlmplan.units import DType
 
@@ -123,7 +123,9 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
     return loss
 
 
-def _count_products(tape: Tape, weight: Parameter, num_tokens: int, chunk: int, dtype: DType, count: int) -> None:
+def _count_products(
+    tape: ForwardTape, weight: Parameter, num_tokens: int, chunk: int, dtype: DType, count: int
+) -> None:
     """The products of one summand, chunk by chunk, the last smaller: forward, and the gradients that are needed."""
     vocab_size, width = weight.shape
     full, rest = divmod(num_tokens, chunk)
@@ -146,7 +148,7 @@ def _bytes_per_logit(dtype: DType) -> int:
     return casts + log_sum + 4 * (wide + wide)
 
 
-def _run_chunk(tape: Tape, summands: Sequence[tuple[Tensor, Parameter]], num_rows: int, dtype: DType) -> None:
+def _run_chunk(tape: ForwardTape, summands: Sequence[tuple[Tensor, Parameter]], num_rows: int, dtype: DType) -> None:
     """The tensors of one chunk of ``num_rows`` tokens (``_Run.add`` of the trainer).
 
     Vocabulary-wide, in bytes a logit: 2 + 4 as 16-bit logits become float32 and again as the gradient becomes 16-bit,

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.checkpointing import checkpoint
 from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -130,7 +131,7 @@ class Stack(Module):
                 continue
             layer = self.kinds[kind]
             checkpoints = self.checkpoints and self.can_checkpoint and (x.requires_grad or _is_trainable(layer))
-            run = partial(tape.checkpoint, partial(call, layer)) if checkpoints else partial(call, layer)
+            run = partial(checkpoint, partial(call, layer)) if checkpoints else partial(call, layer)
             with tape.section(key, index):
                 if index == start and joins_layers and kind in self.pattern[start + 1 : stop]:
                     x = tape.lend(x)
@@ -156,7 +157,7 @@ class Stack(Module):
             checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
             with tape.section(f"{self.label}.{index}", index):
                 run = partial(call, layer)
-                x = tape.checkpoint(run, x, *shared) if checkpoints else run(x, *shared)
+                x = checkpoint(run, x, *shared) if checkpoints else run(x, *shared)
         return x
 
 

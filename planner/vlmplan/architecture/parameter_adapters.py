@@ -12,8 +12,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, Node, Operand, Parameter, Tensor
 from vlmplan.errors import InputError
 
 
@@ -72,7 +71,7 @@ class LoraParameter(Module):
             for factor in (self.lora_A, self.lora_B):
                 tape.release(factor)
 
-    def _adapted(self, weight: Parameter, factors: Sequence[Operand], tape: Tape) -> Tensor:
+    def _adapted(self, weight: Parameter, factors: Sequence[Operand], tape: ForwardTape) -> Tensor:
         """``baddbmm(weight, B, A)``: saves the factors."""
         kept = tuple(factor if isinstance(factor, Parameter) else factor.detached() for factor in factors)
         flops = 2 * weight.numel * self.rank

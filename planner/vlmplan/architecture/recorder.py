@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from vlmplan.architecture.first_layer import FirstLayer
-from vlmplan.architecture.tensor import Kind, Storage
-from vlmplan.architecture.trace import Event, Fetch, Parts, Release, Run, Section, Span, Trace
+from vlmplan.architecture.trace import Event, Fetch, Kind, Parts, Release, Run, Section, Span, Trace
 
 
 class Recorder:
@@ -129,9 +128,9 @@ class Recorder:
         """The running section is a layer that may stand for later ones."""
         self._first_layers[self._key], self.oldest_own = first, first.start
 
-    def _stand_for(self, key: str, result: Storage) -> None:
-        """The running section stands for the section ``key`` as well."""
-        self._first_layers[self._key].stands_for(key, result)
+    def _stand_for(self, key: str, num_bytes: int, kind: Kind) -> None:
+        """The running section stands for the section ``key`` as well, whose input has ``num_bytes``."""
+        self._first_layers[self._key].stands_for(key, num_bytes, kind)
         self._sections[key] = Section()
 
     def free_shared(self, num_bytes: int, kind: Kind) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Parameter, Storage, Tensor
+from vlmplan.architecture.tensor import ForwardTape, Parameter, Storage, Tensor
 from vlmplan.architecture.trace import (
     Allocation,
     Deallocation,
@@ -30,7 +30,7 @@ class LoggedStorage(Storage):
     __slots__ = ("handle", "is_taken")
     tape: "LoggingTape"
 
-    def fill(self, tape: Tape, num_bytes: int) -> None:
+    def fill(self, tape: ForwardTape, num_bytes: int) -> None:
         super().fill(tape, num_bytes)
         self.is_taken = False
         self.handle = self.tape.log_allocation(self.num_bytes)

@@ -1,24 +1,23 @@
-"""Symbolic tensors, weights and graph nodes: shapes and element types without numbers."""
+"""Symbolic tensors, weights and graph nodes, and the tape that a forward makes them on.
+
+They know shapes and element types, and hold no numbers. A tensor refers to its tape, so that an operation needs nothing
+but its operands, and the tape makes tensors: the two are one module.
+"""
 
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from math import prod
-from typing import TYPE_CHECKING, Any
+from sys import getrefcount
+from typing import Any, ClassVar
 
+from vlmplan.architecture.first_layer import FirstLayer
+from vlmplan.architecture.recorder import Recorder
+from vlmplan.architecture.trace import Hold, Kind
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 
-if TYPE_CHECKING:
-    from vlmplan.architecture.tape import Tape
-
-
-class Kind(IntEnum):
-    """The component of the estimate that a storage is charged to."""
-
-    ACTIVATION = 0
-    LOGITS = 1
-    TEMPORARY = 2
-    GRADIENT = 3  # of a weight, until the engine takes it
+_new = object.__new__
+ONE_HOLDER = 2
+"""``sys.getrefcount`` of what one object refers to: its own argument counts."""
 
 
 class Storage:
@@ -30,7 +29,7 @@ class Storage:
 
     __slots__ = ("born", "kind", "num_bytes", "tape")
 
-    def fill(self, tape: "Tape", num_bytes: int) -> None:
+    def fill(self, tape: "ForwardTape", num_bytes: int) -> None:
         """Allocate the bytes, once. Not ``__init__``: calling a class costs as much again as all of this."""
         self.tape, self.kind, self.born = tape, tape.kind, tape.num_nodes
         self.num_bytes = tape.allocate(num_bytes)
@@ -46,6 +45,16 @@ class Storage:
         """Free all but ``num_bytes``: where one storage stands for several that go one after the other."""
         self.tape.free(self.num_bytes - num_bytes, self.kind)
         self.num_bytes = num_bytes
+
+
+class LayerInput(Storage):
+    """What a first layer gets for the storage of its input, whose bytes it does not count: to see when it goes."""
+
+    __slots__ = ("whole",)
+    whole: Storage
+
+    def __del__(self) -> None:
+        self.tape.let_go(self.born)
 
 
 class Parameter:
@@ -162,3 +171,202 @@ class Node:
 
 
 Backward = Callable[[Node, list[Tensor | None]], Sequence[Tensor | None]]
+PACKED = Node((), (), (), lambda node, grads: (), None)
+"""What stands for the operations inside a checkpoint until backward runs them again: that a gradient will be needed."""
+
+
+class ForwardTape(Recorder):
+    """Makes the tensors of a forward and the graph that its backward runs through, and records them.
+
+    ``autocast`` is the element type of ``torch.autocast``, or None where the model's own types decide.
+    ``accumulates_in_place``: see ``Tape``.
+    ``fuses_dropout``: dropout keeps a mask of one byte an element, as on CUDA; on CPU it keeps noise of x's type.
+    ``makes_loss_inside``: transformers' forward gets the labels, and makes the loss beside its local variables; all of
+    its output is held through backward, as ``outputs = model(**batch)`` does. The trainer takes only the logits.
+    ``keeps_linear_inputs``: ``F.linear`` is DeepSpeed's, which keeps input and weight whatever needs a gradient.
+    """
+
+    storage_class: ClassVar[type[Storage]] = Storage
+    runs_every_call: ClassVar[bool] = False  # of kernels that could be recorded at once, see ``attention.joins_calls``
+    joins_layers: bool = True  # the first of a stack stands for later ones, see ``first_layer``
+
+    def __init__(
+        self,
+        *,
+        autocast: DType | None = None,
+        accumulates_in_place: bool = True,
+        fuses_dropout: bool = True,
+        makes_loss_inside: bool = False,
+        keeps_linear_inputs: bool = False,
+        follows_weights: bool = True,
+    ) -> None:
+        super().__init__(follows_weights=follows_weights)
+        self.autocast = autocast
+        self.accumulates_in_place = accumulates_in_place
+        self.keeps_linear_inputs = keeps_linear_inputs
+        self.fuses_dropout = fuses_dropout
+        self.makes_loss_inside = makes_loss_inside
+        self.modules: list[Any] = []
+        # What the model's output object holds, besides the logits (image_hidden_states).
+        self.outputs: list[Tensor] = []
+        # What the outermost ``forward`` holds in local variables.
+        self.locals: list[Tensor] = []
+        # The widest attention head seen, for which kernels differ between GPUs.
+        self.widest_head = 0
+        self.num_nodes = 0
+        # Activation checkpointing: while packing, nodes are made but keep nothing; replaying ends at the last tensor
+        # that is saved.
+        self._packs = False
+        self._num_saved = 0
+        self._stop_after: int | None = None
+        # What made the input of layers that stand for others, with their section.
+        self._sources: dict[Node, str] = {}
+
+    # -- tensors -------------------------------------------------------------------------------------------------
+
+    def tensor(self, shape: tuple[int, ...], dtype: DType, node: Node | None = None) -> Tensor:
+        """A new tensor on a new storage, as the output of ``node``."""
+        tensor, storage = _new(Tensor), _new(self.storage_class)
+        tensor.numel = numel = prod(shape)
+        tensor.num_bytes = num_bytes = numel * dtype.num_bytes
+        storage.fill(self, num_bytes)
+        tensor.storage, tensor.tape = storage, self
+        tensor.shape, tensor.dtype, tensor.node, tensor.output_index = shape, dtype, node, 0
+        return tensor
+
+    def gradient(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
+        """A new tensor for the gradient of a weight."""
+        before, self.kind = self.kind, Kind.GRADIENT
+        try:
+            return self.tensor(shape, dtype)
+        finally:
+            self.kind = before
+
+    def leave_model(self) -> None:
+        """The outermost ``forward`` returns: nothing but logits stays, where the loss is made outside of it."""
+        if not self.makes_loss_inside:
+            self.locals.clear()
+            self.outputs.clear()
+
+    # -- graph ---------------------------------------------------------------------------------------------------
+
+    def node(
+        self,
+        inputs: tuple[Operand | None, ...],
+        backward: Backward,
+        saved: tuple[Operand | None, ...] = (),
+        meta: Any = None,
+        view_of: Parameter | None = None,
+    ) -> Node | None:
+        """Open the graph node of an operation, before its output is allocated; None if no input needs a gradient.
+
+        ``view_of``: a weight that torch saves as a view, which keeps the storage when ZeRO-3 takes the weight away. A
+        weight saved as itself does not.
+        """
+        edges: list[Edge] = []
+        needs: list[bool] = []
+        for operand in inputs:
+            edge: Edge = None
+            if isinstance(operand, Tensor):
+                if operand.node is not None:
+                    edge = (operand.node, operand.output_index)
+            elif operand is not None and operand.requires_grad:
+                edge = operand
+            edges.append(edge)
+            needs.append(edge is not None)
+        if True not in needs:
+            return None
+        if self._packs or self._stop_after is not None:
+            self._count_saved(len(saved) - saved.count(None))
+        self.num_nodes += 1
+        if self._packs:
+            return PACKED
+        holds_weight = view_of is not None and self.follows_weights and not self._is_phantom
+        node = Node(tuple(edges), tuple(needs), saved, backward, meta)
+        node.sequence = self.num_nodes
+        node.section = self._key
+        if self.modules:
+            node.module = self.modules[-1]
+        if holds_weight:
+            node.holds_weight = True
+            self._events.append(Hold(node.sequence, view_of))
+        return node
+
+    def save(self, node: Node | None, *outputs: Tensor) -> None:
+        """Keep outputs of an operation for its backward, or inputs that it saves at its end."""
+        if node is None:
+            return
+        if self._packs or self._stop_after is not None:
+            self._count_saved(len(outputs))
+        if not self._packs:
+            node.saved = (*node.saved, *[output.detached() for output in outputs])
+
+    def _count_saved(self, count: int) -> None:
+        self._num_saved += count
+        if self._stop_after is not None and count and self._num_saved >= self._stop_after:
+            self._is_phantom = True
+
+    # -- layers ------------------------------------------------------------------------------------------------------
+
+    def lend(self, x: Tensor) -> Tensor:
+        """The input of a first layer, which the running section is, as that layer gets it (``first_layer``)."""
+        self.num_nodes += 1
+        first = FirstLayer(self.num_nodes)
+        self._watch(first)
+        storage = _new(LayerInput)
+        storage.tape, storage.kind, storage.born = self, x.storage.kind, first.start
+        storage.num_bytes, storage.whole = x.storage.num_bytes, x.storage
+        lent = Tensor(storage, x.shape, x.dtype, x.node)
+        lent.output_index = x.output_index
+        return lent
+
+    def stand_for(self, key: str, lent: Tensor, result: Tensor) -> None:
+        """Let the layer that has just run stand for the later ones of section ``key``, if ``result`` is like its input.
+
+        A result that something holds besides is saved by its own layer, which no first layer's input is.
+        """
+        if self._is_like(lent, result) and getrefcount(result.storage) == ONE_HOLDER:
+            self._stand_for(key, result.storage.num_bytes, result.storage.kind)
+            if lent.node is not None:
+                self._sources[lent.node] = self._key
+
+    def _is_like(self, x: Tensor, y: Tensor) -> bool:
+        """Whether a layer that takes x does the same with y; ZeRO-3 asks which module a gradient goes to."""
+        if (x.shape, x.dtype, x.storage.num_bytes) != (y.shape, y.dtype, y.storage.num_bytes):
+            return False
+        if x.node is None or y.node is None:
+            return x.node is y.node
+        enclosing = self.modules[-1:]
+        return ([x.node.module] == enclosing) is ([y.node.module] == enclosing)
+
+    # -- checkpointing -------------------------------------------------------------------------------------------
+
+    def pack(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, int]:
+        """``function(*inputs)`` with nodes that keep nothing, and how many tensors they would have saved."""
+        self._packs, self._num_saved = True, 0
+        try:
+            return function(*inputs), self._num_saved
+        finally:
+            self._packs = False
+
+    def rootless_node(self, saved: tuple[Tensor, ...], backward: Backward, meta: Any) -> Node:
+        """The node of a checkpoint whose inputs need no gradient but whose weights do."""
+        count = len(saved)
+        node = Node((None,) * count, (False,) * count, saved, backward, meta)
+        self.num_nodes += 1
+        node.sequence, node.section = self.num_nodes, self._key
+        return node
+
+    def replay(self, function: Callable[..., Tensor], inputs: Sequence[Tensor], num_saved: int) -> Tensor:
+        """Run ``function`` again with its graph, up to the last tensor that its backward needs."""
+        work, self._work = self._work, self._sections[self._key].recompute_work
+        self._num_saved, self._stop_after, self._recomputed = 0, num_saved, []
+        try:
+            return function(*inputs)
+        finally:
+            self._stop_after, self._is_phantom, self._work = None, False, work
+
+    def take_recomputed(self) -> Sequence[Any]:
+        """The modules with frozen weights that the last replay has run."""
+        modules, self._recomputed = self._recomputed or (), None
+        return modules

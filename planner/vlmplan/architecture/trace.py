@@ -9,7 +9,18 @@ backward runs the schedule in reverse.
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, NamedTuple
+
+
+class Kind(IntEnum):
+    """The component of the estimate that a storage is charged to."""
+
+    ACTIVATION = 0
+    LOGITS = 1
+    TEMPORARY = 2
+    GRADIENT = 3  # of a weight, until the engine takes it
+
 
 Parts = tuple[int, int, int, int]
 """Bytes by ``Kind``: activations, logits, temporaries, gradients of weights."""

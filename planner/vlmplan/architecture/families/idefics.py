@@ -15,7 +15,8 @@ from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.images.shape import ImageShape
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, Stack
-from vlmplan.architecture.tensor import Kind, Tensor
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
 
 

@@ -10,8 +10,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Node, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, Node, Parameter, Tensor
 from vlmplan.units import DType
 
 NUM_POSITIONS = 256
@@ -111,7 +110,7 @@ class CrossAttention(Module):
         return out.view(*query.shape)
 
 
-def _thirds(weight: Parameter, shape: tuple[int, ...], tape: Tape) -> list[Tensor]:
+def _thirds(weight: Parameter, shape: tuple[int, ...], tape: ForwardTape) -> list[Tensor]:
     """``weight.chunk(3)``: views of a weight; their gradients are put together into one."""
     node = tape.node((weight,), _thirds_backward, meta=(weight.shape, weight.dtype))
     storage = tape.tensor((0,), weight.dtype).storage
@@ -174,7 +173,7 @@ def _repeated_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     return (ops.reduced(g, node.meta, g.dtype),)
 
 
-def interpolated(table: Parameter, num_patches: int, tape: Tape) -> Tensor:
+def interpolated(table: Parameter, num_patches: int, tape: ForwardTape) -> Tensor:
     """``get_abs_pos``: the table itself, or resampled in float32 to the grid of the patches and cast back."""
     rows, width = table.shape
     positions = ops.expand_weight(table, (rows, width), tape)

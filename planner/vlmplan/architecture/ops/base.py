@@ -1,13 +1,9 @@
 """What operations have in common: types of gradients, promotion, casts, copies, sums over broadcast dimensions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, Node, Operand, Parameter, Tensor
 from vlmplan.units import DType
-
-if TYPE_CHECKING:
-    from vlmplan.architecture.tape import Tape
 
 Grads = list[Tensor | None]
 
@@ -44,7 +40,7 @@ def _cast_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     return (to(g, node.meta),)
 
 
-def cast_weight(weight: Operand, dtype: DType, tape: "Tape") -> Operand:
+def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape) -> Operand:
     """A weight in the element type ``dtype``: itself, or a cast on ``tape`` (autocast, norms in float32)."""
     if weight.dtype is dtype:
         return weight

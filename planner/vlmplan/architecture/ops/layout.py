@@ -1,15 +1,11 @@
 """Embedding lookups, and what only moves elements: slices, concatenations, rotary positions, resampling."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, pass_through, reduced, to
 from vlmplan.architecture.ops.elementwise import add, mul, scale
-from vlmplan.architecture.tensor import Node, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, Node, Parameter, Tensor
 from vlmplan.units import DType
-
-if TYPE_CHECKING:
-    from vlmplan.architecture.tape import Tape
 
 
 def embedding(ids: Tensor, weight: Parameter) -> Tensor:
@@ -107,7 +103,7 @@ def _rotate_half(x: Tensor, half: int) -> Tensor:
     return concatenate([scale(second), first], x.shape)
 
 
-def shift_weight(weight: Parameter, dtype: DType, tape: "Tape") -> Tensor:
+def shift_weight(weight: Parameter, dtype: DType, tape: ForwardTape) -> Tensor:
     """``1 + weight.to(dtype)``: a small tensor of the weight's shape."""
     cast = cast_weight(weight, dtype, tape)
     node = tape.node((cast,), pass_through)
@@ -119,7 +115,7 @@ def slices(x: Tensor, shape: tuple[int, ...], count: int) -> list[Tensor]:
     return [x.view(*shape)] if count == 1 else split(x, *[shape] * count)
 
 
-def expand_weight(weight: Parameter, shape: tuple[int, ...], tape: "Tape") -> Tensor:
+def expand_weight(weight: Parameter, shape: tuple[int, ...], tape: ForwardTape) -> Tensor:
     """``weight.expand(shape)``: a view of a learned vector or table; its gradient is summed over the copies."""
     node = tape.node((weight,), _expand_weight_backward, meta=(weight.shape, weight.dtype))
     return Tensor(tape.tensor((0,), weight.dtype).storage, shape, weight.dtype, node)
