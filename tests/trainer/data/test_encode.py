@@ -15,8 +15,8 @@ from tokenizers.processors import TemplateProcessing
 
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
-from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder, overlapping
-from vlmplan_trainer.data.survey import TooLongError
+from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder, TooLongError, overlapping
+from vlmplan_trainer.data.survey import surveyed
 
 SAID = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
 IMAGE_SIZES = st.lists(st.tuples(st.integers(20, 90), st.integers(20, 90)), max_size=2).map(tuple)
@@ -97,7 +97,7 @@ def test_of_a_prompt_that_is_a_text_the_loss_is_on_the_completion_and_its_end_as
     assert (prompt[0] == tokenizer.bos_token_id) is has_bos
     made = text_encoder(tokenizer)
     assert as_lists(made.encode(sample)) == completion_by_trl(prompt, both)
-    assert made.survey([sample]).lengths == [len(both)]
+    assert surveyed(made, [sample]).lengths == [len(both)]
 
 
 def test_a_prompt_with_images_is_learnt_from_its_completion_on(qwen: Any):
@@ -176,7 +176,7 @@ def test_a_cut_keeps_the_beginning_and_is_counted(llama: Any, answer: str, seq_l
 def test_image_tokens_are_whole_or_the_sample_is_left_out(qwen: Any, sizes: tuple, seq_len: int):
     made = encoder(qwen, seq_len=seq_len)
     sample = question(answer="A cat. " * 20, sizes=sizes)
-    survey = made.survey([sample])
+    survey = surveyed(made, [sample])
     try:
         encoded = made.encode(sample)
     except TooLongError:
@@ -196,7 +196,7 @@ def test_exactly_the_samples_that_leave_something_to_learn_are_kept(qwen: Any, s
     last_image = max((whole["input_ids"][0] == qwen.image_token_id).nonzero().flatten().tolist(), default=0)
     first_label = int((whole["labels"][0] != IGNORED_LABEL).nonzero()[0])
     for seq_len in range(2, whole["input_ids"].shape[1] + 2):
-        survey = encoder(qwen, seq_len=seq_len).survey([sample])
+        survey = surveyed(encoder(qwen, seq_len=seq_len), [sample])
         assert len(survey.samples) == (first_label < seq_len)
         for sentence in survey.sentences:
             assert ("images do not fit" in sentence) is (last_image >= seq_len and bool(sizes))
@@ -210,7 +210,7 @@ def test_the_survey_knows_the_length_of_every_sample_without_opening_an_image(
     processor = qwen if family == "qwen2_vl" else FAMILIES[family]()
     made = encoder(processor, model_type=family, seq_len=seq_len)
     sample = question(said, sizes=sizes)
-    survey = made.survey([sample])
+    survey = surveyed(made, [sample])
     for length in survey.lengths:
         assert length == made.encode(sample)["input_ids"].shape[1]
     assert survey.num_truncated == made.num_truncated
@@ -222,7 +222,7 @@ def test_the_survey_knows_the_length_of_every_sample_without_opening_an_image(
 def survey_of(made: Encoder, *bad: Sample) -> list[str]:
     """The sentences of ``bad`` samples among good ones."""
     good = question(source="good:1")
-    survey = made.survey([good, *bad, good])
+    survey = surveyed(made, [good, *bad, good])
     assert (survey.samples, survey.num_skipped) == ([good, good], len({sample.source for sample in bad}))
     return list(survey.sentences)
 
@@ -263,7 +263,7 @@ def test_a_bad_sample_stops_before_training_or_is_left_out(name: str, qwen: Any,
             assert sentence in found
         else:
             with pytest.raises(InputError, match=r"^some.jsonl:1: "):
-                made.survey([question(), sample])
+                surveyed(made, [question(), sample])
 
 
 def test_an_image_that_turns_out_broken_stops_training_or_teaches_nothing(qwen: Any, tmp_path: Path):
@@ -289,7 +289,7 @@ def test_a_survey_says_what_is_cut_left_out_and_made_smaller(qwen: Any):
         question(source="a:3", sizes=((90, 90),)),
         question(source="a:4", sizes=((28, 28), (28, 28))),
     ]
-    survey = made.survey(samples)
+    survey = surveyed(made, samples)
     assert (survey.num_images_reduced, len(survey.sentences)) == (1, 1)
     assert survey.sentences[0].startswith("a:4: ")
     assert [survey.truncated, survey.skipped] == [{"a:2"}, {"a:4"}]

@@ -18,7 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.data.chats import Sample
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.sampler import Shares, epoch_order
-from vlmplan_trainer.data.survey import Survey
+from vlmplan_trainer.data.survey import Survey, surveyed
 
 PADS_TO = 8
 """Tensor cores want multiples of 8 tokens."""
@@ -54,7 +54,7 @@ class Batches:
         num_workers: int = 0,
     ) -> None:
         self._shares = Shares(micro_batch=micro_batch, num_ranks=num_ranks, rank=rank, grad_accum=grad_accum)
-        self.survey = samples if isinstance(samples, Survey) else encoder.survey(samples)
+        self.survey = samples if isinstance(samples, Survey) else surveyed(encoder, samples)
         self._samples, self._encoder, self._seed = self.survey.samples, encoder, seed
         refuse_too_few(self.survey, samples_per_step=self._shares.samples_per_step)
         self._lengths = self.survey.lengths if groups_by_length else None

@@ -8,7 +8,7 @@ A sample is a dict of tensors of shape (1, tokens), and of what the processor ma
 """
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,6 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.data.chats import Sample
 from vlmplan_trainer.data.fitting import Fit, ImageFitter, ImageMeter, Size, fitted_image
 from vlmplan_trainer.data.images import opened
-from vlmplan_trainer.data.survey import LeftOutError, Survey, TooLongError, surveyed
 from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
 
 IGNORED_LABEL = -100
@@ -33,13 +32,24 @@ BLANK_SIDE = 28
 Encoded = dict[str, Tensor]
 
 
+class LeftOutError(InputError):
+    """A sound sample that the plan has no room for."""
+
+
+class TooLongError(LeftOutError):
+    """A cut at the plan's length would hit an image."""
+
+    def __init__(self, source: str, seq_len: int) -> None:
+        super().__init__(f"{source}: the images do not fit into --seq-len {seq_len}, and image tokens cannot be cut")
+
+
 class Encoder:
     """Encodes samples for one model.
 
     ``seq_len``, ``image_size`` (width, height) and ``images_per_sample`` are the plan's: longer samples are cut, larger
     images made smaller, and samples with more images left out. None leaves images as they are.
 
-    ``num_truncated`` and ``num_skipped`` count the samples of all surveys and all encoded ones, each sample once.
+    ``truncated`` and ``skipped`` are the sources of such samples, of all surveys and of all that were encoded.
     """
 
     def __init__(
@@ -67,32 +77,22 @@ class Encoder:
         self._accepted = accepted_names(model_type) if self.is_vision else {"input_ids", "attention_mask"}
         self.meter = ImageMeter(processor) if self.is_vision else None
         self._fitter = ImageFitter(self.meter, image_size) if self.meter is not None else None
-        self._truncated: set[str] = set()
-        self._skipped: set[str] = set()
+        self.truncated: set[str] = set()
+        self.skipped: set[str] = set()
 
     @property
     def num_truncated(self) -> int:
-        return len(self._truncated)
+        return len(self.truncated)
 
     @property
     def num_skipped(self) -> int:
-        return len(self._skipped)
+        return len(self.skipped)
 
     @property
     def pad_id(self) -> int:
         """What padding is filled with; masked, so any token will do where the tokenizer has none for it."""
         ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         return next(token for token in ids if token is not None)
-
-    def survey(self, samples: Iterable[Sample]) -> Survey:
-        """The samples that can be trained on and how long they are, without opening an image.
-
-        Raises InputError for the first bad one unless ``skips_bad``. Samples that do not fit the plan are left out.
-        """
-        result = surveyed(self, samples)
-        self._truncated |= result.truncated
-        self._skipped |= result.skipped
-        return result
 
     def encode(self, sample: Sample) -> Encoded:
         """The tensors of a sample. Raises InputError naming it, TooLongError if a cut would hit one of its images."""
@@ -119,7 +119,7 @@ class Encoder:
         except InputError as error:
             if not self.skips_bad and not isinstance(error, LeftOutError):
                 raise
-            self._skipped.add(sample.source)
+            self.skipped.add(sample.source)
             return self.nothing
 
     @cached_property
@@ -199,7 +199,7 @@ class Encoder:
             return made
         if last_image_token >= self.seq_len:
             raise TooLongError(sample.source, self.seq_len)
-        self._truncated.add(sample.source)
+        self.truncated.add(sample.source)
         return {name: value[:, : self.seq_len] if name in SEQUENCE_KEYS else value for name, value in made.items()}
 
 

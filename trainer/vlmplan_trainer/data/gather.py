@@ -17,7 +17,7 @@ from vlmplan_trainer.data.batches import refuse_too_few
 from vlmplan_trainer.data.chats import MAX_SENTENCES, ReadReport, Sample, read_chats
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder
-from vlmplan_trainer.data.survey import Survey
+from vlmplan_trainer.data.survey import Survey, surveyed
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
 
@@ -143,7 +143,7 @@ def _encoder(plan: Plan, options: TrainerOptions, processing: Processing) -> Enc
 
 def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> Gathered:
     say_phase(f"looking at {counted(len(samples), 'sample')}")
-    survey = encoder.survey(samples)
+    survey = surveyed(encoder, samples)
     account = Account(
         name=name,
         forms=report.forms,

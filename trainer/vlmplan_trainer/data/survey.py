@@ -6,25 +6,11 @@ micro batches stay equal.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.chats import MAX_SENTENCES, Sample
+from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError
 from vlmplan_trainer.data.templates import TemplateError
-
-if TYPE_CHECKING:
-    from vlmplan_trainer.data.encode import Encoder
-
-
-class LeftOutError(InputError):
-    """A sound sample that the plan has no room for."""
-
-
-class TooLongError(LeftOutError):
-    """A cut at the plan's length would hit an image."""
-
-    def __init__(self, source: str, seq_len: int) -> None:
-        super().__init__(f"{source}: the images do not fit into --seq-len {seq_len}, and image tokens cannot be cut")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +49,11 @@ class _Images:
         return max((gained for place, gained in self.places if place < character), default=0)
 
 
-def surveyed(encoder: "Encoder", samples: Iterable[Sample]) -> Survey:
-    """See ``Encoder.survey``."""
+def surveyed(encoder: Encoder, samples: Iterable[Sample]) -> Survey:
+    """The samples that can be trained on and how long they are, without opening an image.
+
+    Raises InputError for the first bad one unless ``encoder.skips_bad``. Samples that do not fit the plan are left out.
+    """
     kept: list[Sample] = []
     lengths: list[int] = []
     truncated: set[str] = set()
@@ -87,6 +76,8 @@ def surveyed(encoder: "Encoder", samples: Iterable[Sample]) -> Survey:
         num_reduced += reduced
         if num_tokens > encoder.seq_len:
             truncated.add(sample.source)
+    encoder.truncated |= truncated
+    encoder.skipped |= skipped
     return Survey(
         samples=kept,
         lengths=lengths,
@@ -97,7 +88,7 @@ def surveyed(encoder: "Encoder", samples: Iterable[Sample]) -> Survey:
     )
 
 
-def _measured(encoder: "Encoder", sample: Sample) -> tuple[int, int]:
+def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
     """Tokens of a sample before the cut, and its images that are made smaller.
 
     Raises LeftOutError for a sample that the plan has no room for, other InputErrors for a bad one.
@@ -126,7 +117,7 @@ def _measured(encoder: "Encoder", sample: Sample) -> tuple[int, int]:
     return len(ends) + images.tokens_gained(end_of_text), images.num_reduced
 
 
-def _images(encoder: "Encoder", sample: Sample, text: str) -> _Images:
+def _images(encoder: Encoder, sample: Sample, text: str) -> _Images:
     places: list[tuple[int, int]] = []
     place, gained, num_reduced = -1, 0, 0
     for image in sample.images:
