@@ -4,19 +4,18 @@ Source: transformers 5.23 ``models/blip_2/modeling_blip_2.py``, ``Blip2ForCondit
 variants are described; the ones with T5 are not.
 """
 
-from importlib import import_module
 from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.families.blip_vision import NUM_CHANNELS, BlipVision
 from vlmplan.architecture.families.qformer import QFormer
+from vlmplan.architecture.families.text import text_model
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tensor import Parameter, Tensor
-from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 
@@ -36,7 +35,7 @@ class Blip2(Model):
     def __init__(self, config: Config) -> None:
         super().__init__()
         vision, text = config.section("vision_config"), config.section("text_config")
-        qformer, decoder = config.section("qformer_config"), language_model(text)
+        qformer, decoder = config.section("qformer_config"), text_model(text)
         width = qformer.integer("hidden_size")
         self.query_tokens = Parameter(1, config.integer("num_query_tokens"), width)
         self.vision_model: Any = BlipVision(vision)
@@ -90,13 +89,6 @@ class Blip2WithOpt(Blip2):
 
     EMBEDDINGS = "language_model.model.decoder.embed_tokens"
     ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "out_proj")
-
-
-def language_model(config: Config) -> Model:
-    """The ``...ForCausalLM`` of a text configuration. Raises UnknownNameError for a model_type without a family."""
-    if config.model_type not in FAMILIES:
-        raise UnknownNameError(f"{config.path}.model_type", config.model_type, FAMILIES)
-    return import_module(f"vlmplan.architecture.families.{FAMILIES[config.model_type]}").build(config)
 
 
 def build(config: Config) -> Blip2:

@@ -11,7 +11,8 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.text import text_decoder
-from vlmplan.architecture.families.vision_tower import VisionOutput, vision_tower
+from vlmplan.architecture.families.towers import vision_tower
+from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor

@@ -12,7 +12,7 @@ from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma import GemmaDecoder, decoder
 from vlmplan.architecture.families.text import ties_word_embeddings
-from vlmplan.architecture.families.vision_tower import vision_tower
+from vlmplan.architecture.families.towers import vision_tower
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor

@@ -1,4 +1,4 @@
-"""The decoder inside a composite model, chosen by the model_type of its ``text_config``.
+"""The language model inside a composite model, chosen by the model_type of its ``text_config``.
 
 Source: transformers 5.23, ``AutoModel.from_config(config.text_config)`` in the composite models.
 """
@@ -7,22 +7,44 @@ from importlib import import_module
 from typing import Any
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families import FAMILIES
+from vlmplan.architecture.model import Model
 from vlmplan.errors import UnknownNameError
+
+TEXT_FAMILIES = {
+    "gemma": "gemma",
+    "gemma2": "gemma",
+    "gemma3_text": "gemma",
+    "gpt2": "gpt2",
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "mixtral",
+    "opt": "opt",
+    "phi3": "phi3",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "qwen3_moe": "mixtral",
+}
+"""Model_types of language models, and the modules of families with their ``build(config)`` and ``decoder(config)``."""
 
 
 def text_decoder(config: Config) -> Any:
     """The decoder of a text configuration, without an output head.
 
     A module with ``embed(ids)``, ``forward(x, backend)`` and ``shape``, which has ``hidden_size`` and ``vocab_size``.
-    Every module of families that describes a decoder has a function ``decoder(config)`` that makes it.
     Raises UnknownNameError for a model_type without one.
     """
-    name = FAMILIES.get(config.model_type)
-    family: Any = None if name is None else import_module(f"vlmplan.architecture.families.{name}")
-    if not hasattr(family, "decoder"):
-        raise UnknownNameError(f"{config.path}.model_type", config.model_type, FAMILIES)
-    return family.decoder(config)
+    return _family(config).decoder(config)
+
+
+def text_model(config: Config) -> Model:
+    """The ``...ForCausalLM`` of a text configuration. Raises UnknownNameError for a model_type without a family."""
+    return _family(config).build(config)
+
+
+def _family(config: Config) -> Any:
+    if config.model_type not in TEXT_FAMILIES:
+        raise UnknownNameError(f"{config.path}.model_type", config.model_type, TEXT_FAMILIES)
+    return import_module(f"vlmplan.architecture.families.{TEXT_FAMILIES[config.model_type]}")
 
 
 def ties_word_embeddings(config: Config, text: Config) -> bool:

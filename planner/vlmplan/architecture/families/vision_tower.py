@@ -1,4 +1,4 @@
-"""What the vision towers of composite models have in common: which hidden states they hand out, and who builds them.
+"""What the vision towers of composite models have in common: which hidden states they hand out.
 
 Source: transformers 5.23 ``utils/output_capturing.py``: a composite model asks its tower for the hidden states that
 ``vision_feature_layer`` names. All layers run whatever it names, and what the tower returns lives until the composite
@@ -6,33 +6,12 @@ model's ``forward`` ends; so does the graph of layers behind the last one named,
 """
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
-from vlmplan.architecture.config import Config
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.errors import InputError, UnknownNameError
-
-TOWERS = {
-    "clip_vision_model": "clip_vision",
-    "pixtral": "pixtral_vision",
-    "siglip_vision_model": "siglip_vision",
-}
-"""Vision model_types and the modules of families with their ``tower(config, feature_layers)``."""
-
-
-def vision_tower(config: Config, feature_layers: Sequence[int] = ()) -> Any:
-    """The vision tower of a vision configuration: ``forward(pixels, batch, backend)`` returns a ``VisionOutput``.
-
-    ``feature_layers`` are the hidden states that the composite model asks for, as indices into the list of the
-    embeddings and the results of all layers. Raises UnknownNameError for a model_type that is not known.
-    """
-    if config.model_type not in TOWERS:
-        raise UnknownNameError(f"{config.path}.model_type", config.model_type, TOWERS)
-    module = import_module(f"vlmplan.architecture.families.{TOWERS[config.model_type]}")
-    return module.tower(config, feature_layers)
+from vlmplan.errors import InputError
 
 
 class VisionOutput:

@@ -1,0 +1,49 @@
+"""From a ``config.json`` to the module tree, by its model_type."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.text import TEXT_FAMILIES
+from vlmplan.architecture.model import Model
+from vlmplan.errors import InputError, UnknownNameError
+
+VISION_FAMILIES = {
+    "blip-2": "blip_2",
+    "gemma3": "gemma3",
+    "glm4v": "glm4v",
+    "idefics2": "idefics2",
+    "idefics3": "idefics3",
+    "instructblip": "instructblip",
+    "internvl": "internvl",
+    "llava": "llava",
+    "llava_next": "llava_next",
+    "llava_onevision": "llava_onevision",
+    "mistral3": "mistral3",
+    "mllama": "mllama",
+    "ovis2": "ovis2",
+    "paligemma": "paligemma",
+    "qwen": "qwen",
+    "qwen2_5_vl": "qwen2_5_vl",
+    "qwen2_vl": "qwen2_vl",
+    "qwen3_vl": "qwen3_vl",
+    "qwen3_vl_moe": "qwen3_vl_moe",
+    "smolvlm": "idefics3",
+}
+FAMILIES: Mapping[str, str] = dict(sorted((TEXT_FAMILIES | VISION_FAMILIES).items()))
+"""The Hugging Face model_types, and the modules that build them: with a function ``build(config) -> Model``."""
+
+
+def build_model(values: Mapping[str, Any]) -> Model:
+    """The module tree of a ``config.json``.
+
+    Raises UnknownNameError for a model_type without a family, InputError for values that cannot be.
+    """
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise InputError("config.json has no model_type; it does not describe a Hugging Face model")
+    if model_type not in FAMILIES:
+        raise UnknownNameError("model_type", model_type, FAMILIES)
+    family = import_module(f"vlmplan.architecture.families.{FAMILIES[model_type]}")
+    return family.build(Config(values))

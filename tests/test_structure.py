@@ -1,0 +1,107 @@
+"""The map between the modules: what imports what, in functions and for types alone too."""
+
+import ast
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"vlmplan": ROOT / "planner", "vlmplan_trainer": ROOT / "trainer"}
+Graph = Mapping[str, set[str]]
+
+
+@cache
+def files() -> Mapping[str, Path]:
+    """The file of every module, by its dotted name."""
+    found: dict[str, Path] = {}
+    for package, folder in PACKAGES.items():
+        for path in (folder / package).rglob("*.py"):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(tree: ast.AST, modules: Mapping[str, object]) -> set[str]:
+    """The modules that a file names: by ``import`` wherever it stands, as ``TYPE_CHECKING`` and functions too, by a
+    text that is a module's name, and, where ``import_module`` gets part of a name, by every text that completes it."""
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    found = texts & modules.keys()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {name for alias in node.names for name in (known(alias.name, modules),) if name}
+        elif isinstance(node, ast.ImportFrom):
+            if not node.module or node.level:
+                raise AssertionError("imports are absolute here")
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name for each in named for name in (known(each, modules),) if name}
+        elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            found |= {f"{node.values[0].value}{text}" for text in texts} & modules.keys()
+    return found
+
+
+def known(name: str, modules: Mapping[str, object]) -> str:
+    """The module that ``name`` is, or is in; empty if it is another's."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
+
+
+@cache
+def imports() -> Graph:
+    return {name: imported(ast.parse(path.read_text()), files()) - {name} for name, path in files().items()}
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The strongly connected components of more than one module, by Tarjan's algorithm."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = lowest[name] = len(order)
+        stack.append(name)
+        for other in sorted(graph[name]):
+            if other not in order:
+                visit(other)
+                lowest[name] = min(lowest[name], lowest[other])
+            elif other in stack:
+                lowest[name] = min(lowest[name], order[other])
+        if lowest[name] == order[name]:
+            place = stack.index(name)
+            component = stack[place:]
+            del stack[place:]
+            if len(component) > 1:
+                found.append(sorted(component))
+
+    for name in sorted(graph):
+        if name not in order:
+            visit(name)
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circles(imports()) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import package.b",
+        "from package.b import anything",
+        "from package import b",
+        "def f():\n    from package import b",
+        "if TYPE_CHECKING:\n    from package.b import Anything",
+        "COMMANDS = {'b': 'package.b'}",
+        "TABLE = {'of type b': 'b'}\ndef f(kind):\n    import_module(f'package.{TABLE[kind]}')",
+    ],
+)
+def test_a_circle_is_found_however_it_is_closed(text: str):
+    modules = dict.fromkeys(("package", "package.a", "package.b", "package.c"))
+    graph = {name: set[str]() for name in modules} | {"package.b": {"package.c"}, "package.c": {"package.a"}}
+    assert circles(graph) == []
+    graph["package.a"] = imported(ast.parse(text), modules)
+    assert graph["package.a"] == {"package.b"}
+    assert circles(graph) == [["package.a", "package.b", "package.c"]]
