@@ -29,7 +29,7 @@ from vlmplan.units import gib_text
 MAX_POINTS = PLOT_WIDTH
 NUM_LINES = 5
 """Horizontal lines above the bottom."""
-NAME_WIDTH = 8
+NAME_WIDTH = 6
 """Pixels that a letter of a phase's name takes."""
 FILLS = {
     "load": "#eeeeee",
@@ -120,8 +120,8 @@ def _peak(totals: Sequence[int], highest: int) -> Iterator[str]:
     anchor = "end" if x > WIDTH / 2 else "start"
     yield f'<circle cx="{x:.1f}" cy="{_y(highest, highest):.1f}" r="4" fill="#c03030"/>'
     yield (
-        f'<text x="{x - 8 if anchor == "end" else x + 8:.1f}" y="{TOP + 14}" text-anchor="{anchor}" fill="#c03030">'
-        f"peak {gib_text(highest)}</text>"
+        f'<text x="{x - 8 if anchor == "end" else x + 8:.1f}" y="{TOP + 14}" text-anchor="{anchor}" fill="#c03030" '
+        f'stroke="#ffffff" stroke-width="3" paint-order="stroke">peak {gib_text(highest)}</text>'
     )
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from textwrap import wrap
 
-WIDTH, HEIGHT = 1200, 480
-LEFT, RIGHT, TOP, BOTTOM = 90, 20, 60, 40
+WIDTH, HEIGHT = 840, 440
+"""About as wide as a column of text, so that letters keep their size where the picture is shown in one."""
+LEFT, RIGHT, TOP, BOTTOM = 80, 20, 76, 40
 """Margins around the plot."""
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
-TITLE_COLUMNS = 150
+TITLE_COLUMNS = 110
 """Characters of a line of the title; what is longer goes on in the line below."""
 STYLE = (
     "body{font:14px sans-serif;margin:2em;max-width:1240px}table{border-collapse:collapse;margin:1em 0}"
@@ -30,7 +31,7 @@ def svg_element(title: str, lines: Iterable[str]) -> str:
     inside = "\n".join(lines)
     rows = enumerate(wrap(title, TITLE_COLUMNS))
     shown = "\n".join(
-        f'<text x="{LEFT}" y="{20 + 16 * row}" font-size="14">{escape(text)}</text>' for row, text in rows
+        f'<text x="{LEFT}" y="{20 + 16 * row}" font-size="13">{escape(text)}</text>' for row, text in rows
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
