@@ -14,10 +14,8 @@ from vlmplan import compiled_catalog, yaml_reader
 from vlmplan.catalog import (
     Catalog,
     ShippedCatalog,
-    cpu_gpu,
     load_catalog,
     shipped_catalog,
-    shipped_catalog_path,
     user_catalog_path,
 )
 from vlmplan.catalog import file as catalog_file
@@ -25,9 +23,11 @@ from vlmplan.catalog.file import CatalogFile, Sections, offers_with_price_lists,
 from vlmplan.catalog.layers import layered_gpus, layered_offers
 from vlmplan.catalog.objects import offer_from_fields
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.files import shipped_catalog_path
 from vlmplan.gpu_choice import GpuChoice, chosen_node, parse_gpu_choice
 from vlmplan.hardware import DRIVER_RESERVE_BYTES, Pricing, Vendor
 from vlmplan.machine import host as local_host
+from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.units import GIB, MIB
 
 
@@ -377,7 +377,7 @@ def test_file_both_found_and_named_applies_once(tmp_path: Path, shipped: Catalog
 
 
 def test_relative_config_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("vlmplan.catalog.sys.platform", "linux")
+    monkeypatch.setattr("vlmplan.catalog.places.sys.platform", "linux")
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     assert user_catalog_path() == tmp_path / ".config" / "vlmplan" / "gpu_catalog.yaml"

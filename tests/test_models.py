@@ -30,7 +30,7 @@ from vlmplan.models import (
     takes_images,
 )
 from vlmplan.models import probe as model_probe
-from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, HubId, hub_id
+from vlmplan.models.hub_names import CONFIG, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
 from vlmplan.models.tree import model_tree
 
 LLAMA: dict[str, Any] = {
@@ -280,7 +280,7 @@ def test_broken_image_settings_name_their_own_file(tmp_path: Path):
 
 
 def test_a_huge_or_binary_file_is_not_read(tmp_path: Path):
-    write_model(tmp_path / "a", " " * (models_module.MAX_BYTES + 1))
+    write_model(tmp_path / "a", " " * (MAX_BYTES + 1))
     with pytest.raises(InputError, match="more than 4 MiB"):
         find_model("./a")
     (tmp_path / "a" / CONFIG).write_bytes(b"\xff\xfe")

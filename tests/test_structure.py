@@ -105,3 +105,21 @@ def test_a_circle_is_found_however_it_is_closed(text: str):
     graph["package.a"] = imported(ast.parse(text), modules)
     assert graph["package.a"] == {"package.b"}
     assert circles(graph) == [["package.a", "package.b", "package.c"]]
+
+
+def is_of_a_face(statement: ast.stmt) -> bool:
+    """A docstring, an import, or ``__all__`` and the like."""
+    if isinstance(statement, ast.Assign | ast.AnnAssign):
+        [target] = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return isinstance(target, ast.Name) and target.id in ("__all__", "__version__")
+    is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_docstring or isinstance(statement, ast.Import | ast.ImportFrom)
+
+
+PACKAGE_FACES = {name for name, path in files().items() if path.name == "__init__.py"} - {"vlmplan.communication"}
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGE_FACES))
+def test_a_package_s_face_hands_out_and_does_nothing_else(package: str):
+    tree = ast.parse(files()[package].read_text())
+    assert [ast.unparse(statement) for statement in tree.body if not is_of_a_face(statement)] == []

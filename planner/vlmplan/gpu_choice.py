@@ -7,9 +7,10 @@ import os
 import re
 from dataclasses import dataclass, replace
 
-from vlmplan.catalog import Catalog, cpu_gpu
+from vlmplan.catalog import Catalog
 from vlmplan.errors import InputError
 from vlmplan.hardware import Node
+from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
 
 LOCAL = "local"

@@ -4,9 +4,9 @@ import pytest
 
 from cli_calls import call
 from planned import shortened, workload
-from vlmplan.catalog import cpu_gpu
 from vlmplan.estimate import Estimate, estimate_with_sizes
 from vlmplan.hardware import Cluster, Node
+from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.plan import plan_from_estimate
 from vlmplan.request import resolved_recipe

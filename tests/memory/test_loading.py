@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from planned import cluster
-from vlmplan.catalog import cpu_gpu
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster, Node
+from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.components import Phase
 from vlmplan.memory.host import PROCESS_BYTES, HostMemory, host_memory, stored_dtype
 from vlmplan.memory.timeline import loading

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from vlmplan.catalog import Catalog
+from vlmplan.catalog.catalog import Catalog
 from vlmplan.errors import UnknownNameError
 from vlmplan.hardware import Gpu, Offer, cheapest
 

@@ -12,9 +12,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Protocol
 
-from vlmplan.catalog import Catalog, refreshed_catalog_path, shipped_catalog
+from vlmplan.catalog.catalog import Catalog
 from vlmplan.catalog.file import read_catalog_file
+from vlmplan.catalog.places import refreshed_catalog_path
 from vlmplan.catalog.rules import OFFER_REQUIRED, SCHEMA, Fields
+from vlmplan.catalog.shipped import shipped_catalog
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import write_atomically
 from vlmplan.hardware import Gpu, Pricing

@@ -9,7 +9,7 @@ from vlmplan.architecture.images import ImageShape, image_shape
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
-from vlmplan.models import context_length, takes_images
+from vlmplan.models.description import context_length, takes_images
 from vlmplan.models.tree import model_tree
 from vlmplan.workload import ModelFiles
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import UnknownNameError
-from vlmplan.models import packaged_files, packaged_models
 from vlmplan.models.facts import ModelFacts, model_facts
+from vlmplan.models.packaged import packaged_files, packaged_models
 from vlmplan.workload import ModelFiles
 
 

@@ -13,55 +13,9 @@ and 8-bit optimizers under every ZeRO stage, bitsandbytes on AMD and on CPUs, pa
 optimizer, chunked loss with capped logits (the trainer caps each chunk).
 """
 
-from collections.abc import Collection
-
-from vlmplan.errors import InputError
-from vlmplan.hardware import Cluster
-from vlmplan.recipe import Recipe
 from vlmplan.rules.base import ModelFacts, Problem, Rule, Severity, Situation, model_facts
-from vlmplan.rules.devices import DEVICE_RULES
-from vlmplan.rules.engines import ENGINE_RULES
-from vlmplan.rules.models import MODEL_RULES, attention_implementations, default_attention
-
-RULES: tuple[Rule, ...] = (*ENGINE_RULES, *DEVICE_RULES, *MODEL_RULES)
-
-
-def problems(
-    recipe: Recipe,
-    *,
-    cluster: Cluster | None = None,
-    model: ModelFacts | None = None,
-    global_batch: int | None = None,
-    given: Collection[str] = (),
-) -> list[Problem]:
-    """Everything that is wrong with the recipe, errors first. ``given`` are recipe fields that the user set."""
-    situation = Situation(
-        recipe=recipe,
-        gpu=None if cluster is None else cluster.node.gpu,
-        num_gpus=None if cluster is None else cluster.num_gpus,
-        num_nodes=None if cluster is None else cluster.num_nodes,
-        model=model,
-        global_batch=global_batch,
-        given=frozenset(given),
-    )
-    found = [problem for rule in RULES if (problem := rule.problem(situation)) is not None]
-    return sorted(found, key=lambda problem: problem.severity is Severity.WARNING)
-
-
-def check(
-    recipe: Recipe,
-    *,
-    cluster: Cluster | None = None,
-    model: ModelFacts | None = None,
-    global_batch: int | None = None,
-    given: Collection[str] = (),
-) -> list[Problem]:
-    """The warnings; raises InputError with the first error's sentence."""
-    found = problems(recipe, cluster=cluster, model=model, global_batch=global_batch, given=given)
-    if found and found[0].severity is Severity.ERROR:
-        raise InputError(found[0].sentence)
-    return found
-
+from vlmplan.rules.check import RULES, check, problems
+from vlmplan.rules.models import attention_implementations, default_attention
 
 __all__ = [
     "RULES",

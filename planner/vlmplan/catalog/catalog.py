@@ -1,0 +1,158 @@
+"""The known GPUs and offers, and a GPU by what the user calls it."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from vlmplan.catalog.file import CatalogFile, read_catalog_file
+from vlmplan.catalog.layers import layered_gpus, layered_offers
+from vlmplan.catalog.objects import gpu_from_fields, offer_from_fields, provider_names
+from vlmplan.catalog.places import PROJECT_FILE_NAME, refreshed_catalog_path, user_catalog_path
+from vlmplan.catalog.rules import Fields
+from vlmplan.catalog.shipped import ShippedCatalog, shipped_catalog
+from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.hardware import Gpu, Offer
+
+_BRANDS = frozenset(("nvidia", "geforce", "tesla", "amd", "instinct", "gpu"))
+
+
+class Catalog:
+    """The shipped catalog as changed by ``files``, in that order. ``load_catalog`` makes one."""
+
+    def __init__(self, shipped: ShippedCatalog, files: Sequence[CatalogFile] = ()) -> None:
+        self._shipped = shipped
+        self._files = tuple(files)
+        self._built: dict[str, Gpu] = {}
+        self._require_complete_entries()
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The user's own files that are in effect, in the order in which they apply."""
+        return tuple(file.name for file in self._files)
+
+    @property
+    def gpu_ids(self) -> tuple[str, ...]:
+        """Every GPU that is not hidden."""
+        return tuple(self._gpu_fields)
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Every GPU that is not hidden."""
+        return tuple(self.gpu_by_id(gpu_id) for gpu_id in self._gpu_fields)
+
+    @cached_property
+    def offers(self) -> tuple[Offer, ...]:
+        """Every offer that is not hidden, of a GPU that is not hidden."""
+        fields = self._shipped.offers
+        if any(file.offers or file.hide or file.discounts for file in self._files):
+            fields = layered_offers(fields, self._shipped.gpus, self._files)
+        return tuple(offer_from_fields(offer) for offer in fields if offer["gpu"] in self._gpu_fields)
+
+    def offers_for(self, gpu_id: str) -> tuple[Offer, ...]:
+        """The offers of one GPU."""
+        return self._offers_by_gpu.get(gpu_id, ())
+
+    @cached_property
+    def sources(self) -> Mapping[str, str]:
+        """What the short names in ``Gpu.sources`` stand for."""
+        return {
+            **self._shipped.sources,
+            **{key: text for file in self._files for key, text in file.sources.items()},
+        }
+
+    def gpu_by_id(self, gpu_id: str) -> Gpu:
+        """The GPU with exactly this id, built once. Raises KeyError."""
+        if gpu_id not in self._built:
+            self._built[gpu_id] = gpu_from_fields(gpu_id, self._gpu_fields[gpu_id])
+        return self._built[gpu_id]
+
+    def gpu(self, name: str) -> Gpu:
+        """The GPU called ``name``: id, marketing, driver or provider name, in any case and spacing.
+
+        Raises InputError naming the candidates where several GPUs are called so, UnknownNameError naming
+        the nearest where none is.
+        """
+        gpu_id = name.strip().casefold()
+        if gpu_id in self._gpu_fields:
+            return self.gpu_by_id(gpu_id)
+        called_so = self._ids_by_name.get(_squeezed(name), ())
+        if len(called_so) == 1:
+            return self.gpu_by_id(called_so[0])
+        candidates = called_so or self._ids_with_words(name)
+        if len(candidates) > 1:
+            shown = ", ".join(candidates[:8]) + (", ..." if len(candidates) > 8 else "")
+            raise InputError(f"GPU {name!r} could be any of {shown}; name one of them")
+        raise UnknownNameError("GPU", name, candidates or self._gpu_fields, "`vlmplan gpus` lists them")
+
+    @cached_property
+    def _gpu_fields(self) -> Mapping[str, Fields]:
+        return layered_gpus(self._shipped.gpus, self._files) if self._files else self._shipped.gpus
+
+    @cached_property
+    def _offers_by_gpu(self) -> Mapping[str, tuple[Offer, ...]]:
+        by_gpu: dict[str, list[Offer]] = {}
+        for offer in self.offers:
+            by_gpu.setdefault(offer.gpu_id, []).append(offer)
+        return {gpu_id: tuple(offers) for gpu_id, offers in by_gpu.items()}
+
+    @cached_property
+    def _ids_by_name(self) -> Mapping[str, tuple[str, ...]]:
+        """Ids by each name without brand, case and spacing."""
+        ids: dict[str, list[str]] = {}
+        for gpu_id, fields in self._gpu_fields.items():
+            names = (gpu_id, fields.get("name", ""), *(fields.get("aliases") or ()), *provider_names(fields))
+            for key in {_squeezed(name) for name in names}:
+                ids.setdefault(key, []).append(gpu_id)
+        return {key: tuple(found) for key, found in ids.items()}
+
+    def _ids_with_words(self, name: str) -> tuple[str, ...]:
+        """Ids of the GPUs whose id and name contain every word of ``name``."""
+        wanted = set(_words(name))
+        return tuple(
+            gpu_id
+            for gpu_id, fields in self._gpu_fields.items()
+            if wanted and wanted <= {*_words(gpu_id), *_words(fields.get("name", ""))}
+        )
+
+    def _require_complete_entries(self) -> None:
+        """Raise InputError now, and name the file, if the user's own entries do not make whole objects."""
+        for file in self._files:
+            for gpu_id in file.gpus.keys() & self._gpu_fields.keys():
+                try:
+                    self.gpu_by_id(gpu_id)
+                except InputError as error:
+                    raise InputError(f"{file.name}: {error}") from None
+            if file.offers or file.hide or file.discounts:
+                _ = self.offers
+
+
+def load_catalog(catalog_files: Iterable[Path] = (), *, project_dir: Path | None = None) -> Catalog:
+    """The catalog as it is on this machine, in ``project_dir`` (the working directory) with these files.
+
+    Raises InputError, in one sentence, for whatever in a file is not allowed.
+    """
+    found = [
+        path
+        for path in (refreshed_catalog_path(), user_catalog_path(), (project_dir or Path()) / PROJECT_FILE_NAME)
+        if path is not None and path.is_file()
+    ]
+    named = list(catalog_files)
+    # A file that is both found and named counts once, where it was named: a discount must not apply twice.
+    last_place = {os.path.realpath(path): i for i, path in enumerate([*found, *named])}
+    files = [
+        read_catalog_file(path, may_be_empty=i < len(found))
+        for i, path in enumerate([*found, *named])
+        if last_place[os.path.realpath(path)] == i
+    ]
+    return Catalog(shipped_catalog(), files)
+
+
+def _words(name: str) -> list[str]:
+    words = re.findall(r"[a-z0-9]+", name.casefold())
+    return [word for word in words if word not in _BRANDS]
+
+
+def _squeezed(name: str) -> str:
+    return "".join(_words(name))

@@ -1,0 +1,126 @@
+"""The ``vlmplan`` command. Commands are imported when they are called, so that ``--help`` is quick."""
+
+import gc
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+import click
+
+from vlmplan.errors import VlmplanError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "recommend": ("vlmplan.cli.recommend", "Find the cheapest hardware and setup that trains a model."),
+    "advise": ("vlmplan.cli.advise", "What one change of hardware, method or samples buys, as a table."),
+    "estimate": ("vlmplan.cli.estimate", "Memory, time and cost of one setup on one kind of GPU."),
+    "rehearse": ("vlmplan.cli.rehearse", "The real step on tensors without data: exact bytes, no GPU needed."),
+    "launch": ("vlmplan.cli.launch", "Train what a plan says, or what these options plan for this machine."),
+    "explain": ("vlmplan.cli.explain", "What a key of a ds_config.json does, and its bytes in a plan."),
+    "buy": ("vlmplan.cli.buy", "Buy GPUs or rent them: usd a month, and from when on buying pays."),
+    "gpus": ("vlmplan.cli.gpus", "List known GPUs and prices, or detect those of this machine."),
+    "models": ("vlmplan.cli.models", "List known models with parameters and image tokens."),
+}
+"""Name, module that defines a command of that name, and one line about it."""
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return getattr(importlib.import_module(COMMANDS[cmd_name][0]), cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name not in COMMANDS and not name.startswith("-"):
+            from vlmplan.errors import UnknownNameError
+
+            raise click.UsageError(str(UnknownNameError("command", name, COMMANDS)), ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="vlmplan", prog_name="vlmplan")
+def cli() -> None:
+    """Plan the memory, time and money of fine-tuning, then train exactly that plan.
+
+    \b
+    vlmplan recommend --model qwen2-vl-2b
+    vlmplan estimate --model qwen2-vl-2b --gpu rtx-4090 --method lora
+    """
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; errors that the user can mend become one line on standard error."""
+    try:
+        color = False if os.environ.get("NO_COLOR") else None
+        code: Any = cli.main(args=arguments, prog_name="vlmplan", standalone_mode=False, color=color)
+        return code if isinstance(code, int) else 0
+    except VlmplanError as error:
+        click.echo(f"vlmplan: {error}", err=True)
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
+    except click.UsageError as error:
+        where = error.ctx.command_path if error.ctx else "vlmplan"
+        click.echo(f"{where}: {_sentence(error)} (see {where} --help)", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"vlmplan: {_sentence(error)}", err=True)
+        return error.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except SystemExit:  # what click makes of a pipe that nobody reads any more
+        return BROKEN_PIPE
+    except OSError as error:
+        place = "the output cannot be written" if error.filename is None else error.filename
+        click.echo(f"vlmplan: {place}: {error.strerror}", err=True)
+        return VlmplanError.exit_code
+
+
+def _sentence(error: click.ClickException) -> str:
+    return " ".join(error.format_message().split()).rstrip(".")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    gc.disable()  # one short command; reference counting frees what matters, and a collection finds next to nothing
+    _prepare_streams()
+    code = run()
+    gc.freeze()  # nor when Python shuts down
+    try:
+        sys.stdout.flush()
+    except OSError:  # said already; Python would say it again
+        sys.stdout = _nowhere()
+    sys.exit(code)
+
+
+def _prepare_streams() -> None:
+    """Escape what a terminal cannot show, such as a model's folder in another script; a closed stream is none."""
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, _nowhere())
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")

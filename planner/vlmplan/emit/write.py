@@ -1,0 +1,49 @@
+"""The files of a plan: their texts, and writing them."""
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from vlmplan.emit.cluster import slurm_script
+from vlmplan.emit.scripts import hostfile_text, launch_script
+from vlmplan.emit.sky import has_sky_yaml, sky_text
+from vlmplan.emit.wheel import wheel_bytes, wheel_name
+from vlmplan.errors import InputError, UnavailableError
+from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomically
+from vlmplan.plan import Plan, plan_text
+
+PLAN_FILE, DS_CONFIG_FILE, LAUNCH_FILE, HOSTFILE = "plan.json", "ds_config.json", "launch.sh", "hostfile"
+SLURM_FILE, SKY_FILE = "job.slurm", "sky.yaml"
+
+
+def file_texts(plan: Plan) -> dict[str, str]:
+    """The files of a plan by name, but for the wheel."""
+    texts = {PLAN_FILE: plan_text(plan)}
+    if plan.ds_config is not None:
+        texts[DS_CONFIG_FILE] = json.dumps(dict(plan.ds_config), indent=2, ensure_ascii=False) + "\n"
+    texts[LAUNCH_FILE] = launch_script(plan)
+    if plan.hardware.num_nodes > 1:
+        texts[HOSTFILE] = hostfile_text(plan)
+    texts[SLURM_FILE] = slurm_script(plan)
+    if has_sky_yaml(plan):
+        texts[SKY_FILE] = sky_text(plan)
+    return texts
+
+
+def write_files(plan: Plan, directory: Path, *, force: bool = False) -> list[Path]:
+    """Write the files of a plan into ``directory``, made if need be; their paths.
+
+    Raises InputError, before anything is written, if one of them exists and ``force`` is off.
+    """
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise InputError(f"{directory} is not a folder; plan files need one")
+    contents: dict[Path, str | bytes] = {directory / name: text for name, text in file_texts(plan).items()}
+    if has_sky_yaml(plan):
+        with suppress(UnavailableError):  # who puts a wheel there by hand can still use the file, which asks for one
+            contents[directory / wheel_name(plan.vlmplan_version)] = wheel_bytes()
+    refuse_existing(contents, force=force)
+    for path, content in contents.items():
+        mode = EXECUTABLE if path.name == LAUNCH_FILE else READABLE
+        write_atomically(path, content, force=force, mode=mode)
+    return list(contents)

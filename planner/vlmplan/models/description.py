@@ -1,0 +1,122 @@
+"""What the texts of a model's files say of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families import FAMILIES
+from vlmplan.architecture.images import IMAGE_MODEL_TYPES
+from vlmplan.errors import InputError
+from vlmplan.json_reader import parse_json_object
+from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR
+from vlmplan.models.tree import ProbedModelFiles
+from vlmplan.workload import ModelFiles
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+"""What configurations call the longest sequence, the usual first."""
+TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundModel:
+    """A model's files and where they are from, as words for the user."""
+
+    files: ModelFiles
+    source: str
+
+
+def files_of_texts(
+    name: str, texts: Mapping[str, str], *, source: str, hub_id: str | None, notes: Sequence[str] = ()
+) -> ModelFiles:
+    """What the texts of the files say; ``source`` names config.json in errors."""
+    config = parsed_config(texts[CONFIG], source=source)
+    preprocessor = _image_settings(texts, source)
+    notes = list(notes)
+    if preprocessor is None and config["model_type"] in IMAGE_MODEL_TYPES:
+        notes.append(
+            f"There is no preprocessor_config.json of {name}, so image sizes are the defaults of its processor."
+        )
+    return ModelFiles(id=name, config=config, preprocessor=preprocessor, hub_id=hub_id, notes=tuple(notes))
+
+
+def with_layout(model: ModelFiles) -> ModelFiles:
+    """The files of a model without a family, with what transformers says about it; others as they are."""
+    if model.model_type in FAMILIES:
+        return model
+    from vlmplan.architecture.generic import generic_notes
+    from vlmplan.architecture.layout import inputs_beside_text
+    from vlmplan.models.probe import probed_layout
+
+    layout = probed_layout(model.config, brings_own_code=brings_own_code(model.config))
+    return ProbedModelFiles(
+        id=model.id,
+        config=model.config,
+        preprocessor=model.preprocessor,
+        hub_id=model.hub_id,
+        notes=(*model.notes, *generic_notes(layout, model.model_type)),
+        not_counted=inputs_beside_text(layout),
+        layout=layout,
+    )
+
+
+def described(model: ModelFiles, config: Mapping[str, Any]) -> ModelFiles:
+    """``model`` with another config.json; of one without a family, looked up anew."""
+    return with_layout(ModelFiles(id=model.id, config=config, preprocessor=model.preprocessor, hub_id=model.hub_id))
+
+
+def brings_own_code(config: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint has classes of its own, for all of the model or a part (``auto_map``)."""
+    sections = [cast(Mapping[str, Any], value) for value in config.values() if isinstance(value, Mapping)]
+    return any("auto_map" in section for section in (config, *sections))
+
+
+def why_unsupported(model: ModelFiles) -> str:
+    """Why a packaged model has no tree without asking transformers."""
+    if brings_own_code(model.config):
+        return f"the classes of {model.model_type} come with the checkpoint, as code that vlmplan does not run"
+    return f"vlmplan does not describe the model_type {model.model_type!r}"
+
+
+def _image_settings(texts: Mapping[str, str], source: str) -> dict[str, Any] | None:
+    """The settings of the image processor; newer checkpoints keep them in processor_config.json."""
+    if PREPROCESSOR in texts:
+        return _json_object(texts[PREPROCESSOR], source=source.replace(CONFIG, PREPROCESSOR))
+    if PROCESSOR in texts:
+        settings = _json_object(texts[PROCESSOR], source=source.replace(CONFIG, PROCESSOR)).get("image_processor")
+        if isinstance(settings, dict):
+            return cast(dict[str, Any], settings)
+    return None
+
+
+def parsed_config(text: str, *, source: str) -> dict[str, Any]:
+    """The object in a config.json. Raises InputError if it is none, or says no model_type."""
+    config = _json_object(text, source=source)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise InputError(f"{source} has no model_type, so it does not describe a Hugging Face model")
+    return config
+
+
+def _json_object(text: str, *, source: str) -> dict[str, Any]:
+    """As transformers reads JSON: repeated keys are allowed, and Infinity, which becomes ``{"__float__": ...}``."""
+    return parse_json_object(text, source=source, constant=lambda name: {"__float__": name}, may_repeat=True)
+
+
+def takes_images(model: ModelFiles) -> bool:
+    """Whether vlmplan can estimate samples with images of it."""
+    return model.model_type in IMAGE_MODEL_TYPES and model.model_type in FAMILIES
+
+
+def context_length(model: ModelFiles) -> int | None:
+    """The longest sequence that the language model is configured for; None where that is not known."""
+    if isinstance(model, ProbedModelFiles):
+        return model.layout.integer("max_position_embeddings")
+    config = Config(model.config)
+    sections = [config.section(name) for name in TEXT_SECTIONS if name in model.config or name == "text_config"]
+    for section in (*sections, config):
+        for key in CONTEXT_KEYS:
+            value = section.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+    return None

@@ -1,0 +1,95 @@
+"""Finding a model by what the user calls it: packaged alias, Hugging Face id, folder or config.json."""
+
+import os
+from pathlib import Path
+
+from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.files import text_if_there
+from vlmplan.models.description import FoundModel, files_of_texts, with_layout
+from vlmplan.models.hub_names import CONFIG, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
+from vlmplan.models.packaged import alias_by_hub_id, nearest_aliases, packaged_model, packaged_models
+from vlmplan.workload import ModelFiles
+
+
+def find_model(name: str) -> ModelFiles:
+    """The files of the model called ``name``.
+
+    Raises UnknownNameError for a name that is nothing of all this, UnavailableError where files cannot be had,
+    InputError where they make no sense, MissingPackageError where transformers is needed and not installed.
+    """
+    return found_model(name).files
+
+
+def found_model(name: str) -> FoundModel:
+    """``find_model``, and where the files are from.
+
+    A path that says so (``./gpt2``, ``~/m``, ``x.json``) is one; else an alias goes before a folder of that name, a
+    folder before a Hugging Face id, and a packaged id before the caches and the network.
+    """
+    name = name.strip()
+    if not name:
+        raise InputError("the model's name is empty; `vlmplan models` lists names")
+    alias = name.casefold()
+    if alias in packaged_models() and not _is_path(name):
+        return packaged_model(alias)
+    if _is_path(name) or _has_config(name):
+        return _model_at(name)
+    wanted = hub_id(name)
+    if wanted is None:
+        hint = "`vlmplan models` lists them; others by their Hugging Face id, org/name, or as a folder"
+        raise UnknownNameError("model", name, packaged_models(), hint)
+    packaged = alias_by_hub_id().get(str(wanted).casefold())
+    return packaged_model(packaged, name=name) if packaged else _model_on_hub(wanted)
+
+
+def _is_path(name: str) -> bool:
+    starts = (".", "~", os.sep, "/")
+    return name.startswith(starts) or name.endswith(".json") or Path(name).is_absolute()
+
+
+def _has_config(name: str) -> bool:
+    try:
+        return (Path(name) / CONFIG).is_file()
+    except (OSError, ValueError):  # too long, or with characters that no path has
+        return False
+
+
+def _model_at(name: str) -> FoundModel:
+    """The model in a folder, or the one whose config.json is at this path."""
+    try:
+        path = Path(name).expanduser()
+        is_folder = path.is_dir()
+    except (OSError, ValueError, RuntimeError):
+        raise UnavailableError(f"{name!r} is no path of this machine; a folder or a config.json is needed") from None
+    folder = path if is_folder else path.parent
+    config_path = path / CONFIG if is_folder else path
+    texts = {PREPROCESSOR: _text_at(folder / PREPROCESSOR), PROCESSOR: _text_at(folder / PROCESSOR)}
+    config = _text_at(config_path)
+    if config is None:
+        what = f"{path} has no config.json" if is_folder else f"{path} does not exist"
+        raise UnavailableError(f"{what}; a Hugging Face config.json or the folder with it is needed")
+    found = {CONFIG: config, **{file: text for file, text in texts.items() if text is not None}}
+    where = str(folder.resolve())
+    return FoundModel(
+        files=with_layout(files_of_texts(name, found, source=str(config_path), hub_id=where)),
+        source=f"the file {config_path}",
+    )
+
+
+def _text_at(path: Path) -> str | None:
+    """The text of a file; None where there is none. Raises UnavailableError or InputError if it is no small text."""
+    return text_if_there(path, name=str(path), otherwise=", so it is no configuration", most_bytes=MAX_BYTES)
+
+
+def _model_on_hub(wanted: HubId) -> FoundModel:
+    from vlmplan.models.hub import hub_files
+
+    try:
+        found = hub_files(wanted)
+    except UnavailableError as error:
+        aliases = nearest_aliases(wanted)
+        packaged = f"name {' or '.join(map(repr, aliases))}" if aliases else "name one of `vlmplan models`"
+        raise UnavailableError(f"{error}; {packaged}, or a folder with its config.json") from None
+    source = f"config.json of {wanted}"
+    model = files_of_texts(str(wanted), found.texts, source=source, hub_id=str(wanted), notes=found.notes)
+    return FoundModel(files=with_layout(model), source=found.source)

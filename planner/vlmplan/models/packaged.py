@@ -1,0 +1,79 @@
+"""The models that come with vlmplan: their small files, which need neither network nor disk space for weights."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from vlmplan.architecture.families import FAMILIES
+from vlmplan.errors import InputError, nearest
+from vlmplan.models.description import FoundModel, brings_own_code, files_of_texts, why_unsupported, with_layout
+from vlmplan.models.hub_names import CONFIG, FILE_NAMES, HubId
+from vlmplan.workload import ModelFiles
+
+PACKAGED_MODELS = Path(__file__).parents[1] / "data" / "models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackagedModel:
+    """An entry of ``data/models/index.json``.
+
+    ``hub_id`` is None where no checkpoint in transformers' layout is known. ``origin`` says of config.json whether it
+    is the published file (``verbatim``), its values written anew (``values``), or put together from what is published
+    about the model (``reconstructed``).
+    """
+
+    alias: str
+    hub_id: str | None
+    origin: str
+
+
+@cache
+def packaged_models() -> Mapping[str, PackagedModel]:
+    """Every packaged model by alias."""
+    entries = json.loads(_packaged_text("index.json") or "{}")
+    return {
+        alias: PackagedModel(alias=alias, hub_id=entry["hub_id"], origin=entry["config"])
+        for alias, entry in entries.items()
+    }
+
+
+@cache
+def alias_by_hub_id() -> Mapping[str, str]:
+    return {model.hub_id.casefold(): model.alias for model in packaged_models().values() if model.hub_id}
+
+
+def packaged_model(alias: str, *, name: str | None = None) -> FoundModel:
+    """A packaged model by its alias; ``name`` is what the user calls it. Raises InputError if it cannot be planned."""
+    model = packaged_files(alias, name=name)
+    if model.model_type not in FAMILIES and brings_own_code(model.config):
+        raise InputError(f"{alias} cannot be planned: {why_unsupported(model)}")
+    return FoundModel(files=with_layout(model), source=f"packaged with vlmplan ({packaged_models()[alias].origin})")
+
+
+def packaged_files(alias: str, *, name: str | None = None) -> ModelFiles:
+    """The files of a packaged model, whether or not vlmplan can plan it."""
+    packaged = packaged_models()[alias]
+    texts = {file: _packaged_text(alias, file) for file in FILE_NAMES}
+    found = {file: text for file, text in texts.items() if text is not None}
+    notes: list[str] = []
+    if packaged.origin == "reconstructed":
+        published = f"; {packaged.hub_id}@main is the published one" if packaged.hub_id else ""
+        notes.append(f"The config.json of {alias} is put together from what is published about it{published}.")
+    if packaged.hub_id is None:
+        notes.append(f"No checkpoint of {alias} in transformers' layout is known; to train it, name a folder with one.")
+    return files_of_texts(name or alias, found, source=f"{alias}/{CONFIG}", hub_id=packaged.hub_id, notes=notes)
+
+
+def _packaged_text(*parts: str) -> str | None:
+    path = PACKAGED_MODELS.joinpath(*parts)
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def nearest_aliases(wanted: HubId) -> list[str]:
+    """The packaged models that a Hugging Face id most likely resembles."""
+    name = wanted.repo.partition("/")[2]
+    by_name = {alias: alias for alias in packaged_models()}
+    by_name |= {hub_name.partition("/")[2]: alias for hub_name, alias in alias_by_hub_id().items()}
+    return list(dict.fromkeys(by_name[match] for match in nearest(name, by_name)))
