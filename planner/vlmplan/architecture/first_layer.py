@@ -6,7 +6,10 @@ input goes when the layer lets go of it, while callers may hold the first one's.
 layer runs, so that the events of a later one follow from its own.
 """
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 from vlmplan.architecture.trace import NO_PARTS, NO_SPAN, Event, Kind, Section, Span
 
@@ -59,3 +62,47 @@ class FirstLayer:
         if len(events) in releases:
             later.append(self.freed)
         return later
+
+
+class LikeLayers:
+    """Which layers of a stack leave what an earlier one has left.
+
+    That is of the same kind and behind a layer of the same kind, and so is its input's need of a gradient. But the
+    first layer of a kind, in backward the last, frees what all share; of the last two, in backward the first, the one
+    begins the sum of what all give a gradient to and the other adds to it for the first time. They stand for no other,
+    nor does a layer whose result or input something else uses too.
+    """
+
+    def __init__(self, pattern: Sequence[int], indices: Sequence[int], used_apart: Container[int]) -> None:
+        self.indices = indices
+        self._pattern = pattern
+        self._after = dict(pairwise(indices))
+        self._before = {later: index for index, later in self._after.items()}
+        self._alone = {at for at in indices if at in used_apart or self._before.get(at, at) in used_apart}
+        for kind in set(pattern):
+            self._alone |= set([at for at in indices if pattern[at] == kind][-2:])
+        self._begun: set[tuple[int, bool]] = set()
+        self._known: dict[Any, int] = {}
+        self._last_kind: int | None = None
+
+    def run_before(self, index: int, *, needs_grad: bool) -> int | None:
+        """The layer that stands for ``index``, whose input needs a gradient or not; None if it has to be run, as
+        layers are, too, that one which has to be run follows, unless the last that was run is of their kind."""
+        kind, after = self._pattern[index], self._after.get(index)
+        known = self._like(index, needs_grad)
+        if known is not None:
+            follows_one = after is not None and self._like(after, needs_grad) is None
+            if not follows_one or kind == self._last_kind:
+                return known
+        elif (kind, needs_grad) in self._begun and index not in self._alone:
+            self._known[self._situation(index, needs_grad)] = index
+        self._begun.add((kind, needs_grad))
+        self._last_kind = kind
+        return None
+
+    def _like(self, index: int, needs_grad: bool) -> int | None:
+        return None if index in self._alone else self._known.get(self._situation(index, needs_grad))
+
+    def _situation(self, index: int, needs_grad: bool) -> Any:
+        before = self._before.get(index)
+        return self._pattern[index], None if before is None else self._pattern[before], needs_grad

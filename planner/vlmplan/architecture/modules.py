@@ -11,6 +11,7 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.checkpointing import checkpoint
+from vlmplan.architecture.first_layer import LikeLayers
 from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -143,21 +144,39 @@ class Stack(Module):
                     x = run(x)
         return x
 
-    def run_each(self, x: Tensor, call: Callable[..., Tensor], *shared: Tensor, skipped: Container[int] = ()) -> Tensor:
-        """x through all layers but ``skipped``, each run on the tape: where their inputs or results are not alike.
+    def run_each(
+        self,
+        x: Tensor,
+        call: Callable[..., Tensor],
+        *shared: Tensor,
+        skipped: Container[int] = (),
+        results: dict[int, Tensor] | None = None,
+        used_apart: Container[int] = (),
+    ) -> Tensor:
+        """x through all layers but ``skipped``, where they are not all alike: ``shared`` are further inputs with a
+        gradient, which the layers sum up; ``call(layer, x, *shared)``.
 
-        ``shared`` are further inputs with a gradient, which the layers sum up; ``call(layer, x, *shared)``.
+        Of layers that leave the same one is run (``LikeLayers``). ``results``: filled with every layer's, where
+        something holds them until all have run; ``used_apart``: those of them that it computes with.
         """
         tape = x.tape
-        for index, kind in enumerate(self.pattern):
-            if index in skipped:
+        like = LikeLayers(self.pattern, [at for at in range(len(self.pattern)) if at not in skipped], used_apart)
+        replayed: dict[int, int] = {}
+        for index in like.indices:
+            known = like.run_before(index, needs_grad=x.requires_grad) if tape.joins_layers else None
+            if known is not None and tape.replays(f"{self.label}.{known}", index):
+                replayed[index] = known
                 continue
-            layer = self.kinds[kind]
+            layer = self.kinds[self.pattern[index]]
             needs_grad = any(operand.requires_grad for operand in (x, *shared)) or _is_trainable(layer)
             checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
             with tape.section(f"{self.label}.{index}", index):
                 run = partial(call, layer)
                 x = checkpoint(run, x, *shared) if checkpoints else run(x, *shared)
+                if results is not None:
+                    results[index] = x
+        if results is not None:
+            results |= {index: tape.held_alike(results[known]) for index, known in replayed.items()}
         return x
 
 

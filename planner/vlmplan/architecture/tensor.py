@@ -330,6 +330,18 @@ class ForwardTape(Recorder):
             if lent.node is not None:
                 self._sources[lent.node] = self._key
 
+    def held_alike(self, result: Tensor) -> Tensor:
+        """The result of a layer that was not run, like ``result`` of the one that stands for it, for who holds both.
+
+        What only that holder keeps goes with it, each layer's own: a storage whose making the layer's section counts.
+        """
+        if getrefcount(result.storage) != ONE_HOLDER:
+            return result
+        storage = _new(self.storage_class)
+        storage.tape, storage.kind, storage.born = self, result.storage.kind, result.storage.born
+        storage.num_bytes = result.storage.num_bytes
+        return Tensor(storage, result.shape, result.dtype)
+
     def _is_like(self, x: Tensor, y: Tensor) -> bool:
         """Whether a layer that takes x does the same with y; ZeRO-3 asks which module a gradient goes to."""
         if (x.shape, x.dtype, x.storage.num_bytes) != (y.shape, y.dtype, y.storage.num_bytes):

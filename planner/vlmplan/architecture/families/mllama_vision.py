@@ -5,7 +5,7 @@ additive mask over all tiles that every layer gets, a tuple of all layers' resul
 and layers that are no ``GradientCheckpointingLayer``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import cast
 
 from vlmplan.architecture import ops
@@ -86,15 +86,16 @@ class VisionEncoder(Module):
         layer = VisionLayer(config, is_gated=is_gated)
         self.layers = Stack([layer], [0] * num_layers, label=label, can_checkpoint=False)
 
-    def forward(self, x: Tensor, mask: Tensor, backend: AttentionBackend) -> list[Tensor]:
-        """The results of all layers."""
-        states: list[Tensor] = []
+    def forward(
+        self, x: Tensor, mask: Tensor, backend: AttentionBackend, used: Container[int] = ()
+    ) -> dict[int, Tensor]:
+        """The results of all layers, of which those ``used`` go somewhere else too."""
 
         def call(layer: VisionLayer, hidden: Tensor) -> Tensor:
-            states.append(layer(hidden, mask, backend))
-            return states[-1]
+            return layer(hidden, mask, backend)
 
-        self.layers.run_each(x, call)
+        states: dict[int, Tensor] = {}
+        self.layers.run_each(x, call, results=states, used_apart=used)
         return states
 
 
@@ -180,15 +181,17 @@ class MllamaVision(Module):
             num_images, num_tiles, num_padded, width = padded.shape
             mask = tile_mask(padded)
         sequence, tiles = (num_images, num_tiles * num_padded, width), padded.shape
-        states = self.transformer(padded.view(*sequence), mask, backend)
+        num_layers = len(self.transformer.layers.pattern)
+        used = [index % num_layers for index in self.intermediate_layers]
+        states = self.transformer(padded.view(*sequence), mask, backend, used)
         del padded
         with tape.section("vision.tiles"):
-            hidden = self.layernorm_post(states[-1])
+            hidden = self.layernorm_post(states[num_layers - 1])
             hidden = self.post_tile_positional_embedding(hidden.view(*tiles))
         global_states = self.global_transformer(hidden.view(*sequence), mask, backend)
         del hidden
         with tape.section("vision.join"):
-            return self.joined(global_states[-1], [states[index] for index in self.intermediate_layers], tiles)
+            return self.joined(global_states[max(global_states)], [states[index] for index in used], tiles)
 
     def patches(self, pixels: Tensor) -> Tensor:
         """The convolution's result, (images, tiles, patches, width), which lives as long as the tower runs."""
