@@ -75,15 +75,9 @@ class TracePair:
         self._combined: dict[Switches, CombinedTrace] = {}
 
     @cached_property
-    def _pair(self) -> tuple[Trace, Trace]:
-        first, second = self._ends
-        trace = self._traced(first)
-        return trace, trace if first == second else self._traced(second)
-
-    @cached_property
     def _parts(self) -> "tuple[_Parts, _Parts] | None":
         """Both traces cut where the language model's layers begin and end; None where they cannot be combined."""
-        first, second = (_Parts.of(trace, self._labels) for trace in self._pair)
+        first, second = (_Parts.of(self.combined(end).trace, self._labels) for end in self._ends)
         if first is None or second is None or first.stretches != second.stretches:
             return None
         return first, second
@@ -95,9 +89,7 @@ class TracePair:
         return self._combined[switches]
 
     def _new(self, switches: Switches) -> CombinedTrace:
-        if switches in self._ends:
-            return CombinedTrace(self._pair[self._ends.index(switches)])
-        if self._parts is None:
+        if switches in self._ends or self._parts is None:
             return CombinedTrace(self._traced(switches))
         before, layers, head = self._sources(switches)
         pieces = [
@@ -105,7 +97,7 @@ class TracePair:
             *((layers, run) for run in layers.layers),
             *_tail(layers, head),
         ]
-        return _joined(pieces, head.trace.after, self._pair[0])
+        return _joined(pieces, head.trace.after, self._parts[0].trace)
 
     def _sources(self, switches: Switches) -> "tuple[_Parts, _Parts, _Parts]":
         """The trace that each part is taken from: by the other layers', the language layers' and the loss's switch."""
