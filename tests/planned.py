@@ -12,10 +12,11 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.catalog import Catalog, shipped_catalog
+from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.hardware import Cluster, Gpu, Node
 from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.timeline import Timeline, memory_timeline
-from vlmplan.recipe import LossKind, Recipe
+from vlmplan.recipe import PLAIN, LossKind, Recipe
 from vlmplan.workload import ModelFiles, Workload
 
 MODELS = Path(vlmplan.__file__).parent / "data" / "models"
@@ -59,6 +60,18 @@ def cluster(gpu_id: str = "a100-sxm4-80gb", num_gpus: int = 1, num_nodes: int = 
     """Cards of the shipped catalog."""
     gpu = shipped_gpus()[gpu_id]
     return Cluster(node=Node(gpu=gpu, num_gpus=num_gpus, **node), num_nodes=num_nodes)
+
+
+def decided(**fields: Any) -> DecidedRecipe:
+    """What is decided of a recipe, by its fields and as it has them."""
+    plain = {"zero_stage": PLAIN} if fields.get("zero_stage", 0) is None else {}
+    return DecidedRecipe(**(fields | plain))
+
+
+def decided_fields(one: DecidedRecipe) -> dict[str, Any]:
+    """The inverse of ``decided``."""
+    fields = {name: getattr(one, name) for name in one.names}
+    return fields | ({"zero_stage": None} if one.zero_stage == PLAIN else {})
 
 
 @cache

@@ -6,7 +6,7 @@ from datetime import date
 from itertools import islice, product
 from typing import Any
 
-from planned import shipped_gpus, workload
+from planned import decided, shipped_gpus, workload
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing
 from vlmplan.recipe import Method
@@ -50,7 +50,7 @@ def space(
     **sample: Any,
 ) -> SetupSpace:
     asked = workload(alias, global_batch=global_batch, **sample)
-    return SetupSpace(asked, fixed or {}, global_batch)
+    return SetupSpace(asked, decided(**(fixed or {})), global_batch)
 
 
 def search(
@@ -67,7 +67,7 @@ def search(
         Sought(
             workload=workload(alias, **sample),
             candidates=candidates,
-            fixed=fixed or {},
+            fixed=decided(**(fixed or {})),
             objective=objective,
             limits=limits or Limits(),
             today=TODAY,

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from planned import cluster, model_files
+from planned import cluster, decided, decided_fields, model_files
 from vlmplan.catalog import Catalog, shipped_catalog
+from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.deepspeed_config import settings_from_ds_config
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.recipe import (
@@ -25,11 +26,11 @@ from vlmplan.request import (
     NETWORK_NOTE,
     VALUE_OPTIONS,
     batch_sizes,
-    fixed_fields,
+    decided_recipe,
+    fixed_recipe,
     image_size,
     length_notes,
     num_nodes_of,
-    recipe_fields,
     requested_cluster,
     resolved_recipe,
     samples_per_step,
@@ -127,8 +128,9 @@ GIVEN = {
 
 
 def test_every_option_becomes_the_field_of_its_name():
-    fields = recipe_fields(GIVEN)
-    assert fields.keys() == GIVEN.keys()
+    recipe = decided_recipe(GIVEN)
+    assert recipe.names == GIVEN.keys()
+    fields = decided_fields(recipe)
     assert fields["method"] is Method.LORA
     assert fields["precision"] is Precision.FP16
     assert fields["optimizer"] is OptimizerKind.SGD
@@ -147,27 +149,27 @@ def test_every_option_of_a_recipe_is_one_of_its_fields():
 
 
 def test_what_was_not_given_is_left_open():
-    assert recipe_fields(dict.fromkeys(GIVEN)) == {}
-    assert recipe_fields({}) == {}
+    assert decided_recipe(dict.fromkeys(GIVEN)) == decided_recipe({}) == DecidedRecipe()
+    assert DecidedRecipe().names == set()
 
 
 def test_switch_that_was_given_as_off_is_not_taken_as_not_given():
-    assert recipe_fields({"train_language": False}) == {"train_language": False}
+    assert decided_recipe({"train_language": False}) == DecidedRecipe(train_language=False)
 
 
 def test_stage_none_is_plain_pytorch():
-    assert recipe_fields({"zero_stage": "none"}) == {"zero_stage": None}
+    assert decided_recipe({"zero_stage": "none"}).recipe().zero_stage is None
 
 
 @pytest.mark.parametrize("name", ENUM_OPTIONS)
 def test_value_that_is_none_of_the_choices_is_refused_with_all_of_them(name: str):
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is 'nonsense'; one of") as raised:
-        recipe_fields({name: "nonsense"})
+        decided_recipe({name: "nonsense"})
     assert all(str(kind.value) in str(raised.value) for kind in ENUM_OPTIONS[name])
 
 
 def resolved(fields: dict | None = None, gpu: str = "a100-sxm4-80gb", num_gpus: int = 1, **more: object) -> Recipe:
-    return resolved_recipe(fields or {}, cluster(gpu, num_gpus), more.pop("model", LLAMA), **more)[0]
+    return resolved_recipe(decided(**(fields or {})), cluster(gpu, num_gpus), more.pop("model", LLAMA), **more)[0]
 
 
 def test_one_gpu_trains_in_plain_pytorch_and_several_under_stage_2():
@@ -230,7 +232,7 @@ def test_given_fields_are_never_changed():
 def test_what_cannot_run_is_refused_and_what_is_rarely_wanted_is_told():
     with pytest.raises(InputError, match="--zero-stage none is for one GPU"):
         resolved({"zero_stage": None}, num_gpus=2)
-    _, warnings = resolved_recipe({"zero_stage": 2}, cluster(), LLAMA)
+    _, warnings = resolved_recipe(decided(zero_stage=2), cluster(), LLAMA)
     assert any("shards nothing" in warning for warning in warnings)
 
 
@@ -298,7 +300,7 @@ def ds_config(tmp_path: Path) -> Path:
 
 
 def test_search_holds_what_the_config_file_decides(ds_config: Path):
-    fields = fixed_fields({"ds_config": ds_config, "method": "full"}, LLAMA)
+    fields = decided_fields(fixed_recipe({"ds_config": ds_config, "method": "full"}, LLAMA))
     assert fields["zero_stage"] == 3
     assert fields["offload_optimizer"] is Offload.CPU
     assert fields["precision"] is Precision.BF16
@@ -308,7 +310,7 @@ def test_search_holds_what_the_config_file_decides(ds_config: Path):
 
 
 def test_option_that_says_the_same_as_the_file_is_no_contradiction(ds_config: Path):
-    assert fixed_fields({"ds_config": ds_config, "zero_stage": "3", "micro_batch": 2}, LLAMA)["zero_stage"] == 3
+    assert fixed_recipe({"ds_config": ds_config, "zero_stage": "3", "micro_batch": 2}, LLAMA).zero_stage == 3
 
 
 @pytest.mark.parametrize(
@@ -316,7 +318,7 @@ def test_option_that_says_the_same_as_the_file_is_no_contradiction(ds_config: Pa
 )
 def test_option_that_contradicts_the_file_is_refused_with_both_values(ds_config: Path, name: str, value: object):
     with pytest.raises(InputError, match="one of the two has to change") as raised:
-        fixed_fields({"ds_config": ds_config, name: value}, LLAMA)
+        fixed_recipe({"ds_config": ds_config, name: value}, LLAMA)
     assert f"--{name.replace('_', '-')} {value} was given" in str(raised.value)
     assert str(ds_config) in str(raised.value)
 

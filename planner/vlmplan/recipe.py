@@ -16,7 +16,7 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject
@@ -87,7 +87,7 @@ def chunk_tokens(vocab_size: int) -> int:
 
 MAX_ELEMENTS = 10**18
 """What no bucket comes near."""
-PLAIN = "none"
+PLAIN: Final = "none"
 """The ``--zero-stage`` that means plain PyTorch on one GPU."""
 
 

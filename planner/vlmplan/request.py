@@ -1,6 +1,6 @@
 """What a user asked for, as options of the command line or arguments of a program: checked, and completed by defaults.
 
-Options that were not given are absent or None. ``recipe_fields`` keeps only what the user decided, which a search
+Options that were not given are absent or None. ``decided_recipe`` keeps only what the user decided, which a search
 holds fixed; ``resolved_recipe`` fills in the rest for one estimate.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.catalog import Catalog
 from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
+from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.gpu_choice import LOCAL, chosen_node, parse_gpu_choice
 from vlmplan.hardware import Cluster, Vendor
@@ -79,6 +80,11 @@ VALUE_OPTIONS = (
     "expandable_segments",
     "nvme_path",
 )
+OPTIONS_IN_FILE = (
+    *("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "optimizer"),
+    *("micro_batch", "grad_accum", "precision"),
+)
+"""Options that a ds_config.json decides too, in the order in which contradictions are named."""
 MULTI_GPU_ZERO_STAGE = 2
 """Stage of an estimate for several GPUs where the user names none."""
 
@@ -138,20 +144,20 @@ def image_size(text: str | None) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def recipe_fields(options: Options) -> dict[str, Any]:
-    """The fields of ``Recipe`` that the user decided. Raises InputError for a value that is not allowed."""
-    fields: dict[str, Any] = {name: options[name] for name in VALUE_OPTIONS if options.get(name) is not None}
+def decided_recipe(options: Options) -> DecidedRecipe:
+    """What the user decided of the recipe. Raises InputError for a value that is not allowed."""
+    fields: dict[str, Any] = {name: options.get(name) for name in VALUE_OPTIONS}
     for name, kind in ENUM_OPTIONS.items():
         if options.get(name) is not None:
             fields[name] = enum_value(kind, options[name], option_name(name))
     stage = options.get("zero_stage")
     if stage is not None:
-        fields["zero_stage"] = None if str(stage) == PLAIN else int(stage)
-    return fields
+        fields["zero_stage"] = PLAIN if str(stage) == PLAIN else int(stage)
+    return DecidedRecipe(**fields)
 
 
 def resolved_recipe(
-    fields: Mapping[str, Any],
+    decided: DecidedRecipe,
     cluster: Cluster,
     model: ModelFiles,
     *,
@@ -164,30 +170,19 @@ def resolved_recipe(
     so: the native allocator, foreach optimizers, cached casts, upcast 4-bit models; a search chooses better. A
     ``global_batch`` must be a whole number of micro batches on every GPU. Raises InputError for what cannot run.
     """
-    facts = model_facts(model)
-    given = set(fields)
-    fields = dict(fields)
+    facts, given = model_facts(model), decided.names
     if ds_config is not None:
-        fields.setdefault("zero_stage", ds_config.zero_stage or 0)
-    fields.setdefault("zero_stage", _default_stage(fields, cluster))
-    fields.setdefault("precision", Precision.BF16 if cluster.node.gpu.supports_bf16 else Precision.FP16)
-    fields.setdefault("attention", default_attention(facts))
-    # On a CPU there is no caching allocator: large blocks go back to the system when they are freed.
-    fields.setdefault("expandable_segments", cluster.node.gpu.vendor is Vendor.CPU)
-    if "activation_checkpointing" in fields:
-        fields.setdefault("vision_activation_checkpointing", fields["activation_checkpointing"])
-    if fields["zero_stage"] is None:
-        fields.setdefault("fuses_optimizer", False)
-        casts = fields["precision"] in (Precision.BF16, Precision.FP16) and fields.get("uses_autocast", True)
-        fields.setdefault("caches_casts", fields.get("uses_autocast", True))
-        fields.setdefault("upcasts_frozen", fields.get("method") is Method.QLORA and casts)
+        decided = decided.completed(DecidedRecipe(zero_stage=ds_config.zero_stage or 0))
+    decided = decided.completed(_defaults(decided, cluster, default_attention(facts)))
+    if decided.zero_stage == PLAIN:
+        decided = decided.completed(_plain_defaults(decided))
     if ds_config is not None:
         from vlmplan.deepspeed_config import merged_recipe
         from vlmplan.models.hidden_size import hidden_size_of
 
         recipe = merged_recipe(
             ds_config,
-            Recipe(**fields),
+            decided.recipe(),
             num_gpus=cluster.num_gpus,
             given=given,
             global_batch=global_batch,
@@ -195,10 +190,34 @@ def resolved_recipe(
         )
     else:
         if global_batch is not None:
-            fields |= batch_sizes(global_batch, cluster.num_gpus, fields.get("micro_batch"), fields.get("grad_accum"))
-        recipe = Recipe(**fields)
+            sizes = batch_sizes(global_batch, cluster.num_gpus, decided.micro_batch, decided.grad_accum)
+            decided = replace(decided, **sizes)
+        recipe = decided.recipe()
     warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
     return recipe, [problem.sentence for problem in warnings]
+
+
+def _defaults(decided: DecidedRecipe, cluster: Cluster, attention: AttentionImplementation) -> DecidedRecipe:
+    gpu = cluster.node.gpu
+    return DecidedRecipe(
+        zero_stage=_default_stage(decided, cluster),
+        precision=Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
+        attention=attention,
+        # On a CPU there is no caching allocator: large blocks go back to the system when they are freed.
+        expandable_segments=gpu.vendor is Vendor.CPU,
+        vision_activation_checkpointing=decided.activation_checkpointing,
+    )
+
+
+def _plain_defaults(decided: DecidedRecipe) -> DecidedRecipe:
+    """What torch and peft do in plain PyTorch."""
+    uses_autocast = decided.uses_autocast is not False
+    casts = decided.precision in (Precision.BF16, Precision.FP16) and uses_autocast
+    return DecidedRecipe(
+        fuses_optimizer=False,
+        caches_casts=uses_autocast,
+        upcasts_frozen=decided.method is Method.QLORA and casts,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,11 +236,10 @@ def requested_setup(
 ) -> RequestedSetup:
     """What ``estimate`` computes for these options on the ``requested_cluster``; the sizes of ZeRO's buckets are chosen
     later unless ``ds_config``, the file of ``--ds-config``, has them. Raises InputError for what cannot run."""
-    fields = recipe_fields(options)
     cluster, notes = machine
     workload = workload_of(model, options)
     recipe, warnings = resolved_recipe(
-        fields, cluster, workload.model, global_batch=workload.global_batch, ds_config=ds_config
+        decided_recipe(options), cluster, workload.model, global_batch=workload.global_batch, ds_config=ds_config
     )
     more = () if ds_config is None else ds_config.notes
     return RequestedSetup(
@@ -268,44 +286,44 @@ def length_notes(workload: Workload, options: Options) -> list[str]:
     return notes
 
 
-def fixed_fields(options: Options, model: ModelFiles) -> dict[str, Any]:
-    """The recipe fields that a search holds fixed: the user's, and those that ``--ds-config`` decides.
+def fixed_recipe(options: Options, model: ModelFiles) -> DecidedRecipe:
+    """What a search holds fixed: what the user decided, and what ``--ds-config`` does.
 
     Raises InputError with every contradiction between the two.
     """
-    fields, config = recipe_fields(options), ds_config_of(options)
+    decided, config = decided_recipe(options), ds_config_of(options)
     if config is None:
-        return fields
+        return decided
     from vlmplan.deepspeed_config import fixed_by_file
     from vlmplan.models.hidden_size import hidden_size_of
 
-    said = fixed_by_file(config, hidden_size=hidden_size_of(model.config), stage=fields.get("zero_stage"))
-    if "hpz" not in fields:
-        said.setdefault("hpz", 1)
+    said = fixed_by_file(config, hidden_size=hidden_size_of(model.config), stage=decided.zero_stage)
+    if decided.hpz is None and said.hpz is None:
+        said = replace(said, hpz=1)
     if config.precisions is None:  # then an option decides
-        said["precision"] = fields.get("precision", said["precision"])
-    elif fields.get("precision") in config.precisions:
-        said["precision"] = fields["precision"]
+        said = replace(said, precision=decided.precision or said.precision)
+    elif decided.precision in config.precisions:
+        said = replace(said, precision=decided.precision)
     clashes = [
-        f"it means {option_name(name)} {_shown(value)}, but {option_name(name)} {_shown(fields[name])} was given"
-        for name, value in said.items()
-        if fields.get(name, value) != value
+        f"it means {option_name(name)} {_shown(in_file)}, but {option_name(name)} {_shown(given)} was given"
+        for name in OPTIONS_IN_FILE
+        if (in_file := getattr(said, name)) != (given := getattr(decided, name)) and None not in (in_file, given)
     ]
     if clashes:
         raise InputError(f"{config.source}: {'; '.join(clashes)}; one of the two has to change")
-    return fields | said
+    return said.completed(decided)
 
 
 def _shown(value: object) -> str:
-    return PLAIN if value is None else str(getattr(value, "value", value))
+    return str(getattr(value, "value", value))
 
 
-def _default_stage(fields: Mapping[str, Any], cluster: Cluster) -> int | None:
+def _default_stage(decided: DecidedRecipe, cluster: Cluster) -> Stage:
     """Plain PyTorch on one GPU, ZeRO-2 on several; offloading needs a stage that can: 2, or 3 for parameters."""
-    if fields.get("offload_params", Offload.NONE) is not Offload.NONE:
+    if decided.offload_params not in (None, Offload.NONE):
         return 3
-    offloads = fields.get("offload_optimizer", Offload.NONE) is not Offload.NONE
-    return MULTI_GPU_ZERO_STAGE if offloads or cluster.num_gpus > 1 else None
+    offloads = decided.offload_optimizer not in (None, Offload.NONE)
+    return MULTI_GPU_ZERO_STAGE if offloads or cluster.num_gpus > 1 else PLAIN
 
 
 def batch_sizes(global_batch: int, num_gpus: int, micro_batch: int | None, grad_accum: int | None) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned import cluster
+from planned import cluster, decided
 from vlmplan.deepspeed_config import KEYS, deepspeed_config, settings_from_ds_config
 from vlmplan.deepspeed_config.auto import OPTION_OF_AUTO, SIZES_FROM_MODEL, auto_problem
 from vlmplan.deepspeed_config.keys import Kind
@@ -16,7 +16,7 @@ from vlmplan.errors import InputError
 from vlmplan.models import find_model, packaged_models
 from vlmplan.models.hidden_size import hidden_size_of
 from vlmplan.recipe import Precision
-from vlmplan.request import fixed_fields, resolved_recipe
+from vlmplan.request import fixed_recipe, resolved_recipe
 
 MODELS = ("smollm2-135m", "qwen2-vl-2b", "gpt2", "llava-1.5-7b")
 """A hidden size of its own, one in the flat file that older Qwen-VL has, one under another name, one of text_config."""
@@ -84,7 +84,7 @@ def at(values: dict, path: str) -> object:
 def ours(file: dict, model: str, options: dict, num_gpus: int) -> tuple[dict, Precision]:
     files = find_model(model)
     config = settings_from_ds_config(copy.deepcopy(file))
-    recipe, _ = resolved_recipe(options, cluster("a100-sxm4-80gb", num_gpus), files, ds_config=config)
+    recipe, _ = resolved_recipe(decided(**options), cluster("a100-sxm4-80gb", num_gpus), files, ds_config=config)
     written = deepspeed_config(recipe, num_gpus=num_gpus, base=config)
     assert written is not None
     assert recipe.micro_batch == written["train_micro_batch_size_per_gpu"]
@@ -234,7 +234,7 @@ def test_precision_is_the_options_where_the_file_leaves_it_open(blocks, option, 
     options = {} if option is None else {"precision": option}
     config = settings_from_ds_config(blocks | {"zero_optimization": {"stage": 2}})
     files = find_model("smollm2-135m")
-    recipe, _ = resolved_recipe(options, cluster("a100-sxm4-80gb", 2), files, ds_config=config)
+    recipe, _ = resolved_recipe(decided(**options), cluster("a100-sxm4-80gb", 2), files, ds_config=config)
     assert recipe.precision is expected
 
 
@@ -250,7 +250,7 @@ def test_precision_that_the_file_rules_out_is_refused_with_both(blocks, option):
     config = settings_from_ds_config(blocks | {"zero_optimization": {"stage": 2}}, name="my.json")
     with pytest.raises(InputError, match=f"my.json.*--precision {option.value} was given"):
         resolved_recipe(
-            {"precision": option}, cluster("a100-sxm4-80gb", 2), find_model("smollm2-135m"), ds_config=config
+            decided(precision=option), cluster("a100-sxm4-80gb", 2), find_model("smollm2-135m"), ds_config=config
         )
 
 
@@ -265,10 +265,10 @@ def test_a_search_takes_the_same_resolution_as_an_estimate(tmp_path, blocks, opt
 
     path.write_text(json.dumps(blocks | {"zero_optimization": {"stage": 3} | sizes} | dict.fromkeys(TOP, "auto")))
     files = find_model("qwen2-vl-2b")
-    fixed = fixed_fields({"ds_config": path, "precision": option}, files)
+    fixed = fixed_recipe({"ds_config": path, "precision": option}, files)
     recipe, _ = resolved_recipe(fixed, cluster("a100-sxm4-80gb", 4), files)
     options = {} if option is None else {"precision": Precision(option)}
     config = settings_from_ds_config(path)
-    alone, _ = resolved_recipe(options, cluster("a100-sxm4-80gb", 4), files, ds_config=config)
-    assert not {"micro_batch", "grad_accum", "gradient_clipping"} & set(fixed)
+    alone, _ = resolved_recipe(decided(**options), cluster("a100-sxm4-80gb", 4), files, ds_config=config)
+    assert not {"micro_batch", "grad_accum", "gradient_clipping"} & fixed.names
     assert (recipe.zero, recipe.precision, recipe.zero_stage) == (alone.zero, alone.precision, 3)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from planned import cluster
+from planned import cluster, decided
 from vlmplan.deepspeed_config import deepspeed_config, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
@@ -138,7 +138,7 @@ FILES = {
 def test_a_file_for_deepspeed_is_taken_and_deepspeed_reads_what_is_written(deepspeed_reads, name):
     file = FILES[name]
     config = settings_from_ds_config(json.loads(json.dumps(file)), name=name)
-    recipe, _ = resolved_recipe({}, cluster(num_gpus=4), find_model("qwen2-vl-2b"), ds_config=config)
+    recipe, _ = resolved_recipe(decided(), cluster(num_gpus=4), find_model("qwen2-vl-2b"), ds_config=config)
     written = deepspeed_config(recipe, num_gpus=4, base=config)
     assert written is not None
     read = deepspeed_reads(written, num_gpus=4)
@@ -250,7 +250,7 @@ def test_contradictions_with_options_come_in_one_message_too():
     )
     options = {"zero_stage": 3, "precision": Precision.FP16, "micro_batch": 3, "optimizer": OptimizerKind.SGD}
     with pytest.raises(InputError) as caught:
-        resolved_recipe(options, cluster(num_gpus=2), find_model("smollm2-135m"), ds_config=config)
+        resolved_recipe(decided(**options), cluster(num_gpus=2), find_model("smollm2-135m"), ds_config=config)
     for word in ("3 mistakes", "--zero-stage 3", "--precision fp16", "--micro-batch 3"):
         assert word in str(caught.value)
 

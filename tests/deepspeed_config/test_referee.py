@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned import cluster, model_files
+from planned import cluster, decided, model_files
 from vlmplan.deepspeed_config import KEYS, deepspeed_config, settings_from_ds_config
 from vlmplan.deepspeed_config.content import SECTIONS
 from vlmplan.deepspeed_config.keys import Key, Kind
@@ -48,7 +48,7 @@ def is_taken(file: dict) -> bool:
     """Whether vlmplan plans the file, with what options and rules say of it, and writes it."""
     try:
         config = settings_from_ds_config(copy.deepcopy(file))
-        recipe, _ = resolved_recipe({}, cluster(), model_files("smollm2-135m"), ds_config=config)
+        recipe, _ = resolved_recipe(decided(), cluster(), model_files("smollm2-135m"), ds_config=config)
         deepspeed_config(recipe, num_gpus=1, base=config)
     except InputError:
         return False
@@ -89,7 +89,7 @@ def test_what_is_written_from_a_file_means_to_deepspeed_what_the_file_means(deep
     if not is_taken(file):
         return
     config = settings_from_ds_config(copy.deepcopy(file))
-    recipe, _ = resolved_recipe({}, cluster(), model_files("smollm2-135m"), ds_config=config)
+    recipe, _ = resolved_recipe(decided(), cluster(), model_files("smollm2-135m"), ds_config=config)
     written = deepspeed_config(recipe, num_gpus=1, base=config)
     read, original = deepspeed_reads(written).zero_config, deepspeed_reads(with_batch(file)).zero_config
     for name in original.model_fields_set - {"zero_hpz_partition_size"}:

@@ -3,7 +3,7 @@
 import pytest
 
 from cli_calls import call
-from planned import shortened, workload
+from planned import decided, shortened, workload
 from vlmplan.estimate import Estimate, estimate_with_sizes
 from vlmplan.hardware import Cluster, Node
 from vlmplan.machine.cpu import cpu_gpu
@@ -18,7 +18,7 @@ SMALL = shortened("smollm2-135m", num_hidden_layers=2, vocab_size=512)
 def on_cpu(num_ranks: int, **fields) -> Estimate:
     node = Node(gpu=cpu_gpu(num_ranks), num_gpus=num_ranks, host_ram_bytes=64 * GIB)
     cluster = Cluster(node=node)
-    recipe, _ = resolved_recipe(fields, cluster, SMALL)
+    recipe, _ = resolved_recipe(decided(**fields), cluster, SMALL)
     item = workload("smollm2-135m", model=SMALL, seq_len=128)
     return estimate_with_sizes(item, recipe, cluster)
 

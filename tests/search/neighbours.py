@@ -12,7 +12,7 @@ from functools import cache
 from itertools import combinations, product
 from typing import Any
 
-from planned import model_files
+from planned import decided, model_files
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate, Estimator, sized_estimate
@@ -162,7 +162,7 @@ class Neighbourhood:
     def estimate(self, fields: dict[str, Any]) -> Estimate | None:
         """As ``vlmplan estimate`` with these options; None where they are refused."""
         try:
-            recipe, _ = resolved_recipe(fields, self.cluster, self.workload.model)
+            recipe, _ = resolved_recipe(decided(**fields), self.cluster, self.workload.model)
         except InputError:
             return None
         key = (recipe.method, recipe.trained_dtype, recipe.precision, recipe.upcasts_frozen)

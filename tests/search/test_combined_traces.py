@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from planned import workload
+from planned import decided, workload
 from vlmplan.architecture.trace import Trace
 from vlmplan.estimate import Estimator
 from vlmplan.memory.bounds import micro_batch_profile
@@ -28,7 +28,7 @@ class Traces:
         recipe = Recipe(method=method, zero_stage=stage, micro_batch=4)
         self.estimator = Estimator(asked, recipe)
         self.recipe = recipe
-        self.switches = RecipeChoices(asked, {}, has_other_layers=asked.images_per_sample > 0).switches
+        self.switches = RecipeChoices(asked, decided(), has_other_layers=asked.images_per_sample > 0).switches
         ends = self.switches[0], self.switches[-1]
         self.pair = TracePair(self.estimator.model, ends, self.alone)
 

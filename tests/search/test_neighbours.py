@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from neighbours import Neighbourhood, random_search
 
+from planned import decided_fields
 from vlmplan.answers.estimate import document
 from vlmplan.errors import InputError
 from vlmplan.search import recommend
@@ -32,11 +33,13 @@ def check(seed: int) -> None:
         if on.node.host_ram_bytes is None and candidate.offers:  # the search takes what such machines have at the least
             on = replace(on, node=replace(on.node, host_ram_bytes=taken_host_bytes(on.node)))
         batches = SetupSpace(asked.workload, asked.fixed, asked.workload.global_batch or 1).batch_sizes(on.num_gpus)
-        fitting = next(Neighbourhood(asked.workload, on, asked.fixed, None).fitting_lightest(batches), None)
+        fitting = next(
+            Neighbourhood(asked.workload, on, decided_fields(asked.fixed), None).fitting_lightest(batches), None
+        )
         assert fitting is None, f"{search}: nothing fits, it says, but {fitting} does"
         return
     plan = found.plans[0]
-    near = Neighbourhood(asked.workload, plan.estimate.cluster, asked.fixed, plan)
+    near = Neighbourhood(asked.workload, plan.estimate.cluster, decided_fields(asked.fixed), plan)
     own = near.estimate(near.own_fields)
     assert own is not None
     assert document(own) == document(plan.estimate), f"{search}: an estimate gives another plan"

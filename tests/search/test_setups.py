@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planned import of_few_layers
+from planned import decided, of_few_layers
 from search_cases import all_estimates, card, cluster, space
 from vlmplan.estimate import Estimate
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
@@ -437,6 +437,6 @@ def test_copies_are_never_tried_with_weights_on_the_host():
 
 
 def test_copies_that_the_user_wants_are_the_only_ones_tried():
-    own = SetupSpace(SMALL.workload, {"hpz": 2}, SMALL.global_batch)
+    own = SetupSpace(SMALL.workload, decided(hpz=2), SMALL.global_batch)
     recipes = list(own.recipes(cluster(card(), 4, 2), Method.FULL))
     assert {(recipe.zero_stage, recipe.hpz) for recipe in recipes} == {(3, 2)}

@@ -6,7 +6,7 @@ from planned import workload
 from search_cases import card, cluster
 from vlmplan.changes.kinds import Situation
 from vlmplan.recipe import LossKind, Method, Recipe
-from vlmplan.request import image_size, recipe_fields
+from vlmplan.request import decided_recipe, image_size
 from vlmplan.sample_images import image_tokens
 from vlmplan.search.single_changes import (
     freed_changes,
@@ -75,7 +75,7 @@ def test_every_change_is_a_recipe():
         *method_changes(Method.LORA),
         *(one for kind in lean_changes(at()) for one in kind),
     ):
-        Recipe(**recipe_fields(one.options))
+        decided_recipe(one.options).recipe()
 
 
 def test_lean_changes_come_smallest_first_and_never_to_a_method_that_takes_more():

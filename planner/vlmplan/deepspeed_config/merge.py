@@ -3,10 +3,11 @@
 from collections.abc import Collection
 from typing import Any
 
+from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.deepspeed_config.file import DEFAULT_STAGE, DsConfig
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import InputError
-from vlmplan.recipe import Precision, Recipe, option_name
+from vlmplan.recipe import PLAIN, Precision, Recipe, option_name
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
 """``GRADIENT_CLIPPING_DEFAULT`` of DeepSpeed 0.19.8; older releases did not clip."""
@@ -71,23 +72,32 @@ def _precision(config: DsConfig, recipe: Recipe, given: Collection[str], mistake
     return config.precisions[0]
 
 
-def fixed_by_file(config: DsConfig, *, hidden_size: int | None, stage: int | None = None) -> dict[str, Any]:
-    """The fields of a recipe that the file decides for every setup of a search, which chooses the others.
+def fixed_by_file(config: DsConfig, *, hidden_size: int | None, stage: Stage | None = None) -> DecidedRecipe:
+    """What the file decides for every setup of a search, which chooses the rest.
 
     ``hidden_size`` is what sizes that are "auto" are made of, ``stage`` the one of the command line, for a file that
     has none. Where both 16-bit precisions are open, none is decided.
     """
-    names = ("offload_optimizer", "offload_params", "hpz", "nvme_path", "optimizer")
-    names += ("micro_batch", "grad_accum", "gradient_clipping")
-    if config.zero_stage is not None or stage is None:
+    if config.zero_stage is not None or stage is None or stage == PLAIN:
         stage = config.zero_stage or DEFAULT_STAGE
-    said: dict[str, Any] = {"zero_stage": stage}
-    said |= {name: value for name in names if (value := getattr(config, name)) is not None}
+    precision = None
     if config.precisions is None:
-        said["precision"] = Precision.FP32
+        precision = Precision.FP32
     elif not {Precision.BF16, Precision.FP16} <= set(config.precisions):
-        said["precision"] = config.precisions[0]
-    return said | {"zero": config.zero_settings(stage, hidden_size=hidden_size)}
+        precision = config.precisions[0]
+    return DecidedRecipe(
+        zero_stage=stage,
+        offload_optimizer=config.offload_optimizer,
+        offload_params=config.offload_params,
+        hpz=config.hpz,
+        nvme_path=config.nvme_path,
+        optimizer=config.optimizer,
+        micro_batch=config.micro_batch,
+        grad_accum=config.grad_accum,
+        gradient_clipping=config.gradient_clipping,
+        precision=precision,
+        zero=config.zero_settings(stage, hidden_size=hidden_size),
+    )
 
 
 def _stage(config: DsConfig, recipe: Recipe, given: Collection[str], mistakes: Mistakes) -> int:

@@ -22,7 +22,7 @@ from vlmplan.launch.preflight import missing_packages
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.plan import Plan
-from vlmplan.request import RequestedSetup, recipe_fields, requested_cluster, requested_setup
+from vlmplan.request import RequestedSetup, decided_recipe, requested_cluster, requested_setup
 from vlmplan.shortage import Shortage
 from vlmplan.sizes import zero_settings
 
@@ -132,7 +132,7 @@ class Planner:
         if not self._has_own_config:
             return None
         assert self._plan.ds_config is not None
-        changed = self._plan.recipe.with_changes(**recipe_fields(options))
+        changed = decided_recipe(options).applied_to(self._plan.recipe)
         base = settings_from_ds_config(self._plan.ds_config)
         return deepspeed_config(changed, num_gpus=cluster.num_gpus, base=base)
 

@@ -13,7 +13,6 @@ from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import Change, Situation
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
-from vlmplan.recipe import Recipe
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, Sought
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.explanation import SAME_FRACTION
@@ -212,7 +211,7 @@ class _Adviser:
         """What makes it fit where nothing does: of every kind the smallest change that is enough, and ``way_out``."""
         given = {**self._given, **UNLIMITED}
         largest = max(asked.candidates, key=lambda one: one.cluster.num_gpus * one.cluster.node.gpu.usable_bytes)
-        at = Situation(workload=asked.workload, recipe=Recipe(**asked.fixed), cluster=largest.cluster)
+        at = Situation(workload=asked.workload, recipe=asked.fixed.recipe(), cluster=largest.cluster)
         scope = list(larger_scope(given, largest.cluster.num_nodes))
         wider = [[one for one in scope if "gpu" in one.options], [one for one in scope if "num_nodes" in one.options]]
         kinds = [*([one] for one in freed_changes(given)), *wider, *lean_changes(at)]

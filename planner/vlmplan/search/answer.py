@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
+from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Offer
@@ -41,14 +42,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sought:
-    """A search: ``fixed`` are recipe fields that the user decided, ``assumed`` what prices need and no list says.
+    """A search: ``fixed`` is what the user decided of the recipe, ``assumed`` what prices need and no list says.
 
     ``compares_all``: look at every machine and method, for a plot of them all; plans and front are the same without.
     """
 
     workload: Workload
     candidates: Sequence[Candidate]
-    fixed: dict[str, Any] = field(default_factory=dict[str, Any])
+    fixed: DecidedRecipe = field(default_factory=DecidedRecipe)
     objective: Objective = Objective.COST
     limits: Limits = field(default_factory=Limits)
     assumed: CostAssumptions = field(default_factory=CostAssumptions)

@@ -2,31 +2,33 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
+from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import LossKind, Method, Offload, Precision, Recipe
+from vlmplan.recipe import PLAIN, LossKind, Method, Offload, Precision, Recipe
 from vlmplan.rules import Severity, default_attention, model_facts, problems
 from vlmplan.search.combined_traces import Switches
 from vlmplan.workload import Workload
 
+Value = TypeVar("Value")
 Engine = tuple[Recipe, ...]
 """The recipes of one method on one engine, without sizes and batches: its switches in every way that rules allow, those
 that save least memory and most time first."""
 
 
 class RecipeChoices:
-    """The recipes of a workload; ``fixed`` fields are the user's, the rest is tried.
+    """The recipes of a workload; what is ``fixed`` is the user's, the rest is tried.
 
     What is the same on many clusters is one object.
     """
 
-    def __init__(self, workload: Workload, fixed: dict[str, Any], *, has_other_layers: bool) -> None:
+    def __init__(self, workload: Workload, fixed: DecidedRecipe, *, has_other_layers: bool) -> None:
         """``has_other_layers``: besides the language model's, which then have a checkpointing switch of their own."""
         self._workload, self._fixed = workload, fixed
         self._facts = model_facts(workload.model)
         self._attention = default_attention(self._facts)
-        self._given = frozenset(fixed)
+        self._given = fixed.names
         self._has_other_layers = has_other_layers
         self._made: dict[tuple[Any, ...], Recipe] = {}
         self._allowed: dict[Any, list[Engine]] = {}
@@ -35,15 +37,15 @@ class RecipeChoices:
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        return self._options("method", tuple(Method))
+        return _open(self._fixed.method, tuple(Method))
 
     def _switches(self) -> list[Switches]:
-        languages = self._options("activation_checkpointing", (False, True))
-        losses = self._options("loss", (LossKind.FULL, LossKind.CHUNKED))
+        languages = _open(self._fixed.activation_checkpointing, (False, True))
+        losses = _open(self._fixed.loss, (LossKind.FULL, LossKind.CHUNKED))
         found: dict[Switches, None] = {}
         for language, loss in product(languages, losses):
             tied = (False, True) if self._has_other_layers else (language,)
-            for others in self._options("vision_activation_checkpointing", tied):
+            for others in _open(self._fixed.vision_activation_checkpointing, tied):
                 found[Switches(checkpoints_language=language, checkpoints_others=others, loss=loss)] = None
         return list(found)
 
@@ -87,24 +89,24 @@ class RecipeChoices:
         key = (method, precision, *engine)
         if key not in self._made:
             stage, optimizer, params, hpz, switches = engine
-            fields: dict[str, Any] = {
-                "method": method,
-                "attention": self._attention,
-                "precision": precision,
-                "expandable_segments": True,
-                "zero_stage": stage,
-                "offload_optimizer": optimizer,
-                "offload_params": params,
-                "hpz": hpz,
-            }
-            self._made[key] = switches.apply(Recipe(**(fields | self._fixed)))
+            tried = DecidedRecipe(
+                method=method,
+                attention=self._attention,
+                precision=precision,
+                expandable_segments=True,
+                zero_stage=PLAIN if stage is None else stage,
+                offload_optimizer=optimizer,
+                offload_params=params,
+                hpz=hpz,
+            )
+            self._made[key] = switches.apply(self._fixed.completed(tried).recipe())
         return self._made[key]
 
     def _partition_sizes(self, cluster: Cluster, stage: int | None, params: Offload) -> tuple[int, ...]:
         """Sizes of hpZ's secondary partition: the ranks of a node, where weights would come from others, or none."""
         per_node = cluster.node.num_gpus
         has_use = stage == 3 and cluster.num_nodes > 1 and per_node > 1 and params is Offload.NONE
-        return self._options("hpz", (per_node, 1) if has_use else (1,))
+        return _open(self._fixed.hpz, (per_node, 1) if has_use else (1,))
 
     def _objection(self, recipe: Recipe, cluster: Cluster) -> str | None:
         """Why the recipe cannot run there, whatever its size."""
@@ -113,18 +115,21 @@ class RecipeChoices:
         found = problems(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=total)
         return found[0].sentence if found and found[0].severity is Severity.ERROR else None
 
-    def _options(self, name: str, choices: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self._fixed[name],) if name in self._fixed else choices
-
     def _stages(self, cluster: Cluster) -> Iterator[tuple[int | None, Offload, Offload]]:
         """(stage, optimizer offload, parameter offload), the simplest first: plain PyTorch is for one GPU."""
-        stages = self._options("zero_stage", (None, 0, 1, 2, 3) if cluster.num_gpus == 1 else (0, 1, 2, 3))
+        every: tuple[Stage, ...] = (PLAIN, 0, 1, 2, 3) if cluster.num_gpus == 1 else (0, 1, 2, 3)
+        stages = [stage if isinstance(stage, int) else None for stage in _open(self._fixed.zero_stage, every)]
         on_gpu, on_host = Offload.NONE, Offload.CPU
         seen: dict[tuple[int | None, Offload, Offload], None] = {}
         for optimizer, params in ((on_gpu, on_gpu), (on_host, on_gpu), (on_gpu, on_host), (on_host, on_host)):
-            own = self._fixed.get("offload_optimizer", optimizer), self._fixed.get("offload_params", params)
+            own = self._fixed.offload_optimizer or optimizer, self._fixed.offload_params or params
             for stage in stages:
                 has_effect = (optimizer is on_gpu or stage in (1, 2, 3)) and (params is on_gpu or stage == 3)
                 if has_effect:
                     seen[(stage, *own)] = None
         yield from seen
+
+
+def _open(decided: Value | None, choices: tuple[Value, ...]) -> tuple[Value, ...]:
+    """What to try: what is decided, else every choice."""
+    return choices if decided is None else (decided,)

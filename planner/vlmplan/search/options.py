@@ -11,7 +11,7 @@ from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.hardware import Pricing
 from vlmplan.request import (
     ds_config_of,
-    fixed_fields,
+    fixed_recipe,
     host_bytes_of,
     inter_node_rate,
     length_notes,
@@ -43,7 +43,7 @@ def sought(
 
     Raises InputError for a value that is not allowed, DoesNotFitError where no offer is left.
     """
-    fixed, config = fixed_fields(given, model), ds_config_of(given)
+    fixed, config = fixed_recipe(given, model), ds_config_of(given)
     limits = Limits(max_usd=given["max_usd"], max_hours=given["max_hours"])
     stated = {field: given[name] for field, name in ASSUMED_OPTIONS.items() if given[name] is not None}
     assumed = CostAssumptions(**stated)

@@ -15,7 +15,7 @@ from typing import Any
 
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict, budget_bytes
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Method
 from vlmplan.search.answer import (
     SECONDS_PER_HOUR,
     Objective,
@@ -52,7 +52,7 @@ EQUAL_FRACTION = 0.002
 
 def recommend(sought: Sought, *, prepared: Prepared | None = None) -> Recommendation:
     """The best plans among the candidates; ``prepared`` is of other searches of the same workload."""
-    Recipe(**sought.fixed)  # refuses what is wrong on every cluster
+    sought.fixed.recipe()  # refuses what is wrong on every cluster
     search = Search(sought, prepared)
     for candidate in sought.candidates:
         search.consider(candidate)

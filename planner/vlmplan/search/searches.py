@@ -1,6 +1,7 @@
 """Searches of one model with changed options; what they trace alike they share."""
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -28,7 +29,7 @@ class Searches:
         return sought(given, self._catalog, self._model, self._today, wants=wants)
 
     def found(self, asked: Sought) -> Recommendation:
-        key = asked.workload, {name: value for name, value in asked.fixed.items() if name not in SHARED_FIELDS}
+        key = asked.workload, replace(asked.fixed, **dict.fromkeys(SHARED_FIELDS))
         prepared = next((prepared for known, prepared in self._prepared if known == key), None)
         if prepared is None:
             prepared = Prepared()

@@ -11,6 +11,7 @@ from math import inf
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.estimate import Estimate, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import budget_bytes
@@ -46,10 +47,10 @@ class Way(NamedTuple):
 
 
 class SetupSpace:
-    """All setups of a workload; ``fixed`` recipe fields are the user's, the rest is tried."""
+    """All setups of a workload; what is ``fixed`` of the recipe is the user's, the rest is tried."""
 
     def __init__(
-        self, workload: Workload, fixed: dict[str, Any], global_batch: int, *, prepared: Prepared | None = None
+        self, workload: Workload, fixed: DecidedRecipe, global_batch: int, *, prepared: Prepared | None = None
     ) -> None:
         self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
         self.choices = RecipeChoices(workload, fixed, has_other_layers=workload.images_per_sample > 0)
@@ -74,7 +75,7 @@ class SetupSpace:
 
     def _has_profiles(self, recipe: Recipe) -> bool:
         """Whether its sizes can be chosen."""
-        return recipe.uses_deepspeed and "zero" not in self.fixed
+        return recipe.uses_deepspeed and self.fixed.zero is None
 
     def _sized(self, recipe: Recipe, cluster: Cluster, *, is_lean: bool) -> Recipe:
         if not self._has_profiles(recipe):
@@ -281,12 +282,12 @@ class SetupSpace:
 
         Exactly where it divides by the GPUs; else with the least samples above it.
         """
-        if "micro_batch" in self.fixed:
-            micro_batch = self.fixed["micro_batch"]
-            return [(micro_batch, self.fixed.get("grad_accum") or -(-self.global_batch // (micro_batch * num_gpus)))]
+        micro_batch, grad_accum = self.fixed.micro_batch, self.fixed.grad_accum
+        if micro_batch is not None:
+            return [(micro_batch, grad_accum or -(-self.global_batch // (micro_batch * num_gpus)))]
         per_gpu = -(-self.global_batch // num_gpus)
-        if "grad_accum" in self.fixed:
-            return [(-(-per_gpu // self.fixed["grad_accum"]), self.fixed["grad_accum"])]
+        if grad_accum is not None:
+            return [(-(-per_gpu // grad_accum), grad_accum)]
         return [(size, per_gpu // size) for size in divisors(per_gpu)]
 
     # -- seconds -------------------------------------------------------------------------------------------------
@@ -340,10 +341,11 @@ class SetupSpace:
 
     def _fitting_method(self, cluster: Cluster) -> str | None:
         """The option that fits where the method of the user does not."""
-        methods = tuple(Method)
-        for method in methods[methods.index(self.fixed["method"]) + 1 :] if "method" in self.fixed else ():
+        methods, decided = tuple(Method), self.fixed.method
+        for method in () if decided is None else methods[methods.index(decided) + 1 :]:
             if method not in self._others:
-                self._others[method] = SetupSpace(self.workload, self.fixed | {"method": method}, self.global_batch)
+                fixed = replace(self.fixed, method=method)
+                self._others[method] = SetupSpace(self.workload, fixed, self.global_batch)
             if self._others[method].fitting_lightest(cluster, method) is not None:
                 return f"--method {method.value}"
         return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 
+from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.machine.host import num_host_cpus
@@ -77,7 +78,8 @@ def trainable_model(
     reasons: list[str] = []
     try:
         workload = workload_of(model, {"seq_len": seq_len})
-        for fixed in [{}] if set(methods) == set(Method) else [{"method": method} for method in methods]:
+        for method in [None] if set(methods) == set(Method) else methods:
+            fixed = DecidedRecipe(method=method)
             candidates = [Candidate(cluster=cluster)]
             asked = Sought(workload=workload, candidates=candidates, fixed=fixed, objective=Objective.TIME, today=today)
             found = recommend(asked)

@@ -12,7 +12,6 @@ from vlmplan.changes.trials import Trials
 from vlmplan.errors import DoesNotFitError
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import Recipe
 from vlmplan.search import Limits, Sought
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.other_machine import OF_ONE_MACHINE, OtherMachine, cheapest_other_machine
@@ -73,7 +72,7 @@ def searched_way_out(given: Mapping[str, Any], asked: Sought, searches: Searches
     given = {**given, "max_usd": None, "max_hours": None}
     clusters = tuple(candidate.cluster for candidate in asked.candidates)
     largest = max(clusters, key=lambda one: one.num_gpus * one.node.gpu.usable_bytes)
-    at = Situation(workload=asked.workload, recipe=Recipe(**asked.fixed), cluster=largest)
+    at = Situation(workload=asked.workload, recipe=asked.fixed.recipe(), cluster=largest)
     found = least_combination(searched_changes(at, given), given, searches)
     best = None if found is None else searches.best(found.options)
     to_fit = None if found is None or best is None else ToFit(combination=found, estimate=best.estimate)

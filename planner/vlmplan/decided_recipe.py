@@ -1,0 +1,104 @@
+"""The settings of a recipe that are decided, by a user's options or a ds_config.json; the others are open."""
+
+from dataclasses import Field, dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
+
+from vlmplan.recipe import (
+    PLAIN,
+    AdapterDtype,
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    Recipe,
+    ZeroSettings,
+)
+
+Stage = int | Literal["none"]
+"""A ZeRO stage, or PLAIN for plain PyTorch."""
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Partial = TypeVar("Partial", bound=_Dataclass)
+
+
+def completed(decided: Partial, defaults: Partial) -> Partial:
+    """``decided``, a dataclass, with those of ``defaults`` in place of what is open: None or empty."""
+    names = [item.name for item in fields(decided)]
+    return replace(decided, **{name: getattr(defaults, name) for name in names if getattr(decided, name) in (None, ())})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecidedRecipe:
+    """The fields of ``Recipe``; None is open. A search holds fixed what is decided and tries the rest.
+
+    ``zero`` and ``gradient_clipping`` are what a ds_config.json decides; no option does.
+    """
+
+    method: Method | None = None
+    lora_rank: int | None = None
+    lora_targets: str | None = None
+    lora_alpha: int | None = None
+    lora_dropout: float | None = None
+    use_rslora: bool | None = None
+    adapter_dtype: AdapterDtype | None = None
+    uses_autocast: bool | None = None
+    train_embeddings: bool | None = None
+    train_vision: bool | None = None
+    train_projector: bool | None = None
+    train_language: bool | None = None
+    precision: Precision | None = None
+    optimizer: OptimizerKind | None = None
+    fuses_optimizer: bool | None = None
+    upcasts_frozen: bool | None = None
+    caches_casts: bool | None = None
+    expandable_segments: bool | None = None
+    zero_stage: Stage | None = None
+    offload_optimizer: Offload | None = None
+    offload_params: Offload | None = None
+    hpz: int | None = None
+    nvme_path: str | None = None
+    micro_batch: int | None = None
+    grad_accum: int | None = None
+    activation_checkpointing: bool | None = None
+    vision_activation_checkpointing: bool | None = None
+    attention: AttentionImplementation | None = None
+    loss: LossKind | None = None
+    gradient_clipping: float | None = None
+    zero: ZeroSettings | None = None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The fields that are decided."""
+        return frozenset(item.name for item in fields(self) if getattr(self, item.name) is not None)
+
+    def completed(self, defaults: "DecidedRecipe") -> "DecidedRecipe":
+        """The same, with what is open here as ``defaults`` has it."""
+        return completed(self, defaults)
+
+    def recipe(self) -> Recipe:
+        """The recipe that has the defaults of ``Recipe`` where nothing is decided. Raises InputError."""
+        return Recipe(**self._values())
+
+    def applied_to(self, recipe: Recipe) -> Recipe:
+        """``recipe`` with what is decided here."""
+        return recipe.with_changes(**self._values())
+
+    def _values(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.names}
+        if self.zero_stage == PLAIN:
+            values["zero_stage"] = None
+        return values
+
+
+def decided_by(recipe: Recipe) -> DecidedRecipe:
+    """Every setting of ``recipe`` that an option can say, decided."""
+    names = [item.name for item in fields(DecidedRecipe) if item.name not in ("zero", "gradient_clipping")]
+    values: dict[str, Any] = {name: getattr(recipe, name) for name in names}
+    values["zero_stage"] = PLAIN if recipe.zero_stage is None else recipe.zero_stage
+    return DecidedRecipe(**values)
