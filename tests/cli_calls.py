@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from hub_server import isolated_cache
 from vlmplan.cli import run
+from vlmplan.request import Request, parse
 
 DONE, MENDABLE, USAGE, DOES_NOT_FIT = 0, 1, 2, 3
 """Exit codes."""
@@ -63,6 +65,12 @@ def call(*words: str) -> Call:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run(words)
     return Call(code, out.getvalue(), err.getvalue())
+
+
+def request_of_words(command: click.Command, *words: str) -> Request:
+    """What a command is asked for with these words."""
+    values = command.make_context(str(command.name), list(words)).params
+    return parse({name: value for name, value in values.items() if name in Request().options()})
 
 
 def isolate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,12 +25,14 @@ from vlmplan.request import (
     ENUM_OPTIONS,
     NETWORK_NOTE,
     VALUE_OPTIONS,
+    HardwareRequest,
+    Request,
+    WorkloadRequest,
     batch_sizes,
-    decided_recipe,
     fixed_recipe,
     image_size,
     length_notes,
-    num_nodes_of,
+    parse,
     requested_cluster,
     resolved_recipe,
     samples_per_step,
@@ -47,20 +49,20 @@ SHIPPED = Catalog(shipped_catalog())
 
 
 def test_workload_of_no_options_is_the_default_one():
-    workload = workload_of(LLAMA, {})
+    workload = workload_of(LLAMA, WorkloadRequest())
     assert (workload.seq_len, workload.num_samples, workload.epochs) == (DEFAULT_SEQ_LEN, DEFAULT_NUM_SAMPLES, 1.0)
     assert workload.global_batch is None
 
 
 def test_model_that_sees_gets_one_image_a_sample_and_a_text_model_none():
-    assert workload_of(QWEN, {}).images_per_sample == 1
-    assert workload_of(LLAMA, {}).images_per_sample == 0
-    assert workload_of(QWEN, {"images_per_sample": 0}).images_per_sample == 0
+    assert workload_of(QWEN, WorkloadRequest()).images_per_sample == 1
+    assert workload_of(LLAMA, WorkloadRequest()).images_per_sample == 0
+    assert workload_of(QWEN, WorkloadRequest(images_per_sample=0)).images_per_sample == 0
 
 
 def test_options_of_a_workload_are_taken_as_they_are():
     options = {"seq_len": 2 * 3, "num_samples": 5 * 7, "epochs": 1.5, "global_batch": 11, "images_per_sample": 13}
-    workload = workload_of(QWEN, options)
+    workload = workload_of(QWEN, parse(options).workload)
     assert {name: getattr(workload, name) for name in options} == options
 
 
@@ -81,22 +83,23 @@ def test_image_sizes_that_are_none_are_refused_with_the_form(text: str):
 
 def test_a_default_image_that_overflows_the_default_length_gets_room_for_text():
     smolvlm = model_files("smolvlm-2.2b")
-    workload = workload_of(smolvlm, {})
+    workload = workload_of(smolvlm, WorkloadRequest())
     assert image_tokens(workload) > DEFAULT_SEQ_LEN
     assert workload.seq_len == -(-(image_tokens(workload) + 256) // 256) * 256
-    assert f"{image_tokens(workload):,} tokens" in length_notes(workload, {})[0]
+    assert f"{image_tokens(workload):,} tokens" in length_notes(workload, WorkloadRequest())[0]
 
 
 def test_what_the_user_says_of_length_or_images_is_left_alone():
     smolvlm = model_files("smolvlm-2.2b")
     for said in ({"seq_len": 900}, {"images_per_sample": 1}, {"image_size": "448x448"}):
-        assert workload_of(smolvlm, said).seq_len == said.get("seq_len", DEFAULT_SEQ_LEN)
+        assert workload_of(smolvlm, parse(said).workload).seq_len == said.get("seq_len", DEFAULT_SEQ_LEN)
 
 
 def test_longer_samples_than_the_model_is_configured_for_are_noted():
     longest = LLAMA.config["max_position_embeddings"]
-    assert not length_notes(workload_of(LLAMA, {"seq_len": longest}), {"seq_len": longest})
-    (note,) = length_notes(workload_of(LLAMA, {"seq_len": longest + 1}), {"seq_len": longest + 1})
+    known, longer = WorkloadRequest(seq_len=longest), WorkloadRequest(seq_len=longest + 1)
+    assert not length_notes(workload_of(LLAMA, known), known)
+    (note,) = length_notes(workload_of(LLAMA, longer), longer)
     assert f"{longest:,}" in note
 
 
@@ -128,7 +131,7 @@ GIVEN = {
 
 
 def test_every_option_becomes_the_field_of_its_name():
-    recipe = decided_recipe(GIVEN)
+    recipe = parse(GIVEN).recipe
     assert recipe.names == GIVEN.keys()
     fields = decided_fields(recipe)
     assert fields["method"] is Method.LORA
@@ -149,22 +152,22 @@ def test_every_option_of_a_recipe_is_one_of_its_fields():
 
 
 def test_what_was_not_given_is_left_open():
-    assert decided_recipe(dict.fromkeys(GIVEN)) == decided_recipe({}) == DecidedRecipe()
+    assert parse(dict.fromkeys(GIVEN)) == parse({}) == Request()
     assert DecidedRecipe().names == set()
 
 
 def test_switch_that_was_given_as_off_is_not_taken_as_not_given():
-    assert decided_recipe({"train_language": False}) == DecidedRecipe(train_language=False)
+    assert parse({"train_language": False}).recipe == DecidedRecipe(train_language=False)
 
 
 def test_stage_none_is_plain_pytorch():
-    assert decided_recipe({"zero_stage": "none"}).recipe().zero_stage is None
+    assert parse({"zero_stage": "none"}).recipe.recipe().zero_stage is None
 
 
 @pytest.mark.parametrize("name", ENUM_OPTIONS)
 def test_value_that_is_none_of_the_choices_is_refused_with_all_of_them(name: str):
     with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is 'nonsense'; one of") as raised:
-        decided_recipe({name: "nonsense"})
+        parse({name: "nonsense"})
     assert all(str(kind.value) in str(raised.value) for kind in ENUM_OPTIONS[name])
 
 
@@ -300,7 +303,7 @@ def ds_config(tmp_path: Path) -> Path:
 
 
 def test_search_holds_what_the_config_file_decides(ds_config: Path):
-    fields = decided_fields(fixed_recipe({"ds_config": ds_config, "method": "full"}, LLAMA))
+    fields = decided_fields(fixed_recipe(parse({"ds_config": ds_config, "method": "full"}), LLAMA))
     assert fields["zero_stage"] == 3
     assert fields["offload_optimizer"] is Offload.CPU
     assert fields["precision"] is Precision.BF16
@@ -310,7 +313,8 @@ def test_search_holds_what_the_config_file_decides(ds_config: Path):
 
 
 def test_option_that_says_the_same_as_the_file_is_no_contradiction(ds_config: Path):
-    assert fixed_recipe({"ds_config": ds_config, "zero_stage": "3", "micro_batch": 2}, LLAMA).zero_stage == 3
+    said = parse({"ds_config": ds_config, "zero_stage": "3", "micro_batch": 2})
+    assert fixed_recipe(said, LLAMA).zero_stage == 3
 
 
 @pytest.mark.parametrize(
@@ -318,7 +322,7 @@ def test_option_that_says_the_same_as_the_file_is_no_contradiction(ds_config: Pa
 )
 def test_option_that_contradicts_the_file_is_refused_with_both_values(ds_config: Path, name: str, value: object):
     with pytest.raises(InputError, match="one of the two has to change") as raised:
-        fixed_recipe({"ds_config": ds_config, name: value}, LLAMA)
+        fixed_recipe(parse({"ds_config": ds_config, name: value}), LLAMA)
     assert f"--{name.replace('_', '-')} {value} was given" in str(raised.value)
     assert str(ds_config) in str(raised.value)
 
@@ -331,29 +335,30 @@ def test_recipe_of_an_estimate_is_that_of_the_file(ds_config: Path):
 
 
 def test_samples_of_a_step_are_the_options_or_the_files(ds_config: Path):
-    assert samples_per_step({}) is None
-    assert samples_per_step({"global_batch": 5}) == 5
-    assert samples_per_step({"ds_config": ds_config}) == samples_per_step({"ds_config": ds_config, "global_batch": 24})
+    of_file = parse({"ds_config": ds_config})
+    assert samples_per_step(Request()) is None
+    assert samples_per_step(parse({"global_batch": 5})) == 5
+    assert samples_per_step(of_file) == samples_per_step(of_file.with_options({"global_batch": 24})) == 24
     with pytest.raises(InputError, match="train_batch_size is 24, but --global-batch 25"):
-        samples_per_step({"ds_config": ds_config, "global_batch": 25})
+        samples_per_step(of_file.with_options({"global_batch": 25}))
 
 
 # Clusters
 
 
 def test_cluster_is_the_named_card_on_as_many_nodes():
-    found, notes = requested_cluster({"gpu": "a100-sxm4-80gb:2", "num_nodes": 3}, SHIPPED)
+    found, notes = requested_cluster(parse({"gpu": "a100-sxm4-80gb:2", "num_nodes": 3}).hardware, SHIPPED)
     assert (found.node.gpu.id, found.node.num_gpus, found.num_gpus) == ("a100-sxm4-80gb", 2, 2 * 3)
     assert NETWORK_NOTE in notes
 
 
 def test_one_node_needs_no_network():
-    assert num_nodes_of({}) == (1, [])
-    assert NETWORK_NOTE not in requested_cluster({"gpu": "t4"}, SHIPPED)[1]
+    assert HardwareRequest().node_count == 1
+    assert NETWORK_NOTE not in requested_cluster(parse({"gpu": "t4"}).hardware, SHIPPED)[1]
 
 
 def test_the_network_between_nodes_is_said_in_gbit_per_second():
-    found, notes = requested_cluster({"gpu": "t4", "num_nodes": 2, "inter_node_gbit": 400.0}, SHIPPED)
+    found, notes = requested_cluster(parse({"gpu": "t4", "num_nodes": 2, "inter_node_gbit": 400.0}).hardware, SHIPPED)
     assert found.inter_node_bytes_per_second == 400e9 / 8
     assert NETWORK_NOTE not in notes
 
@@ -361,18 +366,18 @@ def test_the_network_between_nodes_is_said_in_gbit_per_second():
 @pytest.mark.parametrize("gbit", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_network_without_a_rate_is_refused(gbit: float):
     with pytest.raises(InputError, match=r"--inter-node-gbit is .*; above 0"):
-        requested_cluster({"gpu": "t4", "num_nodes": 2, "inter_node_gbit": gbit}, SHIPPED)
+        requested_cluster(parse({"gpu": "t4", "num_nodes": 2, "inter_node_gbit": gbit}).hardware, SHIPPED)
 
 
 @pytest.mark.parametrize("num_nodes", [0, -1])
 def test_less_than_one_node_is_refused(num_nodes: int):
     with pytest.raises(InputError, match=f"--num-nodes is {num_nodes}; 1 or more"):
-        num_nodes_of({"num_nodes": num_nodes})
+        HardwareRequest(num_nodes=num_nodes)
 
 
 def test_unknown_card_is_named_with_the_nearest():
     with pytest.raises(UnknownNameError, match="a100-sxm4-80gb"):
-        requested_cluster({"gpu": "a100-sxm-80gb"}, SHIPPED)
+        requested_cluster(parse({"gpu": "a100-sxm-80gb"}).hardware, SHIPPED)
 
 
 def test_without_a_card_here_or_named_the_user_is_told_to_name_one(monkeypatch: pytest.MonkeyPatch):
@@ -381,6 +386,6 @@ def test_without_a_card_here_or_named_the_user_is_told_to_name_one(monkeypatch: 
 
     monkeypatch.setattr("vlmplan.machine.nvml.read_machine", no_driver)
     with pytest.raises(InputError, match=r"give --gpu NAME\[:COUNT\].*no NVIDIA driver"):
-        requested_cluster({}, SHIPPED)
+        requested_cluster(HardwareRequest(), SHIPPED)
     with pytest.raises(UnavailableError, match=r"^no NVIDIA driver$"):
-        requested_cluster({"gpu": "local"}, SHIPPED)
+        requested_cluster(parse({"gpu": "local"}).hardware, SHIPPED)

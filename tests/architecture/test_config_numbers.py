@@ -15,7 +15,7 @@ from vlmplan.estimate import Estimator
 from vlmplan.models import packaged_files, packaged_models
 from vlmplan.models.facts import model_facts
 from vlmplan.recipe import Method, Recipe
-from vlmplan.request import workload_of
+from vlmplan.request import WorkloadRequest, workload_of
 from vlmplan.workload import ModelFiles
 
 LORA = Recipe(method=Method.LORA)
@@ -67,7 +67,7 @@ def changed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 def look_at(model: ModelFiles) -> None:
     """What every command does with a model."""
     model_facts(model, width=448, height=448)
-    Estimator(workload_of(model, {}), LORA).trace(LORA, (8, 9))
+    Estimator(workload_of(model, WorkloadRequest()), LORA).trace(LORA, (8, 9))
 
 
 def refusal(model: ModelFiles) -> str:

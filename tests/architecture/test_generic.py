@@ -38,7 +38,7 @@ from vlmplan.models import context_length, find_model, takes_images
 from vlmplan.models import probe as model_probe
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.recipe import Method, Recipe
-from vlmplan.request import workload_of
+from vlmplan.request import WorkloadRequest, workload_of
 from vlmplan.sample_images import sample_image
 from vlmplan.timing import step_flops
 from vlmplan.workload import Workload
@@ -606,5 +606,5 @@ def test_what_the_encoders_of_an_unknown_type_take_is_not_counted(
 
 def test_images_that_samples_do_not_have_are_not_missed(granite_files: ProbedModelFiles):
     blind = replace(granite_files, not_counted=("images", "sound"))
-    assert workload_of(blind, {}).model.not_counted == ("images", "sound")
-    assert workload_of(blind, {"images_per_sample": 0}).model.not_counted == ("sound",)
+    assert workload_of(blind, WorkloadRequest()).model.not_counted == ("images", "sound")
+    assert workload_of(blind, WorkloadRequest(images_per_sample=0)).model.not_counted == ("sound",)

@@ -1,44 +1,47 @@
 """Least combinations, by a judge whose memory and time are plain sums: what is given fits, nothing of it can be left
 out, and results are changed only where nothing else is enough."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmplan.changes.kinds import Change, Space
 from vlmplan.changes.least import least_combination
+from vlmplan.request import Request, parse
+
+NAMES = {"a": "num_samples", "b": "global_batch", "c": "lora_rank", "e": "hpz", "m": "lora_alpha", "s": "seq_len"}
+"""Options that take a number; which ones is all the same."""
 
 
 @dataclass
 class Sums:
-    """Options are names of changes, each with bytes that it saves and seconds that it costs."""
+    """Levels of options, by the letters of ``NAMES``, each with bytes that it saves and seconds that it costs."""
 
     needed: int
     saved: dict[str, int]
     cost: dict[str, int]
 
-    def is_possible(self, options: Mapping[str, Any]) -> bool:
+    def is_possible(self, request: Request) -> bool:
         return True
 
-    def chosen(self, options: Mapping[str, Any]) -> list[str]:
-        return [str(value) for value in options.values() if value is not None]
+    def chosen(self, request: Request) -> list[str]:
+        levels = {letter: request.option(name) for letter, name in NAMES.items()}
+        return [f"{letter}{level}" for letter, level in levels.items() if level is not None]
 
-    def fits(self, options: Mapping[str, Any]) -> bool:
-        return sum(self.saved[name] for name in self.chosen(options)) >= self.needed
+    def fits(self, request: Request) -> bool:
+        return sum(self.saved[name] for name in self.chosen(request)) >= self.needed
 
-    def seconds(self, options: Mapping[str, Any]) -> float | None:
-        return 100.0 + sum(self.cost[name] for name in self.chosen(options))
+    def seconds(self, request: Request) -> float | None:
+        return 100.0 + sum(self.cost[name] for name in self.chosen(request))
 
-    def are_same(self, options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-        return self.chosen(options) == self.chosen(others)
+    def are_same(self, request: Request, other: Request) -> bool:
+        return request == other
 
 
-def change(option: str, level: int, *, keeps_results: bool = True) -> Change:
-    return Change(name=f"{option}{level}", options={option: f"{option}{level}"}, keeps_results=keeps_results)
+def change(letter: str, level: int, *, keeps_results: bool = True) -> Change:
+    return Change(name=f"{letter}{level}", options={NAMES[letter]: level}, keeps_results=keeps_results)
 
 
 KINDS = tuple(tuple(change(option, level) for level in (1, 2, 3)) for option in "abc")
@@ -61,44 +64,45 @@ def sums(draw: st.DrawFn) -> Sums:
     return Sums(needed=draw(st.integers(1, 110)), saved=saved, cost=cost)
 
 
-def all_options(judge: Sums, names: str) -> list[dict[str, Any]]:
+def all_requests(judge: Sums, letters: str) -> list[Request]:
     """Every combination of levels of these options that fits."""
-    levels = [[None, *(f"{name}{level + 1}" for level in range(LEVELS[name]))] for name in names]
-    chosen = ({n: v for n, v in zip(names, values, strict=True) if v is not None} for values in product(*levels))
-    return [options for options in chosen if judge.fits(options)]
+    levels = [[None, *range(1, LEVELS[letter] + 1)] for letter in letters]
+    names = [NAMES[letter] for letter in letters]
+    chosen = (parse(dict(zip(names, values, strict=True))) for values in product(*levels))
+    return [request for request in chosen if judge.fits(request)]
 
 
 @settings(max_examples=150, deadline=None)
 @given(judge=sums())
 def test_the_least_combination_fits_and_nothing_of_it_can_be_left_out(judge: Sums):
-    found = least_combination(SPACE, {}, judge)
+    found = least_combination(SPACE, Request(), judge)
     if found is None:
-        assert not all_options(judge, "abcems")
+        assert not all_requests(judge, "abcems")
         return
-    assert judge.fits(found.options)
-    assert found.changed == {name: value for name, value in found.options.items() if value is not None}
+    assert judge.fits(found.request)
+    assert found.request == parse(found.changed)
     for one in found.changes:
-        assert not judge.fits({name: value for name, value in found.options.items() if name not in one.options})
+        assert not judge.fits(found.request.with_options(dict.fromkeys(one.options)))
 
 
 @settings(max_examples=150, deadline=None)
 @given(judge=sums())
 def test_results_change_only_where_they_must_and_samples_last(judge: Sums):
-    found = least_combination(SPACE, {}, judge)
+    found = least_combination(SPACE, Request(), judge)
     if found is None:
         return
-    if all_options(judge, "abce"):
+    if all_requests(judge, "abce"):
         assert found.keeps_results
-    elif all_options(judge, "abcem"):
-        assert "s" not in found.changed
-        assert found.changed["m"] == min(one["m"] for one in all_options(judge, "abcem"))
+    elif all_requests(judge, "abcem"):
+        assert NAMES["s"] not in found.changed
+        assert found.request.recipe.lora_alpha == min(one.recipe.lora_alpha for one in all_requests(judge, "abcem"))
     else:
-        assert found.changed["s"] == min(one["s"] for one in all_options(judge, "abcems"))
+        assert found.request.workload.seq_len == min(one.workload.seq_len for one in all_requests(judge, "abcems"))
 
 
 @given(judge=sums())
 def test_what_fits_as_it_is_needs_no_change(judge: Sums):
     judge.needed = 0
-    found = least_combination(SPACE, {}, judge)
+    found = least_combination(SPACE, Request(), judge)
     assert found is not None
     assert found.changes == ()

@@ -17,7 +17,7 @@ from vlmplan.errors import VlmplanError
 from vlmplan.estimate import Estimator
 from vlmplan.models import packaged_files
 from vlmplan.recipe import Recipe
-from vlmplan.request import workload_of
+from vlmplan.request import WorkloadRequest, workload_of
 from vlmplan.workload import ModelFiles
 
 MODEL = "smollm2-135m"
@@ -269,7 +269,7 @@ def test_any_value_at_any_place_of_a_config_gives_a_model_or_a_sentence(place: t
     files = ModelFiles(id=alias, **(FILES[alias] | {file: changed}))
     sentence = "a model"
     try:
-        estimator = Estimator(workload_of(files, {"seq_len": 1024, "image_size": "224x224"}), Recipe())
+        estimator = Estimator(workload_of(files, WorkloadRequest(seq_len=1024, image_size=(224, 224))), Recipe())
         estimator.trace(Recipe(), (8, 0))
     except VlmplanError as error:
         sentence = str(error)

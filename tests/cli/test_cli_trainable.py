@@ -9,7 +9,7 @@ from cli_calls import DOES_NOT_FIT, DONE, USAGE, call
 from vlmplan.catalog import load_catalog
 from vlmplan.models import find_model
 from vlmplan.recipe import Method
-from vlmplan.request import requested_cluster
+from vlmplan.request import parse, requested_cluster
 from vlmplan.search import trainable as module
 from vlmplan.search.trainable import trainable, with_known_host
 
@@ -50,7 +50,7 @@ def test_table_keeps_to_80_columns_and_says_what_is_assumed(monkeypatch: pytest.
 
 
 def test_several_processes_say_the_same():
-    cluster = with_known_host(requested_cluster({"gpu": "rtx-4060"}, load_catalog())[0])
+    cluster = with_known_host(requested_cluster(parse({"gpu": "rtx-4060"}).hardware, load_catalog())[0])
     models = [find_model("smollm2-135m"), find_model("gpt2")]
     asked = {"methods": [Method.LORA], "seq_len": 512, "today": date(2026, 11, 22)}
     alone = trainable(models, cluster, **asked)

@@ -16,7 +16,7 @@ from vlmplan.errors import InputError
 from vlmplan.models import find_model, packaged_models
 from vlmplan.models.hidden_size import hidden_size_of
 from vlmplan.recipe import Precision
-from vlmplan.request import fixed_recipe, resolved_recipe
+from vlmplan.request import fixed_recipe, parse, resolved_recipe
 
 MODELS = ("smollm2-135m", "qwen2-vl-2b", "gpt2", "llava-1.5-7b")
 """A hidden size of its own, one in the flat file that older Qwen-VL has, one under another name, one of text_config."""
@@ -265,7 +265,7 @@ def test_a_search_takes_the_same_resolution_as_an_estimate(tmp_path, blocks, opt
 
     path.write_text(json.dumps(blocks | {"zero_optimization": {"stage": 3} | sizes} | dict.fromkeys(TOP, "auto")))
     files = find_model("qwen2-vl-2b")
-    fixed = fixed_recipe({"ds_config": path, "precision": option}, files)
+    fixed = fixed_recipe(parse({"ds_config": path, "precision": option}), files)
     recipe, _ = resolved_recipe(fixed, cluster("a100-sxm4-80gb", 4), files)
     options = {} if option is None else {"precision": Precision(option)}
     config = settings_from_ds_config(path)

@@ -1,14 +1,13 @@
 """What is suggested fits by the planner's own numbers, smaller changes do not, and the command means exactly it."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_calls import isolate
+from cli_calls import isolate, request_of_words
 from vlmplan.catalog import load_catalog
 from vlmplan.changes.kinds import Change, Space, all_changes
 from vlmplan.cli.launch import launch
@@ -18,7 +17,7 @@ from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smalles
 from vlmplan.launch.preflight import needed_packages
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.recipe import Offload
-from vlmplan.request import ds_config_of
+from vlmplan.request import Request, parse
 from vlmplan.requested import requested_estimate
 from vlmplan.shortage import Shortage, read_shortages, remove_shortages, write_shortage
 from vlmplan.units import GIB, MIB
@@ -28,8 +27,12 @@ RTX_4090 = {"model": "qwen2-vl-2b", "gpu": "rtx-4090:2", "zero_stage": "2", "seq
 
 
 def planned(**given: Any) -> Plan:
-    found, _ = requested_estimate(given, ())
-    return plan_from_estimate(found, base=ds_config_of(given))
+    return plan_of(parse(given))
+
+
+def plan_of(request: Request) -> Plan:
+    found, _ = requested_estimate(request, ())
+    return plan_from_estimate(found, base=request.ds_config)
 
 
 def shortage_of(plan: Plan, *, ratio: float, phase: str = "backward", total_bytes: int | None = None) -> Shortage:
@@ -73,8 +76,8 @@ def test_what_costs_least_time_is_suggested_and_less_than_it_does_not_fit():
     assert remedy.keeps_results
     assert remedy.changed == {"micro_batch": 2, "grad_accum": 2 * 2, "expandable_segments": True}
     assert correction.needed_bytes(remedy.setup.estimate) <= shortage.obtainable_bytes
-    less = planner.setup({**planner.options, "micro_batch": 2, "grad_accum": 2 * 2})
-    segments = planner.setup({**planner.options, "expandable_segments": True})
+    less = planner.setup(planner.request.with_options({"micro_batch": 2, "grad_accum": 2 * 2}))
+    segments = planner.setup(planner.request.with_options({"expandable_segments": True}))
     assert less is not None
     assert segments is not None
     assert not correction.fits(less.estimate)
@@ -106,7 +109,7 @@ def test_a_combination_has_only_what_it_needs():
     assert remedy.fits
     assert len(remedy.changed) > 1
     for name in remedy.changed:
-        without = {**remedy.setup.options, name: planner.options[name]}
+        without = remedy.setup.request.with_options({name: planner.request.option(name)})
         setup = planner.setup(without)
         assert setup is None or not correction.fits(setup.estimate), name
 
@@ -125,11 +128,12 @@ def test_nothing_is_suggested_that_is_not_installed():
     plan = planned(**RTX_3080)
     packages = dict.fromkeys(needed_packages(plan), "1.2.3")
     planner = Planner(plan, load_catalog(), packages={**packages, "deepspeed": None})
-    assert planner.setup(planner.options) is not None
-    assert planner.setup({**planner.options, "attention": "flash_attention_2"}) is None
-    assert planner.setup({**planner.options, "zero_stage": "2", "fuses_optimizer": None, "caches_casts": None}) is None
-    flash = Planner(plan, load_catalog(), packages={**packages, FLASH_ATTENTION: "2.8.3"})
-    assert flash.setup({**flash.options, "attention": "flash_attention_2"}) is not None
+    assert planner.setup(planner.request) is not None
+    flash, zero = {"attention": "flash_attention_2"}, {"zero_stage": "2", "fuses_optimizer": None, "caches_casts": None}
+    assert planner.setup(planner.request.with_options(flash)) is None
+    assert planner.setup(planner.request.with_options(zero)) is None
+    planner = Planner(plan, load_catalog(), packages={**packages, FLASH_ATTENTION: "2.8.3"})
+    assert planner.setup(planner.request.with_options(flash)) is not None
 
 
 def test_where_nothing_fits_the_leanest_that_was_tried_says_so():
@@ -150,11 +154,9 @@ def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     isolate(monkeypatch, tmp_path)
 
 
-def replanned(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan that ``vlmplan launch`` makes of the command line with these options."""
-    words = words_of(launch, {**options, "output_dir": Path("out")})
-    parsed = launch.make_context("launch", words).params
-    return planned(**{name: parsed[name] for name in options}).as_json()
+def replanned(request: Request) -> dict[str, Any]:
+    """The plan that ``vlmplan launch`` makes of the command line for this request."""
+    return plan_of(request_of_words(launch, *words_of(launch, request.options()))).as_json()
 
 
 DS_CONFIG = {
@@ -182,14 +184,14 @@ def test_the_options_of_a_plan_lead_back_to_it(name: str):
     Path("ds.json").write_text(json.dumps(DS_CONFIG))
     plan = planned(**PLANS[name])
     planner = Planner(plan, load_catalog())
-    setup = planner.setup(planner.options)
+    setup = planner.setup(planner.request)
     assert setup is not None
     assert (setup.ds_config is not None) is (name == "ds_config")
-    options = dict(setup.options)
+    request = setup.request
     if setup.ds_config is not None:
         Path("again.json").write_text(json.dumps(dict(setup.ds_config)))
-        options["ds_config"] = Path("again.json")
-    again, known = replanned(options), plan.as_json()
+        request = request.with_options({"ds_config": Path("again.json")})
+    again, known = replanned(request), plan.as_json()
     for key in ("model", "workload", "hardware", "recipe", "ds_config", "expected", "environment"):
         assert again[key] == known[key], key
 
@@ -207,11 +209,11 @@ def test_every_change_leads_to_a_plan_whose_command_means_the_same():
     fast = {"expandable_segments": True}  # the native allocator is replayed, which takes longer
     for given in (RTX_3080 | {"loss": "full", "activation_checkpointing": False} | fast, RTX_4090 | fast, RTX_3080):
         planner = Planner(planned(**given), load_catalog())
-        for change in every_change(all_changes(planner.trials().situation(planner.options))):
-            setup = None if change.name in seen else planner.setup({**planner.options, **change.options})
+        for change in every_change(all_changes(planner.trials().situation(planner.request))):
+            setup = None if change.name in seen else planner.setup(planner.request.with_options(change.options))
             if setup is not None:
                 seen.add(change.name)
-                again, found = replanned(setup.options), setup.estimate
+                again, found = replanned(setup.request), setup.estimate
                 assert again["recipe"] == found.recipe.as_json(), change.name
                 assert again["workload"]["seq_len"] == found.workload.seq_len
                 assert again["expected"]["peak_device_bytes"] == found.device.device_bytes

@@ -21,6 +21,7 @@ from vlmplan.rehearsal import Comparison, compared
 from vlmplan.rehearsal.process import COMMAND, SOURCE, answer_of
 from vlmplan.rehearsal.request import request_json
 from vlmplan.rehearsal.result import Rehearsed, rehearsed_from_json
+from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
 
 ANSWER = Path(__file__).parent / "data" / "small_llama_zero2.json"
@@ -62,7 +63,7 @@ def planned(**changes: Any) -> tuple[Plan, Estimate]:
         model = Path(folder) / "small-llama"
         model.mkdir()
         (model / "config.json").write_text(json.dumps(CONFIG))
-        estimate, _ = requested_estimate(given(model, **changes), ())
+        estimate, _ = requested_estimate(parse(given(model, **changes)), ())
     return plan_from_estimate(estimate), estimate
 
 

@@ -3,17 +3,22 @@
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from cli_calls import request_of_words
 from vlmplan.cli.estimate import estimate as command
+from vlmplan.deepspeed_config import settings_from_ds_config
 from vlmplan.estimate import Estimate
 from vlmplan.models import PACKAGED_MODELS
 from vlmplan.plan import plan_from_estimate
+from vlmplan.recipe import Precision
 from vlmplan.rehearsal.request import fullest_rank_of, request_json
+from vlmplan.request import Request
 from vlmplan.requested import requested_estimate
 
 HERE = Path(__file__).parent
@@ -38,20 +43,17 @@ def estimated(name: str) -> Estimate:
     case = case_named(name)
     with tempfile.TemporaryDirectory() as folder:
         write_model(CASES["models"][case["model"]], Path(folder))
-        given = options_of(case) | {"model": folder}
-        return requested_estimate(given, ())[0]
+        return requested_estimate(replace(asked_of(case), model=folder), ())[0]
 
 
-def options_of(case: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a case as ``vlmplan estimate`` parses them."""
-    words = ["--model", case["model"], *case["options"].split()]
-    given = dict(command.make_context("estimate", words).params)
-    for key in ("as_json", "catalog_files"):
-        del given[key]
-    if "zero_optimization" in case:
-        precision = PRECISIONS[given["precision"] or "bf16"]
-        given["ds_config"] = {"zero_optimization": case["zero_optimization"]} | precision
-    return given
+def asked_of(case: Mapping[str, Any]) -> Request:
+    """The request of a case as ``vlmplan estimate`` parses it."""
+    request = request_of_words(command, "--model", case["model"], *case["options"].split())
+    if "zero_optimization" not in case:
+        return request
+    precision = PRECISIONS[(request.recipe.precision or Precision.BF16).value]
+    ds_config = settings_from_ds_config({"zero_optimization": case["zero_optimization"]} | precision)
+    return replace(request, ds_config=ds_config)
 
 
 def write_model(model: Mapping[str, Any], folder: Path) -> None:

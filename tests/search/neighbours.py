@@ -19,7 +19,7 @@ from vlmplan.estimate import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import LossKind, Method, Offload
-from vlmplan.request import resolved_recipe
+from vlmplan.request import parse, resolved_recipe
 from vlmplan.search import Objective, RankedPlan, Sought
 from vlmplan.search.options import sought
 from vlmplan.workload import Workload
@@ -60,19 +60,6 @@ GPUS = (
     "h100-sxm",
     "l40s",
 )
-DEFAULTS: dict[str, Any] = {
-    "max_usd": None,
-    "max_hours": None,
-    "max_usd_per_hour": None,
-    "max_price_age_days": None,
-    "pricing": (),
-    "provider": (),
-    "region": (),
-    "spot_interruptions_per_day": None,
-    "download_gbit": None,
-    "host_ram": None,
-}
-"""Options of ``recommend`` that the searches leave alone."""
 
 
 @cache
@@ -88,7 +75,7 @@ class Search:
 
     def asked(self) -> Sought:
         """Raises InputError for samples that are shorter than their images."""
-        return sought(DEFAULTS | self.options, catalog(), model_files(self.options["model"]), TODAY)
+        return sought(parse(self.options), catalog(), model_files(self.options["model"]), TODAY)
 
     def __str__(self) -> str:
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.options.items())

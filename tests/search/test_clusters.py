@@ -14,7 +14,7 @@ from vlmplan.catalog import Catalog, load_catalog, shipped_catalog
 from vlmplan.errors import DoesNotFitError, InputError, UnknownNameError
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Offer, Pricing, cheapest
-from vlmplan.request import requested_cluster
+from vlmplan.request import parse, requested_cluster
 from vlmplan.search.clusters import Candidate, OfferFilter, candidates, offer_ladder, taken_host_bytes
 from vlmplan.units import GIB
 
@@ -148,7 +148,7 @@ def test_hourly_limits_below_nothing_are_refused(usd: float):
 
 def test_card_without_a_count_is_the_one_card_that_estimate_takes_it_for():
     for name in (gpu_id for gpu_id, gpu in shipped_gpus().items() if gpu.has_known_memory):
-        cluster_of_estimate, _ = requested_cluster({"gpu": name}, SHIPPED)
+        cluster_of_estimate, _ = requested_cluster(parse({"gpu": name}).hardware, SHIPPED)
         nodes = {(one.cluster.node.gpu.id, one.cluster.node.num_gpus) for one in found(name)}
         assert nodes == {(cluster_of_estimate.node.gpu.id, cluster_of_estimate.node.num_gpus)} == {(name, 1)}
 

@@ -6,7 +6,7 @@ from planned import workload
 from search_cases import card, cluster
 from vlmplan.changes.kinds import Situation
 from vlmplan.recipe import LossKind, Method, Recipe
-from vlmplan.request import decided_recipe, image_size
+from vlmplan.request import HardwareRequest, image_size, parse
 from vlmplan.sample_images import image_tokens
 from vlmplan.search.single_changes import (
     freed_changes,
@@ -75,7 +75,7 @@ def test_every_change_is_a_recipe():
         *method_changes(Method.LORA),
         *(one for kind in lean_changes(at()) for one in kind),
     ):
-        decided_recipe(one.options).recipe()
+        parse(one.options).recipe.recipe()
 
 
 def test_lean_changes_come_smallest_first_and_never_to_a_method_that_takes_more():
@@ -90,17 +90,24 @@ def test_lean_changes_come_smallest_first_and_never_to_a_method_that_takes_more(
 
 def test_what_the_user_decided_may_be_left_to_the_search():
     given = {"micro_batch": 8, "activation_checkpointing": False, "zero_stage": None, "method": "full"}
-    assert [one.options for one in freed_changes(given)] == [{"micro_batch": None}, {"activation_checkpointing": None}]
+    assert [one.options for one in freed_changes(parse(given))] == [
+        {"micro_batch": None},
+        {"activation_checkpointing": None},
+    ]
+
+
+def machines(*gpus: str) -> HardwareRequest:
+    return parse({"gpu": gpus}).hardware
 
 
 def test_more_of_what_was_asked_for():
-    named = larger_scope({"gpu": ("t4:2", "l4:1")}, 1)
+    named = larger_scope(machines("t4:2", "l4:1"), 1)
     assert [one.options for one in named] == [
         {"gpu": ("t4:4", "l4:2")},
         {"gpu": ("t4:8", "l4:4")},
         {"num_nodes": 2},
         {"num_nodes": 4},
     ]
-    assert [one.options for one in larger_scope({"gpu": ()}, 2)] == [{"num_nodes": 4}, {"num_nodes": 8}]
-    assert next(larger_scope({"gpu": ("t4",)}, 1)).options == {"gpu": ("t4:2",)}
-    assert [one.options for one in larger_scope({"gpu": ("local",)}, 1)] == [{"num_nodes": 2}, {"num_nodes": 4}]
+    assert [one.options for one in larger_scope(machines(), 2)] == [{"num_nodes": 4}, {"num_nodes": 8}]
+    assert next(larger_scope(machines("t4"), 1)).options == {"gpu": ("t4:2",)}
+    assert [one.options for one in larger_scope(machines("local"), 1)] == [{"num_nodes": 2}, {"num_nodes": 4}]

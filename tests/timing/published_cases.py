@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from cli_calls import request_of_words
 from vlmplan.cli.estimate import estimate as command
 from vlmplan.estimate import Estimate
 from vlmplan.requested import requested_estimate
@@ -91,10 +92,7 @@ def estimated(name: str) -> Estimate:
             Path(folder, "config.json").write_text(json.dumps(case["config"]))
             model = folder
         words = ["--model", model, "--gpu", case["gpu"], "--num-nodes", str(case["num_nodes"])]
-        given = dict(command.make_context("estimate", [*words, *case["options"].split()]).params)
-        for key in ("as_json", "catalog_files", "scales"):
-            given.pop(key, None)
-        return requested_estimate(given, ())[0]
+        return requested_estimate(request_of_words(command, *words, *case["options"].split()), ())[0]
 
 
 @cache

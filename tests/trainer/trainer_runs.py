@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.plan import Plan, plan_from_estimate, write_plan
+from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
 
 MANY_RUNS = Path(__file__).parent / "many_runs.py"
@@ -27,7 +28,7 @@ def planned(model: Path, *, num_ranks: int = 2, **options: Any) -> Plan:
     given = {"model": str(model), "gpu": f"cpu:{num_ranks}", **WORKLOADS[family], **options}
     if given.get("micro_batch") is None:
         given["micro_batch"] = 1
-    estimate, _ = requested_estimate(given, ())
+    estimate, _ = requested_estimate(parse(given), ())
     return plan_from_estimate(estimate)
 
 

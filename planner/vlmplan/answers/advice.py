@@ -1,6 +1,6 @@
 """Advice: its document, and for people each single change with what it buys, and the best of them in a sentence."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -13,12 +13,13 @@ from vlmplan.answers.setups import engine_text
 from vlmplan.notes import caveats, footnotes
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
+from vlmplan.request import Options
 from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.search.advice import Advice, Outcome, binding
 from vlmplan.units import duration_text, usd_text
 
 SCHEMA = "vlmplan.advice/1"
-Words = Callable[[Mapping[str, Any]], str]
+Words = Callable[[Options], str]
 """Options as words of the command line."""
 TITLES = ("change", "fits", "time", "", "usd", "", "trains", "engine", "batch", "ckpt", "bound by")
 NUMBERS = frozenset(("time", "", "usd"))

@@ -1,7 +1,7 @@
 """How a setup can be made to fit: the least changes on the same cards and the cheapest other machine, each as a command
 to copy; the part of every command's document, and sentences."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import date
 from typing import Any, Protocol
 
@@ -11,15 +11,16 @@ from vlmplan.answers.estimate import hardware_text
 from vlmplan.answers.offers import offer_json, offer_text
 from vlmplan.answers.setups import cluster_text
 from vlmplan.render.lines import say, say_command
+from vlmplan.request import Request
 from vlmplan.search.other_machine import OtherMachine
 from vlmplan.search.way_out import ToFit, WayOut
 from vlmplan.units import duration_text, gib_text, usd_text
 
 
 class Command(Protocol):
-    """Options as the command line that has them."""
+    """A request as the command line that asks for it."""
 
-    def __call__(self, options: Mapping[str, Any], /) -> str: ...
+    def __call__(self, request: Request, /) -> str: ...
 
 
 def document(found: WayOut | None, command: Command, on: date) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def _to_fit_json(found: ToFit, command: Command) -> dict[str, Any]:
         ],
         "options": combination.changed,
         "keeps_results": combination.keeps_results,
-        "command": command(combination.options),
+        "command": command(combination.request),
         "verdict": estimate.verdict.value,
         "device_bytes": estimate.device.device_bytes,
         "usable_bytes": estimate.device.usable_bytes,
@@ -66,7 +67,7 @@ def _other_json(found: OtherMachine, command: Command, on: date) -> dict[str, An
         "usd_per_hour": plan.usd_per_hour,
         "usd": plan.usd,
         "hours": plan.hours,
-        "command": command(found.options),
+        "command": command(found.request),
         "device_bytes": plan.estimate.device.device_bytes,
     }
 
@@ -76,21 +77,21 @@ def print_way_out(found: WayOut | None, command: Command, on: date) -> None:
     if found is None:
         return
     click.echo()
-    for text, lead, options in way_out_parts(found, on):
+    for text, lead, request in way_out_parts(found, on):
         say(text)
-        if options is not None:
-            say_command(lead, command(options))
+        if request is not None:
+            say_command(lead, command(request))
 
 
-def way_out_parts(found: WayOut, on: date) -> Iterator[tuple[str, str, Mapping[str, Any] | None]]:
-    """Sentences, each with the options that do what it says, and what leads to their command."""
+def way_out_parts(found: WayOut, on: date) -> Iterator[tuple[str, str, Request | None]]:
+    """Sentences, each with the request that does what it says, and what leads to their command."""
     where = _hardware(found)
     if found.to_fit is None:
         yield f"To fit on {where}: none of the changes that were tried is enough", "", None
     else:
-        yield to_fit_sentence(found.to_fit, where), "to fit:", found.to_fit.combination.options
+        yield to_fit_sentence(found.to_fit, where), "to fit:", found.to_fit.combination.request
     if found.other_machine is not None:
-        yield other_machine_sentence(found.other_machine, on), "there:", found.other_machine.options
+        yield other_machine_sentence(found.other_machine, on), "there:", found.other_machine.request
     elif found.is_sought:
         yield "Cheapest other machine: none of the catalog's offers has room for it as it is", "", None
 

@@ -9,10 +9,9 @@ the rules to say. Three groups, in the order in which they may be asked for:
     samples   less text, smaller images
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
@@ -26,12 +25,12 @@ from vlmplan.recipe import (
     Precision,
     Recipe,
 )
+from vlmplan.request import Options
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.sample_images import image_tokens
 from vlmplan.units import divisors
 from vlmplan.workload import Workload
 
-Options = Mapping[str, Any]
 SHARES = ((3, 4), (1, 2), (1, 4))
 """Parts to which text and images are cut. A choice."""
 PLAIN_OPTIONS = ("fuses_optimizer", "caches_casts", "upcasts_frozen")
@@ -261,8 +260,7 @@ def sample_changes(at: Situation, shares: tuple[tuple[int, int], ...] = SHARES) 
     """Less text, smaller images, whose tokens then leave the sample, or both; the longest samples first."""
     for part, whole in shares:
         text = text_change(at, part, whole)
-        images = image_change(at, part, whole)
-        both = None if images is None else _both(at, images, part, whole)
+        images, both = image_change(at, part, whole), _both(at, part, whole)
         yield from ((change,) for change in (text, images, both) if change is not None)
 
 
@@ -275,22 +273,21 @@ def text_change(at: Situation, part: int, whole: int) -> Change | None:
     return Change(name=f"{part}/{whole} of the text", options={"seq_len": images + text}, keeps_results=False)
 
 
-def image_change(at: Situation, part: int, whole: int) -> Change | None:
-    """Images with this part of their sides; the text stays."""
+def image_change(at: Situation, part: int, whole: int, *, dropped_text: int = 0) -> Change | None:
+    """Images with this part of their sides; the text stays, but for ``dropped_text`` tokens of it."""
     workload = at.workload
     if not workload.images_per_sample:
         return None
     width, height = workload.image_width * part // whole, workload.image_height * part // whole
     with suppress(InputError):
         smaller = replace(workload, image_width=width, image_height=height)
-        length = workload.seq_len - image_tokens(workload) + image_tokens(smaller)
+        length = workload.seq_len - image_tokens(workload) + image_tokens(smaller) - dropped_text
         name, options = f"images of {part}/{whole} the side", {"image_size": f"{width}x{height}", "seq_len": length}
         return Change(name=name, options=options, keeps_results=False)
     return None
 
 
-def _both(at: Situation, images: Change, part: int, whole: int) -> Change | None:
-    text = (at.workload.seq_len - image_tokens(at.workload)) * (whole - part) // whole
-    length = images.options["seq_len"] - text
-    name = f"{part}/{whole} of the text, {images.name}"
-    return Change(name=name, options={**images.options, "seq_len": length}, keeps_results=False)
+def _both(at: Situation, part: int, whole: int) -> Change | None:
+    dropped = (at.workload.seq_len - image_tokens(at.workload)) * (whole - part) // whole
+    images = image_change(at, part, whole, dropped_text=dropped)
+    return None if images is None else replace(images, name=f"{part}/{whole} of the text, {images.name}")

@@ -10,10 +10,11 @@ was tried as it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from vlmplan.changes.kinds import Change, Levels, Options, Space
+from vlmplan.changes.kinds import Change, Levels, Space
+from vlmplan.request import OptionValue, Request
 
 SAME_SECONDS_FRACTION = 0.01
 """Part by which two steps may differ and count as equally long: far below what is known of them. A choice."""
@@ -24,32 +25,33 @@ still be preferred: other numerics, kernels to be compiled, and RAM that nobody 
 
 
 class Judge(Protocol):
-    """What is known of options."""
+    """What is known of requests."""
 
-    def is_possible(self, options: Options) -> bool:
-        """Whether they can be trained at all, whatever they take. Quick."""
+    def is_possible(self, request: Request) -> bool:
+        """Whether it can be trained at all, whatever it takes. Quick."""
         ...
 
-    def fits(self, options: Options) -> bool: ...
+    def fits(self, request: Request) -> bool: ...
 
-    def seconds(self, options: Options) -> float | None:
+    def seconds(self, request: Request) -> float | None:
         """Of one sample, whether it fits or not; None if a speed is not known."""
         ...
 
-    def are_same(self, options: Options, others: Options) -> bool:
+    def are_same(self, request: Request, other: Request) -> bool:
         """Whether both ask for the same setup."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
-    """Changes, the ``options`` with all of them, and of those the ones that are ``changed``."""
+    """Changes, and the ``request`` with all of them."""
 
     changes: tuple[Change, ...]
-    options: Options = field(hash=False)
+    request: Request
 
     @property
-    def changed(self) -> dict[str, Any]:
+    def changed(self) -> dict[str, OptionValue]:
+        """The options of all changes."""
         return {name: value for change in self.changes for name, value in change.options.items()}
 
     @property
@@ -61,7 +63,7 @@ class Combination:
         return " + ".join(change.name for change in self.changes)
 
 
-def least_combination(space: Space, given: Options, judge: Judge) -> Combination | None:
+def least_combination(space: Space, given: Request, judge: Judge) -> Combination | None:
     """The least changes of ``given`` that fit; None if none of those that were tried do."""
     search = _Search(space, given, judge)
     results, samples = space.results, space.samples
@@ -80,7 +82,7 @@ def least_combination(space: Space, given: Options, judge: Judge) -> Combination
     return next(found for result in results if (found := search.best((*sample, *result))) is not None)
 
 
-def leanest_options(space: Space, given: Options, judge: Judge) -> Combination:
+def leanest_combination(space: Space, given: Request, judge: Judge) -> Combination:
     """Everything changed that goes together on the present engine, whether it fits or not."""
     search = _Search(space, given, judge)
     last = space.samples[-1] if space.samples else ()
@@ -106,24 +108,21 @@ class _Chosen:
 
 
 class _Search:
-    def __init__(self, space: Space, given: Options, judge: Judge) -> None:
+    def __init__(self, space: Space, given: Request, judge: Judge) -> None:
         self._given, self._judge, self._kinds = given, judge, space.kinds
         self._engines: list[tuple[Change, ...]] = [(), *((change,) for change in space.engines)]
 
-    def _options(self, chosen: _Chosen) -> dict[str, Any]:
-        merged = dict(self._given)
-        for change in chosen.changes:
-            merged |= change.options
-        return merged
+    def _request(self, chosen: _Chosen) -> Request:
+        return self._given.with_options(_options(chosen))
 
     def _is_possible(self, chosen: _Chosen) -> bool:
-        return self._judge.is_possible(self._options(chosen))
+        return self._judge.is_possible(self._request(chosen))
 
     def _fits(self, chosen: _Chosen) -> bool:
-        return self._judge.fits(self._options(chosen))
+        return self._judge.fits(self._request(chosen))
 
     def _seconds(self, chosen: _Chosen) -> float:
-        seconds = self._judge.seconds(self._options(chosen))
+        seconds = self._judge.seconds(self._request(chosen))
         return 0.0 if seconds is None else seconds
 
     # -- where everything is changed -------------------------------------------------------------------------------
@@ -230,21 +229,25 @@ class _Search:
 
     def combination(self, chosen: _Chosen) -> Combination:
         """Without options that say what goes without saying, and changes that are nothing but such."""
-        options = self._options(chosen)
-        wanted = dict(options)
+        request, wanted = self._request(chosen), _options(chosen)
         for name in [name for change in chosen.changes for name in change.options]:
-            less = {**wanted, name: self._given.get(name)}
-            if less[name] != wanted[name] and self._judge.are_same(less, options):
+            less = {**wanted, name: self._given.option(name)}
+            if less[name] != wanted[name] and self._judge.are_same(self._given.with_options(less), request):
                 wanted = less
         kept: list[Change] = []
         for change in chosen.changes:
             own = {
                 name: value
                 for name, value in change.options.items()
-                if wanted.get(name) == value and value != self._given.get(name)
+                if wanted[name] == value and value != self._given.option(name)
             }
             kept += [replace(change, options=own)] if own else []
-        return Combination(changes=tuple(kept), options=wanted)
+        return Combination(changes=tuple(kept), request=self._given.with_options(wanted))
+
+
+def _options(chosen: _Chosen) -> dict[str, OptionValue]:
+    """Those of all changes, of one option the last."""
+    return {name: value for change in chosen.changes for name, value in change.options.items()}
 
 
 def _is_free(levels: Levels) -> bool:

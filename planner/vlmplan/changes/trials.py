@@ -1,13 +1,13 @@
-"""Setups of options, each computed once and only as far as a question needs: ``least`` asks for many.
+"""Setups of requests, each computed once and only as far as a question needs: ``least`` asks for many.
 
-The answers are those of ``estimate`` with the same options; a test holds them to it.
+The answers are those of ``estimate`` of the same request; a test holds them to it.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, fields
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.kinds import Options, Situation
+from vlmplan.changes.kinds import Situation
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate, Estimator, sized_estimate, sized_recipes
 from vlmplan.hardware import Cluster, Vendor
@@ -18,7 +18,7 @@ from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import model_states
 from vlmplan.recipe import Offload, Recipe
-from vlmplan.request import RequestedSetup, ds_config_of, requested_cluster, requested_setup
+from vlmplan.request import HardwareRequest, Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.timing import timed_step
 from vlmplan.workload import ModelFiles
 
@@ -44,7 +44,7 @@ class _Trial:
 
 
 class Trials:
-    """What ``vlmplan estimate`` says of options of one model."""
+    """What ``vlmplan estimate`` says of requests for one model."""
 
     def __init__(
         self,
@@ -53,43 +53,41 @@ class Trials:
         *,
         accepts: Callable[[Estimate], bool] | None = None,
         least_host_bytes: int = 0,
-        own_setup: Callable[[Options, Cluster], RequestedSetup] | None = None,
+        own_setup: Callable[[Request, Cluster], RequestedSetup] | None = None,
     ) -> None:
         """``accepts``: what else an estimate has to be beside fitting. ``least_host_bytes``: what a host is taken to
         have at least that nobody says the memory of. ``own_setup`` makes setups otherwise than ``estimate`` does, and
         raises InputError for what is none."""
         self._catalog, self._model, self._accepts = catalog, model, accepts
         self._least_host_bytes, self._own_setup = least_host_bytes, own_setup
-        self._machines: dict[Hashable, tuple[Cluster, Sequence[str]]] = {}
-        self._setups: dict[Hashable, RequestedSetup | None] = {}
+        self._machines: dict[HardwareRequest, tuple[Cluster, Sequence[str]]] = {}
+        self._setups: dict[Request, RequestedSetup | None] = {}
         self._estimators: dict[Hashable, Estimator] = {}
         self._trials: dict[Hashable, _Trial] = {}
         self._profiles: dict[int, MicroBatchProfile] = {}
 
-    def setup(self, options: Options) -> RequestedSetup | None:
-        """What the options ask for; None if it cannot be trained."""
-        key = tuple(sorted((name, value) for name, value in options.items() if value is not None))
-        if key not in self._setups:
+    def setup(self, request: Request) -> RequestedSetup | None:
+        """What the request means; None if it cannot be trained."""
+        if request not in self._setups:
             try:
-                self._setups[key] = self._setup(options)
+                self._setups[request] = self._setup(request)
             except InputError:
-                self._setups[key] = None
-        return self._setups[key]
+                self._setups[request] = None
+        return self._setups[request]
 
-    def _setup(self, options: Options) -> RequestedSetup:
-        machine = self._machine(options)
+    def _setup(self, request: Request) -> RequestedSetup:
+        machine = self._machine(request.hardware)
         if self._own_setup is not None:
-            return self._own_setup(options, machine[0])
-        return requested_setup(options, machine, self._model, ds_config_of(options))
+            return self._own_setup(request, machine[0])
+        return requested_setup(request, machine, self._model)
 
-    def _machine(self, options: Options) -> tuple[Cluster, Sequence[str]]:
-        gpu = options.get("gpu")
-        if gpu not in self._machines:
-            self._machines[gpu] = requested_cluster(options, self._catalog)
-        return self._machines[gpu]
+    def _machine(self, hardware: HardwareRequest) -> tuple[Cluster, Sequence[str]]:
+        if hardware not in self._machines:
+            self._machines[hardware] = requested_cluster(hardware, self._catalog)
+        return self._machines[hardware]
 
-    def situation(self, options: Options) -> Situation:
-        setup = self._known(options)
+    def situation(self, request: Request) -> Situation:
+        setup = self._known(request)
         return Situation(
             workload=setup.workload,
             recipe=setup.recipe,
@@ -97,34 +95,34 @@ class Trials:
             has_ds_config=setup.ds_config is not None,
         )
 
-    def _known(self, options: Options) -> RequestedSetup:
+    def _known(self, request: Request) -> RequestedSetup:
         """Raises InputError for what cannot be trained."""
-        setup = self.setup(options)
-        return self._setup(options) if setup is None else setup
+        setup = self.setup(request)
+        return self._setup(request) if setup is None else setup
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def is_possible(self, options: Options) -> bool:
-        return self.setup(options) is not None
+    def is_possible(self, request: Request) -> bool:
+        return self.setup(request) is not None
 
-    def are_same(self, options: Options, others: Options) -> bool:
-        setup, other = self.setup(options), self.setup(others)
-        if setup is None or other is None:
+    def are_same(self, request: Request, other: Request) -> bool:
+        setup, another = self.setup(request), self.setup(other)
+        if setup is None or another is None:
             return False
-        return (setup.workload, setup.recipe, setup.cluster) == (other.workload, other.recipe, other.cluster)
+        return (setup.workload, setup.recipe, setup.cluster) == (another.workload, another.recipe, another.cluster)
 
-    def fits(self, options: Options) -> bool:
+    def fits(self, request: Request) -> bool:
         """Whether it fits, leaving the reserve free, and the host can hold what is offloaded."""
-        if self.setup(options) is None:
+        if self.setup(request) is None:
             return False
-        trial = self._trial(options)
+        trial = self._trial(request)
         if trial.fits is None:
             trial.fits = self._fits(trial)
         return trial.fits
 
-    def seconds(self, options: Options) -> float | None:
+    def seconds(self, request: Request) -> float | None:
         """Of one sample, in micro batches that fit or not; None if a speed is not known."""
-        trial = self._trial(options)
+        trial = self._trial(request)
         setup, estimator = trial.setup, trial.estimator
         recipe, cluster = trial.sized or self._sized(trial)[-1], setup.cluster
         trace = estimator.trace(recipe, cluster.node.gpu.compute_capability)
@@ -133,19 +131,19 @@ class Trials:
             return None
         return timed.expected.total / (recipe.micro_batch * recipe.grad_accum * cluster.num_gpus)
 
-    def run_hours(self, options: Options) -> float | None:
+    def run_hours(self, request: Request) -> float | None:
         """Of the whole training; None if a speed is not known."""
-        seconds = self.seconds(options)
-        workload = self._trial(options).setup.workload
+        seconds = self.seconds(request)
+        workload = self._trial(request).setup.workload
         return None if seconds is None else workload.total_samples * seconds / SECONDS_PER_HOUR
 
-    def disk(self, options: Options) -> DiskSpace:
-        trial = self._trial(options)
+    def disk(self, request: Request) -> DiskSpace:
+        trial = self._trial(request)
         return trial.estimator.disk(trial.setup.recipe)
 
-    def estimate(self, options: Options) -> Estimate:
+    def estimate(self, request: Request) -> Estimate:
         """The whole estimate. Raises InputError for what cannot be trained."""
-        trial = self._trial(options)
+        trial = self._trial(request)
         if trial.estimate is None:
             setup, estimator = trial.setup, trial.estimator
             if setup.ds_config is None:
@@ -154,8 +152,8 @@ class Trials:
                 trial.estimate = estimator.estimate(setup.recipe, setup.cluster)
         return trial.estimate
 
-    def _trial(self, options: Options) -> _Trial:
-        setup = self._known(options)
+    def _trial(self, request: Request) -> _Trial:
+        setup = self._known(request)
         key = (setup.workload, setup.recipe, setup.cluster)
         if key not in self._trials:
             self._trials[key] = _Trial(setup, self._estimator(setup))

@@ -2,14 +2,17 @@
 
 import json
 import shlex
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vlmplan.cli.options import CATALOG, JSON, RECIPE, WORKLOAD, options, today, words_of
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES
+
+if TYPE_CHECKING:
+    from vlmplan.request import Options
 
 
 @click.command()
@@ -31,18 +34,21 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     from vlmplan.catalog import load_catalog
     from vlmplan.cli.to_fit import command_text
     from vlmplan.models import find_model
+    from vlmplan.request import Objective, Request, parse
     from vlmplan.search.advice import advice
 
-    objective = given["objective"]
+    request = parse(given)
+    objective = request.search.objective
+    has_budget_alone = given["max_usd"] is not None and given["max_hours"] is None
     if objective is None:
-        has_budget_alone = given["max_usd"] is not None and given["max_hours"] is None
-        given["objective"] = "time" if has_budget_alone else "cost"
-    found = advice(given, load_catalog(catalog_files), find_model(given["model"]), today())
-    whole = command_text(advise, catalog_files)
+        own = Objective.TIME if has_budget_alone else Objective.COST
+        request = replace(request, search=replace(request.search, objective=own))
+    found = advice(request, load_catalog(catalog_files), find_model(request.named_model), today())
+    whole = command_text(advise, catalog_files, order=tuple(given))
 
-    def text(options: Mapping[str, Any]) -> str:
+    def text(asked: Request) -> str:
         """With the objective as it was given, or none."""
-        return whole({**options, "objective": objective})
+        return whole(replace(asked, search=replace(asked.search, objective=objective)))
 
     if as_json:
         described = document(found, words) | to_fit_json(found.way_out, text, found.as_of)
@@ -53,7 +59,7 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     return 0 if found.base is not None or found.best is not None else EXIT_NOTHING_FITS
 
 
-def words(changed: Mapping[str, Any]) -> str:
+def words(changed: "Options") -> str:
     """Options as the words of a command line; those that are to be left out have a minus before them."""
     given = {name: value for name, value in changed.items() if value is not None}
     left_out = [f"without --{name.replace('_', '-')}" for name, value in changed.items() if value is None]

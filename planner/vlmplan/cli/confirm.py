@@ -1,19 +1,19 @@
 """``recommend --rehearse``: the winner is rehearsed before it is shown; one that does not fit makes way for others."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmplan.answers.estimate import hardware_text
 from vlmplan.cli.rehearse import rehearsed
 from vlmplan.memory.device import Verdict
 from vlmplan.plan import Plan, plan_from_estimate
-from vlmplan.request import ds_config_of
 from vlmplan.search import RankedPlan, Recommendation, Rejection
 from vlmplan.search.pareto import front_of
 from vlmplan.units import gib_text
 
 if TYPE_CHECKING:
+    from vlmplan.deepspeed_config import DsConfig
     from vlmplan.rehearsal import Comparison
 
 
@@ -25,16 +25,16 @@ class Confirmed:
     winner: "Comparison | None" = None
 
 
-def planned(plan: RankedPlan, given: Mapping[str, Any]) -> Plan:
+def planned(plan: RankedPlan, ds_config: "DsConfig | None") -> Plan:
     """The plan of a setup that was found."""
-    return plan_from_estimate(plan.estimate, offer=plan.offer, base=ds_config_of(given), usd=plan.usd)
+    return plan_from_estimate(plan.estimate, offer=plan.offer, base=ds_config, usd=plan.usd)
 
 
-def confirmed(found: Recommendation, given: Mapping[str, Any]) -> Confirmed:
+def confirmed(found: Recommendation, ds_config: "DsConfig | None") -> Confirmed:
     """``found`` without the plans before the first that fits when rehearsed."""
     refused: list[tuple[RankedPlan, Comparison]] = []
     for place, plan in enumerate(found.plans):
-        comparison = rehearsed(planned(plan, given), plan.estimate)
+        comparison = rehearsed(planned(plan, ds_config), plan.estimate)
         if comparison.verdict is not Verdict.DOES_NOT_FIT:
             return Confirmed(found=_without(found, refused, found.plans[place:]), winner=comparison)
         refused.append((plan, comparison))

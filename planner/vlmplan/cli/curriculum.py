@@ -24,7 +24,7 @@ import click
 
 from vlmplan.answers.launch import print_notes, print_run, stages_document
 from vlmplan.cli.launch_options import CURRICULUM_FILE, parser
-from vlmplan.cli.options import words_of
+from vlmplan.cli.options import ClickValues, words_of
 from vlmplan.cli.start import start
 from vlmplan.emit import PLAN_FILE
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
@@ -37,6 +37,7 @@ from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Method
 from vlmplan.render import lines
+from vlmplan.request import Request, parse
 from vlmplan.run_record import OF_EACH_START
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 from vlmplan.units import count_text, duration_text, gib_text
@@ -58,7 +59,7 @@ class Stage:
     """``values`` by the names of options; what the file says, checked."""
 
     name: str
-    values: Mapping[str, Any]
+    values: ClickValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +68,8 @@ class OfAllStages:
     the curriculum was started; None: it is to be read."""
 
     file: Path | None
-    given: dict[str, Any]
-    asked: dict[str, Any]
+    given: ClickValues
+    asked: ClickValues
     hostfile: Path | None = None
     catalog_files: tuple[Path, ...] = ()
     text: str | None = None
@@ -145,7 +146,7 @@ def _switches(trained: Any, where: str) -> dict[str, bool]:
     return {f"train_{part}": part in wanted for part in PARTS}
 
 
-def _parsed(said: Mapping[str, Any], stage: JsonObject, folder: Path) -> dict[str, Any]:
+def _parsed(said: Mapping[str, Any], stage: JsonObject, folder: Path) -> ClickValues:
     """Values as the command line reads them."""
     where, known = stage.source, {str(item.name): item for item in parser.params if item.name not in OF_ALL_STAGES}
     for key in said:
@@ -184,7 +185,7 @@ def keep_curriculum(file: Path, of_all: OfAllStages) -> None:
     kept = {name: value for name, value in values.items() if name not in OF_EACH_START}
     kept |= {name: value.absolute() for name, value in kept.items() if isinstance(value, Path)}
     if kept["model"] is not None:
-        kept["model"] = kept_options({"model": kept["model"]})["model"]
+        kept |= kept_options({"model": str(kept["model"])})
     kept["catalog_files"] = tuple(path.absolute() for path in of_all.catalog_files)
     content = {
         "schema": RECORD_SCHEMA,
@@ -220,7 +221,7 @@ def with_kept(of_all: OfAllStages) -> OfAllStages:
     )
 
 
-def _completed(values: Mapping[str, Any], kept: Mapping[str, Any], *, has_off: bool) -> dict[str, Any]:
+def _completed(values: ClickValues, kept: ClickValues, *, has_off: bool) -> ClickValues:
     """``values``, and the ``kept`` ones of options that were not given. ``has_off``: False was given (--freeze-vision);
     flags of the trainer have no such form."""
 
@@ -236,10 +237,12 @@ def _completed(values: Mapping[str, Any], kept: Mapping[str, Any], *, has_off: b
 def planned_steps(stages: Sequence[Stage], of_all: OfAllStages) -> list[Step]:
     """A plan for every stage. Raises VlmplanError, with the stage, for what cannot be planned."""
     steps: list[Step] = []
+    request: Request | None = None
     for number, stage in enumerate(stages, start=1):
         title = f"stage {number} of {len(stages)}, {stage.name}"
         try:
-            steps.append(_step(stage, number, title, of_all))
+            request = request or parse(of_all.given)
+            steps.append(_step(stage, number, title, of_all, request))
             if number > 1:
                 steps[-2:] = _joined(steps[-2], steps[-1])
         except VlmplanError as error:
@@ -247,16 +250,17 @@ def planned_steps(stages: Sequence[Stage], of_all: OfAllStages) -> list[Step]:
     return steps
 
 
-def _step(stage: Stage, number: int, title: str, of_all: OfAllStages) -> Step:
+def _step(stage: Stage, number: int, title: str, of_all: OfAllStages, request: Request) -> Step:
+    """``request`` is that of the command line."""
     asked = of_all.asked
     of_trainer = asked | {key: value for key, value in stage.values.items() if key in asked}
     if any(key in stage.values for key in DATA):  # the stage's own data, not that of the command line
         of_trainer |= {key: stage.values.get(key) for key in DATA}
     of_trainer["output_dir"] = asked["output_dir"] / f"{number}-{stage.name}"
     whole = asked_of(of_trainer, hostfile=of_all.hostfile, catalog_files=of_all.catalog_files)
-    of_plan = of_all.given | {key: value for key, value in stage.values.items() if key in of_all.given}
-    whole = dataclasses.replace(whole, planned_with=kept_options(of_plan))
-    plan, notes = planned(of_plan, whole.catalog_files, whole.trainer)
+    of_plan = {key: value for key, value in stage.values.items() if key in of_all.given}
+    whole = dataclasses.replace(whole, planned_with=kept_options(of_all.given | of_plan))
+    plan, notes = planned(request.with_options(of_plan), whole.catalog_files, whole.trainer)
     return Step(title=title, plan=plan, unstarted=plan, asked=whole, notes=notes)
 
 

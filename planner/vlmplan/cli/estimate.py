@@ -1,7 +1,7 @@
 """``vlmplan estimate``: one setup on one kind of GPU."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, op
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
     from vlmplan.freezing import Freezing
+    from vlmplan.request import Request
     from vlmplan.scaling import Scaling
     from vlmplan.search.way_out import WayOut
 
@@ -50,15 +51,17 @@ def estimate(
     """
     from vlmplan.cli.to_fit import command_text, found_way_out
     from vlmplan.memory.device import Verdict
+    from vlmplan.request import parse
     from vlmplan.requested import requested_estimate
 
+    request, order = parse(given), tuple(given)
     if compare is not None:
         if lengths is not None:
             raise click.UsageError("--sample-lengths does not go with --compare; give one of them")
         from vlmplan.cli.compare import run_comparison
 
-        return 0 if run_comparison(compare, given, catalog_files, as_json=as_json) else EXIT_DOES_NOT_FIT
-    result, notes = requested_estimate(given, catalog_files)
+        return 0 if run_comparison(compare, request, catalog_files, as_json=as_json) else EXIT_DOES_NOT_FIT
+    result, notes = requested_estimate(request, catalog_files)
     if lengths is not None:
         from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
 
@@ -66,13 +69,13 @@ def estimate(
     answer = Answer(
         estimate=result,
         hardware_notes=notes,
-        freezing=freezing_of(result, given),
-        way_out=found_way_out(given, result, catalog_files),
+        freezing=freezing_of(result, request),
+        way_out=found_way_out(request, result, catalog_files),
         scales=scales,
         scaling=scaling_of(result, catalog_files) if scales else None,
     )
     show = _print_json if as_json else _print_text
-    show(answer, command_text(estimate, catalog_files))
+    show(answer, command_text(estimate, catalog_files, order=order))
     return EXIT_DOES_NOT_FIT if result.verdict is Verdict.DOES_NOT_FIT else 0
 
 
@@ -88,7 +91,7 @@ class Answer:
     scaling: "Scaling | None"
 
 
-def _print_json(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> None:
+def _print_json(answer: Answer, command: "Callable[[Request], str]") -> None:
     from vlmplan.answers import estimate, scaling, to_fit
 
     described = estimate.document(answer.estimate, answer.hardware_notes)
@@ -98,7 +101,7 @@ def _print_json(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> 
     click.echo(json.dumps(described | to_fit.document(answer.way_out, command, today()), indent=2))
 
 
-def _print_text(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> None:
+def _print_text(answer: Answer, command: "Callable[[Request], str]") -> None:
     from vlmplan.answers.estimate import freezing_hints, print_estimate
     from vlmplan.answers.to_fit import print_way_out
 
@@ -110,11 +113,11 @@ def _print_text(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> 
     print_way_out(answer.way_out, command, today())
 
 
-def freezing_of(result: "Estimate", given: dict[str, Any]) -> "Freezing | None":
+def freezing_of(result: "Estimate", request: "Request") -> "Freezing | None":
     """What --freeze-vision would bring, if that is much and the user has not decided."""
     from vlmplan.freezing import freezing
 
-    return freezing(result) if given["train_vision"] is None else None
+    return freezing(result) if request.recipe.train_vision is None else None
 
 
 def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling | None":

@@ -48,8 +48,8 @@ def explain(
         from vlmplan.cli.rehearse import plan_asked_for
         from vlmplan.key_effects import key_in_plan
 
-        plan, estimate, notes = plan_asked_for(ctx, plan_file, given, catalog_files)
-        found = key_in_plan(key, estimate, plan.ds_config)
+        asked = plan_asked_for(ctx, plan_file, given, catalog_files)
+        found, notes = key_in_plan(key, asked.estimate, asked.plan.ds_config), asked.notes
         if found is None:
             notes = [*notes, "this plan is one of plain PyTorch, which has no ds_config.json; --zero-stage names one"]
     if as_json:

@@ -2,8 +2,9 @@
 
 import dataclasses
 import json
+import shlex
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
-from vlmplan.cli.options import today
+from vlmplan.cli.options import ClickValues, today, words_of
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.run_record import RECORD_FILE
 from vlmplan.training import TrainerOptions
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from vlmplan.launch.prepared import Prepared
     from vlmplan.launch.resuming import Asked
     from vlmplan.plan import Plan
+    from vlmplan.request import Request
     from vlmplan.search.way_out import WayOut
 
 
@@ -62,10 +64,13 @@ def launch(
 
     whole = asked_of(asked, hostfile=hostfile, catalog_files=catalog_files)
     prepared, way_out = _prepared(ctx, given, plan_file, whole, demo=demo, dry_run=dry_run)
+    text = _command_text(prepared, tuple(given) if given["model"] is not None else ())
     if as_json:
-        _print_json(prepared, way_out)
+        from vlmplan.answers import launch, to_fit
+
+        click.echo(json.dumps(launch.document(prepared) | to_fit.document(way_out, text, today()), indent=2))
         return _exit_code(prepared)
-    return _run(prepared, way_out, dry_run=dry_run)
+    return _run(prepared, way_out, text, dry_run=dry_run)
 
 
 def _exit_code(prepared: "Prepared") -> int:
@@ -74,7 +79,7 @@ def _exit_code(prepared: "Prepared") -> int:
 
 
 def _prepared(
-    ctx: click.Context, given: dict[str, Any], plan_file: Path | None, whole: "Asked", *, demo: bool, dry_run: bool
+    ctx: click.Context, given: ClickValues, plan_file: Path | None, whole: "Asked", *, demo: bool, dry_run: bool
 ) -> "tuple[Prepared, WayOut | None]":
     """The run, with a look at its data where it is only looked at, and what fits where it does not."""
     from vlmplan.launch.prepared import prepare, with_data
@@ -85,21 +90,14 @@ def _prepared(
         if demo and whole.record is None:
             trainer = whole.trainer
             given["model"] = _demo_model(trainer, trainer.output_dir if folder is None else Path(folder))
-        plan, notes, whole = _plan(ctx, given, plan_file, whole)
-        prepared = prepare(plan, whole, notes)
+        planned = _plan(ctx, given, plan_file, whole)
+        prepared = prepare(planned.plan, planned.asked, planned.notes)
         if dry_run:
             prepared = with_data(prepared)
-        return prepared, _way_out(prepared, given)
+        return prepared, _way_out(prepared, planned.request)
 
 
-def _print_json(prepared: "Prepared", way_out: "WayOut | None") -> None:
-    from vlmplan.answers import launch, to_fit
-
-    described = launch.document(prepared) | to_fit.document(way_out, _command_text(prepared), today())
-    click.echo(json.dumps(described, indent=2))
-
-
-def _run(prepared: "Prepared", way_out: "WayOut | None", *, dry_run: bool) -> int:
+def _run(prepared: "Prepared", way_out: "WayOut | None", text: "Callable[[Request], str]", *, dry_run: bool) -> int:
     """Start the run, or print what would be; after it what fits, on standard error."""
     from vlmplan.answers.launch import print_run, print_way_out
 
@@ -111,13 +109,12 @@ def _run(prepared: "Prepared", way_out: "WayOut | None", *, dry_run: bool) -> in
 
         code = start(prepared)
     if way_out is not None:
-        print_way_out(way_out, _command_text(prepared), today())
+        print_way_out(way_out, text, today())
     return code
 
 
-def _way_out(prepared: "Prepared", given: Mapping[str, Any]) -> "WayOut | None":
-    """What fits where the plan does not, by the options that were given or, without any, by those of the plan; None
-    where it does."""
+def _way_out(prepared: "Prepared", request: "Request | None") -> "WayOut | None":
+    """What fits where the plan does not, by what was asked for or, without that, by the plan; None where it does."""
     from vlmplan.cli.to_fit import found_way_out, way_out_of_plan
     from vlmplan.launch.plan_estimate import estimate_of
 
@@ -125,25 +122,28 @@ def _way_out(prepared: "Prepared", given: Mapping[str, Any]) -> "WayOut | None":
         return None
     try:
         present = estimate_of(prepared.plan, prepared.catalog_files)
-        if given["model"] is None:
+        if request is None:
             return way_out_of_plan(prepared.plan, present, prepared.catalog_files)
-        return found_way_out(given, present, prepared.catalog_files)
+        return found_way_out(request, present, prepared.catalog_files)
     except VlmplanError as error:
         click.echo(f"vlmplan: what would fit cannot be said: {error}", err=True)
         return None
 
 
-def _command_text(prepared: "Prepared") -> Callable[[Mapping[str, Any]], str]:
-    """Options of a plan as a command that does everything else as this one does."""
+def _command_text(prepared: "Prepared", order: tuple[str, ...]) -> "Callable[[Request], str]":
+    """A request as a command that does everything else as this one does; its options in ``order``."""
     from vlmplan.cli.out_of_memory import run_options
-    from vlmplan.cli.to_fit import command_text
+    from vlmplan.cli.to_fit import given_options
 
     own = run_options(prepared) | {"output_dir": prepared.options.output_dir}
-    text = command_text(parser, ())
-    return lambda options: text({**options, **own})
+
+    def text(request: "Request") -> str:
+        return shlex.join(["vlmplan", "launch", *words_of(parser, given_options(parser, request, order) | own)])
+
+    return text
 
 
-def _goes_on_with_curriculum(asked: Mapping[str, Any], plan_file: Path | None, *, demo: bool) -> bool:
+def _goes_on_with_curriculum(asked: ClickValues, plan_file: Path | None, *, demo: bool) -> bool:
     """Whether --resume stands for a curriculum: the folder holds one, and nothing else is asked for."""
     folder = asked["output_dir"]
     is_other = demo or plan_file is not None
@@ -151,7 +151,7 @@ def _goes_on_with_curriculum(asked: Mapping[str, Any], plan_file: Path | None, *
 
 
 def _check_curriculum(
-    ctx: click.Context, given: Mapping[str, Any], asked: Mapping[str, Any], plan_file: Path | None, *, demo: bool
+    ctx: click.Context, given: ClickValues, asked: ClickValues, plan_file: Path | None, *, demo: bool
 ) -> None:
     """Raise UsageError for options that a curriculum has no use for."""
     others = {"--plan": plan_file is not None, "--demo": demo, "--random-weights": bool(asked["random_weights"])}
@@ -164,7 +164,7 @@ def _check_curriculum(
         raise click.UsageError("--output-dir is needed", ctx)
 
 
-def _fill_in_demo(ctx: click.Context, given: dict[str, Any], asked: dict[str, Any], plan_file: Path | None) -> None:
+def _fill_in_demo(ctx: click.Context, given: ClickValues, asked: ClickValues, plan_file: Path | None) -> None:
     """Fill in the options of the demo where the user says nothing."""
     from vlmplan.launch import demo
 
@@ -197,30 +197,45 @@ def _demo_model(trainer: TrainerOptions, folder: Path) -> str:
     return str(model.absolute())
 
 
-def _plan(
-    ctx: click.Context, given: dict[str, Any], plan_file: Path | None, asked: "Asked"
-) -> "tuple[Plan, list[str], Asked]":
-    """The plan of the file, of the resumed run, or of the options; what to say about it; with what it is made."""
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Planned:
+    """A plan, what to say about it, and with what it is made; ``request`` is None where no model was named."""
+
+    plan: "Plan"
+    notes: list[str]
+    asked: "Asked"
+    request: "Request | None" = None
+
+
+def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, asked: "Asked") -> _Planned:
+    """The plan of the file, of the resumed run, or of the options."""
     from vlmplan.catalog import load_catalog
     from vlmplan.emit import PLAN_FILE
     from vlmplan.launch.prepared import planned
-    from vlmplan.launch.resuming import asks_for_another_plan, kept_options, options_to_go_on
+    from vlmplan.launch.resuming import asks_for_another_plan, kept_options, request_to_go_on
     from vlmplan.plan import read_plan
+    from vlmplan.request import parse
 
     before = asked.trainer.output_dir / PLAN_FILE
     if plan_file is None and asked.trainer.resume and before.is_file():
         plan = read_plan(before)
         if not asks_for_another_plan(given, asked.record):
-            return plan, [], asked
-        changed = options_to_go_on(plan, asked.record, given, load_catalog(asked.catalog_files))
-        asked = dataclasses.replace(asked, planned_with=dict(asked.planned_with or {}) | kept_options(given))
-        return (*planned(changed, asked.catalog_files, asked.trainer), asked)
+            return _Planned(plan=plan, notes=[], asked=asked)
+        given = kept_options(given)
+        request = parse(given)
+        changed = request_to_go_on(plan, asked.record, request, load_catalog(asked.catalog_files))
+        asked = dataclasses.replace(asked, planned_with=dict(asked.planned_with or {}) | given)
+        plan, notes = planned(changed, asked.catalog_files, asked.trainer)
+        return _Planned(plan=plan, notes=notes, asked=asked, request=None if request.model is None else request)
     if plan_file is None:
         if given["model"] is None:
             raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
         asked = dataclasses.replace(asked, planned_with=kept_options(given))
-        return (*planned(given, asked.catalog_files, asked.trainer), asked)
+        request = parse(given)
+        plan, notes = planned(request, asked.catalog_files, asked.trainer)
+        return _Planned(plan=plan, notes=notes, asked=asked, request=request)
     extra = sorted("--" + name.replace("_", "-") for name, value in given.items() if value is not None)
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
-    return read_plan(plan_file), [], dataclasses.replace(asked, planned_with=None)
+    asked = dataclasses.replace(asked, planned_with=None)
+    return _Planned(plan=read_plan(plan_file), notes=[], asked=asked)

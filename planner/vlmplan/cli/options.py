@@ -7,6 +7,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
+ClickValues = dict[str, Any]
+"""What click parsed, by the names of options; those that were given come first, in their order."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 Decorator = Callable[[Any], Any]
 

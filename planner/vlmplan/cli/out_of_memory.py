@@ -59,7 +59,7 @@ def _advice(prepared: Prepared, shortage: Shortage) -> Iterator[str]:
 def _command_to_fit(prepared: Prepared, remedy: Remedy) -> list[str]:
     """``vlmplan launch`` with every option of the changed setup, the same data, and a new folder."""
     folder = prepared.options.output_dir
-    options: dict[str, Any] = dict(remedy.setup.options)
+    options: dict[str, Any] = remedy.setup.request.options()
     if remedy.setup.ds_config is not None:
         options["ds_config"] = folder / DS_CONFIG_TO_FIT
         _write_ds_config(options["ds_config"], remedy.setup.ds_config)

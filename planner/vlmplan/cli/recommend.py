@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -31,6 +31,7 @@ from vlmplan.cli.refresh import REFRESH, refresh_prices
 if TYPE_CHECKING:
     from vlmplan.freezing import Freezing
     from vlmplan.rehearsal import Comparison
+    from vlmplan.request import Request
     from vlmplan.search import Recommendation
     from vlmplan.search.way_out import WayOut
 
@@ -95,31 +96,33 @@ def recommend(
     also holds what interruptions make you do again, for checkpoints at the distance that costs least.
     """
     from vlmplan.cli.to_fit import command_text, searched_way_out_of
+    from vlmplan.request import parse
 
     pictures = {"--html": html, "--svg": svg}
     refuse_files(pictures, force=force)
     if refreshes:
         refresh_prices(today())
     plots = html is not None or svg is not None or (shows_pareto and not as_json)
-    found = requested_recommendation(given, catalog_files, today(), compares_all=plots)
+    request = parse(given)
+    found = requested_recommendation(request, catalog_files, today(), compares_all=plots)
     rehearsal = None
     if rehearses:
         from vlmplan.cli.confirm import confirmed
 
-        confirmation = confirmed(found, given)
+        confirmation = confirmed(found, request.ds_config)
         found, rehearsal = confirmation.found, confirmation.winner
-    next_steps = _next_steps(found, given, out, force=force)
+    next_steps = _next_steps(found, request, out, force=force)
     next_steps += _write_pictures(found, pictures, force=force)
     answer = Answer(
         found=found,
         next_steps=next_steps,
         rehearsal=rehearsal,
-        freezing=freezing_of(found.plans[0].estimate, given) if found.plans else None,
-        way_out=searched_way_out_of(given, found, catalog_files),
+        freezing=freezing_of(found.plans[0].estimate, request) if found.plans else None,
+        way_out=searched_way_out_of(request, found, catalog_files),
         shows_pareto=shows_pareto,
     )
     show = _print_json if as_json else _print_text
-    show(answer, command_text(recommend, catalog_files))
+    show(answer, command_text(recommend, catalog_files, order=tuple(given)))
     return 0 if found.plans else EXIT_NOTHING_FITS
 
 
@@ -135,7 +138,7 @@ class Answer:
     shows_pareto: bool
 
 
-def _print_json(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> None:
+def _print_json(answer: Answer, command: "Callable[[Request], str]") -> None:
     from vlmplan.answers import recommendation, to_fit
     from vlmplan.answers.estimate import freezing_json
 
@@ -144,7 +147,7 @@ def _print_json(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> 
     click.echo(json.dumps(described | to_fit.document(answer.way_out, command, answer.found.as_of), indent=2))
 
 
-def _print_text(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> None:
+def _print_text(answer: Answer, command: "Callable[[Request], str]") -> None:
     from vlmplan.answers.estimate import freezing_hints
     from vlmplan.answers.recommendation import print_nothing_fits, print_recommendation
     from vlmplan.answers.to_fit import print_way_out
@@ -159,7 +162,7 @@ def _print_text(answer: Answer, command: Callable[[Mapping[str, Any]], str]) -> 
     )
 
 
-def _next_steps(found: "Recommendation", given: dict[str, Any], out: Path | None, *, force: bool) -> list[str]:
+def _next_steps(found: "Recommendation", request: "Request", out: Path | None, *, force: bool) -> list[str]:
     """Write the winner's files where ``out`` says so; how to train it, in lines for the user."""
     if not found.plans:
         return []
@@ -167,10 +170,8 @@ def _next_steps(found: "Recommendation", given: dict[str, Any], out: Path | None
         return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
     from vlmplan.emit import is_for_skypilot, launch_text, sky_problem, write_files
     from vlmplan.plan import plan_from_estimate
-    from vlmplan.request import ds_config_of
 
-    winner = found.plans[0]
-    base = ds_config_of(given)
+    winner, base = found.plans[0], request.ds_config
     plan = plan_from_estimate(
         winner.estimate, offer=winner.offer, base=base, usd=winner.usd, save_every_steps=winner.save_every_steps
     )
@@ -211,13 +212,13 @@ def _write_pictures(found: "Recommendation", pictures: dict[str, Path | None], *
 
 
 def requested_recommendation(
-    given: dict[str, Any], catalog_files: tuple[Path, ...], on: date, *, compares_all: bool = False
+    request: "Request", catalog_files: tuple[Path, ...], on: date, *, compares_all: bool = False
 ) -> "Recommendation":
-    """The search that the options ask for; ``compares_all`` is of ``Sought``."""
+    """The search that is asked for; ``compares_all`` is of ``Sought``."""
     from vlmplan.catalog import load_catalog
     from vlmplan.models import find_model
     from vlmplan.search import recommend as searched
     from vlmplan.search.options import sought
 
-    asked = sought(given, load_catalog(catalog_files), find_model(given["model"]), on)
+    asked = sought(request, load_catalog(catalog_files), find_model(request.named_model), on)
     return searched(replace(asked, compares_all=compares_all))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
     from vlmplan.plan import Plan
     from vlmplan.rehearsal import Comparison
+    from vlmplan.request import Request
     from vlmplan.search.way_out import WayOut
 
 EXIT_DOES_NOT_FIT = 3
@@ -58,6 +59,16 @@ class Files:
                 write_atomically(path, text(found), force=self.force)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedPlan:
+    """A plan with its estimate and sentences about the hardware; ``request``: what it was made of, None for a file."""
+
+    plan: "Plan"
+    estimate: "Estimate"
+    notes: list[str]
+    request: "Request | None" = None
+
+
 @click.command()
 @options(PLAN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, OUTPUT, CATALOG, JSON)
 @click.pass_context
@@ -85,13 +96,14 @@ def rehearse(
 
     files = Files(html, svg, trace, force)
     files.check()
-    plan, estimate, notes = plan_asked_for(ctx, plan_file, given, catalog_files)
-    found = rehearsed(plan, estimate, rank=rank, num_steps=steps)
+    asked = plan_asked_for(ctx, plan_file, given, catalog_files)
+    notes = asked.notes
+    found = rehearsed(asked.plan, asked.estimate, rank=rank, num_steps=steps)
     files.write(found)
     way_out = None
     if found.verdict is Verdict.DOES_NOT_FIT:
-        way_out = _way_out(found, plan, None if plan_file is not None else given, catalog_files)
-    text = command_text(rehearse, catalog_files)
+        way_out = _way_out(found, asked, catalog_files)
+    text = command_text(rehearse, catalog_files, order=() if asked.request is None else tuple(given))
     if as_json:
         from vlmplan.answers import rehearsal, to_fit
 
@@ -106,11 +118,8 @@ def rehearse(
     return EXIT_DOES_NOT_FIT if found.verdict is Verdict.DOES_NOT_FIT else 0
 
 
-def _way_out(
-    found: "Comparison", plan: "Plan", given: dict[str, Any] | None, catalog_files: tuple[Path, ...]
-) -> "WayOut | None":
-    """What fits when it is raised by as much as the rehearsal is above its estimate; ``given`` None: of the plan's own
-    options."""
+def _way_out(found: "Comparison", asked: AskedPlan, catalog_files: tuple[Path, ...]) -> "WayOut | None":
+    """What fits when it is raised by as much as the rehearsal is above its estimate."""
     from vlmplan.cli.to_fit import found_way_out, way_out_of_plan
     from vlmplan.memory.device import Verdict
 
@@ -122,9 +131,9 @@ def _way_out(
         return other.verdict is Verdict.FITS and rehearsed_bytes + device.reserve_bytes <= device.usable_bytes
 
     try:
-        if given is None:
-            return way_out_of_plan(plan, found.estimate, catalog_files, accepts=accepts)
-        return found_way_out(given, found.estimate, catalog_files, accepts=accepts)
+        if asked.request is None:
+            return way_out_of_plan(asked.plan, found.estimate, catalog_files, accepts=accepts)
+        return found_way_out(asked.request, found.estimate, catalog_files, accepts=accepts)
     except VlmplanError as error:
         click.echo(f"vlmplan: what would fit cannot be said: {error}", err=True)
         return None
@@ -144,21 +153,23 @@ def rehearsed(
 
 def plan_asked_for(
     ctx: click.Context, plan_file: Path | None, given: dict[str, Any], catalog_files: tuple[Path, ...]
-) -> "tuple[Plan, Estimate, list[str]]":
-    """The plan of the file or of the options, its estimate, and sentences about the hardware."""
+) -> AskedPlan:
+    """The plan of the file or of the options."""
     from vlmplan.launch.plan_estimate import estimate_of
     from vlmplan.plan import plan_from_estimate, read_plan
-    from vlmplan.request import ds_config_of
+    from vlmplan.request import parse
 
     if plan_file is None:
         from vlmplan.requested import requested_estimate
 
         if given["model"] is None:
             raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
-        estimate, notes = requested_estimate(given, catalog_files)
-        return plan_from_estimate(estimate, base=ds_config_of(given)), estimate, notes
+        request = parse(given)
+        estimate, notes = requested_estimate(request, catalog_files)
+        plan = plan_from_estimate(estimate, base=request.ds_config)
+        return AskedPlan(plan=plan, estimate=estimate, notes=notes, request=request)
     extra = sorted("--" + name.replace("_", "-") for name, value in given.items() if value is not None)
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
     plan = read_plan(plan_file)
-    return plan, estimate_of(plan, catalog_files), []
+    return AskedPlan(plan=plan, estimate=estimate_of(plan, catalog_files), notes=[])

@@ -19,10 +19,11 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: dict[str, Any], *, as_js
     from vlmplan.answers.trainable import document, print_trainable
     from vlmplan.catalog import load_catalog
     from vlmplan.recipe import Method
-    from vlmplan.request import requested_cluster
+    from vlmplan.request import parse, requested_cluster
     from vlmplan.search.trainable import trainable, with_known_host
 
-    stated, _ = requested_cluster(given, load_catalog(given["catalog_files"]))
+    hardware = parse({name: given[name] for name in ("gpu", "host_ram")}).hardware
+    stated, _ = requested_cluster(hardware, load_catalog(given["catalog_files"]))
     cluster = with_known_host(stated)
     methods = [Method(name) for name in given["method"] or METHODS]
     models = [fact.model for fact in facts]

@@ -11,27 +11,27 @@ from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import all_changes
-from vlmplan.changes.least import leanest_options, least_combination
+from vlmplan.changes.least import leanest_combination, least_combination
 from vlmplan.changes.trials import Trials
 from vlmplan.deepspeed_config import DEFAULT_GRADIENT_CLIPPING, deepspeed_config, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster
-from vlmplan.launch.plan_options import gpu_of, model_of, options_of
+from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.preflight import missing_packages
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.plan import Plan
-from vlmplan.request import RequestedSetup, decided_recipe, requested_cluster, requested_setup
+from vlmplan.request import Options, Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.shortage import Shortage
 from vlmplan.sizes import zero_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Options, and what the command line makes of them. ``ds_config`` is the content of ``--ds-config``, if any."""
+    """A request, and what the command line makes of it. ``ds_config`` is the content of ``--ds-config``, if any."""
 
-    options: Mapping[str, Any] = field(hash=False)
+    request: Request
     estimate: Estimate
     ds_config: Mapping[str, Any] | None = field(default=None, hash=False)
 
@@ -94,13 +94,13 @@ class Remedy:
     """What was found: ``changed`` options and the setup with them; where nothing fits, the leanest that was tried."""
 
     setup: Setup
-    changed: Mapping[str, Any] = field(hash=False)
+    changed: Options = field(hash=False)
     fits: bool
     keeps_results: bool
 
 
 class Planner:
-    """Makes setups of a plan's options with changes, as ``vlmplan launch`` would plan them."""
+    """Makes setups of a plan's request with changes, as ``vlmplan launch`` would plan them."""
 
     def __init__(self, plan: Plan, catalog: Catalog, *, packages: Mapping[str, str | None] | None = None) -> None:
         """``packages`` are installed versions, None: nobody asked; a setup that needs one that is missing is none.
@@ -109,37 +109,37 @@ class Planner:
         """
         name, self._model = model_of(plan)
         self._catalog, self._plan, self._packages = catalog, plan, packages
-        self.options = options_of(plan, model=name, gpu=gpu_of(plan, catalog))
-        cluster, _ = requested_cluster(self.options, catalog)
+        self.request = request_of(plan, model=name, gpu=gpu_of(plan, catalog))
+        cluster, _ = requested_cluster(self.request.hardware, catalog)
         estimator = Estimator(replace(plan.workload, model=self._model), plan.recipe)
         self._has_own_config = has_own_ds_config(plan, estimator, cluster)
         self._plain = self.trials()
 
     def trials(self, accepts: Callable[[Estimate], bool] | None = None) -> Trials:
-        """What is known of options; those fit whose estimate is accepted as well."""
+        """What is known of requests; those fit whose estimate is accepted as well."""
         return Trials(self._catalog, self._model, accepts=accepts, own_setup=self._requested)
 
-    def setup(self, options: Mapping[str, Any]) -> Setup | None:
-        """The setup of these options; None if it cannot be trained."""
-        if not self._plain.is_possible(options):
+    def setup(self, request: Request) -> Setup | None:
+        """The setup of this request; None if it cannot be trained."""
+        if not self._plain.is_possible(request):
             return None
-        cluster = self._plain.situation(options).cluster
-        content = self._ds_config(options, cluster)
-        return Setup(options=options, estimate=self._plain.estimate(options), ds_config=content)
+        cluster = self._plain.situation(request).cluster
+        content = self._ds_config(request, cluster)
+        return Setup(request=request, estimate=self._plain.estimate(request), ds_config=content)
 
-    def _ds_config(self, options: Mapping[str, Any], cluster: Cluster) -> dict[str, Any] | None:
-        """The plan's own file, changed as the options say; None where the planner writes one by itself."""
+    def _ds_config(self, request: Request, cluster: Cluster) -> dict[str, Any] | None:
+        """The plan's own file, changed as the request says; None where the planner writes one by itself."""
         if not self._has_own_config:
             return None
         assert self._plan.ds_config is not None
-        changed = decided_recipe(options).applied_to(self._plan.recipe)
+        changed = request.recipe.applied_to(self._plan.recipe)
         base = settings_from_ds_config(self._plan.ds_config)
         return deepspeed_config(changed, num_gpus=cluster.num_gpus, base=base)
 
-    def _requested(self, options: Mapping[str, Any], cluster: Cluster) -> RequestedSetup:
-        content = self._ds_config(options, cluster)
+    def _requested(self, request: Request, cluster: Cluster) -> RequestedSetup:
+        content = self._ds_config(request, cluster)
         ds_config = None if content is None else settings_from_ds_config(content)
-        found = requested_setup(options, (cluster, ()), self._model, ds_config)
+        found = requested_setup(replace(request, ds_config=ds_config), (cluster, ()), self._model)
         missing = [] if self._packages is None else missing_packages(found, self._packages)
         if missing:
             raise InputError(f"{missing[0]} is not installed")
@@ -161,7 +161,7 @@ def smallest_remedy(planner: Planner, correction: Correction) -> Remedy:
 
     Raises InputError if the plan cannot be planned again.
     """
-    ran = planner.setup(planner.options)
+    ran = planner.setup(planner.request)
     if ran is None:
         raise InputError("the plan that ran cannot be planned again from its options")
     held = ran.estimate.device.reserved_bytes
@@ -171,10 +171,10 @@ def smallest_remedy(planner: Planner, correction: Correction) -> Remedy:
         return found.device.reserved_bytes < held and correction.fits(found)
 
     trials = planner.trials(accepts)
-    space = all_changes(replace(trials.situation(planner.options), has_ds_config=False))
-    found = least_combination(space, planner.options, trials)
-    combination = found or leanest_options(space, planner.options, trials)
-    setup = planner.setup(combination.options)
+    space = all_changes(replace(trials.situation(planner.request), has_ds_config=False))
+    found = least_combination(space, planner.request, trials)
+    combination = found or leanest_combination(space, planner.request, trials)
+    setup = planner.setup(combination.request)
     assert setup is not None
     return Remedy(
         setup=setup,

@@ -5,18 +5,20 @@ from pathlib import Path
 
 from vlmplan.catalog import load_catalog
 from vlmplan.estimate import Estimate, estimate
-from vlmplan.launch.plan_options import gpu_of, host_ram_of
+from vlmplan.gpu_choice import parse_gpu_choice
+from vlmplan.launch.plan_options import gpu_of, host_ram_gib_of
 from vlmplan.models import described
 from vlmplan.plan import Plan
 from vlmplan.rehearsal.unknown import with_rehearsed_activations
-from vlmplan.request import requested_cluster
+from vlmplan.request import HardwareRequest, requested_cluster
 
 
 def estimate_of(plan: Plan, catalog_files: tuple[Path, ...]) -> Estimate:
     """What this version says of a plan. Raises UnavailableError where its hardware is not known here."""
     catalog = load_catalog(catalog_files)
-    options = {"gpu": gpu_of(plan, catalog), "num_nodes": plan.hardware.num_nodes, "host_ram": host_ram_of(plan)}
-    cluster, _ = requested_cluster(options, catalog)
+    choice, num_nodes = parse_gpu_choice(gpu_of(plan, catalog)), plan.hardware.num_nodes
+    hardware = HardwareRequest(gpus=(choice,), num_nodes=num_nodes, host_ram_gib=host_ram_gib_of(plan))
+    cluster, _ = requested_cluster(hardware, catalog)
     model = plan.workload.model
     # what the samples leave out is the plan's: --images-per-sample 0 may have said that there are no images
     model = replace(described(model, model.config), not_counted=model.not_counted)

@@ -1,46 +1,53 @@
-"""A plan as the options of the command line that ask for it: the inverse of ``request``."""
+"""A plan as the request that asks for it."""
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
 
 from vlmplan.catalog import Catalog
+from vlmplan.decided_recipe import decided_by
 from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.gpu_choice import CPU, LOCAL, chosen_node, parse_gpu_choice
 from vlmplan.machine.host import host_ram_bytes
 from vlmplan.models import find_model
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe import Method
-from vlmplan.request import ENUM_OPTIONS, VALUE_OPTIONS
+from vlmplan.request import HardwareRequest, Request, WorkloadRequest
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
 
-WORKLOAD_OPTIONS = ("seq_len", "images_per_sample", "num_samples", "epochs", "global_batch")
 ADAPTER_OPTIONS = (
     *("lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "adapter_dtype", "train_embeddings"),
 )
 
 
-def options_of(plan: Plan, *, model: str, gpu: str) -> dict[str, Any]:
-    """The options of ``plan`` as ``request`` takes them, every setting said; None for those that do not apply.
+def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
+    """The request for ``plan``, every setting said that an option can say and that applies.
 
     The sizes of ZeRO's buckets have no options: whoever plans chooses them.
     """
-    workload, recipe = plan.workload, plan.recipe
-    values = recipe.as_json()
-    options: dict[str, Any] = {"model": model, "gpu": gpu, "num_nodes": plan.hardware.num_nodes, "ds_config": None}
-    options |= {name: getattr(workload, name) for name in WORKLOAD_OPTIONS}
-    size = f"{workload.image_width}x{workload.image_height}" if workload.images_per_sample else None
-    is_told = parse_gpu_choice(gpu).is_this_machine and plan.hardware.host_ram_bytes == host_ram_bytes()
-    options["host_ram"] = None if is_told else host_ram_of(plan)
-    options |= {"image_size": size, "zero_stage": str(values["zero_stage"])}
-    options |= {name: values[name] for name in (*VALUE_OPTIONS, *ENUM_OPTIONS)}
-    if recipe.method is Method.FULL:
-        options |= dict.fromkeys(ADAPTER_OPTIONS)
-    return options
+    workload, choice, host_ram_gib = plan.workload, parse_gpu_choice(gpu), host_ram_gib_of(plan)
+    if choice.is_this_machine and plan.hardware.host_ram_bytes == host_ram_bytes():
+        host_ram_gib = None
+    recipe = decided_by(plan.recipe)
+    if plan.recipe.method is Method.FULL:
+        recipe = replace(recipe, **dict.fromkeys(ADAPTER_OPTIONS))
+    return Request(
+        model=model,
+        workload=WorkloadRequest(
+            seq_len=workload.seq_len,
+            images_per_sample=workload.images_per_sample,
+            image_size=(workload.image_width, workload.image_height) if workload.images_per_sample else None,
+            num_samples=workload.num_samples,
+            epochs=workload.epochs,
+            global_batch=workload.global_batch,
+        ),
+        hardware=HardwareRequest(gpus=(choice,), num_nodes=plan.hardware.num_nodes, host_ram_gib=host_ram_gib),
+        recipe=recipe,
+    )
 
 
-def host_ram_of(plan: Plan) -> float | None:
+def host_ram_gib_of(plan: Plan) -> float | None:
     """The value of ``--host-ram`` that says what the plan's hosts have."""
     ram = plan.hardware.host_ram_bytes
     if ram is None:

@@ -4,7 +4,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from vlmplan.catalog import load_catalog
 from vlmplan.data_file import num_records_in
@@ -17,7 +16,7 @@ from vlmplan.launch.resuming import Asked, record_to_keep
 from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import Plan, plan_from_estimate
-from vlmplan.request import ds_config_of
+from vlmplan.request import Request
 from vlmplan.requested import requested_estimate
 from vlmplan.training import TrainerOptions
 
@@ -39,15 +38,15 @@ class Prepared:
     data: DataLook | None = None
 
 
-def planned(given: dict[str, Any], catalog_files: tuple[Path, ...], trainer: TrainerOptions) -> tuple[Plan, list[str]]:
-    """The plan that the options of estimate ask for; the data says how many samples there are, if the user does not."""
-    if given["num_samples"] is None:
+def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerOptions) -> tuple[Plan, list[str]]:
+    """The plan that is asked for; the data says how many samples there are, if the user does not."""
+    if request.workload.num_samples is None:
         num_samples = trainer.dummy_data
         if trainer.train_data is not None and trainer.train_data.is_file():
             num_samples = num_records_in(trainer.train_data)
-        given = given | {"num_samples": num_samples or None}
-    result, notes = requested_estimate(given, catalog_files)
-    base = ds_config_of(given)
+        request = request.with_options({"num_samples": num_samples or None})
+    result, notes = requested_estimate(request, catalog_files)
+    base = request.ds_config
     if base is not None:
         refuse_other_settings(base, trainer)
     every = [*result.workload.model.notes, *result.hints, *result.cautions, *notes]

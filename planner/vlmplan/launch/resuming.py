@@ -1,17 +1,16 @@
 """Going on with a run: what it was asked for, and the options that ask for another plan of it."""
 
-import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vlmplan.catalog import Catalog
-from vlmplan.launch.plan_options import gpu_of, model_of, options_of
+from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.run_folder import has_checkpoint, result_in
 from vlmplan.plan import Plan
-from vlmplan.request import requested_cluster
+from vlmplan.request import Options, OptionValue, Request, requested_cluster
 from vlmplan.run_record import RECORD_FILE, RunRecord, no_record, read_record, record_of, resumed, said
 from vlmplan.training import DATA_SOURCES, TrainerOptions
 
@@ -20,6 +19,8 @@ OF_DS_CONFIG = (
     *("micro_batch", "grad_accum", "global_batch"),
 )
 """Options that ``--ds-config`` decides."""
+NAMED = ("model", "gpu", "ds_config")
+"""Options by which a run that goes on finds what it was planned with."""
 UNPLANNED = ("inter_node_gbit",)
 """Options that change what is said of a plan's time and nothing of its run."""
 
@@ -60,7 +61,7 @@ def asked_of(values: Mapping[str, Any], *, hostfile: Path | None = None, catalog
         trainer=found.options,
         hostfile=hostfile or record.hostfile,
         catalog_files=catalog_files or record.catalog_files,
-        record=record if is_begun else dataclasses.replace(record, data=None),
+        record=record if is_begun else replace(record, data=None),
         problems=found.problems,
         notes=found.changes,
         planned_with=record.planned_with,
@@ -95,14 +96,14 @@ def record_to_keep(asked: Asked, plan: Plan) -> RunRecord:
 # -- the plan --------------------------------------------------------------------------------------------------------
 
 
-def kept_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def kept_options(given: Options) -> dict[str, OptionValue]:
     """The options of a plan that were given, so that they mean the same from any folder."""
-    asked = {name: value for name, value in given.items() if value is not None}
-    paths = [name for name in asked if name == "ds_config" or (name == "model" and os.path.lexists(asked[name]))]
-    return asked | {name: os.path.abspath(asked[name]) for name in paths}
+    asked: dict[str, OptionValue] = {name: value for name, value in given.items() if value is not None}
+    paths = [name for name in asked if name == "ds_config" or (name == "model" and os.path.lexists(str(asked[name])))]
+    return asked | {name: os.path.abspath(str(asked[name])) for name in paths}
 
 
-def asks_for_another_plan(given: Mapping[str, Any], record: RunRecord | None) -> bool:
+def asks_for_another_plan(given: Options, record: RunRecord | None) -> bool:
     """Whether options of the plan were given that the run was not planned with."""
     before = _planned_with(record)
     return any(before.get(name) != value for name, value in kept_options(given).items() if name not in UNPLANNED)
@@ -112,27 +113,24 @@ def _planned_with(record: RunRecord | None) -> dict[str, Any]:
     return {} if record is None else dict(record.planned_with or {})
 
 
-def options_to_go_on(
-    plan: Plan, record: RunRecord | None, given: Mapping[str, Any], catalog: Catalog
-) -> dict[str, Any]:
-    """The options for the plan to go on with: those that were ``given``, and for the rest what ``plan`` has.
+def request_to_go_on(plan: Plan, record: RunRecord | None, given: Request, catalog: Catalog) -> Request:
+    """The request for the plan to go on with: what was ``given``, and for the rest what ``plan`` has.
 
     A step takes as many samples as before, where micro batches can make that up. Raises UnavailableError where the plan
     came from a file, and its model or hardware has no name here.
     """
-    asked, before = kept_options(given), _planned_with(record)
-    named = before | asked
-    model = named["model"] if "model" in named else model_of(plan)[0]
-    gpu = named["gpu"] if "gpu" in named else gpu_of(plan, catalog)
-    base = options_of(plan, model=model, gpu=gpu)
-    if named.get("ds_config") is not None:
-        base |= dict.fromkeys(OF_DS_CONFIG) | {"ds_config": Path(named["ds_config"])}
-        asked |= {"ds_config": base["ds_config"]}
-    elif not {"grad_accum", "global_batch"} & asked.keys():
-        cluster, _ = requested_cluster({**base, **asked}, catalog)
-        per_pass = cluster.num_gpus * (asked.get("micro_batch") or plan.recipe.micro_batch)
-        if per_pass > 0 and plan.samples_per_step % per_pass == 0:
-            base |= {"grad_accum": plan.samples_per_step // per_pass, "global_batch": None}
-        else:  # a step takes another number of samples, which ``plan_changes`` refuses
-            base["global_batch"] = None
-    return {**dict.fromkeys(given), **base, **asked}
+    before = _planned_with(record)
+    named = given.with_options({name: before.get(name) for name in NAMED if given.option(name) is None})
+    model = named.model or model_of(plan)[0]
+    gpu = str(named.hardware.gpus[0]) if named.hardware.gpus else gpu_of(plan, catalog)
+    base = request_of(plan, model=model, gpu=gpu)
+    if named.ds_config is not None:
+        base = replace(base.with_options(dict.fromkeys(OF_DS_CONFIG)), ds_config=named.ds_config)
+    elif given.recipe.grad_accum is None and given.workload.global_batch is None:
+        cluster, _ = requested_cluster(given.completed(base).hardware, catalog)
+        per_pass = cluster.num_gpus * (given.recipe.micro_batch or plan.recipe.micro_batch)
+        # where no accumulation makes it up, a step takes another number of samples, which ``plan_changes`` refuses
+        is_same = per_pass > 0 and plan.samples_per_step % per_pass == 0
+        steps: Options = {"grad_accum": plan.samples_per_step // per_pass} if is_same else {}
+        base = base.with_options({**steps, "global_batch": None})
+    return given.completed(base)

@@ -1,9 +1,9 @@
 """The search: what it is asked, the plans that it finds, and what they share with other commands."""
 
+from vlmplan.request import Objective
 from vlmplan.search.answer import (
     SECONDS_PER_HOUR,
     Limits,
-    Objective,
     RankedPlan,
     Recommendation,
     Rejection,

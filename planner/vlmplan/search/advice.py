@@ -4,15 +4,15 @@ After a change everything that is not pinned is searched anew: hardware and meth
 itself, micro batch, engine and checkpointing follow. Changes are judged without the limits, then held against them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import Change, Situation
 from vlmplan.errors import DoesNotFitError, InputError
-from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
+from vlmplan.gpu_choice import CPU, LOCAL
+from vlmplan.request import Options, OptionValue, Request
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, Sought
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.explanation import SAME_FRACTION
@@ -26,13 +26,11 @@ from vlmplan.search.single_changes import (
     recipe_changes,
     sample_changes,
 )
-from vlmplan.search.way_out import WayOut, searched_way_out
+from vlmplan.search.way_out import ANY_GPU, UNLIMITED, WayOut, searched_way_out
 from vlmplan.workload import ModelFiles, Workload
 
 OTHER_GPUS = 3
 """Other kinds of GPU that are shown. A choice."""
-UNLIMITED = {"max_usd": None, "max_hours": None}
-ANY_GPU: Mapping[str, Any] = {"gpu": (), "host_ram": None}
 COMPUTING = ("forward", "recompute", "backward")
 
 
@@ -97,10 +95,10 @@ class Advice:
                 yield outcome
 
 
-def advice(given: Mapping[str, Any], catalog: Catalog, model: ModelFiles, today: date) -> Advice:
-    """Advice on the best plan of ``given``; within the limits if one is. Raises InputError as a search does."""
-    adviser = _Adviser(given, catalog, model, today)
-    asked = adviser.sought(given)
+def advice(request: Request, catalog: Catalog, model: ModelFiles, today: date) -> Advice:
+    """Advice on the best plan of ``request``; within the limits if one is. Raises InputError as a search does."""
+    adviser = _Adviser(request, catalog, model, today)
+    asked = adviser.sought(request)
     found = adviser.found(asked)
     if not found.plans:
         found = replace(adviser.found(replace(asked, limits=Limits())), notes=found.notes)
@@ -109,7 +107,7 @@ def advice(given: Mapping[str, Any], catalog: Catalog, model: ModelFiles, today:
     if base is not None:
         outcomes = adviser.outcomes(base)
     else:
-        way_out = searched_way_out(given, asked, adviser.searches)
+        way_out = searched_way_out(request, asked, adviser.searches)
         outcomes = adviser.ways_out(asked, way_out)
     known = [_measured(outcome, base, asked.limits) for outcome in outcomes]
     return Advice(
@@ -184,10 +182,10 @@ def _reason(found: Recommendation) -> str:
 
 
 class _Adviser:
-    """Searches for the same model with changed options; what they trace alike they share."""
+    """Searches for the same model with changed requests; what they trace alike they share."""
 
-    def __init__(self, given: Mapping[str, Any], catalog: Catalog, model: ModelFiles, today: date) -> None:
-        self._given = given
+    def __init__(self, request: Request, catalog: Catalog, model: ModelFiles, today: date) -> None:
+        self._request = request
         self.searches = Searches(catalog, model, today)
         self.sought, self.found = self.searches.sought, self.searches.found
 
@@ -196,7 +194,8 @@ class _Adviser:
         estimate = base.estimate
         node, method = estimate.cluster.node, estimate.recipe.method
         name = self._name_of(node.gpu.id)
-        pinned = {**self._given, **UNLIMITED, "gpu": (f"{name}:{node.num_gpus}",), "method": method.value}
+        options: Options = {"gpu": f"{name}:{node.num_gpus}", "method": method.value}
+        pinned = self._request.with_options({**UNLIMITED, **options})
         at = Situation(workload=estimate.workload, recipe=estimate.recipe, cluster=estimate.cluster)
         changes = [
             *hardware_changes(name, node.num_gpus, estimate.cluster.num_nodes, node.gpu.max_gpus_per_node),
@@ -204,57 +203,59 @@ class _Adviser:
             *sample_changes(at),
             *recipe_changes(at),
         ]
-        others = self._other_gpus({**pinned, **ANY_GPU}, {node.gpu.id}, {node.num_gpus})
+        others = self._other_gpus(pinned.with_options(ANY_GPU), {node.gpu.id}, {node.num_gpus})
         return [*others, *(self._outcome(pinned, change) for change in changes)]
 
     def ways_out(self, asked: Sought, way_out: WayOut) -> list[Outcome]:
         """What makes it fit where nothing does: of every kind the smallest change that is enough, and ``way_out``."""
-        given = {**self._given, **UNLIMITED}
+        request = self._request.with_options(UNLIMITED)
         largest = max(asked.candidates, key=lambda one: one.cluster.num_gpus * one.cluster.node.gpu.usable_bytes)
         at = Situation(workload=asked.workload, recipe=asked.fixed.recipe(), cluster=largest.cluster)
-        scope = list(larger_scope(given, largest.cluster.num_nodes))
+        scope = list(larger_scope(request.hardware, largest.cluster.num_nodes))
         wider = [[one for one in scope if "gpu" in one.options], [one for one in scope if "num_nodes" in one.options]]
-        kinds = [*([one] for one in freed_changes(given)), *wider, *lean_changes(at)]
-        outcomes = [outcome for kind in kinds if (outcome := self._smallest(given, kind)) is not None]
-        if given["gpu"]:
+        kinds = [*([one] for one in freed_changes(request)), *wider, *lean_changes(at)]
+        outcomes = [outcome for kind in kinds if (outcome := self._smallest(request, kind)) is not None]
+        if request.hardware.gpus:
             chosen = {one.cluster.node.gpu.id for one in asked.candidates}
-            outcomes += self._other_gpus({**given, **ANY_GPU}, chosen, None)
+            outcomes += self._other_gpus(request.with_options(ANY_GPU), chosen, None)
         combination = None if way_out.to_fit is None else way_out.to_fit.combination
         if combination is None or any(outcome.change.options == combination.changed for outcome in outcomes):
             return outcomes
         together = Change(name=combination.name, options=combination.changed, keeps_results=combination.keeps_results)
-        return [*outcomes, self._outcome(given, together)]
+        return [*outcomes, self._outcome(request, together)]
 
-    def _smallest(self, given: Mapping[str, Any], kind: Sequence[Change]) -> Outcome | None:
+    def _smallest(self, request: Request, kind: Sequence[Change]) -> Outcome | None:
         """The first change of a kind with which something fits, else the last; None for a kind without changes."""
         outcome = None
         for change in kind:
-            outcome = self._outcome(given, change)
+            outcome = self._outcome(request, change)
             if outcome.plan is not None:
                 break
         return outcome
 
     def _name_of(self, gpu_id: str) -> str:
         """What ``--gpu`` calls the base's card: this machine's keep their name."""
-        names = {parse_gpu_choice(text).name for text in self._given["gpu"]}
+        names = {choice.name for choice in self._request.hardware.gpus}
         own = {name for name in names if name.casefold() in (LOCAL, CPU)}
         return own.pop() if own and names == own else gpu_id
 
-    def _outcome(self, given: Mapping[str, Any], change: Change) -> Outcome:
+    def _outcome(self, request: Request, change: Change) -> Outcome:
         """The best plan with the change; of its options those that take nothing away are left out."""
         options = {
-            name: value for name, value in change.options.items() if value is not None or given[name] is not None
+            name: value
+            for name, value in change.options.items()
+            if value is not None or request.option(name) is not None
         }
         change = replace(change, options=options)
         try:
-            found = self.found(self.sought({**given, **options}))
+            found = self.found(self.sought(request.with_options(options)))
         except (InputError, DoesNotFitError) as error:
             return Outcome(change=change, plan=None, reason=str(error))
         if found.plans:
             return Outcome(change=change, plan=found.plans[0], notes=found.notes)
         return Outcome(change=change, plan=None, reason=_reason(found))
 
-    def _other_gpus(self, given: Mapping[str, Any], but: set[str], counts: set[int] | None) -> list[Outcome]:
+    def _other_gpus(self, request: Request, but: set[str], counts: set[int] | None) -> list[Outcome]:
         """The best other kinds of GPU; ``counts``: as many of them a node."""
 
         def wants(candidate: Candidate) -> bool:
@@ -262,16 +263,16 @@ class _Adviser:
             return node.gpu.id not in but and (counts is None or node.num_gpus in counts)
 
         try:
-            asked = self.sought(given, wants)
+            asked = self.sought(request, wants)
         except DoesNotFitError:
             return []
-        limits = Limits(max_usd=self._given["max_usd"], max_hours=self._given["max_hours"])
+        limits = Limits(max_usd=self._request.search.max_usd, max_hours=self._request.search.max_hours)
         plans = sorted(self.found(asked).plans, key=lambda plan: not within(plan, limits))
         outcomes: dict[str, Outcome] = {}
         for plan in plans:
             node = plan.estimate.cluster.node
-            options: dict[str, Any] = {"gpu": (f"{node.gpu.id}:{node.num_gpus}",)}
-            options |= {"host_ram": None} if self._given.get("host_ram") is not None else {}
+            options: dict[str, OptionValue] = {"gpu": (f"{node.gpu.id}:{node.num_gpus}",)}
+            options |= {"host_ram": None} if self._request.hardware.host_ram_gib is not None else {}
             change = Change(name=f"{node.num_gpus} x {node.gpu.id}", options=options)
             outcomes.setdefault(node.gpu.id, Outcome(change=change, plan=plan))
         return list(outcomes.values())[:OTHER_GPUS]

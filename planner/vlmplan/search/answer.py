@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from enum import Enum
 from typing import Any
 
 from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
@@ -13,17 +12,12 @@ from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Method
+from vlmplan.request import Objective
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
 from vlmplan.workload import Workload
 
 SECONDS_PER_HOUR = 3600
-
-
-class Objective(Enum):
-    COST = "cost"
-    TIME = "time"
-    VRAM = "vram"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

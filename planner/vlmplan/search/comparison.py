@@ -1,8 +1,7 @@
 """One setup beside others that differ in one choice: ZeRO stages, methods, precisions, optimizers, checkpointing."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import PLAIN_OPTIONS, engine_name
@@ -10,6 +9,7 @@ from vlmplan.changes.trials import Trials
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate
 from vlmplan.recipe import PLAIN, Method, Offload, OptimizerKind, Precision
+from vlmplan.request import Options, OptionValue, Request
 from vlmplan.workload import ModelFiles
 
 STAGES = (None, 0, 1, 2, 3)
@@ -21,40 +21,40 @@ class Variant:
     """``options`` are those that differ; ``estimate`` is None where it cannot be trained, which ``reason`` says why."""
 
     name: str
-    options: Mapping[str, Any] = field(hash=False)
+    options: Options = field(hash=False)
     estimate: Estimate | None = None
     reason: str | None = None
     is_present: bool = False
     """Whether it is the setup that was asked for."""
 
 
-def comparison(name: str, given: Mapping[str, Any], catalog: Catalog, model: ModelFiles) -> list[Variant]:
+def comparison(name: str, request: Request, catalog: Catalog, model: ModelFiles) -> list[Variant]:
     """The variants by zero, method, precision, optimizer or checkpointing, each estimated as its options ask for.
 
     One that cannot be trained has the reason. Raises InputError where none can.
     """
     trials = Trials(catalog, model)
-    variants = [_variant(trials, given, title, options) for title, options in _variants(name)]
+    variants = [_variant(trials, request, title, options) for title, options in _variants(name)]
     if all(variant.estimate is None for variant in variants):
-        trials.estimate(given)  # says what is wrong with all of them, where that is what is asked for
+        trials.estimate(request)  # says what is wrong with all of them, where that is what is asked for
         raise InputError(f"none of them can be trained; {variants[0].name}: {variants[0].reason}")
     return variants
 
 
-def _variant(trials: Trials, given: Mapping[str, Any], title: str, options: Mapping[str, Any]) -> Variant:
-    asked = {**given, **options}
+def _variant(trials: Trials, request: Request, title: str, options: Options) -> Variant:
+    asked = request.with_options(options)
     try:
         found = trials.estimate(asked)
     except InputError as error:
         return Variant(name=title, options=options, reason=str(error))
-    return Variant(name=title, options=options, estimate=found, is_present=trials.are_same(asked, given))
+    return Variant(name=title, options=options, estimate=found, is_present=trials.are_same(asked, request))
 
 
-def _variants(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _variants(name: str) -> Iterator[tuple[str, Options]]:
     if name == "zero":
         engines = [*((stage, Offload.NONE, Offload.NONE) for stage in STAGES), *OFFLOADS]
         for stage, optimizer, params in engines:
-            options: dict[str, Any] = {"zero_stage": PLAIN if stage is None else str(stage)}
+            options: dict[str, OptionValue] = {"zero_stage": PLAIN if stage is None else str(stage)}
             options |= {"offload_optimizer": optimizer.value, "offload_params": params.value}
             options |= {} if stage is None else dict.fromkeys(PLAIN_OPTIONS)
             yield engine_name((stage, optimizer, params)), options

@@ -1,24 +1,14 @@
-"""The search that options of the command line ask for."""
+"""The search that a request means."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
-from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.cost import CostAssumptions
 from vlmplan.errors import InputError
-from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.hardware import Pricing
-from vlmplan.request import (
-    ds_config_of,
-    fixed_recipe,
-    host_bytes_of,
-    inter_node_rate,
-    length_notes,
-    num_nodes_of,
-    samples_per_step,
-    workload_of,
-)
+from vlmplan.request import Request, fixed_recipe, length_notes, network_notes, samples_per_step, workload_of
 from vlmplan.search import Limits, Objective, Sought
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.search.offers import OfferFilter
@@ -32,58 +22,61 @@ ASSUMED_OPTIONS = {
 
 
 def sought(
-    given: Mapping[str, Any],
+    request: Request,
     catalog: Catalog,
     model: ModelFiles,
     today: date,
     *,
     wants: Callable[[Candidate], bool] = lambda _: True,
 ) -> Sought:
-    """The search of ``given`` among the candidates that ``wants`` takes.
+    """The search of ``request`` among the candidates that ``wants`` takes.
 
     Raises InputError for a value that is not allowed, DoesNotFitError where no offer is left.
     """
-    fixed, config = fixed_recipe(given, model), ds_config_of(given)
-    limits = Limits(max_usd=given["max_usd"], max_hours=given["max_hours"])
-    stated = {field: given[name] for field, name in ASSUMED_OPTIONS.items() if given[name] is not None}
-    assumed = CostAssumptions(**stated)
+    fixed, wanted, hardware = fixed_recipe(request, model), request.search, request.hardware
+    limits = Limits(max_usd=wanted.max_usd, max_hours=wanted.max_hours)
+    stated = {field: getattr(wanted, name) for field, name in ASSUMED_OPTIONS.items()}
+    assumed = CostAssumptions(**{field: value for field, value in stated.items() if value is not None})
     offers = OfferFilter(
-        pricing=tuple(Pricing(name) for name in given["pricing"]),
-        providers=given["provider"],
-        regions=given["region"],
-        max_usd_per_hour=given["max_usd_per_hour"],
-        max_price_age_days=given["max_price_age_days"],
+        pricing=wanted.pricing,
+        providers=wanted.providers,
+        regions=wanted.regions,
+        max_usd_per_hour=wanted.max_usd_per_hour,
+        max_price_age_days=wanted.max_price_age_days,
     )
-    said = () if config is None else config.notes
-    choices = [parse_gpu_choice(text) for text in given["gpu"]]
-    num_nodes, notes = num_nodes_of(given)
-    host_bytes = host_bytes_of(given)
-    if host_bytes is not None:
-        _check_own_machine(given)
+    if hardware.host_bytes is not None:
+        _check_own_machine(request)
     found, more = candidates(
-        catalog, choices=choices, offers=offers, num_nodes=num_nodes, host_bytes=host_bytes, today=today
+        catalog,
+        choices=hardware.gpus,
+        offers=offers,
+        num_nodes=hardware.node_count,
+        host_bytes=hardware.host_bytes,
+        today=today,
     )
-    if (rate := inter_node_rate(given)) is not None:
+    if (rate := hardware.inter_node_bytes_per_second) is not None:
         found = [candidate.with_network(rate) for candidate in found]
-    workload = workload_of(model, {**given, "global_batch": samples_per_step(given)})
+    workload = workload_of(model, replace(request.workload, global_batch=samples_per_step(request)))
+    notes = (*workload.model.notes, *network_notes(hardware), *length_notes(workload, request.workload), *more)
     return Sought(
         workload=workload,
         candidates=[candidate for candidate in found if wants(candidate)],
         fixed=fixed,
-        objective=Objective(given["objective"]),
+        objective=wanted.objective or Objective.COST,
         limits=limits,
         assumed=assumed,
         today=today,
-        notes=(*workload.model.notes, *notes, *length_notes(workload, given), *more, *said),
+        notes=notes if request.ds_config is None else (*notes, *request.ds_config.notes),
     )
 
 
-def _check_own_machine(given: Mapping[str, Any]) -> None:
+def _check_own_machine(request: Request) -> None:
     """Raise InputError where --host-ram, which is of a machine of the user's own, meets options that say otherwise."""
-    if not given["gpu"]:
+    wanted = request.search
+    if not request.hardware.gpus:
         raise InputError("--host-ram is what a machine of your own has; name its GPUs with --gpu, or --gpu local")
-    renting = [name for name in ("provider", "region", "max_usd_per_hour") if given[name] not in (None, ())]
-    renting += ["pricing"] if set(given["pricing"]) - {Pricing.OWN.value} else []
+    renting = [name for name in ("provider", "region", "max_usd_per_hour") if request.option(name) is not None]
+    renting += ["pricing"] if set(wanted.pricing) - {Pricing.OWN} else []
     if renting:
         flag = "--" + renting[0].replace("_", "-")
         raise InputError(

@@ -1,34 +1,30 @@
 """The cheapest machine of the catalog's offers on which a setup fits as it is asked for."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
-from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.trials import Trials
 from vlmplan.cost import CostAssumptions, RunBytes, run_cost
 from vlmplan.errors import DoesNotFitError
 from vlmplan.hardware import Cluster, Offer
+from vlmplan.request import Options, Request
 from vlmplan.search import RankedPlan
 from vlmplan.search.clusters import Candidate, candidates
-
-OF_ONE_MACHINE = ("host_ram",)
-"""Options that speak of the user's machine and of no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherMachine:
-    """A machine with its price, and the options that ask for it."""
+    """A machine with its price, and the request that asks for it."""
 
     plan: RankedPlan
-    options: Mapping[str, Any] = field(hash=False)
+    request: Request
 
 
 def cheapest_other_machine(
-    given: Mapping[str, Any], present: Cluster, catalog: Catalog, trials: Trials, today: date
+    request: Request, present: Cluster, catalog: Catalog, trials: Trials, today: date
 ) -> OtherMachine | None:
-    """The machine on which a run of ``given`` costs least, other than ``present``; None where none fits it.
+    """The machine on which a run of ``request`` costs least, other than ``present``; None where none fits it.
 
     What changes is ``--gpu``, and on other numbers of GPUs what keeps the samples of a step, where the user said
     anything of them; what follows from it, as the stage where nobody names one, does so as in ``estimate``.
@@ -37,15 +33,17 @@ def cheapest_other_machine(
         found, _ = candidates(catalog, num_nodes=present.num_nodes, today=today)
     except DoesNotFitError:
         return None
-    options = {**given, **{name: None for name in OF_ONE_MACHINE if name in given}}
-    priced: list[tuple[float, float, int, Candidate, dict[str, Any]]] = []
+    elsewhere = request.with_options({"host_ram": None})
+    priced: list[tuple[float, float, int, Candidate, Request]] = []
     for place, candidate in enumerate(found):
         node = candidate.cluster.node
         if (node.gpu.id, node.num_gpus) == (present.node.gpu.id, present.node.num_gpus):
             continue
-        batch = _same_batch(given, trials, candidate.cluster)
-        asked = {**options, "gpu": f"{node.gpu.id}:{node.num_gpus}", **(batch or {})}
-        if batch is not None and trials.is_possible(asked):
+        batch = _same_batch(request, trials, candidate.cluster)
+        if batch is None:
+            continue
+        asked = elsewhere.with_options({"gpu": f"{node.gpu.id}:{node.num_gpus}", **batch})
+        if trials.is_possible(asked):
             offer = candidate.offers[0]
             usd = _run_usd(trials, asked, offer)
             priced.append((usd, offer.usd_per_hour, place, candidate, asked))
@@ -55,16 +53,16 @@ def cheapest_other_machine(
         estimate = trials.estimate(asked)
         machine = candidate.with_host_bytes(estimate.host.peak_bytes)
         if machine is not None:
-            return OtherMachine(plan=RankedPlan(estimate=estimate, offer=machine[1]), options=asked)
+            return OtherMachine(plan=RankedPlan(estimate=estimate, offer=machine[1]), request=asked)
     return None
 
 
-def _run_usd(trials: Trials, options: Mapping[str, Any], offer: Offer) -> float:
+def _run_usd(trials: Trials, request: Request, offer: Offer) -> float:
     """What the run costs; infinite where a speed is not known."""
-    hours = trials.run_hours(options)
+    hours = trials.run_hours(request)
     if hours is None:
         return float("inf")
-    disk, num_nodes = trials.disk(options), trials.situation(options).cluster.num_nodes
+    disk, num_nodes = trials.disk(request), trials.situation(request).cluster.num_nodes
     size = RunBytes(
         download_bytes=disk.download_bytes, checkpoint_bytes=disk.checkpoint_bytes, export_bytes=disk.export_bytes
     )
@@ -72,11 +70,11 @@ def _run_usd(trials: Trials, options: Mapping[str, Any], offer: Offer) -> float:
     return run_cost(training_hours=hours, offer=offer, num_nodes=num_nodes, size=size, assumed=assumed).usd
 
 
-def _same_batch(given: Mapping[str, Any], trials: Trials, cluster: Cluster) -> dict[str, Any] | None:
+def _same_batch(request: Request, trials: Trials, cluster: Cluster) -> Options | None:
     """Options with which a step on ``cluster`` has as many samples as now, in micro batches no larger; None where that
     cannot be."""
-    present = trials.situation(given)
-    is_said = any(given.get(name) is not None for name in ("micro_batch", "grad_accum", "global_batch"))
+    present = trials.situation(request)
+    is_said = any(request.option(name) is not None for name in ("micro_batch", "grad_accum", "global_batch"))
     if cluster.num_gpus == present.cluster.num_gpus or not is_said or present.has_ds_config:
         return {}
     micro_batch = present.recipe.micro_batch
@@ -85,5 +83,5 @@ def _same_batch(given: Mapping[str, Any], trials: Trials, cluster: Cluster) -> d
     if rest:
         return None
     size = next(size for size in range(min(micro_batch, each), 0, -1) if each % size == 0)
-    follows = given.get("global_batch") is not None and given.get("grad_accum") is None
+    follows = request.workload.global_batch is not None and request.recipe.grad_accum is None
     return {"micro_batch": size} | ({} if follows else {"grad_accum": each // size})

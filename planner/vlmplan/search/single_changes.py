@@ -3,13 +3,12 @@
 What saves memory comes from ``changes.kinds``; here is besides what costs money or time: hardware, half the samples.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from vlmplan.changes.kinds import SHARES, Change, Situation, Space, all_changes, image_change, text_change
-from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.launch.plan_options import ADAPTER_OPTIONS
 from vlmplan.recipe import LossKind, Method
+from vlmplan.request import HardwareRequest, Options, Request
 from vlmplan.search.clusters import MAX_GPUS_PER_NODE
 from vlmplan.units import counted
 
@@ -55,7 +54,7 @@ def sample_changes(at: Situation, shares: tuple[tuple[int, int], ...] = (HALF,))
 def recipe_changes(at: Situation) -> Iterator[Change]:
     """Activation checkpointing and the loss the other way round."""
     checkpoints = at.recipe.activation_checkpointing
-    options: dict[str, Any] = dict.fromkeys(OWN_SWITCHES[:2], not checkpoints)
+    options: Options = dict.fromkeys(OWN_SWITCHES[:2], not checkpoints)
     yield Change(name=f"{'no ' if checkpoints else ''}activation checkpointing", options=options)
     other = LossKind.FULL if at.recipe.loss is LossKind.CHUNKED else LossKind.CHUNKED
     yield Change(name=f"the {other.value} loss", options={"loss": other.value})
@@ -72,30 +71,30 @@ def lean_changes(at: Situation) -> Iterator[Sequence[Change]]:
     yield [one for one in sizes if "image_size" in one.options]
 
 
-def searched_changes(at: Situation, given: Mapping[str, Any]) -> Space:
-    """What can be changed of a search that ``given`` asks for: what the user decided of a recipe, and the samples."""
+def searched_changes(at: Situation, request: Request) -> Space:
+    """What can be changed of a search that ``request`` asks for: what the user decided of a recipe, and the samples."""
     space = all_changes(at)
     pinned = [levels for levels in space.kinds if set(levels[0].options) <= OWN_TO_NOBODY]
     results = space.results
-    if given.get("method") is None:  # the search tries them all
+    if request.recipe.method is None:  # the search tries them all
         results = tuple(one for one in results if not any("method" in change.options for change in one))
-    kinds = (*((change,) for change in freed_changes(given)), *pinned)
+    kinds = (*((change,) for change in freed_changes(request)), *pinned)
     return Space(kinds=kinds, results=results, samples=space.samples)
 
 
-def freed_changes(given: Mapping[str, Any]) -> Iterator[Change]:
+def freed_changes(request: Request) -> Iterator[Change]:
     """Options of the user that the search would decide by itself, taken away."""
     for name in (*OWN_CHOICES, *OWN_SWITCHES):
-        if given.get(name) is not None:
+        if request.option(name) is not None:
             yield Change(name=f"--{name.replace('_', '-')} left to the search", options={name: None})
 
 
-def larger_scope(given: Mapping[str, Any], num_nodes: int) -> Iterator[Change]:
+def larger_scope(hardware: HardwareRequest, num_nodes: int) -> Iterator[Change]:
     """More of the hardware that a search was asked to look at."""
-    choices = [parse_gpu_choice(text) for text in given["gpu"]]
+    choices = hardware.gpus
     if choices and all(choice.num_gpus or not choice.is_this_machine for choice in choices):
         for factor in FACTORS:
-            options = {"gpu": tuple(f"{choice.name}:{(choice.num_gpus or 1) * factor}" for choice in choices)}
+            options: Options = {"gpu": tuple(f"{choice.name}:{(choice.num_gpus or 1) * factor}" for choice in choices)}
             yield Change(name=f"{factor} times the GPUs", options=options)
     for factor in FACTORS:
         yield Change(name=counted(num_nodes * factor, "node"), options={"num_nodes": num_nodes * factor})

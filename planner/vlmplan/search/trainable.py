@@ -11,7 +11,7 @@ from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.machine.host import num_host_cpus
 from vlmplan.recipe import Method, Recipe
-from vlmplan.request import workload_of
+from vlmplan.request import WorkloadRequest, workload_of
 from vlmplan.search import Objective, Sought, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.workload import ModelFiles
@@ -77,7 +77,7 @@ def trainable_model(
     ways: dict[Method, Way] = {}
     reasons: list[str] = []
     try:
-        workload = workload_of(model, {"seq_len": seq_len})
+        workload = workload_of(model, WorkloadRequest(seq_len=seq_len))
         for method in [None] if set(methods) == set(Method) else methods:
             fixed = DecidedRecipe(method=method)
             candidates = [Candidate(cluster=cluster)]

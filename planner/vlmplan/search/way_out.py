@@ -1,9 +1,8 @@
 """What to do where a setup does not fit: change the least on the same cards, or take the cheapest other machine."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import Situation, all_changes
@@ -12,11 +11,16 @@ from vlmplan.changes.trials import Trials
 from vlmplan.errors import DoesNotFitError
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster
+from vlmplan.request import Options, Request
 from vlmplan.search import Limits, Sought
 from vlmplan.search.clusters import Candidate, taken_host_bytes
-from vlmplan.search.other_machine import OF_ONE_MACHINE, OtherMachine, cheapest_other_machine
+from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.search.searches import Searches
 from vlmplan.search.single_changes import searched_changes
+
+UNLIMITED: Options = {"max_usd": None, "max_hours": None}
+ANY_GPU: Options = {"gpu": None, "host_ram": None}
+"""Without what speaks of the user's machine and of no other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +45,14 @@ class WayOut:
 
 
 def way_out(
-    given: Mapping[str, Any],
+    request: Request,
     present: Estimate,
     catalog: Catalog,
     today: date,
     *,
     accepts: Callable[[Estimate], bool] | None = None,
 ) -> WayOut:
-    """The way out for the options of ``estimate``, which ``present`` is of; ``accepts``: what else what fits on these
+    """The way out for a request of ``estimate``, which ``present`` is of; ``accepts``: what else what fits on these
     cards has to be.
 
     A host that nobody says the memory of is taken to have as much as ``taken_host_bytes`` says, or what the setup takes
@@ -57,31 +61,31 @@ def way_out(
     model, cluster = present.workload.model, present.cluster
     host_bytes = max(taken_host_bytes(cluster.node), present.host.peak_bytes)
     trials = Trials(catalog, model, accepts=accepts, least_host_bytes=host_bytes)
-    found = least_combination(all_changes(trials.situation(given)), given, trials)
-    to_fit = None if found is None else ToFit(combination=found, estimate=trials.estimate(found.options))
+    found = least_combination(all_changes(trials.situation(request)), request, trials)
+    to_fit = None if found is None else ToFit(combination=found, estimate=trials.estimate(found.request))
     others = trials if accepts is None else Trials(catalog, model)
-    other = cheapest_other_machine(given, cluster, catalog, others, today)
+    other = cheapest_other_machine(request, cluster, catalog, others, today)
     return WayOut(clusters=(cluster,), to_fit=to_fit, other_machine=other)
 
 
-def searched_way_out(given: Mapping[str, Any], asked: Sought, searches: Searches) -> WayOut:
-    """The way out for a search of ``given`` that finds nothing, whatever it may cost and take.
+def searched_way_out(request: Request, asked: Sought, searches: Searches) -> WayOut:
+    """The way out for a search of ``request`` that finds nothing, whatever it may cost and take.
 
     What the search decides by itself, it decides anew with every change.
     """
-    given = {**given, "max_usd": None, "max_hours": None}
+    request = request.with_options(UNLIMITED)
     clusters = tuple(candidate.cluster for candidate in asked.candidates)
     largest = max(clusters, key=lambda one: one.num_gpus * one.node.gpu.usable_bytes)
     at = Situation(workload=asked.workload, recipe=asked.fixed.recipe(), cluster=largest)
-    found = least_combination(searched_changes(at, given), given, searches)
-    best = None if found is None else searches.best(found.options)
+    found = least_combination(searched_changes(at, request), request, searches)
+    best = None if found is None else searches.best(found.request)
     to_fit = None if found is None or best is None else ToFit(combination=found, estimate=best.estimate)
-    if not given["gpu"]:
+    if not request.hardware.gpus:
         return WayOut(clusters=(largest,), is_sought=False, to_fit=to_fit)
-    return WayOut(clusters=clusters, to_fit=to_fit, other_machine=_other_machine(given, clusters, searches))
+    return WayOut(clusters=clusters, to_fit=to_fit, other_machine=_other_machine(request, clusters, searches))
 
 
-def _other_machine(given: Mapping[str, Any], clusters: tuple[Cluster, ...], searches: Searches) -> OtherMachine | None:
+def _other_machine(request: Request, clusters: tuple[Cluster, ...], searches: Searches) -> OtherMachine | None:
     """The machine that the same search takes of all but these."""
     present = {(cluster.node.gpu.id, cluster.node.num_gpus) for cluster in clusters}
 
@@ -89,12 +93,12 @@ def _other_machine(given: Mapping[str, Any], clusters: tuple[Cluster, ...], sear
         node = candidate.cluster.node
         return (node.gpu.id, node.num_gpus) not in present
 
-    options = {**given, "gpu": (), **{name: None for name in OF_ONE_MACHINE if name in given}}
+    anywhere = request.with_options(ANY_GPU)
     try:
-        plans = searches.found(replace(searches.sought(options, wants), limits=Limits())).plans
+        plans = searches.found(replace(searches.sought(anywhere, wants), limits=Limits())).plans
     except DoesNotFitError:
         return None
     if not plans:
         return None
     node = plans[0].estimate.cluster.node
-    return OtherMachine(plan=plans[0], options={**options, "gpu": (f"{node.gpu.id}:{node.num_gpus}",)})
+    return OtherMachine(plan=plans[0], request=anywhere.with_options({"gpu": f"{node.gpu.id}:{node.num_gpus}"}))

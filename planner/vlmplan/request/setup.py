@@ -1,39 +1,26 @@
-"""What a user asked for, as options of the command line or arguments of a program: checked, and completed by defaults.
+"""The setup that a request means: workload, cluster and recipe, checked, and completed by defaults.
 
-Options that were not given are absent or None. ``decided_recipe`` keeps only what the user decided, which a search
-holds fixed; ``resolved_recipe`` fills in the rest for one estimate.
+What the user decided of the recipe a search holds fixed (``fixed_recipe``); ``resolved_recipe`` fills in the rest for
+one estimate.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.catalog import Catalog
 from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
 from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.gpu_choice import LOCAL, chosen_node, parse_gpu_choice
+from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.models import context_length
-from vlmplan.recipe import (
-    PLAIN,
-    AdapterDtype,
-    AttentionImplementation,
-    LossKind,
-    Method,
-    Offload,
-    OptimizerKind,
-    Precision,
-    Recipe,
-    enum_value,
-    option_name,
-)
+from vlmplan.recipe import PLAIN, AttentionImplementation, Method, Offload, Precision, Recipe, option_name
+from vlmplan.request.parts import HardwareRequest, WorkloadRequest
+from vlmplan.request.record import Request
 from vlmplan.rules import check, default_attention, model_facts
 from vlmplan.sample_images import image_tokens
-from vlmplan.units import GIB, MAX_COUNT
 from vlmplan.workload import (
     DEFAULT_EPOCHS,
     DEFAULT_IMAGE_SIZE,
@@ -46,40 +33,6 @@ from vlmplan.workload import (
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
 
-Options = Mapping[str, Any]
-
-ENUM_OPTIONS: Mapping[str, type[Enum]] = {
-    "method": Method,
-    "precision": Precision,
-    "optimizer": OptimizerKind,
-    "offload_optimizer": Offload,
-    "offload_params": Offload,
-    "attention": AttentionImplementation,
-    "loss": LossKind,
-    "adapter_dtype": AdapterDtype,
-}
-VALUE_OPTIONS = (
-    "lora_rank",
-    "lora_targets",
-    "lora_alpha",
-    "lora_dropout",
-    "use_rslora",
-    "uses_autocast",
-    "train_embeddings",
-    "train_vision",
-    "train_projector",
-    "train_language",
-    "micro_batch",
-    "grad_accum",
-    "hpz",
-    "activation_checkpointing",
-    "vision_activation_checkpointing",
-    "fuses_optimizer",
-    "caches_casts",
-    "upcasts_frozen",
-    "expandable_segments",
-    "nvme_path",
-)
 OPTIONS_IN_FILE = (
     *("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "optimizer"),
     *("micro_batch", "grad_accum", "precision"),
@@ -95,65 +48,35 @@ NETWORK_NOTE = (
     f"the network between nodes is taken as {ASSUMED_NETWORK_BYTES_PER_SECOND * 8e-9:.0f} Gbit/s per node; "
     f"--inter-node-gbit says otherwise"
 )
-MAX_INTER_NODE_GBIT = 1_000_000
-"""What no network comes near."""
-MAX_HOST_RAM_GIB = 1_000_000
-"""What no machine comes near."""
 
 
-def workload_of(model: ModelFiles, options: Options) -> Workload:
+def workload_of(model: ModelFiles, asked: WorkloadRequest) -> Workload:
     """The workload; a model that takes images gets one per sample unless the user says otherwise.
 
     Where the user says nothing of length and images, and the default image takes more than the default length, the
     length leaves room for text beside it.
     """
-    images = options.get("images_per_sample")
+    images = asked.images_per_sample
     if images is None:
         images = 1 if model.model_type in IMAGE_MODEL_TYPES else 0
     elif images == 0:  # the user's samples have none, so nothing of theirs is left out
         model = replace(model, not_counted=tuple(kind for kind in model.not_counted if kind != "images"))
-    width, height = image_size(options.get("image_size"))
+    width, height = asked.image_size or DEFAULT_IMAGE_SIZE
     workload = Workload(
         model=model,
-        seq_len=_given(options, "seq_len", DEFAULT_SEQ_LEN),
+        seq_len=DEFAULT_SEQ_LEN if asked.seq_len is None else asked.seq_len,
         images_per_sample=images,
         image_width=width,
         image_height=height,
-        num_samples=_given(options, "num_samples", DEFAULT_NUM_SAMPLES),
-        epochs=_given(options, "epochs", DEFAULT_EPOCHS),
-        global_batch=options.get("global_batch"),
+        num_samples=DEFAULT_NUM_SAMPLES if asked.num_samples is None else asked.num_samples,
+        epochs=DEFAULT_EPOCHS if asked.epochs is None else asked.epochs,
+        global_batch=asked.global_batch,
     )
-    is_decided = any(options.get(name) is not None for name in ("seq_len", "images_per_sample", "image_size"))
+    is_decided = any(value is not None for value in (asked.seq_len, asked.images_per_sample, asked.image_size))
     if is_decided or image_tokens(workload) <= DEFAULT_SEQ_LEN:
         return workload
     seq_len = -(-(image_tokens(workload) + LEAST_TEXT_TOKENS) // LEAST_TEXT_TOKENS) * LEAST_TEXT_TOKENS
     return replace(workload, seq_len=seq_len)
-
-
-def image_size(text: str | None) -> tuple[int, int]:
-    """``"448x336"`` → width 448 and height 336.
-
-    >>> image_size("448x336")
-    (448, 336)
-    """
-    if text is None:
-        return DEFAULT_IMAGE_SIZE
-    match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,6})\s*", text)
-    if match is None or not all(int(side) for side in match.groups()):
-        raise InputError(f"--image-size is {text!r}; WIDTHxHEIGHT in pixels is needed, such as 448x448")
-    return int(match[1]), int(match[2])
-
-
-def decided_recipe(options: Options) -> DecidedRecipe:
-    """What the user decided of the recipe. Raises InputError for a value that is not allowed."""
-    fields: dict[str, Any] = {name: options.get(name) for name in VALUE_OPTIONS}
-    for name, kind in ENUM_OPTIONS.items():
-        if options.get(name) is not None:
-            fields[name] = enum_value(kind, options[name], option_name(name))
-    stage = options.get("zero_stage")
-    if stage is not None:
-        fields["zero_stage"] = PLAIN if str(stage) == PLAIN else int(stage)
-    return DecidedRecipe(**fields)
 
 
 def resolved_recipe(
@@ -222,7 +145,7 @@ def _plain_defaults(decided: DecidedRecipe) -> DecidedRecipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedSetup:
-    """One setup as options ask for it; ``notes`` are sentences that the user should see with its numbers."""
+    """One setup as a request asks for it; ``notes`` are sentences that the user should see with its numbers."""
 
     workload: Workload
     recipe: Recipe
@@ -231,15 +154,14 @@ class RequestedSetup:
     notes: tuple[str, ...] = ()
 
 
-def requested_setup(
-    options: Options, machine: tuple[Cluster, Sequence[str]], model: ModelFiles, ds_config: "DsConfig | None" = None
-) -> RequestedSetup:
-    """What ``estimate`` computes for these options on the ``requested_cluster``; the sizes of ZeRO's buckets are chosen
-    later unless ``ds_config``, the file of ``--ds-config``, has them. Raises InputError for what cannot run."""
+def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], model: ModelFiles) -> RequestedSetup:
+    """What ``estimate`` computes for a request on its ``requested_cluster``; the sizes of ZeRO's buckets are chosen
+    later unless the request's ds_config has them. Raises InputError for what cannot run."""
     cluster, notes = machine
-    workload = workload_of(model, options)
+    ds_config = request.ds_config
+    workload = workload_of(model, request.workload)
     recipe, warnings = resolved_recipe(
-        decided_recipe(options), cluster, workload.model, global_batch=workload.global_batch, ds_config=ds_config
+        request.recipe, cluster, workload.model, global_batch=workload.global_batch, ds_config=ds_config
     )
     more = () if ds_config is None else ds_config.notes
     return RequestedSetup(
@@ -247,23 +169,13 @@ def requested_setup(
         recipe=recipe,
         cluster=cluster,
         ds_config=ds_config,
-        notes=(*notes, *length_notes(workload, options), *warnings, *more),
+        notes=(*notes, *length_notes(workload, request.workload), *warnings, *more),
     )
 
 
-def ds_config_of(options: Options) -> "DsConfig | None":
-    """The file of ``--ds-config``."""
-    path = options.get("ds_config")
-    if path is None:
-        return None
-    from vlmplan.deepspeed_config import settings_from_ds_config
-
-    return settings_from_ds_config(path)
-
-
-def samples_per_step(options: Options) -> int | None:
+def samples_per_step(request: Request) -> int | None:
     """``--global-batch``, or the ``train_batch_size`` of ``--ds-config``. Raises InputError if they differ."""
-    config, given = ds_config_of(options), options.get("global_batch")
+    config, given = request.ds_config, request.workload.global_batch
     said = None if config is None else config.train_batch_size
     if config is not None and said is not None and given not in (None, said):
         raise InputError(
@@ -273,10 +185,10 @@ def samples_per_step(options: Options) -> int | None:
     return given if said is None else said
 
 
-def length_notes(workload: Workload, options: Options) -> list[str]:
+def length_notes(workload: Workload, asked: WorkloadRequest) -> list[str]:
     """What the user should know of ``--seq-len``: a default that was raised, positions the model was not made for."""
     notes: list[str] = []
-    if options.get("seq_len") is None and workload.seq_len != DEFAULT_SEQ_LEN:
+    if asked.seq_len is None and workload.seq_len != DEFAULT_SEQ_LEN:
         notes.append(
             f"--seq-len is taken as {workload.seq_len:,}: the images of a sample take {image_tokens(workload):,} tokens"
         )
@@ -286,12 +198,12 @@ def length_notes(workload: Workload, options: Options) -> list[str]:
     return notes
 
 
-def fixed_recipe(options: Options, model: ModelFiles) -> DecidedRecipe:
+def fixed_recipe(request: Request, model: ModelFiles) -> DecidedRecipe:
     """What a search holds fixed: what the user decided, and what ``--ds-config`` does.
 
     Raises InputError with every contradiction between the two.
     """
-    decided, config = decided_recipe(options), ds_config_of(options)
+    decided, config = request.recipe, request.ds_config
     if config is None:
         return decided
     from vlmplan.deepspeed_config import fixed_by_file
@@ -350,55 +262,23 @@ def batch_sizes(global_batch: int, num_gpus: int, micro_batch: int | None, grad_
     return {"micro_batch": micro_batch, "grad_accum": grad_accum or rest}
 
 
-def _given(options: Options, name: str, default: Any) -> Any:
-    value = options.get(name)
-    return default if value is None else value
+def requested_cluster(hardware: HardwareRequest, catalog: Catalog) -> tuple[Cluster, list[str]]:
+    """The cluster that is asked for, and sentences that the user should see with it.
 
-
-def requested_cluster(options: Options, catalog: Catalog) -> tuple[Cluster, list[str]]:
-    """The cluster of ``--gpu`` and ``--num-nodes``, and sentences that the user should see with it.
-
-    Without ``--gpu`` it is this machine; InputError where that has none.
+    Without a GPU it is this machine; InputError where that has none.
     """
-    text = options.get("gpu")
+    choice = hardware.gpus[0] if hardware.gpus else GpuChoice(name=LOCAL)
     try:
-        choice = parse_gpu_choice(LOCAL if text is None else text)
-        chosen = chosen_node(choice, catalog, host_bytes=host_bytes_of(options))
+        chosen = chosen_node(choice, catalog, host_bytes=hardware.host_bytes)
     except UnavailableError as error:
-        if text is not None:
+        if hardware.gpus:
             raise
         raise InputError(f"give --gpu NAME[:COUNT], such as --gpu rtx-4090:2 ({error})") from error
-    num_nodes, notes = num_nodes_of(options)
-    rate = inter_node_rate(options)
-    cluster = Cluster(node=chosen.node, num_nodes=num_nodes, inter_node_bytes_per_second=rate)
-    return cluster, [*chosen.notes, *notes]
+    rate = hardware.inter_node_bytes_per_second
+    cluster = Cluster(node=chosen.node, num_nodes=hardware.node_count, inter_node_bytes_per_second=rate)
+    return cluster, [*chosen.notes, *network_notes(hardware)]
 
 
-def num_nodes_of(options: Options) -> tuple[int, list[str]]:
-    """``--num-nodes``, and what is assumed about several."""
-    num_nodes = _given(options, "num_nodes", 1)
-    if not 1 <= num_nodes <= MAX_COUNT:
-        allowed = "1 or more" if num_nodes < 1 else f"at most {MAX_COUNT:,}"
-        raise InputError(f"--num-nodes is {num_nodes}; {allowed} is needed")
-    is_assumed = num_nodes > 1 and inter_node_rate(options) is None
-    return num_nodes, [NETWORK_NOTE] if is_assumed else []
-
-
-def host_bytes_of(options: Options) -> int | None:
-    """``--host-ram`` in bytes; None where it is not given."""
-    gib = options.get("host_ram")
-    if gib is None:
-        return None
-    if not 0 < gib <= MAX_HOST_RAM_GIB:
-        raise InputError(f"--host-ram is {gib:g}; above 0 and at most {MAX_HOST_RAM_GIB:,} GiB is needed")
-    return max(1, round(gib * GIB))
-
-
-def inter_node_rate(options: Options) -> float | None:
-    """``--inter-node-gbit`` in bytes per second; None where it is not given."""
-    gbit = options.get("inter_node_gbit")
-    if gbit is None:
-        return None
-    if not 0 < gbit <= MAX_INTER_NODE_GBIT:
-        raise InputError(f"--inter-node-gbit is {gbit:g}; above 0 and at most {MAX_INTER_NODE_GBIT:,} is needed")
-    return gbit * 1e9 / 8
+def network_notes(hardware: HardwareRequest) -> list[str]:
+    """What is assumed about several nodes."""
+    return [NETWORK_NOTE] if hardware.node_count > 1 and hardware.inter_node_gbit is None else []

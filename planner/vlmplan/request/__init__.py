@@ -1,0 +1,47 @@
+"""What a user asked for, typed, and the setup that it means.
+
+parts     samples, machines, and what a search looks for
+record    ``Request``; how every option of the command line is read and written
+setup     workload, cluster and recipe of a request, completed by defaults
+"""
+
+from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, WorkloadRequest, image_size
+from vlmplan.request.record import ENUM_OPTIONS, VALUE_OPTIONS, Options, OptionValue, Request, parse
+from vlmplan.request.setup import (
+    NETWORK_NOTE,
+    RequestedSetup,
+    batch_sizes,
+    fixed_recipe,
+    length_notes,
+    network_notes,
+    requested_cluster,
+    requested_setup,
+    resolved_recipe,
+    samples_per_step,
+    workload_of,
+)
+
+__all__ = [
+    "ENUM_OPTIONS",
+    "NETWORK_NOTE",
+    "VALUE_OPTIONS",
+    "HardwareRequest",
+    "Objective",
+    "OptionValue",
+    "Options",
+    "Request",
+    "RequestedSetup",
+    "SearchRequest",
+    "WorkloadRequest",
+    "batch_sizes",
+    "fixed_recipe",
+    "image_size",
+    "length_notes",
+    "network_notes",
+    "parse",
+    "requested_cluster",
+    "requested_setup",
+    "resolved_recipe",
+    "samples_per_step",
+    "workload_of",
+]

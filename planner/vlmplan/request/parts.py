@@ -1,0 +1,98 @@
+"""The parts of a request: samples and training, machines, and what a search looks for; None or empty is left open."""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from vlmplan.errors import InputError
+from vlmplan.gpu_choice import GpuChoice
+from vlmplan.hardware import Pricing
+from vlmplan.units import GIB, MAX_COUNT
+from vlmplan.workload import DEFAULT_IMAGE_SIZE
+
+MAX_INTER_NODE_GBIT = 1_000_000
+"""What no network comes near."""
+MAX_HOST_RAM_GIB = 1_000_000
+"""What no machine comes near."""
+
+
+class Objective(Enum):
+    COST = "cost"
+    TIME = "time"
+    VRAM = "vram"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadRequest:
+    """Samples and the amount of training, which ``Workload`` checks. ``image_size`` is (width, height) in pixels."""
+
+    seq_len: int | None = None
+    images_per_sample: int | None = None
+    image_size: tuple[int, int] | None = None
+    num_samples: int | None = None
+    epochs: float | None = None
+    global_batch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HardwareRequest:
+    """Machines. ``gpus``: none is this machine for an estimate, and every offer for a search."""
+
+    gpus: tuple[GpuChoice, ...] = ()
+    num_nodes: int | None = None
+    host_ram_gib: float | None = None
+    inter_node_gbit: float | None = None
+
+    def __post_init__(self) -> None:
+        gib, gbit = self.host_ram_gib, self.inter_node_gbit
+        if gib is not None and not 0 < gib <= MAX_HOST_RAM_GIB:
+            raise InputError(f"--host-ram is {gib:g}; above 0 and at most {MAX_HOST_RAM_GIB:,} GiB is needed")
+        if self.num_nodes is not None and not 1 <= self.num_nodes <= MAX_COUNT:
+            allowed = "1 or more" if self.num_nodes < 1 else f"at most {MAX_COUNT:,}"
+            raise InputError(f"--num-nodes is {self.num_nodes}; {allowed} is needed")
+        if gbit is not None and not 0 < gbit <= MAX_INTER_NODE_GBIT:
+            raise InputError(f"--inter-node-gbit is {gbit:g}; above 0 and at most {MAX_INTER_NODE_GBIT:,} is needed")
+
+    @property
+    def node_count(self) -> int:
+        """One where nothing is said."""
+        return 1 if self.num_nodes is None else self.num_nodes
+
+    @property
+    def host_bytes(self) -> int | None:
+        """Memory of each host."""
+        return None if self.host_ram_gib is None else max(1, round(self.host_ram_gib * GIB))
+
+    @property
+    def inter_node_bytes_per_second(self) -> float | None:
+        return None if self.inter_node_gbit is None else self.inter_node_gbit * 1e9 / 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """What a search looks for, and which offers it may take."""
+
+    objective: Objective | None = None
+    max_usd: float | None = None
+    max_hours: float | None = None
+    max_usd_per_hour: float | None = None
+    providers: tuple[str, ...] = ()
+    regions: tuple[str, ...] = ()
+    pricing: tuple[Pricing, ...] = ()
+    max_price_age_days: int | None = None
+    spot_interruptions_per_day: float | None = None
+    download_gbit: float | None = None
+
+
+def image_size(text: str | None) -> tuple[int, int]:
+    """``"448x336"`` → width 448 and height 336.
+
+    >>> image_size("448x336")
+    (448, 336)
+    """
+    if text is None:
+        return DEFAULT_IMAGE_SIZE
+    match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,6})\s*", text)
+    if match is None or not all(int(side) for side in match.groups()):
+        raise InputError(f"--image-size is {text!r}; WIDTHxHEIGHT in pixels is needed, such as 448x448")
+    return int(match[1]), int(match[2])

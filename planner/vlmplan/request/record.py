@@ -1,0 +1,210 @@
+"""What a user asked for, as options of the command line or arguments of a program: every option is read here, once.
+
+``parse`` makes a ``Request`` of options; ``Request.options`` is the inverse. A question that differs from another is
+made with ``Request.with_options`` or ``dataclasses.replace``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmplan.decided_recipe import DecidedRecipe, completed
+from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
+from vlmplan.hardware import Pricing
+from vlmplan.recipe import (
+    PLAIN,
+    AdapterDtype,
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    enum_value,
+    option_name,
+)
+from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, WorkloadRequest, image_size
+
+if TYPE_CHECKING:
+    from vlmplan.deepspeed_config import DsConfig
+
+OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
+"""A value of an option as the command line has it; None: the option is not given."""
+Options = Mapping[str, OptionValue]
+"""Values by the names of options, with underscores."""
+
+ENUM_OPTIONS: Mapping[str, type[Enum]] = {
+    "method": Method,
+    "precision": Precision,
+    "optimizer": OptimizerKind,
+    "offload_optimizer": Offload,
+    "offload_params": Offload,
+    "attention": AttentionImplementation,
+    "loss": LossKind,
+    "adapter_dtype": AdapterDtype,
+}
+VALUE_OPTIONS = (
+    "lora_rank",
+    "lora_targets",
+    "lora_alpha",
+    "lora_dropout",
+    "use_rslora",
+    "uses_autocast",
+    "train_embeddings",
+    "train_vision",
+    "train_projector",
+    "train_language",
+    "micro_batch",
+    "grad_accum",
+    "hpz",
+    "activation_checkpointing",
+    "vision_activation_checkpointing",
+    "fuses_optimizer",
+    "caches_casts",
+    "upcasts_frozen",
+    "expandable_segments",
+    "nvme_path",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Everything that a user asked for and nothing that he did not. ``ds_config`` is the file of ``--ds-config``."""
+
+    model: str | None = None
+    workload: WorkloadRequest = field(default_factory=WorkloadRequest)
+    hardware: HardwareRequest = field(default_factory=HardwareRequest)
+    recipe: DecidedRecipe = field(default_factory=DecidedRecipe)
+    ds_config: "DsConfig | None" = None
+    search: SearchRequest = field(default_factory=SearchRequest)
+
+    @property
+    def named_model(self) -> str:
+        """``model``, where it is certain that one is named."""
+        assert self.model is not None
+        return self.model
+
+    def with_options(self, options: Options) -> "Request":
+        """The same with other values of these options; None takes one away.
+
+        Raises InputError for a value that is not allowed, UnavailableError for a file that cannot be read.
+        """
+        values: dict[str, dict[str, Any]] = {"": {}}
+        for name, value in options.items():
+            option = OPTIONS[name]
+            values.setdefault(option.part, {})[option.field] = option.read(value)
+        own = values.pop("")
+        own |= {part: replace(getattr(self, part), **changes) for part, changes in values.items()}
+        return replace(self, **own)
+
+    def option(self, name: str) -> OptionValue:
+        """The value of one option; None where it is open."""
+        option = OPTIONS[name]
+        value = getattr(getattr(self, option.part) if option.part else self, option.field)
+        return None if value in (None, ()) else option.write(value)
+
+    def options(self) -> dict[str, OptionValue]:
+        """The values of all options, so that ``parse`` makes the same request of them."""
+        return {name: self.option(name) for name in OPTIONS}
+
+    def completed(self, defaults: "Request") -> "Request":
+        """The same, with what is open here as ``defaults`` has it."""
+        parts = {name: completed(getattr(self, name), getattr(defaults, name)) for name in PARTS}
+        return replace(completed(self, defaults), **parts)
+
+
+PARTS = ("workload", "hardware", "recipe", "search")
+
+
+def parse(options: Options) -> Request:
+    """The request of these options. Raises as ``Request.with_options`` does."""
+    return Request().with_options(options)
+
+
+# -- how each option is read and written -----------------------------------------------------------------------------
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Option:
+    """Where a request has an option. ``part`` is empty for the request itself."""
+
+    part: str
+    field: str
+    reads: Callable[[Any], Any] = _unchanged
+    write: Callable[[Any], OptionValue] = _unchanged
+    is_repeatable: bool = False
+
+    def read(self, value: OptionValue) -> Any:
+        if self.is_repeatable:
+            texts = value if isinstance(value, tuple) else () if value is None else (str(value),)
+            return tuple(self.reads(text) for text in texts)
+        return None if value is None else self.reads(value)
+
+
+def _gpu_texts(gpus: tuple[GpuChoice, ...]) -> str | tuple[str, ...]:
+    return str(gpus[0]) if len(gpus) == 1 else tuple(map(str, gpus))
+
+
+def _ds_config(path: str | Path) -> "DsConfig":
+    from vlmplan.deepspeed_config import settings_from_ds_config
+
+    return settings_from_ds_config(path)
+
+
+def _path_of(config: "DsConfig") -> Path:
+    return Path(config.source)
+
+
+def _size_text(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def _stage(value: Any) -> Any:
+    return PLAIN if str(value) == PLAIN else int(value)
+
+
+def _value(member: Enum) -> str:
+    return str(member.value)
+
+
+def _values(members: tuple[Enum, ...]) -> tuple[str, ...]:
+    return tuple(map(_value, members))
+
+
+def _choice(name: str, kind: type[Enum]) -> _Option:
+    def read(value: Any) -> Enum:
+        return enum_value(kind, value, option_name(name))
+
+    return _Option(part="recipe", field=name, reads=read, write=_value)
+
+
+def _part(part: str, *names: str) -> dict[str, _Option]:
+    return {name: _Option(part=part, field=name) for name in names}
+
+
+OPTIONS: Mapping[str, _Option] = {
+    "model": _Option(part="", field="model"),
+    "gpu": _Option(part="hardware", field="gpus", reads=parse_gpu_choice, write=_gpu_texts, is_repeatable=True),
+    "num_nodes": _Option(part="hardware", field="num_nodes"),
+    "ds_config": _Option(part="", field="ds_config", reads=_ds_config, write=_path_of),
+    **_part("workload", "seq_len", "images_per_sample", "num_samples", "epochs", "global_batch"),
+    "host_ram": _Option(part="hardware", field="host_ram_gib"),
+    "image_size": _Option(part="workload", field="image_size", reads=image_size, write=_size_text),
+    "zero_stage": _Option(part="recipe", field="zero_stage", reads=_stage, write=str),
+    **_part("recipe", *VALUE_OPTIONS),
+    **{name: _choice(name, kind) for name, kind in ENUM_OPTIONS.items()},
+    **_part("hardware", "inter_node_gbit"),
+    "objective": _Option(part="search", field="objective", reads=Objective, write=_value),
+    **_part("search", "max_usd", "max_hours", "max_usd_per_hour"),
+    "provider": _Option(part="search", field="providers", is_repeatable=True),
+    "region": _Option(part="search", field="regions", is_repeatable=True),
+    "pricing": _Option(part="search", field="pricing", reads=Pricing, write=_values, is_repeatable=True),
+    **_part("search", "max_price_age_days", "spot_interruptions_per_day", "download_gbit"),
+}
+"""In the order in which a command that is made of a plan has them."""

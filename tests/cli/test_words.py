@@ -1,0 +1,133 @@
+"""The words that a command makes of a request are those that ask for it: parsing is undone, and done again."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cli_calls import request_of_words
+from vlmplan.cli.advise import advise
+from vlmplan.cli.estimate import estimate
+from vlmplan.cli.launch import launch
+from vlmplan.cli.options import words_of
+from vlmplan.cli.recommend import recommend
+from vlmplan.cli.rehearse import rehearse
+from vlmplan.cli.to_fit import given_options
+from vlmplan.decided_recipe import DecidedRecipe, decided_by
+from vlmplan.gpu_choice import GpuChoice
+from vlmplan.hardware import Pricing
+from vlmplan.recipe import PLAIN, Recipe
+from vlmplan.request import HardwareRequest, Objective, Request, SearchRequest, WorkloadRequest, parse
+
+COUNTS = st.integers(1, 10**6)
+AMOUNTS = st.floats(0.001, 10**5)
+NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_,./ ", min_size=1, max_size=12).filter(lambda text: text.strip())
+GPUS = st.builds(GpuChoice, name=st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True), num_gpus=st.none() | COUNTS)
+
+
+def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | values
+
+
+def several(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(values, max_size=3).map(tuple)
+
+
+def setting(name: str) -> st.SearchStrategy[Any]:
+    """Values of a recipe's setting, of the kind that its default has."""
+    if name == "zero_stage":
+        return st.sampled_from((PLAIN, 0, 1, 2, 3))
+    default = getattr(Recipe(), name)
+    if isinstance(default, bool):
+        return st.booleans()
+    if isinstance(default, float):
+        return st.floats(0, 0.99)
+    if name == "lora_alpha" or isinstance(default, int):
+        return COUNTS
+    return NAMES if name in ("lora_targets", "nvme_path") else st.sampled_from(type(default))
+
+
+SETTINGS = sorted(decided_by(Recipe(lora_alpha=1, nvme_path="/nvme")).names)
+RECIPES = st.fixed_dictionaries({name: maybe(setting(name)) for name in SETTINGS}).map(lambda it: DecidedRecipe(**it))
+WORKLOADS = st.builds(
+    WorkloadRequest,
+    seq_len=maybe(COUNTS),
+    images_per_sample=maybe(st.integers(0, 9)),
+    image_size=maybe(st.tuples(st.integers(1, 999_999), st.integers(1, 999_999))),
+    num_samples=maybe(COUNTS),
+    epochs=maybe(AMOUNTS),
+    global_batch=maybe(COUNTS),
+)
+SEARCHES = st.builds(
+    SearchRequest,
+    objective=maybe(st.sampled_from((Objective.COST, Objective.TIME))),
+    providers=several(NAMES),
+    regions=several(NAMES),
+    pricing=several(st.sampled_from(Pricing)),
+    max_price_age_days=maybe(COUNTS),
+    **dict.fromkeys(("max_usd", "max_hours", "max_usd_per_hour"), maybe(AMOUNTS)),
+    **dict.fromkeys(("spot_interruptions_per_day", "download_gbit"), maybe(AMOUNTS)),
+)
+
+
+def machines(gpus: st.SearchStrategy[tuple[GpuChoice, ...]]) -> st.SearchStrategy[HardwareRequest]:
+    return st.builds(
+        HardwareRequest, gpus=gpus, num_nodes=maybe(COUNTS), host_ram_gib=maybe(AMOUNTS), inter_node_gbit=maybe(AMOUNTS)
+    )
+
+
+def requests(**parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Request]:
+    known: dict[str, Any] = {
+        "workload": WORKLOADS,
+        "recipe": RECIPES,
+        "hardware": machines(st.lists(GPUS, max_size=1).map(tuple)),
+    }
+    return st.builds(Request, model=st.just("qwen2-vl-2b"), **(known | parts))
+
+
+def words(command: click.Command, request: Request) -> list[str]:
+    return words_of(command, given_options(command, request))
+
+
+@pytest.mark.parametrize("command", [estimate, rehearse, launch], ids=lambda command: command.name)
+@settings(deadline=None)
+@given(request=requests())
+def test_words_of_a_setup_are_parsed_to_it(command: click.Command, request: Request):
+    assert request_of_words(command, *words(command, request)) == request
+
+
+@settings(deadline=None)
+@given(request=requests(hardware=machines(several(GPUS)), search=SEARCHES))
+def test_words_of_a_search_are_parsed_to_it(request: Request):
+    assert request_of_words(advise, *words(advise, request)) == request
+    search = replace(request.search, objective=request.search.objective or Objective.COST)  # recommend's default
+    assert request_of_words(recommend, *words(recommend, request)) == replace(request, search=search)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(request=requests(hardware=machines(several(GPUS)), search=SEARCHES))
+def test_options_of_a_request_are_parsed_to_it(tmp_path: Path, request: Request):
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    request = request.with_options({"ds_config": path})
+    assert parse(request.options()) == request
+    assert request.completed(Request()) == Request().completed(request) == request
+
+
+@given(one=requests(search=SEARCHES), other=requests(search=SEARCHES))
+def test_what_is_open_is_completed_and_nothing_else_changes(one: Request, other: Request):
+    both, mine, theirs = one.completed(other).options(), one.options(), other.options()
+    assert both == {name: theirs[name] if mine[name] is None else mine[name] for name in mine}
+
+
+@given(recipe=RECIPES)
+def test_a_recipe_has_what_is_decided_and_the_defaults_beside_it(recipe: DecidedRecipe):
+    assert recipe.names == {item.name for item in fields(recipe) if getattr(recipe, item.name) is not None}
+    made = recipe.recipe()
+    assert recipe.applied_to(made) == made
+    assert recipe.completed(decided_by(made)).recipe() == made
