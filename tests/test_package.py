@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import vlmplan
-from cli_calls import isolate
+from cli_calls import call, isolate
 from tools.documents import DOCS, PAGES, README, blocks, with_samples, with_sections
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +87,14 @@ def test_the_readme_shows_what_its_commands_print(monkeypatch, tmp_path):
 
 def test_the_readme_is_read_in_one_sitting():
     assert len(README.read_text().splitlines()) <= 200
+
+
+def test_the_readme_counts_what_comes_with_it(monkeypatch, tmp_path):
+    isolate(monkeypatch, tmp_path)
+    (counts,) = re.findall(r"(\d+) models, (\d+) kinds of GPU and (\d+) rental offers", README.read_text())
+    listed = call("gpus", "--offers", "--json").document
+    found = (call("models", "--json").document["models"], listed["gpus"], listed["offers"])
+    assert tuple(map(int, counts)) == tuple(map(len, found))
 
 
 def test_every_package_and_figure_of_a_report_is_shown_as_it_is():
