@@ -1,11 +1,13 @@
-"""Settings of all tests: hypothesis draws the same examples everywhere, takes the time it needs; no width is set, and
-Ctrl-C is heard.
+"""Settings of all tests: hypothesis draws the same examples everywhere and takes the time it needs, no width is set,
+Ctrl-C is heard, and a process computes with one thread, since as many of them run as there are cores.
 """
 
+import gc
 import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,6 +15,9 @@ from hypothesis import settings
 settings.register_profile("vlmplan", derandomize=True, deadline=None, database=None)
 settings.load_profile("vlmplan")
 os.environ.pop("COLUMNS", None)
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported; threads that wait for each other take as much time
+
+TRAINER = Path(__file__).parent / "trainer"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,9 +31,19 @@ def hearing_ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, found)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Of several workers each takes the next file in the order below, and not the file with the most tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what -m does not want
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked ``one_in(n)`` the first of every n cases is in every run, the others are in the sweep."""
+    """Of a test marked ``one_in(n)`` the first of every n cases is in every run, the others are in the sweep.
+
+    The trainer's tests come first: theirs are the files that take longest, which a worker should not find last.
+    """
+    items.sort(key=lambda item: not item.path.is_relative_to(TRAINER))
     places: Counter[str] = Counter()
     for item in items:
         marker = item.get_closest_marker("one_in")
@@ -37,3 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if places[function] % marker.args[0]:
                 item.add_marker(pytest.mark.sweep)
             places[function] += 1
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected by now stays: the collector of reference cycles need not look at it again."""
+    gc.collect()
+    gc.freeze()

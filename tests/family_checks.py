@@ -25,27 +25,21 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     return auto_class.from_config(real_config, dtype=dtype, attn_implementation=attention)
 
 
-def assert_parameters_match(config: Mapping[str, Any], *, attention: str = "sdpa") -> None:
-    """Names, sizes and order of all parameters are those of the real model."""
-    with torch.device("meta"):
-        model = real_model(config, attention=attention)
-    expected = [(name, parameter.numel()) for name, parameter in model.named_parameters()]
-    tree = build_model(config)
-    found = [(entry.name, entry.parameter.numel) for entry in tree.parameters()]
-    assert found == expected
-
-
-def assert_linears_match(config: Mapping[str, Any], *, attention: str = "sdpa") -> None:
-    """The Linears (and 1-D convolutions) that adapters and quantisation replace have the same names."""
+def assert_parameters_and_linears_match(config: Mapping[str, Any], *, attention: str = "sdpa") -> None:
+    """Names, sizes and order of all parameters are those of the real model, and the Linears (and 1-D convolutions) that
+    adapters and quantisation replace have the same names.
+    """
     from transformers.pytorch_utils import Conv1D
 
     from vlmplan.architecture.modules import Linear
 
     with torch.device("meta"):
         model = real_model(config, attention=attention)
-    expected = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
     tree = build_model(config)
-    assert {name for name, module in tree.named_modules() if isinstance(module, Linear)} == expected
+    parameters = [(name, parameter.numel()) for name, parameter in model.named_parameters()]
+    assert [(entry.name, entry.parameter.numel) for entry in tree.parameters()] == parameters
+    linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
+    assert {name for name, module in tree.named_modules() if isinstance(module, Linear)} == linears
 
 
 def assert_step_matches(

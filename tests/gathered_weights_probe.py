@@ -135,6 +135,8 @@ def train(rank: int, result: str, model_path: str, directory: str) -> None:
 
 
 if __name__ == "__main__":
+    import deepspeed  # noqa: F401  imported once: both ranks begin with it
     import torch.multiprocessing
+    import transformers  # noqa: F401
 
-    torch.multiprocessing.spawn(train, tuple(sys.argv[1:]), nprocs=NUM_RANKS)
+    torch.multiprocessing.start_processes(train, tuple(sys.argv[1:]), nprocs=NUM_RANKS, start_method="fork")

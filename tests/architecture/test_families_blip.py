@@ -71,10 +71,9 @@ def test_counts_are_those_of_the_published_checkpoints(alias):
 @pytest.mark.parametrize("config", [*map(packaged_config, ALIASES), *ALTERED.values()], ids=[*ALIASES, *ALTERED])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
     pytest.importorskip("transformers")
-    from family_checks import assert_linears_match, assert_parameters_match
+    from family_checks import assert_parameters_and_linears_match
 
-    assert_parameters_match(config)
-    assert_linears_match(config)
+    assert_parameters_and_linears_match(config)
 
 
 def batch_of(config, *, micro_batch, num_text_tokens):
@@ -106,7 +105,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(alias, checkpoints):
     assert_step(small(alias), checkpoints=checkpoints)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("alias", ALIASES)
 def test_eager_attention_keeps_scores_in_the_models_type_and_what_dropout_left_of_them(alias, checkpoints):
@@ -115,7 +114,7 @@ def test_eager_attention_keeps_scores_in_the_models_type_and_what_dropout_left_o
     assert_step(config, attention="eager", checkpoints=checkpoints, micro_batch=8, tolerance=0.01)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("alias", ALIASES)
@@ -124,6 +123,7 @@ def test_a_frozen_tower_keeps_what_transformers_keeps(alias, attention, checkpoi
     assert_step(config, frozen=("vision_model.",), attention=attention, checkpoints=checkpoints)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("alias", ALIASES)
 def test_training_the_q_former_alone_keeps_what_transformers_keeps(alias):
     # The decoder's last hidden state is gone before BLIP-2 computes its loss, here it is not: one part in a hundred of

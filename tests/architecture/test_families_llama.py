@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from family_checks import assert_linears_match, assert_parameters_match, assert_step_matches, text_inputs
+from family_checks import assert_parameters_and_linears_match, assert_step_matches, text_inputs
 from vlmplan.architecture.model import Batch
 
 
@@ -20,9 +20,7 @@ BATCH = Batch(micro_batch=2, num_tokens=384)
 
 @pytest.mark.parametrize("alias", ["tinyllama-1.1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b", "smollm2-135m"])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(alias):
-    config = small(alias)
-    assert_parameters_match(config)
-    assert_linears_match(config)
+    assert_parameters_and_linears_match(small(alias))
 
 
 @pytest.mark.one_in(5)

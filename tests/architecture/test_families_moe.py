@@ -56,13 +56,12 @@ def test_counts_are_those_of_the_published_checkpoint():
 @pytest.mark.parametrize("config", [MIXTRAL, QWEN3_MOE, *ALTERED.values()], ids=["mixtral", "qwen3", *ALTERED])
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
     pytest.importorskip("transformers")
-    from family_checks import assert_linears_match, assert_parameters_match
+    from family_checks import assert_parameters_and_linears_match
 
-    assert_parameters_match(config)
-    assert_linears_match(config)
+    assert_parameters_and_linears_match(config)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("config", [MIXTRAL, QWEN3_MOE], ids=["mixtral", "qwen3"])
@@ -70,11 +69,13 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoint
     assert_step(config, attention=attention, checkpoints=checkpoints)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("config", ALTERED.values(), ids=ALTERED)
 def test_a_step_of_an_altered_model_keeps_and_peaks_as_in_transformers(config):
     assert_step(config)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("config", [MIXTRAL, QWEN3_MOE], ids=["mixtral", "qwen3"])
 def test_frozen_embeddings_keep_what_transformers_keeps(config, checkpoints):

@@ -190,6 +190,7 @@ def test_where_no_single_change_helps_several_do_together():
 HOPELESS = ("qwen2-vl-72b", "--method", "full", "--provider", "genesis-cloud")
 
 
+@pytest.mark.sweep
 def test_where_nothing_helps_that_is_said_and_the_code_is_three():
     found = advised(*HOPELESS)
     assert found.code == DOES_NOT_FIT

@@ -207,6 +207,7 @@ OF_VISION |= {"train_vision", "train_projector", "train_language"}
 """What is tried with a vision model, which takes longer, because it needs one or because parts of it may differ."""
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "words", "method", "value"), GIVEN)
 def test_an_option_that_is_given_is_held_by_estimate_and_by_every_plan(
     name: str, words: Sequence[str], method: str, value: Any
@@ -300,6 +301,7 @@ def test_a_card_of_a_catalog_of_ones_own_is_planned_for():
     assert values["gpu"]["usable_bytes"] <= 4096 * 2**20
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("model", "gpu", "words"), SETUPS[:5])
 def test_the_table_shows_the_numbers_of_the_json(model: str, gpu: str, words: Sequence[str]):
     words = ("--model", model, "--gpu", gpu, *words)

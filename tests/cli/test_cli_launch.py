@@ -388,6 +388,7 @@ def test_every_option_of_the_trainer_is_explained():
 # -- the demo --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_the_demo_trains_a_tiny_model_on_two_ranks_under_deepspeed():
     found = call("launch", "--demo", "--max-steps", "4")
     assert found.code == DONE, found.out + found.err

@@ -4,11 +4,11 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -41,6 +41,7 @@ SEARCHES = [
 ]
 
 
+TWO_CARDS = ("--gpu", "t4:1", "--gpu", "rtx-4090:1")
 FEW_CARDS = ("--gpu", "t4", "--gpu", "rtx-4090", "--gpu", "l4:4", "--gpu", "a100-sxm4-80gb")
 """A search over few machines, as right as one over all that are on offer."""
 
@@ -177,7 +178,14 @@ def test_a_limit_on_the_run_is_kept_up_to_the_last_cent(option: str, key: str, o
     assert all("over the limits" in rejection["reason"] for rejection in none.document["rejected"])
 
 
-@pytest.mark.parametrize("gpu", [(), ("--gpu", "a100-sxm4-80gb"), ("--gpu", "t4", "--num-nodes", "2")])
+@pytest.mark.parametrize(
+    "gpu",
+    [
+        ("--gpu", "a100-sxm4-80gb"),
+        ("--gpu", "t4", "--num-nodes", "2"),
+        pytest.param((), marks=pytest.mark.sweep),
+    ],
+)
 def test_a_limit_on_the_price_is_for_all_machines_together(gpu: Sequence[str]):
     prices = sorted(plan["usd_per_hour"] for plan in plans_of(MODEL, "--objective", "time", *gpu) if plan["offer"])
     limit = prices[0]
@@ -198,7 +206,9 @@ def test_providers_are_honoured():
     assert found[0]["usd"] <= one[0]["usd"]
 
 
-@pytest.mark.parametrize("pricing", [("interruptible",), ("reserved", "marketplace")])
+@pytest.mark.parametrize(
+    "pricing", [("interruptible",), pytest.param(("reserved", "marketplace"), marks=pytest.mark.sweep)]
+)
 def test_terms_of_payment_are_honoured(pricing: tuple[str, ...]):
     words = [word for name in pricing for word in ("--pricing", name)]
     assert {plan["offer"]["pricing"] for plan in plans_of(MODEL, *words)} <= set(pricing)
@@ -277,7 +287,7 @@ def test_an_offer_of_ones_own_wins_where_it_is_cheapest():
     [
         pytest.param(("llama-3.1-70b", "--gpu", "t4:1", "--method", "full"), "GiB", marks=pytest.mark.sweep),
         ((MODEL, "--gpu", "t4:1", "--precision", "bf16"), "--precision fp16"),
-        ((MODEL, "--gpu", "t4:1", "--seq-len", "10000000"), "GiB"),
+        pytest.param((MODEL, "--gpu", "t4:1", "--seq-len", "10000000"), "GiB", marks=pytest.mark.sweep),
         ((MODEL, "--gpu", "t4:2", "--micro-batch", "3", "--grad-accum", "5", "--global-batch", "16"), "are 30"),
     ],
 )
@@ -306,14 +316,32 @@ WRITTEN = [
 ]
 
 
+class Written(NamedTuple):
+    folder: Path
+    document: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[str, ...]], Written]:
+    """What a search prints, and writes with ``--out`` into a new folder whose name a shell would take for a command."""
+
+    @cache
+    def answer(words: tuple[str, ...]) -> Written:
+        folder = tmp_path_factory.mktemp("written") / "new" / "plans; rm *"
+        found = call("recommend", "--model", *words, "--out", str(folder), "--json")
+        assert (found.code, found.err) == (DONE, "")
+        return Written(folder, found.document)
+
+    return answer
+
+
 @pytest.mark.parametrize(("words", "names"), WRITTEN)
-def test_out_writes_the_winner(words: Sequence[str], names: set[str]):
-    found = call("recommend", "--model", *words, "--out", "new/plans", "--json")
-    assert (found.code, found.err) == (DONE, "")
-    assert found.document == recommended(*words).document
-    assert {path.name for path in Path("new/plans").iterdir()} == names
-    winner = found.document["plans"][0]
-    plan = read_plan(Path("new/plans/plan.json"))
+def test_out_writes_the_winner(written: Callable[..., Written], words: tuple[str, ...], names: set[str]):
+    folder, document = written(words)
+    assert document == recommended(*words).document
+    assert {path.name for path in folder.iterdir()} == names
+    winner = document["plans"][0]
+    plan = read_plan(folder / "plan.json")
     assert plan.recipe.as_json() == {name: winner["recipe"][name] for name in Recipe().as_json()}
     assert plan.expected.peak_allocated_bytes == winner["estimate"]["peak_allocated_bytes"]
     hardware = plan.hardware
@@ -349,22 +377,26 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("words", "names"), WRITTEN[1:])
-def test_the_written_ds_config_is_the_recipe_in_numbers(words: Sequence[str], names: set[str]):
-    winner = call("recommend", "--model", *words, "--out", "plans", "--json").document["plans"][0]
-    written = json.loads(Path("plans/ds_config.json").read_text())
-    assert "auto" not in list(leaves(written))
-    config = settings_from_ds_config(Path("plans/ds_config.json"))
+def test_the_written_ds_config_is_the_recipe_in_numbers(
+    written: Callable[..., Written], words: tuple[str, ...], names: set[str]
+):
+    folder, document = written(words)
+    winner = document["plans"][0]
+    values = json.loads((folder / "ds_config.json").read_text())
+    assert "auto" not in list(leaves(values))
+    config = settings_from_ds_config(folder / "ds_config.json")
     recipe = recipe_from_json({name: winner["recipe"][name] for name in Recipe().as_json()})
     num_gpus = winner["num_gpus"] * winner["num_nodes"]
-    assert written["train_batch_size"] == recipe.micro_batch * recipe.grad_accum * num_gpus
+    assert values["train_batch_size"] == recipe.micro_batch * recipe.grad_accum * num_gpus
     assert merged_recipe(config, recipe, num_gpus=num_gpus) == recipe
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(("words", "names"), WRITTEN)
-def test_the_written_script_is_shell_and_may_be_run(words: Sequence[str], names: set[str]):
-    call("recommend", "--model", *words, "--out", "plans; rm *", "--json")
-    script = Path("plans; rm */launch.sh")
+def test_the_written_script_is_shell_and_may_be_run(
+    written: Callable[..., Written], words: tuple[str, ...], names: set[str]
+):
+    script = written(words).folder / "launch.sh"
     checked = subprocess.run(["bash", "-n", script], capture_output=True)
     assert (checked.returncode, checked.stderr) == (0, b"")
     assert os.access(script, os.X_OK)
@@ -436,7 +468,7 @@ def test_pareto_shows_plot_and_table():
 
 
 def test_pictures_are_written_and_named():
-    shown = call("recommend", "--model", MODEL, "--html", "new/front.html", "--svg", "front.svg")
+    shown = call("recommend", "--model", MODEL, *TWO_CARDS, "--html", "new/front.html", "--svg", "front.svg")
     assert (shown.code, shown.err) == (DONE, "")
     assert "written: new/front.html" in shown.out
     for name in ("new/front.html", "front.svg"):
@@ -444,12 +476,13 @@ def test_pictures_are_written_and_named():
 
 
 def test_pictures_overwrite_nothing_unless_they_are_forced():
+    words = ("recommend", "--model", MODEL, *TWO_CARDS)
     Path("front.svg").write_text("mine")
-    says(refusal("recommend", "--model", MODEL, "--svg", "front.svg"), "front.svg exists already", "--force")
+    says(refusal(*words, "--svg", "front.svg"), "front.svg exists already", "--force")
     assert Path("front.svg").read_text() == "mine"
-    assert call("recommend", "--model", MODEL, "--svg", "front.svg", "--force").code == DONE
+    assert call(*words, "--svg", "front.svg", "--force").code == DONE
     brings_everything(Path("front.svg").read_text())
-    says(refusal("recommend", "--model", MODEL, "--svg", "x", "--html", "./x"), "--html and --svg need a file each")
+    says(refusal(*words, "--svg", "x", "--html", "./x"), "--html and --svg need a file each")
 
 
 def test_regions_are_honoured():

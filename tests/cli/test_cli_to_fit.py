@@ -69,9 +69,7 @@ def without(command: list[str], change: dict[str, Any], before: dict[str, Any]) 
     return left + words(given)
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 2, pytest.param(1, marks=pytest.mark.sweep), pytest.param(3, marks=pytest.mark.sweep)]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in (1, 2, 3))])
 def test_what_is_suggested_fits_and_needs_all_of_its_changes(seed: int):
     options = setup(seed)
     asked = call("estimate", *words(options), "--json")

@@ -32,7 +32,9 @@ CATALOG = {
 SETUP = ("--model", f"./{LONG}", "--gpu", "rtx-4090:2")
 COMMANDS = {
     "recommend": ("recommend", "--model", "qwen2-vl-2b", "--pareto"),
-    "recommend, long": ("recommend", "--model", f"./{LONG}", *MINE, "--pareto", "--out", "plans"),
+    "recommend, long": (
+        *("recommend", "--model", f"./{LONG}", *MINE, "--provider", PROVIDER, "--pareto", "--out", "plans"),
+    ),
     "recommend, nothing fits": ("recommend", "--model", "llama-3.1-70b", "--gpu", "t4:1", "--gpu", "rtx-3060-12gb:2"),
     "estimate": ("estimate", "--model", "qwen2-vl-2b", "--gpu", "rtx-4090:2", "--method", "lora", "--scaling"),
     "estimate, long": ("estimate", *SETUP, "--num-nodes", "4", *MINE, "--scaling"),
@@ -78,7 +80,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch, name: str) -> Call:
     return _NARROW[name]
 
 
-SLOW = ("models of a card", "recommend, nothing fits", "advise, long", "estimate, does not fit")
+SLOW = ("recommend", "models of a card", "recommend, nothing fits", "advise, long", "estimate, does not fit")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def planned_bytes(*, is_efficient: bool, checkpoints: bool) -> int:
     return forward.resident.weights - backward.resident.weights
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("is_efficient", [False, True])
 def test_as_many_weights_are_whole_after_forward_as_under_the_real_zero_3(whole_bytes, is_efficient, checkpoints):
@@ -79,6 +80,7 @@ def test_under_checkpointing_only_the_head_stays_whole():
     assert planned_bytes(is_efficient=False, checkpoints=True) == 2 * HEAD_NUMEL
 
 
+@pytest.mark.sweep
 def test_a_module_whose_input_needs_no_gradient_is_whole_until_backward_ends(whole_bytes):
     trace = prepared_model(LLAMA, Recipe(zero_stage=3)).run(
         Tape(), Batch(micro_batch=1, num_tokens=8), AttentionBackend(implementation="sdpa"), chunks_loss=False
@@ -87,6 +89,7 @@ def test_a_module_whose_input_needs_no_gradient_is_whole_until_backward_ends(who
     assert whole_bytes["unreleased"] == micro_batch_profile(trace).unreleased_bytes == embedding
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.BF16_PURE, Precision.FP32])
 def test_a_new_engine_holds_master_weights_even_of_the_weights_own_type(whole_bytes, precision):
     init = planned_timeline(is_efficient=True, checkpoints=True, precision=precision).phases[1]

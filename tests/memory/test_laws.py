@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from laws import law
 from planned import cluster, shortened
 from small_models import table_of
 from vlmplan.errors import VlmplanError
@@ -32,6 +33,9 @@ VISION_MODELS = ("qwen2-vl-2b", "llava-1.5-7b")
 
 LEAST_8BIT_ELEMENTS = 4096
 """bitsandbytes keeps float32 states of anything smaller (``min_8bit_size``): cutting further then costs bytes."""
+
+QUICK = 25
+"""Examples in every run of laws that need a new trace for most of them."""
 
 models = st.sampled_from(sorted(MODELS))
 sizes = st.lists(st.integers(1, 5_000_000), min_size=1, max_size=30)
@@ -78,7 +82,7 @@ def states_bytes(components: Components) -> int:
     return components.weights + components.gradients + components.optimizer_states
 
 
-@given(models, recipes, st.sampled_from([1, 2, 8]))
+@law(models, recipes, st.sampled_from([1, 2, 8]), quick=QUICK)
 def test_components_sum_to_the_peak_and_none_is_negative(alias, fields, num_gpus):
     answer = estimated(alias, Recipe(**fields), num_gpus=num_gpus)
     parts = answer.timeline.peak.as_json()
@@ -89,7 +93,7 @@ def test_components_sum_to_the_peak_and_none_is_negative(alias, fields, num_gpus
         assert all(num_bytes >= 0 for part in (phase.resident, phase.peak) for num_bytes in part.as_json().values())
 
 
-@given(models, recipes, st.integers(1, 256))
+@law(models, recipes, st.integers(1, 256), quick=QUICK)
 def test_more_ranks_never_hold_more_model_states(alias, fields, num_ranks):
     recipe = Recipe(**{**fields, "zero_stage": fields["zero_stage"] or 3})
     answer = estimated(alias, recipe)
@@ -105,7 +109,7 @@ def test_more_ranks_never_hold_more_model_states(alias, fields, num_ranks):
     assert answer.num_params == table.num_params
 
 
-@given(models, recipes, st.integers(2, 64))
+@law(models, recipes, st.integers(2, 64), quick=QUICK)
 def test_a_higher_zero_stage_never_holds_more_model_states(alias, fields, num_ranks):
     # LLaVA has a last vision layer that nothing uses: stages 0 and 1 never see a gradient of it, stages 2 and 3 have
     # room for one.
@@ -122,7 +126,7 @@ def test_a_higher_zero_stage_never_holds_more_model_states(alias, fields, num_ra
     assert held == sorted(held, reverse=True)
 
 
-@given(models, recipes, st.sampled_from([1, 4]))
+@law(models, recipes, st.sampled_from([1, 4]), quick=QUICK)
 def test_adapters_need_no_more_than_full_fine_tuning(alias, fields, num_gpus):
     lora = Recipe(**{**fields, "method": Method.LORA, "zero": SMALL_BUCKETS})
     full = lora.with_changes(method=Method.FULL)
@@ -132,7 +136,7 @@ def test_adapters_need_no_more_than_full_fine_tuning(alias, fields, num_gpus):
     )
 
 
-@given(models, recipes, st.integers(1, 6), st.integers(1, 4))
+@law(models, recipes, st.integers(1, 6), st.integers(1, 4), quick=QUICK)
 def test_bytes_grow_with_the_micro_batch(alias, fields, micro_batch, more):
     recipe = Recipe(**{**fields, "micro_batch": micro_batch})
     larger = recipe.with_changes(micro_batch=micro_batch + more)
@@ -141,7 +145,7 @@ def test_bytes_grow_with_the_micro_batch(alias, fields, micro_batch, more):
     assert forward < larger_forward
 
 
-@given(models, recipes, st.integers(640, 1000), st.integers(1, 1000))
+@law(models, recipes, st.integers(640, 1000), st.integers(1, 1000), quick=QUICK)
 def test_bytes_grow_with_the_length(alias, fields, seq_len, more):
     recipe = Recipe(**fields)
     if alias == "gpt2":
@@ -150,7 +154,7 @@ def test_bytes_grow_with_the_length(alias, fields, seq_len, more):
     assert short.peak_allocated_bytes <= long.peak_allocated_bytes
 
 
-@given(models, recipes, st.integers(1, 128), st.integers(1, 128))
+@law(models, recipes, st.integers(1, 128), st.integers(1, 128), quick=QUICK)
 def test_bytes_grow_with_the_rank(alias, fields, rank, more):
     recipe = Recipe(**{**fields, "method": Method.LORA, "lora_rank": rank})
     larger = recipe.with_changes(lora_rank=rank + more)
@@ -159,7 +163,7 @@ def test_bytes_grow_with_the_rank(alias, fields, rank, more):
     assert low.peak_allocated_bytes <= high.peak_allocated_bytes
 
 
-@given(recipes, st.integers(2, 20), st.integers(1, 10))
+@law(recipes, st.integers(2, 20), st.integers(1, 10), quick=QUICK)
 def test_bytes_grow_with_the_image(fields, side, more):
     recipe = Recipe(**{**fields, "loss": LossKind.CHUNKED})
     alias = "qwen2-vl-2b"

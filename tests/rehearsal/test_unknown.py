@@ -1,6 +1,7 @@
 """Activations of a model without a family: what a rehearsal of one and two layers adds to the generic ones."""
 
 import json
+import runpy
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,8 @@ from planned import cluster, workload
 from vlmplan.errors import UnavailableError
 from vlmplan.estimate import Estimate, estimate
 from vlmplan.models import find_model
+from vlmplan.models import probe as model_probe
+from vlmplan.models.probe import probe_path
 from vlmplan.recipe import Method, Recipe
 from vlmplan.rehearsal.unknown import (
     CORRECTED_PHASES,
@@ -43,8 +46,18 @@ FIRST, FURTHER = 3_000_000, 500_000
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where layouts that were looked up are kept for all tests here: each takes seconds."""
+    """Where layouts that were looked up are kept for all tests here."""
     return tmp_path_factory.mktemp("olmo2")
+
+
+@pytest.fixture(scope="module")
+def looked_up_here() -> Iterator[None]:
+    """Layouts come from the probe in this process: one of its own for each takes seconds, and adds nothing here."""
+    pytest.importorskip("transformers")
+    probe = runpy.run_path(str(probe_path(Path(model_probe.__file__).parents[1])))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_probe, "_answer", lambda config: {"layout": probe["layout"](config)})
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +68,7 @@ def cache(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(places: Path) -> Iterator[Estimate]:
-    pytest.importorskip("transformers")
+def found(places: Path, looked_up_here: None) -> Iterator[Estimate]:
     (places / "config.json").write_text(json.dumps(CONFIG))
     with pytest.MonkeyPatch.context() as patch:
         isolated_cache(patch, places)

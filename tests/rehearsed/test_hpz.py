@@ -43,7 +43,8 @@ def rehearsed(found: Estimate) -> dict[str, Any]:
     return answer
 
 
-@pytest.mark.parametrize("method", [Method.FULL, pytest.param(Method.LORA, marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 def test_estimate_and_messages_are_those_of_a_rehearsal(method: Method):
     pytest.importorskip("deepspeed")
     found = estimated(method, hpz=2)

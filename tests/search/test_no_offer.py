@@ -4,9 +4,10 @@ from datetime import date
 from itertools import combinations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume
 from hypothesis import strategies as st
 
+from laws import law
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.hardware import Offer, Pricing
 from vlmplan.search.no_offer import Asked, no_offer_sentence, ways_out
@@ -57,8 +58,7 @@ def fewest(asked: Asked) -> int:
     return min(len(refusals(one, asked)) for one in KNOWN)
 
 
-@settings(max_examples=150, deadline=None)
-@given(ASKED)
+@law(ASKED, quick=20, thorough=150)
 def test_what_is_named_has_offers_and_takes_the_fewest_changes(asked: Asked):
     assume(not asked.admitted(CATALOG.offers))
     ways = ways_out(CATALOG, asked)
@@ -72,8 +72,7 @@ def test_what_is_named_has_offers_and_takes_the_fewest_changes(asked: Asked):
         assert way.offers
 
 
-@settings(max_examples=100, deadline=None)
-@given(ASKED)
+@law(ASKED, quick=20, thorough=100)
 def test_every_set_of_so_few_changes_that_helps_is_found(asked: Asked):
     assume(not asked.admitted(CATALOG.offers))
     found = {frozenset(way.options) for way in ways_out(CATALOG, asked)}
@@ -81,8 +80,7 @@ def test_every_set_of_so_few_changes_that_helps_is_found(asked: Asked):
     assert found == {frozenset(out) for one in KNOWN if len(out := refusals(one, asked)) == count}
 
 
-@settings(max_examples=100, deadline=None)
-@given(ASKED)
+@law(ASKED, quick=20, thorough=100)
 def test_limits_are_raised_no_further_than_to_the_nearest_offer(asked: Asked):
     assume(not asked.admitted(CATALOG.offers))
     for name, unit in (("max_usd_per_hour", 0.011), ("max_price_age_days", 1)):

@@ -1,15 +1,17 @@
 """The front of cost against time: nothing on it is beaten, everything else is, and its members are computed exactly."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from laws import law
 from search_cases import card, cluster, offer, owned, rented, search, space
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method
-from vlmplan.search import Limits, Objective
+from vlmplan.search import Limits, Objective, Recommendation
 from vlmplan.search.pareto import front, front_of, settled
 from vlmplan.units import GIB
 
@@ -94,7 +96,7 @@ CASES = st.lists(
 )
 
 
-@given(CASES)
+@law(CASES, quick=25)
 def test_members_are_exact_and_nothing_that_is_left_beats_them(cases: list[Case]):
     members, left = settled(cases, exactly)
     assert all(one.is_exact for one in members)
@@ -143,9 +145,14 @@ def machines(num_gpus: tuple[int, ...] = (1, 2, 4)):
     return [rented(gpu, offer(gpu, usd * count, count)) for gpu, usd in rates for count in num_gpus]
 
 
+@cache
+def found_for(objective: Objective) -> Recommendation:
+    return search(machines(), objective=objective, **SAMPLE)
+
+
 @pytest.mark.parametrize("objective", Objective)
 def test_front_of_a_search_is_exact_and_fits(objective: Objective):
-    found = search(machines(), objective=objective, **SAMPLE)
+    found = found_for(objective)
     where = space(**SAMPLE)
     assert found.pareto
     for point in found.pareto:
@@ -158,7 +165,7 @@ def test_front_of_a_search_is_exact_and_fits(objective: Objective):
 
 @pytest.mark.parametrize("objective", Objective)
 def test_front_is_that_of_everything_scored_and_no_plan_beats_it(objective: Objective):
-    found = search(machines(), objective=objective, **SAMPLE)
+    found = found_for(objective)
     assert list(found.pareto) == front_of(found.scored)
     plans = [(plan.hours, plan.usd) for plan in found.plans]
     assert not [one for one in found.pareto if any(beats(plan, (one.hours, one.usd)) for plan in plans)]
@@ -166,7 +173,7 @@ def test_front_is_that_of_everything_scored_and_no_plan_beats_it(objective: Obje
 
 @pytest.mark.parametrize("objective", Objective)
 def test_plans_and_front_are_those_of_a_search_that_looks_at_everything(objective: Objective):
-    found = search(machines(), objective=objective, **SAMPLE)
+    found = found_for(objective)
     everything = search(machines(), objective=objective, compares_all=True, **SAMPLE)
     assert found.pareto == everything.pareto
     assert [(plan.estimate.recipe, plan.usd) for plan in found.plans] == [
@@ -176,14 +183,14 @@ def test_plans_and_front_are_those_of_a_search_that_looks_at_everything(objectiv
 
 
 def test_front_has_more_than_the_plans_and_both_winners():
-    cheap, fast = (search(machines(), objective=objective, **SAMPLE) for objective in (Objective.COST, Objective.TIME))
+    cheap, fast = map(found_for, (Objective.COST, Objective.TIME))
     assert len(cheap.scored) > len(cheap.plans)
     assert cheap.pareto[-1].usd == pytest.approx(cheap.plans[0].usd)
     assert cheap.pareto[0].hours == pytest.approx(fast.plans[0].hours)
 
 
 def test_front_stays_within_the_limits():
-    limit = search(machines(), **SAMPLE).pareto[0].usd * 0.9
+    limit = found_for(Objective.COST).pareto[0].usd * 0.9
     found = search(machines(), limits=Limits(max_usd=limit), **SAMPLE)
     assert all(point.usd <= limit for point in found.scored)
     assert found.pareto
@@ -195,6 +202,7 @@ def test_without_prices_there_is_no_front():
     assert (found.pareto, found.scored) == ((), ())
 
 
+@pytest.mark.sweep
 def test_what_the_allocator_cannot_place_is_on_no_front():
     # Without expandable segments blocks stay as they were cut, so more memory is reserved than tensors take.
     gpu, fixed = SLOW, {"expandable_segments": False, "method": Method.LORA}

@@ -121,13 +121,15 @@ def setup_of(estimate: Estimate) -> Setup:
 @pytest.mark.parametrize(
     ("where", "num_gpus", "every"),
     [
-        (SMALL, 1, 1),
+        (SMALL, 1, FEW),
         (SMALL, 4, FEW),
-        (WITH_IMAGES_FEW_LAYERS, 2, 1),
+        (WITH_IMAGES_FEW_LAYERS, 2, FEW),
         (TURNS_BETWEEN_BATCHES, 2, FEW),
         (WITH_IMAGES, 2, 5 * FEW),
-        (CHUNK_FILLS_LATE, 2, 3 * FEW),
+        (CHUNK_FILLS_LATE, 2, 9 * FEW),
+        pytest.param(SMALL, 1, 1, marks=pytest.mark.sweep),
         pytest.param(SMALL, 4, 1, marks=pytest.mark.sweep),
+        pytest.param(WITH_IMAGES_FEW_LAYERS, 2, 1, marks=pytest.mark.sweep),
         pytest.param(WITH_IMAGES, 2, 1, marks=pytest.mark.sweep),
         pytest.param(CHUNK_FILLS_LATE, 2, 1, marks=pytest.mark.sweep),
     ],
@@ -145,12 +147,19 @@ def test_exact_peak_is_between_the_floor_and_the_bound(where: SetupSpace, num_gp
 
 
 @pytest.mark.parametrize(
-    ("where", "num_gpus"),
-    [(SMALL, 1), (WITH_IMAGES_FEW_LAYERS, 2), pytest.param(WITH_IMAGES, 2, marks=pytest.mark.sweep)],
+    ("where", "num_gpus", "every"),
+    [
+        (SMALL, 1, FEW),
+        (WITH_IMAGES_FEW_LAYERS, 2, FEW),
+        pytest.param(SMALL, 1, 1, marks=pytest.mark.sweep),
+        pytest.param(WITH_IMAGES, 2, 1, marks=pytest.mark.sweep),
+    ],
 )
-def test_seconds_between_two_micro_batches_are_those_of_the_exact_estimate_or_a_little_more(where, num_gpus: int):
+def test_seconds_between_two_micro_batches_are_those_of_the_exact_estimate_or_a_little_more(
+    where: SetupSpace, num_gpus: int, every: int
+):
     on = cluster(card("rtx-4090"), num_gpus)
-    for estimate in exact(where, num_gpus, Method.LORA, 1):
+    for estimate in exact(where, num_gpus, Method.LORA, every):
         seconds = where.run_seconds(setup_of(estimate), on)
         assert seconds == pytest.approx(estimate.run_seconds, rel=0.002)
         if estimate.recipe.micro_batch in (1, where.batch_sizes(1)[-1][0]):
@@ -194,10 +203,11 @@ def test_no_run_of_a_method_writes_less_of_any_kind_than_the_least():
     ]
 
 
+@pytest.mark.parametrize("every", [FEW, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("num_gpus", [1, 2])
-def test_host_memory_that_is_asked_for_is_that_of_the_estimate(num_gpus: int):
+def test_host_memory_that_is_asked_for_is_that_of_the_estimate(num_gpus: int, every: int):
     on = cluster(card("rtx-4090"), num_gpus)
-    for estimate in exact(SMALL, num_gpus, Method.FULL, 1):
+    for estimate in exact(SMALL, num_gpus, Method.FULL, every):
         assert SMALL.models.host_bytes(estimate.recipe, on) == estimate.host.peak_bytes
 
 

@@ -31,6 +31,7 @@ def trained_once(folder, recipe):
     return types
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("loss", LossKind)
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
 @pytest.mark.parametrize(

@@ -30,17 +30,8 @@ WITH_VIDEOS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "i
 WITHOUT_CLASSES = {"qwen"}
 """Qwen-VL's code comes with the checkpoint and is not run."""
 IN_EVERY_RUN = ("qwen2_vl", "internvl", "llava")
-"""Families whose adapters are tried in every run of the tests: flat, with videos, without."""
-
-
-def cases(*in_every_run: str) -> list[Any]:
-    """The families, those in sweeps that are not ``in_every_run``, where some are."""
-    return [
-        pytest.param(family, marks=[pytest.mark.sweep] if in_every_run and family not in in_every_run else [])
-        for family in FAMILIES
-    ]
-
-
+"""Families that are tried in every run of the tests: flat, with videos, without."""
+CASES = [pytest.param(family, marks=[] if family in IN_EVERY_RUN else [pytest.mark.sweep]) for family in FAMILIES]
 OF_RUN = ("architectures", "dtype", "transformers_version", "_name_or_path")
 """What a configuration says of how it was saved."""
 
@@ -108,7 +99,7 @@ def without_run(values: dict[str, Any]) -> dict[str, Any]:
     return {key: without_run(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
-@pytest.mark.parametrize("family", cases())
+@pytest.mark.parametrize("family", CASES)
 def test_an_exported_model_is_its_checkpoint_with_the_trained_weights(family: str, tmp_path: Path):
     made = trained(tmp_path, family, Method.FULL)
     assert_has_files_of(made.folder, made.source)
@@ -120,7 +111,7 @@ def test_an_exported_model_is_its_checkpoint_with_the_trained_weights(family: st
     assert generated(model, processor, family) == generated(made.loaded.model.to(torch.bfloat16), processor, family)
 
 
-@pytest.mark.parametrize("family", cases(*IN_EVERY_RUN))
+@pytest.mark.parametrize("family", CASES)
 def test_an_exported_adapter_goes_onto_the_model_that_it_names(family: str, tmp_path: Path):
     from peft import PeftModel
 

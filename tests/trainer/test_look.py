@@ -115,6 +115,7 @@ def test_what_the_start_refuses_a_look_refuses_with_the_same_sentence_and_the_fo
     assert result_in(folder / "run") is None
 
 
+@pytest.mark.sweep
 def test_launch_gets_the_account_from_a_process_of_its_own(folder: Path):
     path = data(folder, *[llava()] * 4)
     plan, options = planned_in(folder), TrainerOptions(output_dir=folder / "run", train_data=path)

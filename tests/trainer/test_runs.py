@@ -335,10 +335,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(models, outcomes, tmp_p
 @pytest.mark.parametrize(("num_ranks", "micro_batch"), [(1, 4), pytest.param(4, 1, marks=sweep)])
 def test_a_run_goes_on_with_another_number_of_ranks(models, outcomes, tmp_path, num_ranks, micro_batch):
     unbroken = outcomes["unbroken"]
-    shutil.copytree(unbroken.folder, tmp_path / "run")
-    (tmp_path / "run" / "checkpoints" / "step-00000010" / "complete.json").unlink()  # as if killed before the end
-    other = plan_of(models, "llama", "full", "2", num_ranks, micro_batch=micro_batch)
-    done = train(other, tmp_path, *LONG, "--resume")
+    folder = tmp_path / "others" / "run"
+    shutil.copytree(unbroken.folder, folder)
+    (folder / "checkpoints" / "step-00000010" / "complete.json").unlink()  # as if killed before the end
+    plan = plan_of(models, "llama", "full", "2", num_ranks, micro_batch=micro_batch)
+    done = train_all({"others": (plan, (*LONG, "--resume"))}, tmp_path, num_ranks=num_ranks)["others"]
     assert [line["step"] for line in done.metrics] == list(range(1, 11))
     assert done.losses[-2:] == pytest.approx(unbroken.losses[8:], rel=0.004)
 

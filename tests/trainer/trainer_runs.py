@@ -3,13 +3,14 @@
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+
+from prepared import free_port, run_prepared
 
 from vlmplan.plan import Plan, plan_from_estimate, write_plan
 from vlmplan.request import parse
@@ -53,7 +54,8 @@ def train_all(
         listed.append(job | {"stop_after": (stop_after or {}).get(name)})
     (folder / "jobs.json").write_text(json.dumps(listed))
     results = folder / "results.json"
-    done = _started([str(MANY_RUNS), str(folder / "jobs.json"), str(results)], num_ranks, environment)
+    words = [str(folder / "jobs.json"), str(results)]
+    done = run_prepared(MANY_RUNS, words, num_ranks=num_ranks, environment=environment)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     codes = json.loads(results.read_text())
     return {job["name"]: Outcome(done, Path(job["folder"]), codes[job["name"]]) for job in listed}
@@ -63,7 +65,9 @@ def train(plan: Plan, folder: Path, *words: str) -> "Outcome":
     """One run of the trainer on every rank of its plan."""
     write_plan(plan, folder / "plan.json", force=True)
     arguments = ["-m", "vlmplan_trainer", "--plan", str(folder / "plan.json"), "--output-dir", str(folder / "run")]
-    done = _started([*arguments, *words], plan.hardware.num_gpus)
+    process = start([*arguments, *words], plan.hardware.num_gpus)
+    out, err = process.communicate(timeout=600)
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
     outcome = Outcome(done, folder / "run", done.returncode)
     assert outcome.code == 0, outcome.out[-3000:] + outcome.err[-5000:]
     return outcome
@@ -81,31 +85,15 @@ def train_here(plan: Plan, folder: Path, *words: str) -> "Outcome":
     return Outcome(subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue()), folder / "run", code)
 
 
-def start(
-    arguments: Sequence[str], num_ranks: int, environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
+def start(arguments: Sequence[str], num_ranks: int) -> subprocess.Popen[str]:
     """Python with these arguments on every rank, in a process group of its own."""
     command = [sys.executable, *arguments]
     if num_ranks > 1:
         launcher = ["-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={num_ranks}"]
-        command = [sys.executable, *launcher, f"--master_port={_free_port()}", *arguments]
-    set_for_all = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **(environment or {})}
+        command = [sys.executable, *launcher, f"--master_port={free_port()}", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env={**os.environ, **set_for_all}, text=True, start_new_session=True, **pipes)
-
-
-def _started(
-    arguments: Sequence[str], num_ranks: int, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    process = start(arguments, num_ranks, environment)
-    out, err = process.communicate(timeout=600)
-    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
 
 
 class Outcome:

@@ -1,11 +1,10 @@
 """ZeRO-3 on two CPU ranks: nobody holds the whole model, and the chunked loss trains as it does at stage 0."""
 
-import os
 from functools import cache
 
 import pytest
-
 import sharded_trainer_probe
+
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 CASES = {
@@ -35,7 +34,7 @@ def outcomes(tmp_path_factory):
 
     @cache
     def found(names):
-        return sharded_trainer_probe.run(folder, {name: CASES[name] for name in names}, os.environ)
+        return sharded_trainer_probe.run(folder, {name: CASES[name] for name in names})
 
     return lambda name: found(IN_SWEEPS if name in IN_SWEEPS else IN_EVERY_RUN)[name]
 

@@ -6,21 +6,17 @@ returns, as JSON: {name: {"found": ...}}, or {"raised": "Type: message"}, or {"d
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-LIMIT_SECONDS = 300
+from prepared import run_prepared
 
 
 def outcomes_of(file: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """What the named checks of a file found."""
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}  # what DeepSpeed finds by itself, and says on its output
-    done = subprocess.run(
-        [sys.executable, str(file), *names], env=environment, capture_output=True, text=True, timeout=LIMIT_SECONDS
-    )
+    done = run_prepared(file, names)
     assert done.stdout, done.stderr[-5000:]
     return json.loads(done.stdout)
 

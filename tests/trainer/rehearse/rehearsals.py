@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer_runs import start
+from prepared import run_prepared
 
 from vlmplan.plan import Plan, write_plan
 from vlmplan.sample_images import sample_image
@@ -36,18 +36,16 @@ def request_for(plan: Plan, *, rank: int = 0, num_steps: int = NUM_STEPS, **more
 
 def rehearsed(request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of ``python -m vlmplan_trainer.rehearse``."""
-    return _answer(["-m", "vlmplan_trainer.rehearse"], request)
+    command = [sys.executable, "-m", "vlmplan_trainer.rehearse"]
+    return _answer(subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=600))
 
 
 def many_rehearsed(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The answers to several requests from processes that share their imports."""
-    return _answer([str(HERE / "many_rehearsals.py")], list(requests))
+    return _answer(run_prepared(HERE / "many_rehearsals.py", stdin=json.dumps(list(requests))))
 
 
-def _answer(arguments: Sequence[str], question: Any) -> Any:
-    done = subprocess.run(
-        [sys.executable, *arguments], input=json.dumps(question), capture_output=True, text=True, timeout=600
-    )
+def _answer(done: subprocess.CompletedProcess[str]) -> Any:
     assert done.stdout, done.stderr[-5000:]
     return json.loads(done.stdout)
 
@@ -69,7 +67,7 @@ def really_run(
         jobs.append(job)
     (folder / "jobs.json").write_text(json.dumps(jobs))
     results = folder / f"results-{num_ranks}"
-    process = start([str(HERE / "real_runs.py"), str(folder / "jobs.json"), str(results)], num_ranks, environment)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, out[-3000:] + err[-5000:]
+    arguments = [str(folder / "jobs.json"), str(results)]
+    done = run_prepared(HERE / "real_runs.py", arguments, num_ranks=num_ranks, environment=environment)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
     return [json.loads(Path(f"{results}.{rank}").read_text()) for rank in range(num_ranks)]

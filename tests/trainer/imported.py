@@ -1,4 +1,4 @@
-"""Imports of everything that a rehearsal imports, so that processes forked from one that has it need not."""
+"""Imports of everything that a run or a rehearsal imports, so that processes forked from one that has it need not."""
 
 import os
 
@@ -16,4 +16,5 @@ import transformers.models.auto.modeling_auto
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen2_vl.modeling_qwen2_vl  # noqa: F401
 
-import vlmplan_trainer.rehearse.run  # noqa: F401
+import vlmplan_trainer.rehearse.run
+import vlmplan_trainer.run  # noqa: F401

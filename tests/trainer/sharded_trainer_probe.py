@@ -1,31 +1,31 @@
 """The trainer's models and loss under the real DeepSpeed engine on two CPU ranks, stage 0 beside stage 3.
 
-``run`` starts this file, and the file one process per rank, because DeepSpeed keeps global state.
+``run`` starts this file on every rank, in processes of their own because DeepSpeed keeps global state.
 """
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from prepared import run_prepared
 
 NUM_RANKS = 2
 NUM_STEPS = 3
 CHUNK_TOKENS = 5
 
 
-def run(folder: Path, cases: Mapping[str, Mapping[str, object]], environment: Mapping[str, str]) -> dict[str, list]:
+def run(folder: Path, cases: Mapping[str, Mapping[str, object]]) -> dict[str, list]:
     """Of every case and rank: its losses with the plain loss at stage 0 and the chunked one at stage 3, and its bytes.
 
     A case is recipe fields by name, ``is_tied`` (which of the models in ``folder``) and maybe ``random_weights``.
     """
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "cases.json").write_text(json.dumps(cases))
-        settings = {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, __file__, str(folder), directory]
-        subprocess.run(command, env={**environment, **settings}, check=True, capture_output=True, timeout=300)
+        done = run_prepared(Path(__file__), [str(folder), directory], num_ranks=NUM_RANKS)
+        assert done.returncode == 0, done.stderr[-5000:]
         ranks = [json.loads(Path(directory, f"rank{rank}.json").read_text()) for rank in range(NUM_RANKS)]
     return {name: [found[name] for found in ranks] for name in cases}
 
@@ -96,9 +96,7 @@ def outcome(folder: Path, changes: dict, *, stage: int, is_chunked: bool, rank: 
 def train(rank: int, folder: str, directory: str) -> None:
     from vlmplan_trainer.engines.make import init_gloo
 
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(NUM_RANKS))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # DeepSpeed asks for them and uses the file
-    init_gloo(init_method=f"file://{directory}/rendezvous", rank=rank, world_size=NUM_RANKS)
+    init_gloo()
     found = {}
     for name, case in json.loads(Path(directory, "cases.json").read_text()).items():
         model, is_random = Path(folder, str(case.pop("is_tied"))), case.pop("random_weights", False)
@@ -109,8 +107,4 @@ def train(rank: int, folder: str, directory: str) -> None:
 
 
 if __name__ == "__main__":
-    import deepspeed  # noqa: F401  imported once: both ranks begin with it
-    import torch.multiprocessing
-    import transformers  # noqa: F401
-
-    torch.multiprocessing.start_processes(train, tuple(sys.argv[1:]), nprocs=NUM_RANKS, start_method="fork")
+    train(int(os.environ["RANK"]), *sys.argv[1:])
