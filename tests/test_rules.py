@@ -373,6 +373,7 @@ def outcomes():
     return deepspeed_probe.run(os.environ)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -387,6 +388,7 @@ def test_deepspeed_refuses_what_the_rules_refuse(outcomes, name, words):
     assert words in outcomes[name]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name",
     ["parameters offloaded at stage 2", "nvme at stage 2", "optimizer offloaded at stage 0"],
@@ -395,21 +397,25 @@ def test_deepspeed_passes_over_what_the_rules_refuse(outcomes, name):
     assert outcomes[name] == "runs"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW8bit", "PagedAdamW8bit", "Adafactor"])
 def test_deepspeed_runs_every_optimizer_at_every_stage(outcomes, stage, optimizer):
     assert outcomes[f"{optimizer} at stage {stage}"] == "runs"
 
 
+@pytest.mark.sweep
 def test_deepspeed_makes_float32_weights_16_bit(outcomes):
     assert outcomes["float32 beside bf16"] == "torch.bfloat16"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_runs_pure_bf16_when_sharded(outcomes, stage):
     assert outcomes[f"pure bf16 at stage {stage}"] == "runs"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_adafactor_keeps_a_whole_state_when_sharded(outcomes, stage):
     assert outcomes[f"Adafactor at stage {stage}: states"] == "exp_avg_sq"

@@ -63,6 +63,7 @@ FAMILIES = (
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("alias", FAMILIES)
 def test_expanding_one_layer_gives_what_running_all_layers_gives(alias, checkpointing):
