@@ -82,8 +82,26 @@ def circles(graph: Graph) -> list[list[str]]:
     return found
 
 
+def children(package: str) -> Graph:
+    """What the modules and packages directly in ``package`` import of each other."""
+
+    def child(name: str) -> str:
+        return ".".join(name.split(".")[: package.count(".") + 2])
+
+    inside = [name for name in files() if name.startswith(f"{package}.")]
+    graph: dict[str, set[str]] = {child(name): set() for name in inside}
+    for name in inside:
+        graph[child(name)] |= {child(other) for other in imports()[name]} & graph.keys() - {child(name)}
+    return graph
+
+
 def test_no_modules_import_each_other_in_a_circle():
     assert circles(imports()) == []
+
+
+@pytest.mark.parametrize("package", [name for name, path in files().items() if path.name == "__init__.py"])
+def test_no_packages_import_each_other_in_a_circle(package: str):
+    assert circles(children(package)) == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
-"""The versions of the training libraries that the memory model was checked against, as constraints.txt has them."""
+"""The packages that training needs: which, in what versions the memory model was checked, and what is installed."""
 
 from vlmplan import __version__
+from vlmplan.recipe import Method, Recipe
+from vlmplan.workload import Workload
 
+INSTALL = 'pip install "vlmplan[train]"'
 CHECKED_VERSIONS: dict[str, str] = {
     "torch": "2.13.0",
     "transformers": "5.23.0",
@@ -11,4 +14,27 @@ CHECKED_VERSIONS: dict[str, str] = {
     "accelerate": "1.15.0",
 }
 
+"""As constraints.txt has them."""
 VLMPLAN_VERSION = __version__
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package, without importing it."""
+    from importlib import metadata  # slow to import, and rarely asked
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def needed_packages(recipe: Recipe, workload: Workload) -> list[str]:
+    """The packages without which the trainer cannot run what is planned."""
+    names = ["torch", "transformers", "safetensors"]
+    names += ["deepspeed"] if recipe.uses_deepspeed else []
+    names += ["peft"] if recipe.method is not Method.FULL else []
+    is_quantized = recipe.method is Method.QLORA
+    names += ["accelerate"] if is_quantized else []
+    names += ["bitsandbytes"] if is_quantized or recipe.optimizer.value.endswith("8bit") else []
+    names += ["pillow"] if workload.images_per_sample else []
+    return names

@@ -12,8 +12,8 @@ import pytest
 
 from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, refusal, says
 from launch_cases import recorded, stand_in_trainer
-from vlmplan.launch.facts import installed_version
 from vlmplan.plan import read_plan
+from vlmplan.versions import installed_version
 
 pytestmark = pytest.mark.skipif(
     os.name != "posix" or any(installed_version(name) is None for name in ("torch", "transformers")),

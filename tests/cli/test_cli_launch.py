@@ -14,11 +14,11 @@ from test_package import HEAVY, modules_after
 from vlmplan.answers.launch import SCHEMA
 from vlmplan.emit import write_files
 from vlmplan.launch.demo import MODEL_FOLDER, demo_folder
-from vlmplan.launch.facts import installed_version
 from vlmplan.plan import read_plan
 from vlmplan.shortage import Shortage, write_shortage
 from vlmplan.training import CHECKPOINTS, EXIT_OUT_OF_MEMORY, MANIFEST, TrainerOptions
 from vlmplan.units import MIB, gib_text
+from vlmplan.versions import installed_version
 
 NEEDED = ("torch", "transformers", "deepspeed", "safetensors", "pillow")
 pytestmark = pytest.mark.skipif(

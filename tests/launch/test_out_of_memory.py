@@ -14,13 +14,13 @@ from vlmplan.cli.launch import launch
 from vlmplan.cli.options import words_of
 from vlmplan.launch.facts import FLASH_ATTENTION
 from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smallest_remedy
-from vlmplan.launch.preflight import needed_packages
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.recipe import Offload
 from vlmplan.request import Request, parse
 from vlmplan.requested import requested_estimate
 from vlmplan.shortage import Shortage, read_shortages, remove_shortages, write_shortage
 from vlmplan.units import GIB, MIB
+from vlmplan.versions import needed_packages
 
 RTX_3080 = {"model": "qwen2-vl-2b", "gpu": "rtx-3080-10gb", "method": "lora", "micro_batch": 4, "grad_accum": 2}
 RTX_4090 = {"model": "qwen2-vl-2b", "gpu": "rtx-4090:2", "zero_stage": "2", "seq_len": 2048, "global_batch": 4}
@@ -126,7 +126,7 @@ def test_nothing_is_moved_to_a_host_that_has_no_room():
 
 def test_nothing_is_suggested_that_is_not_installed():
     plan = planned(**RTX_3080)
-    packages = dict.fromkeys(needed_packages(plan), "1.2.3")
+    packages = dict.fromkeys(needed_packages(plan.recipe, plan.workload), "1.2.3")
     planner = Planner(plan, load_catalog(), packages={**packages, "deepspeed": None})
     assert planner.setup(planner.request) is not None
     flash, zero = {"attention": "flash_attention_2"}, {"zero_stage": "2", "fuses_optimizer": None, "caches_casts": None}

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from launch_cases import a100, asked, cpu_plan, driver, gpu_plan, sound_facts
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.launch.facts import TorchSight, available_ram_bytes, free_bytes_at, installed_version
+from vlmplan.launch.facts import TorchSight, available_ram_bytes, free_bytes_at
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
-from vlmplan.launch.preflight import disk_bytes, needed_packages, preflight
+from vlmplan.launch.preflight import disk_bytes, preflight
 from vlmplan.machine.host import host_ram_bytes
+from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation, Method, OptimizerKind, Recipe
 from vlmplan.units import GIB, MIB
-from vlmplan.versions import CHECKED_VERSIONS
+from vlmplan.versions import CHECKED_VERSIONS, installed_version, needed_packages
 
 CATALOG = Catalog(shipped_catalog())
 
@@ -117,13 +118,17 @@ def test_packages_that_the_plan_needs_and_no_others_are_missed(tmp_path):
     only(found(lora, tmp_path, lacks_peft).problems, "training needs peft")
 
 
+def needed(plan: Plan) -> set[str]:
+    return set(needed_packages(plan.recipe, plan.workload))
+
+
 def test_each_part_of_a_recipe_asks_for_its_package():
-    plain = set(needed_packages(gpu_plan(Recipe(zero_stage=None), 1)))
-    assert set(needed_packages(gpu_plan())) - plain == {"deepspeed"}
+    plain = needed(gpu_plan(Recipe(zero_stage=None), 1))
+    assert needed(gpu_plan()) - plain == {"deepspeed"}
     qlora = Recipe(zero_stage=None, method=Method.QLORA)
-    assert set(needed_packages(gpu_plan(qlora, 1))) - plain == {"peft", "bitsandbytes", "accelerate"}
+    assert needed(gpu_plan(qlora, 1)) - plain == {"peft", "bitsandbytes", "accelerate"}
     eight_bit = Recipe(zero_stage=None, optimizer=OptimizerKind.ADAMW_8BIT)
-    assert set(needed_packages(gpu_plan(eight_bit, 1))) - plain == {"bitsandbytes"}
+    assert needed(gpu_plan(eight_bit, 1)) - plain == {"bitsandbytes"}
 
 
 def test_flash_attention_has_to_be_installed_where_it_is_planned(tmp_path):

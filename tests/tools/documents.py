@@ -178,10 +178,15 @@ def packages() -> str:
 
 
 def layers() -> str:
-    """The layers of imports as the contract in pyproject.toml has them: each line may import those below it."""
+    """The layers of imports as the contract in pyproject.toml has them, with what is in each."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (rows,) = re.findall(r'^containers = \["vlmplan"\]\nlayers = \[\n(.*?)^\]', text, re.DOTALL | re.MULTILINE)
-    return "```text\n" + "\n".join(re.findall(r'"(.+)"', rows)) + "\n```\n"
+    (rows,) = re.findall(r"^exhaustive = true\nlayers = \[\n(.*?)^\]", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r'# (.+)\n\s+"([^"]+)",', rows.replace("\\\n", "").replace('"""', '"'))
+    lines = [
+        f"{place}. {about[0].upper()}{about[1:]}: {', '.join(f'`{name.strip()}`' for name in names.split(' : '))}"
+        for place, (about, names) in enumerate(found, start=1)
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def table_after(report: Path, heading: str) -> list[list[str]]:

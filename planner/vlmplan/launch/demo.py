@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.errors import MissingPackageError, UnavailableError
-from vlmplan.launch.facts import installed_version
-from vlmplan.launch.preflight import INSTALL
 from vlmplan.launch.run_folder import RUN_FILES, held_run_problem
 from vlmplan.training import METRICS_FILE
+from vlmplan.versions import INSTALL, installed_version
 
 FOLDER = "vlmplan-demo"
 MODEL_FOLDER = "tiny-model"

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from vlmplan.launch.extensions import held_locks
 from vlmplan.machine.host import host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import NvmlMachine, read_machine
 from vlmplan.plan import Plan
+from vlmplan.versions import installed_version
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "safetensors", "pillow")
 MONITORS = ("tensorboard", "wandb")
@@ -98,14 +98,6 @@ def facts_of_this_machine(plan: Plan, output_dir: Path) -> Facts:
         held_locks=tuple(held_locks(plan, os.environ)),
         **found,
     )
-
-
-def installed_version(package: str) -> str | None:
-    """The version of an installed package, without importing it."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def torch_sees() -> dict[str, Any]:

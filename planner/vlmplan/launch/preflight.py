@@ -19,14 +19,14 @@ from vlmplan.launch.facts import FLASH_ATTENTION, Facts
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.plan import Plan
-from vlmplan.recipe import AttentionImplementation, Method
+from vlmplan.recipe import AttentionImplementation
 from vlmplan.training import TrainerOptions, adapter_problem, monitor_problems
 from vlmplan.units import counted, gib_text
+from vlmplan.versions import INSTALL, needed_packages
 
 if TYPE_CHECKING:
     from vlmplan.request import RequestedSetup
 
-INSTALL = 'pip install "vlmplan[train]"'
 NUM_SAMPLES_TOLERANCE = 0.01
 """Part by which the number of samples may differ from the plan's before the plan's time and price are said to."""
 CHUNK_BYTES = 1 << 20
@@ -93,22 +93,9 @@ def _verdict_problems(plan: Plan) -> Iterator[str]:
 # -- software --------------------------------------------------------------------------------------------------------
 
 
-def needed_packages(plan: "Plan | RequestedSetup") -> list[str]:
-    """The packages without which the trainer cannot run this plan, or what would become one."""
-    recipe = plan.recipe
-    names = ["torch", "transformers", "safetensors"]
-    names += ["deepspeed"] if recipe.uses_deepspeed else []
-    names += ["peft"] if recipe.method is not Method.FULL else []
-    is_quantized = recipe.method is Method.QLORA
-    names += ["accelerate"] if is_quantized else []
-    names += ["bitsandbytes"] if is_quantized or recipe.optimizer.value.endswith("8bit") else []
-    names += ["pillow"] if plan.workload.images_per_sample else []
-    return names
-
-
 def missing_packages(plan: "Plan | RequestedSetup", packages: Mapping[str, str | None]) -> list[str]:
-    """Those of them that are not installed, and flash-attn where the attention is its; ``packages`` are versions."""
-    names = needed_packages(plan)
+    """The needed packages that are not installed, and flash-attn where attention is its; ``packages`` are versions."""
+    names = needed_packages(plan.recipe, plan.workload)
     names += [FLASH_ATTENTION] if plan.recipe.attention is AttentionImplementation.FLASH_ATTENTION_2 else []
     return [name for name in names if packages.get(name) is None]
 
@@ -126,7 +113,7 @@ def _package_problems(plan: Plan, facts: Facts) -> Iterator[str]:
 def _version_warnings(plan: Plan, facts: Facts) -> Iterator[str]:
     differing = [
         f"{name} {facts.packages[name]} (plan: {planned})"
-        for name in needed_packages(plan)
+        for name in needed_packages(plan.recipe, plan.workload)
         if (planned := plan.versions.get(name)) is not None
         and (installed := facts.packages.get(name)) is not None
         and _public(installed) != _public(planned)

@@ -17,10 +17,9 @@ from typing import IO, Any
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.json_reader import JsonObject, parse_json_object
-from vlmplan.launch.facts import installed_version
-from vlmplan.launch.preflight import INSTALL, needed_packages
 from vlmplan.plan import Plan
 from vlmplan.rehearsal.result import Rehearsed, rehearsed_from_json
+from vlmplan.versions import INSTALL, installed_version, needed_packages
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 COMMAND = ("-m", "vlmplan_trainer.rehearse")
@@ -37,7 +36,7 @@ def run_rehearsal(request: dict[str, Any], plan: Plan, *, say: Callable[[str], N
     Raises MissingPackageError where the trainer's packages are not installed, InputError for what cannot be rehearsed,
     UnavailableError where the process dies.
     """
-    missing = [name for name in needed_packages(plan) if installed_version(name) is None]
+    missing = [name for name in needed_packages(plan.recipe, plan.workload) if installed_version(name) is None]
     if missing:
         raise MissingPackageError(
             f"a rehearsal runs the trainer, which needs {', '.join(missing)}, not installed here: {INSTALL}"

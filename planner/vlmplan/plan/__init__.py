@@ -1,0 +1,41 @@
+"""A plan: what is trained, on what, how, and what that will take. The contract between recommend, rehearse and launch.
+
+Schema ``vlmplan.plan/1``. ``plan_from_json(plan.as_json())`` is the plan again. Bytes are int, times are seconds.
+
+    model       id, hub_id, config.json and preprocessor_config.json as planned, parameter counts
+    workload    shape and number of samples
+    hardware    card, GPUs per node, nodes
+    offer       what it costs, or null
+    recipe      every setting, resolved
+    ds_config   DeepSpeed's, all numbers; null for plain PyTorch
+    expected    phases, peaks, seconds
+    environment variables that the run needs
+    versions    of the libraries that the estimate was checked with
+"""
+
+from vlmplan.plan.file import plan_from_json, plan_text, read_plan, write_plan
+from vlmplan.plan.making import plan_from_estimate
+from vlmplan.plan.record import (
+    SCHEMA,
+    Expectation,
+    ExpectedPhase,
+    Plan,
+    PlannedHardware,
+    PlannedOffer,
+    stage_text,
+)
+
+__all__ = [
+    "SCHEMA",
+    "Expectation",
+    "ExpectedPhase",
+    "Plan",
+    "PlannedHardware",
+    "PlannedOffer",
+    "plan_from_estimate",
+    "plan_from_json",
+    "plan_text",
+    "read_plan",
+    "stage_text",
+    "write_plan",
+]

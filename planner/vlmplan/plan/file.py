@@ -1,0 +1,141 @@
+"""plan.json: written, and read as what may come from somebody else."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from vlmplan.errors import InputError
+from vlmplan.files import write_atomically
+from vlmplan.json_reader import JsonObject, read_json_object
+from vlmplan.plan.record import (
+    SCHEMA,
+    VENDORS,
+    VERDICTS,
+    Expectation,
+    ExpectedPhase,
+    Plan,
+    PlannedHardware,
+    PlannedOffer,
+)
+from vlmplan.recipe import recipe_from_json
+from vlmplan.versions import VLMPLAN_VERSION
+from vlmplan.workload import ModelFiles, Workload
+
+
+def plan_text(plan: Plan) -> str:
+    """plan.json."""
+    return json.dumps(plan.as_json(), indent=2, ensure_ascii=False) + "\n"
+
+
+def write_plan(plan: Plan, path: Path, *, force: bool = False) -> None:
+    """Write plan.json whole or not at all. Raises InputError if it exists and ``force`` is off."""
+    write_atomically(path, plan_text(plan), force=force)
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file. Raises UnavailableError if it cannot be read, InputError if it is not a sound plan."""
+    return plan_from_json(read_json_object(path), source=str(path))
+
+
+def plan_from_json(values: Mapping[str, Any], *, source: str = "plan") -> Plan:
+    """The inverse of ``Plan.as_json``; ``source`` names the file in errors."""
+    top = JsonObject(values, source=source)
+    if "schema" not in top:
+        raise InputError(f"{source} has no schema, so it is not a plan; {SCHEMA} is needed")
+    if top.raw("schema") != SCHEMA:
+        top.refuse("schema", f"{SCHEMA}, the only one that vlmplan {VLMPLAN_VERSION} reads,")
+    model = top.object("model")
+    plan = Plan(
+        workload=_workload(top.object("workload"), model),
+        recipe=recipe_from_json(top.mapping("recipe"), source=f"{source}: recipe"),
+        hardware=_hardware(top.object("hardware")),
+        expected=_expected(top.object("expected")),
+        num_params=model.count("num_params", least=1),
+        num_trainable_params=model.count("num_trainable_params", least=1),
+        ds_config=top.maybe("ds_config", top.mapping),
+        offer=_offer(top),
+        environment=_texts(top.object("environment")),
+        versions=_texts(top.object("versions")),
+        vlmplan_version=top.text("vlmplan_version"),
+    )
+    model.close()
+    top.close()
+    return plan
+
+
+def _workload(section: JsonObject, model: JsonObject) -> Workload:
+    counts = ("seq_len", "images_per_sample", "image_width", "image_height", "num_samples")
+    workload = Workload(
+        model=ModelFiles(
+            id=model.text("id"),
+            config=model.mapping("config"),
+            preprocessor=model.maybe("preprocessor", model.mapping),
+            hub_id=model.maybe("hub_id", model.text),
+            notes=model.texts("notes"),
+            not_counted=model.texts("not_counted") if "not_counted" in model else (),
+        ),
+        **{name: section.count(name) for name in counts},
+        epochs=section.number("epochs"),
+        global_batch=section.maybe("global_batch", section.count),
+    )
+    section.close()
+    return workload
+
+
+def _hardware(section: JsonObject) -> PlannedHardware:
+    hardware = PlannedHardware(
+        gpu_id=section.text("gpu_id"),
+        gpu_name=section.text("gpu_name"),
+        vendor=section.choice("vendor", VENDORS),
+        gpus_per_node=section.count("gpus_per_node", least=1),
+        num_nodes=section.count("num_nodes", least=1),
+        usable_bytes=section.count("usable_bytes"),
+        host_ram_bytes=section.maybe("host_ram_bytes", section.count),
+    )
+    section.close()
+    return hardware
+
+
+def _offer(top: JsonObject) -> PlannedOffer | None:
+    section = top.maybe("offer", top.object)
+    if section is None:
+        return None
+    offer = PlannedOffer(
+        provider=section.text("provider"),
+        usd_per_hour=section.number("usd_per_hour"),
+        pricing=section.text("pricing"),
+        **{name: section.maybe(name, section.text) for name in ("sku", "region", "as_of", "source")},
+        save_every_steps=section.maybe("save_every_steps", section.count),
+    )
+    section.close()
+    return offer
+
+
+def _expected(section: JsonObject) -> Expectation:
+    counts = [item.name for item in fields(Expectation) if item.type == "int" or item.type is int]
+    components = section.object("components_at_peak")
+    phases = [
+        ExpectedPhase(
+            name=phase.text("name"),
+            resident_bytes=phase.count("resident_bytes"),
+            peak_bytes=phase.count("peak_bytes"),
+        )
+        for phase in section.objects("phases")
+    ]
+    expected = Expectation(
+        verdict=section.choice("verdict", VERDICTS),
+        peak_phase=section.text("peak_phase"),
+        components_at_peak={name: components.count(name) for name in components.values},
+        phases=tuple(phases),
+        step_seconds=section.maybe("step_seconds", section.number),
+        usd=section.maybe("usd", section.number),
+        **{name: section.count(name) for name in counts},
+    )
+    section.close()
+    return expected
+
+
+def _texts(section: JsonObject) -> dict[str, str]:
+    return {name: section.text(name) for name in section.values}

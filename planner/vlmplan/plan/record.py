@@ -1,0 +1,186 @@
+"""What a plan holds, and its JSON."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from vlmplan.deepspeed_config import merged_recipe, settings_from_ds_config
+from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.json_reader import shown
+from vlmplan.recipe import Offload, Recipe
+from vlmplan.versions import CHECKED_VERSIONS, VLMPLAN_VERSION
+from vlmplan.workload import Workload
+
+SCHEMA = "vlmplan.plan/1"
+ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""What ``Recipe.expandable_segments`` means on a GPU: on AMD's with ROCm 7.0 or later (torch 2.13,
+``c10/cuda/CUDAAllocatorConfig.h``)."""
+CPU_ENVIRONMENT = {"DS_ACCELERATOR": "cpu"}
+ENVIRONMENT_VARIABLES = (*ENVIRONMENT, *CPU_ENVIRONMENT)
+PLAIN_VALUE = re.compile(r"[A-Za-z0-9_:.,-]+")
+VENDORS = ("nvidia", "amd", "cpu")
+VERDICTS = ("fits", "tight", "does_not_fit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedHardware:
+    """Equal nodes of equal cards. ``usable_bytes`` is what a process can get of one."""
+
+    gpu_id: str
+    gpu_name: str
+    vendor: str
+    gpus_per_node: int
+    num_nodes: int
+    usable_bytes: int
+    host_ram_bytes: int | None = None
+
+    @property
+    def num_gpus(self) -> int:
+        return self.gpus_per_node * self.num_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedOffer:
+    """A priced node. ``usd_per_hour`` is of one node; ``as_of`` an ISO date.
+
+    ``save_every_steps``: optimizer steps between checkpoints at which interruptions cost least; None for a machine that
+    stays.
+    """
+
+    provider: str
+    usd_per_hour: float
+    pricing: str
+    sku: str | None = None
+    region: str | None = None
+    as_of: str | None = None
+    source: str | None = None
+    save_every_steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedPhase:
+    name: str
+    resident_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What the estimate says of the fullest GPU, its host, the disk and the time. ``usd`` is for the whole run."""
+
+    verdict: str
+    peak_phase: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_device_bytes: int
+    components_at_peak: Mapping[str, int] = field(hash=False)
+    phases: tuple[ExpectedPhase, ...]
+    host_bytes_per_node: int
+    checkpoint_bytes: int
+    export_bytes: int
+    nvme_swap_bytes: int
+    flops_per_step: int
+    num_steps: int
+    step_seconds: float | None = None
+    usd: float | None = None
+
+    @property
+    def run_seconds(self) -> float | None:
+        return None if self.step_seconds is None else self.step_seconds * self.num_steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that the trainer needs.
+
+    Raises InputError if ds_config and recipe say different things, or for environment variables of no known use: a
+    plan may come from somebody else.
+    """
+
+    workload: Workload
+    recipe: Recipe
+    hardware: PlannedHardware
+    expected: Expectation
+    num_params: int
+    num_trainable_params: int
+    ds_config: Mapping[str, Any] | None = field(default=None, hash=False)
+    offer: PlannedOffer | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    versions: Mapping[str, str] = field(default_factory=lambda: dict(CHECKED_VERSIONS), hash=False)
+    vlmplan_version: str = VLMPLAN_VERSION
+
+    def __post_init__(self) -> None:
+        if (self.ds_config is None) is self.recipe.uses_deepspeed:
+            needs = "needs a ds_config" if self.recipe.uses_deepspeed else "has no ds_config"
+            raise InputError(f"the plan's recipe ({stage_text(self.recipe)}) {needs}")
+        for name, value in self.environment.items():
+            if name not in ENVIRONMENT_VARIABLES:
+                raise UnknownNameError("environment variable", name, ENVIRONMENT_VARIABLES, "a plan sets no others")
+            if not PLAIN_VALUE.fullmatch(value):
+                raise InputError(
+                    f"the plan's environment sets {name} to {shown(value)}; letters, digits and _:.,- only"
+                )
+        if self.ds_config is not None:
+            _check_agreement(self.ds_config, self.recipe, self.hardware.num_gpus)
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.recipe.micro_batch * self.recipe.grad_accum * self.hardware.num_gpus
+
+    @property
+    def model_source(self) -> str:
+        """Where the trainer loads the model: a Hugging Face id or a path."""
+        return self.workload.model.hub_id or self.workload.model.id
+
+    def as_json(self) -> dict[str, Any]:
+        model = self.workload.model
+        return {
+            "schema": SCHEMA,
+            "vlmplan_version": self.vlmplan_version,
+            "model": {
+                "id": model.id,
+                "hub_id": model.hub_id,
+                "num_params": self.num_params,
+                "num_trainable_params": self.num_trainable_params,
+                "notes": list(model.notes),
+                "not_counted": list(model.not_counted),
+                "config": dict(model.config),
+                "preprocessor": None if model.preprocessor is None else dict(model.preprocessor),
+            },
+            "workload": {name: getattr(self.workload, name) for name in WORKLOAD_FIELDS},
+            "hardware": _plain_json(self.hardware),
+            "offer": None if self.offer is None else _plain_json(self.offer),
+            "recipe": self.recipe.as_json(),
+            "ds_config": None if self.ds_config is None else dict(self.ds_config),
+            "expected": _plain_json(self.expected)
+            | {"phases": [_plain_json(phase) for phase in self.expected.phases]}
+            | {"components_at_peak": dict(self.expected.components_at_peak)},
+            "environment": dict(self.environment),
+            "versions": dict(self.versions),
+        }
+
+
+WORKLOAD_FIELDS = tuple(item.name for item in fields(Workload) if item.name != "model")
+
+
+def _plain_json(item: Any) -> dict[str, Any]:
+    return {entry.name: getattr(item, entry.name) for entry in fields(item)}
+
+
+def stage_text(recipe: Recipe) -> str:
+    """``ZeRO 2`` or ``plain PyTorch``."""
+    return "plain PyTorch" if recipe.zero_stage is None else f"ZeRO {recipe.zero_stage}"
+
+
+def _check_agreement(ds_config: Mapping[str, Any], recipe: Recipe, num_gpus: int) -> None:
+    """Refuse a ds_config that says something else than the recipe: one of them was edited."""
+    said = settings_from_ds_config(ds_config, name="the plan's ds_config")
+    # What the file leaves out is off; the optimizer is the trainer's, and bitsandbytes' have no name there.
+    silent = recipe.with_changes(offload_optimizer=Offload.NONE, offload_params=Offload.NONE, hpz=1)
+    merged = merged_recipe(said, silent, num_gpus=num_gpus)
+    merged = merged.with_changes(optimizer=recipe.optimizer, nvme_path=recipe.nvme_path)
+    mine, theirs = recipe.as_json(), merged.as_json()
+    for name, value in mine.items():
+        if value != theirs[name]:
+            raise InputError(f"the plan's ds_config means {name} {shown(theirs[name])}, its recipe {shown(value)}")
