@@ -15,9 +15,11 @@ from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.files import NOT_JSON, text_of
 
 T = TypeVar("T")
+JsonDict = dict[str, Any]
+"""A JSON object as Python has it: of a document that is printed, kept or read."""
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> JsonDict:
     """The JSON object in a file. Raises UnavailableError if it cannot be read, InputError if it holds anything else."""
     text = text_of(path, name=str(path), otherwise=NOT_JSON)
     return parse_json_object(text, source=str(path))
@@ -25,7 +27,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def parse_json_object(
     text: str, *, source: str, constant: Callable[[str], Any] | None = None, may_repeat: bool = False
-) -> dict[str, Any]:
+) -> JsonDict:
     """The JSON object in ``text``; ``source`` names it in errors. Refuses comments, and repeated keys unless they may.
 
     ``constant`` makes a value of NaN, Infinity and -Infinity, which are refused without it.
@@ -34,7 +36,7 @@ def parse_json_object(
     def refused(name: str) -> NoReturn:
         raise InputError(f"{source} holds {name}, which is no JSON number")
 
-    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def without_repeats(pairs: list[tuple[str, Any]]) -> JsonDict:
         result = dict(pairs)
         if len(result) < len(pairs):
             keys = [key for key, _ in pairs]
@@ -47,7 +49,7 @@ def parse_json_object(
         )
     if not isinstance(values, dict):
         raise InputError(f"{source} holds {shown(values)}; a JSON object {{...}} is needed")
-    return cast(dict[str, Any], values)
+    return cast(JsonDict, values)
 
 
 @contextmanager
@@ -198,7 +200,7 @@ class JsonObject:
     def object(self, key: str) -> "JsonObject":
         return JsonObject(self.raw(key), source=self.source, path=self.key_path(key))
 
-    def mapping(self, key: str) -> dict[str, Any]:
+    def mapping(self, key: str) -> JsonDict:
         """An object whose keys are not looked at."""
         return dict(self.object(key).values)
 

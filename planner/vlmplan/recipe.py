@@ -19,7 +19,7 @@ from enum import Enum
 from typing import Any, Final
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonObject
+from vlmplan.json_reader import JsonDict, JsonObject
 from vlmplan.units import MAX_COUNT, Choice, DType
 
 
@@ -253,9 +253,9 @@ class Recipe:
     def with_changes(self, **changes: Any) -> "Recipe":
         return replace(self, **changes)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         """Every option as resolved, under the names of the command line (underscores for dashes)."""
-        result: dict[str, Any] = {}
+        result: JsonDict = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Enum):

@@ -72,9 +72,8 @@ class Resumption:
 def record_of(options: TrainerOptions, method: str, *, data: DataMark | None = None, **of_launch: Any) -> RunRecord:
     """The record of a run of ``method``: full, lora or qlora. Reads the training data where ``data`` is not known."""
     rate = LEARNING_RATES[method] if options.learning_rate is None else options.learning_rate
-    values: dict[str, Any] = {item.name: _absolute(getattr(options, item.name)) for item in fields(TrainerOptions)}
-    values |= {"learning_rate": rate, "resume": False}
-    kept = TrainerOptions(**values)
+    paths = {item.name: _absolute(getattr(options, item.name)) for item in fields(TrainerOptions)}
+    kept = dataclasses.replace(options, **(paths | {"learning_rate": rate, "resume": False}))
     return RunRecord(options=kept, data=data or _mark_if_readable(options.train_data), **of_launch)
 
 
@@ -178,7 +177,7 @@ def resumed(record: RunRecord, given: Mapping[str, Any], *, is_begun: bool = Tru
 
     ``is_begun``: it has done a step; one that has not may still be given any option and any data.
     """
-    values: dict[str, Any] = {item.name: getattr(record.options, item.name) for item in fields(TrainerOptions)}
+    values: dict[str, object] = {item.name: getattr(record.options, item.name) for item in fields(TrainerOptions)}
     problems: list[str] = []
     changes: list[str] = []
     for name, value in given.items():
@@ -196,7 +195,7 @@ def resumed(record: RunRecord, given: Mapping[str, Any], *, is_begun: bool = Tru
     if not is_begun and any(given.get(name) is not None for name in DATA_SOURCES):
         values |= {name: _absolute(given.get(name)) for name in DATA_SOURCES}
     values |= {"output_dir": given["output_dir"], "resume": True}
-    options = TrainerOptions(**values)
+    options = dataclasses.replace(record.options, **values)
     problems += _data_problems(record, options) if is_begun else ()
     return Resumption(options=options, problems=tuple(problems), changes=tuple(changes))
 

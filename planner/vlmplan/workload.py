@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.errors import InputError
+from vlmplan.json_reader import JsonDict
 from vlmplan.units import MAX_COUNT
 
 DEFAULT_NUM_SAMPLES = 10_000
@@ -75,7 +76,7 @@ class Workload:
         """Optimizer steps of the whole run; the last may be of fewer samples."""
         return max(1, -(-round(self.total_samples) // samples_per_step))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         return {
             "model": self.model.id,
             "seq_len": self.seq_len,

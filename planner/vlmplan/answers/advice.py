@@ -1,7 +1,6 @@
 """Advice: its document, and for people each single change with what it buys, and the best of them in a sentence."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import click
 
@@ -10,6 +9,7 @@ from vlmplan.answers.front import recipe_essentials
 from vlmplan.answers.offers import money_line, offer_json
 from vlmplan.answers.recommendation import plan_json
 from vlmplan.answers.setups import engine_text
+from vlmplan.json_reader import JsonDict
 from vlmplan.notes import caveats, footnotes
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
@@ -28,7 +28,7 @@ CUT = frozenset(("engine", "bound by"))
 UNKNOWN = "-"
 
 
-def document(found: Advice, words: Words) -> dict[str, Any]:
+def document(found: Advice, words: Words) -> JsonDict:
     """Schema ``vlmplan.advice/1``; ``words`` makes options those of the command line."""
     return {
         "schema": SCHEMA,
@@ -48,7 +48,7 @@ def document(found: Advice, words: Words) -> dict[str, Any]:
     }
 
 
-def _outcome_json(found: Advice, outcome: Outcome, words: Words) -> dict[str, Any]:
+def _outcome_json(found: Advice, outcome: Outcome, words: Words) -> JsonDict:
     """A change; what is null of one with which something fits is not known."""
     plan, change = outcome.plan, outcome.change
     cluster = None if plan is None else plan.estimate.cluster

@@ -1,12 +1,12 @@
 """Variants of one setup side by side: the document and a table."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from vlmplan.answers import estimate as estimates
 from vlmplan.answers.estimate import hardware_text, setup_text, workload_text
+from vlmplan.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
@@ -20,12 +20,12 @@ FITS = {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "no"}
 UNKNOWN = "-"
 
 
-def document(name: str, variants: Sequence[Variant]) -> dict[str, Any]:
+def document(name: str, variants: Sequence[Variant]) -> JsonDict:
     """Schema ``vlmplan.comparison/1``: each variant with its whole estimate, null where it is refused."""
     return {"schema": SCHEMA, "compare": name, "variants": [_variant_json(variant) for variant in variants]}
 
 
-def _variant_json(variant: Variant) -> dict[str, Any]:
+def _variant_json(variant: Variant) -> JsonDict:
     found = variant.estimate
     return {
         "name": variant.name,

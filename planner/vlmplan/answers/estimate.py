@@ -1,7 +1,6 @@
 """One estimate: its document, and for people verdict, a bar per phase, components at the peak, host, disk and time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import click
 
@@ -10,6 +9,7 @@ from vlmplan.communication import messages_json
 from vlmplan.estimate import Estimate, VaryingLengths
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import Vendor
+from vlmplan.json_reader import JsonDict
 from vlmplan.memory.components import Components
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import caveats, footnotes, listed
@@ -26,7 +26,7 @@ VERDICTS = {
 }
 
 
-def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> dict[str, Any]:
+def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> JsonDict:
     """Schema ``vlmplan.estimate/1``; integers are bytes. ``hardware_notes`` come after the notes of the estimate.
 
     Seconds are of one optimizer step: ``step_seconds`` as expected, ``step_seconds_range`` where everything is at the
@@ -51,7 +51,7 @@ def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> dict[str, A
     }
 
 
-def _subject_json(found: Estimate) -> dict[str, Any]:
+def _subject_json(found: Estimate) -> JsonDict:
     """What the numbers are of: model, hardware and recipe."""
     node, recipe = found.cluster.node, found.recipe
     return {
@@ -77,7 +77,7 @@ def _subject_json(found: Estimate) -> dict[str, Any]:
     }
 
 
-def _device_json(found: Estimate) -> dict[str, Any]:
+def _device_json(found: Estimate) -> JsonDict:
     """Memory of the fullest GPU."""
     device, varying, peak = found.device, found.varying, found.timeline.peak_phase
     return {
@@ -93,7 +93,7 @@ def _device_json(found: Estimate) -> dict[str, Any]:
     }
 
 
-def _lengths_json(varying: VaryingLengths) -> dict[str, Any]:
+def _lengths_json(varying: VaryingLengths) -> JsonDict:
     return {
         "source": varying.source,
         "micro_batches": len(varying.lengths),
@@ -113,7 +113,7 @@ def _host_and_disk_json(found: Estimate) -> dict[str, int]:
     }
 
 
-def _time_json(found: Estimate) -> dict[str, Any]:
+def _time_json(found: Estimate) -> JsonDict:
     timed = found.timed
     return {
         "step_seconds": found.step_seconds,
@@ -126,7 +126,7 @@ def _time_json(found: Estimate) -> dict[str, Any]:
     }
 
 
-def freezing_json(found: Freezing | None) -> dict[str, Any] | None:
+def freezing_json(found: Freezing | None) -> JsonDict | None:
     """The setup with its vision encoder frozen; null where that would not change much."""
     if found is None:
         return None

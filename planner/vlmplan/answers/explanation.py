@@ -7,7 +7,7 @@ import click
 
 from vlmplan.answers.estimate import hardware_text, setup_text
 from vlmplan.deepspeed_config import Effect, Key, auto_text
-from vlmplan.json_reader import shown
+from vlmplan.json_reader import JsonDict, shown
 from vlmplan.key_effects import KeyInPlan, OtherValue
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
@@ -23,12 +23,12 @@ HEADS = {
 NUMBERS = frozenset(("peak of a GPU", "difference", "host", "step"))
 
 
-def keys_document(keys: Sequence[Key]) -> dict[str, Any]:
+def keys_document(keys: Sequence[Key]) -> JsonDict:
     """Schema ``vlmplan.explanation/1`` of the list of all keys."""
     return {"schema": SCHEMA, "keys": [_key_json(key) for key in keys]}
 
 
-def document(key: Key, found: KeyInPlan | None, notes: Sequence[str]) -> dict[str, Any]:
+def document(key: Key, found: KeyInPlan | None, notes: Sequence[str]) -> JsonDict:
     """Schema ``vlmplan.explanation/1``; integers of ``plan`` are bytes, but for the key's own values."""
     return (
         {"schema": SCHEMA}
@@ -37,7 +37,7 @@ def document(key: Key, found: KeyInPlan | None, notes: Sequence[str]) -> dict[st
     )
 
 
-def _key_json(key: Key) -> dict[str, Any]:
+def _key_json(key: Key) -> JsonDict:
     """What is known of a key; ``accepted_values`` are those that can be planned, null: any of its kind."""
     return {
         "key": key.path,
@@ -52,7 +52,7 @@ def _key_json(key: Key) -> dict[str, Any]:
     }
 
 
-def _plan_json(found: KeyInPlan) -> dict[str, Any]:
+def _plan_json(found: KeyInPlan) -> JsonDict:
     return {
         "model": found.planned.workload.model.id,
         "recipe": found.planned.recipe.as_json(),
@@ -66,7 +66,7 @@ def _plan_json(found: KeyInPlan) -> dict[str, Any]:
     }
 
 
-def _other_json(other: OtherValue) -> dict[str, Any]:
+def _other_json(other: OtherValue) -> JsonDict:
     phase, difference = other.largest_phase_difference
     return {
         "value": other.value,

@@ -1,12 +1,12 @@
 """The front of cost against time: its members in JSON, and for people a line, or a plot of all setups and a table."""
 
 from datetime import date
-from typing import Any
 
 import click
 
 from vlmplan.answers.offers import offer_json
 from vlmplan.answers.setups import engine_text
+from vlmplan.json_reader import JsonDict
 from vlmplan.recipe import Recipe
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.scatter import MARKS, PLAIN_MARKS, scatter_lines
@@ -30,7 +30,7 @@ WINNER, NOT_EXACT = "first", "~"
 UNKNOWN = "-"
 
 
-def point_json(point: Point, on: date) -> dict[str, Any]:
+def point_json(point: Point, on: date) -> JsonDict:
     """A member of the front; ``exact``: by its whole estimate, else by bounds and secants."""
     return {
         "gpu": point.cluster.node.gpu.id,
@@ -44,7 +44,7 @@ def point_json(point: Point, on: date) -> dict[str, Any]:
     }
 
 
-def recipe_essentials(recipe: Recipe) -> dict[str, Any]:
+def recipe_essentials(recipe: Recipe) -> JsonDict:
     """What tells one plan's recipe from another's."""
     values = recipe.as_json()
     return {name: values[name] for name in ESSENTIALS}

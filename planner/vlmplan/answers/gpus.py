@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmplan.answers.offers import age_text, offer_json
 from vlmplan.catalog import Catalog
 from vlmplan.catalog.listing import GpuRow
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
+from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import GIB, usd_text
@@ -24,7 +25,7 @@ UNKNOWN = "-"
 class Report:
     """One answer in both forms; ``notes`` follow the table."""
 
-    document: dict[str, Any]
+    document: JsonDict
     table: Table
     notes: tuple[str, ...]
 
@@ -111,7 +112,7 @@ def print_report(report: Report) -> None:
     say(*report.notes)
 
 
-def gpu_json(gpu: Gpu) -> dict[str, Any]:
+def gpu_json(gpu: Gpu) -> JsonDict:
     """A GPU under its field names; ``usable_bytes`` and ``pcie_bytes_per_second`` as derived from them."""
     capability = gpu.compute_capability
     return {
@@ -124,11 +125,11 @@ def gpu_json(gpu: Gpu) -> dict[str, Any]:
     }
 
 
-def _head(catalog: Catalog, on: date) -> dict[str, Any]:
+def _head(catalog: Catalog, on: date) -> JsonDict:
     return {"schema": SCHEMA, "date": on.isoformat(), "catalog_files": list(catalog.file_names)}
 
 
-def _row_json(row: GpuRow, on: date) -> dict[str, Any]:
+def _row_json(row: GpuRow, on: date) -> JsonDict:
     return {
         **gpu_json(row.gpu),
         "num_offers": len(row.offers),
@@ -136,7 +137,7 @@ def _row_json(row: GpuRow, on: date) -> dict[str, Any]:
     }
 
 
-def _device_json(device: "LocalGpu") -> dict[str, Any]:
+def _device_json(device: "LocalGpu") -> JsonDict:
     card = device.card
     return {
         "index": card.index,

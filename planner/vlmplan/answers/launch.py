@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import date
-from typing import Any
 
 import click
 
 from vlmplan.answers.to_fit import Command, way_out_parts
+from vlmplan.json_reader import JsonDict
 from vlmplan.launch.prepared import Prepared
 from vlmplan.launch.run_folder import LOG_FILE
 from vlmplan.launch.start import shell_text
@@ -19,18 +19,18 @@ from vlmplan.units import counted
 SCHEMA = "vlmplan.launch/1"
 
 
-def document(prepared: Prepared) -> dict[str, Any]:
+def document(prepared: Prepared) -> JsonDict:
     """Schema ``vlmplan.launch/1``: what would be run."""
     return {"schema": SCHEMA, **_run_json(prepared)}
 
 
-def stages_document(titles: Sequence[str], stages: Sequence[Prepared]) -> dict[str, Any]:
+def stages_document(titles: Sequence[str], stages: Sequence[Prepared]) -> JsonDict:
     """The same of a curriculum's stages."""
     listed = [{"title": title} | _run_json(prepared) for title, prepared in zip(titles, stages, strict=True)]
     return {"schema": SCHEMA, "stages": listed}
 
 
-def _run_json(prepared: Prepared) -> dict[str, Any]:
+def _run_json(prepared: Prepared) -> JsonDict:
     return {
         "command": prepared.command,
         "environment": prepared.environment,

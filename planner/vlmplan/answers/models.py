@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Part
+from vlmplan.json_reader import JsonDict
 from vlmplan.models import why_unsupported
 from vlmplan.models.facts import LORA_RANK, ModelAnatomy, ModelFacts
 from vlmplan.render.lines import say
@@ -26,7 +27,7 @@ UNKNOWN = "-"
 class Report:
     """One answer in both forms; a block is a table or a line."""
 
-    document: dict[str, Any]
+    document: JsonDict
     blocks: tuple[Table | str, ...]
 
 
@@ -101,7 +102,7 @@ def print_report(report: Report) -> None:
             print_table(block)
 
 
-def _head(size: tuple[int, int]) -> dict[str, Any]:
+def _head(size: tuple[int, int]) -> JsonDict:
     return {"schema": SCHEMA, "image_size": _size_text(size)}
 
 
@@ -109,7 +110,7 @@ def _size_text(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def _facts_json(facts: ModelFacts) -> dict[str, Any]:
+def _facts_json(facts: ModelFacts) -> JsonDict:
     model = facts.model
     return {
         "id": model.id,
@@ -133,7 +134,7 @@ def _image_json(image: ImageShape) -> dict[str, int]:
     }
 
 
-def _anatomy_json(anatomy: ModelAnatomy) -> dict[str, Any]:
+def _anatomy_json(anatomy: ModelAnatomy) -> JsonDict:
     return {
         "ties_embeddings": anatomy.ties_embeddings,
         "stacks": [

@@ -2,9 +2,10 @@
 
 from dataclasses import asdict
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vlmplan.hardware import Offer
+from vlmplan.json_reader import JsonDict
 from vlmplan.units import counted, duration_text, usd_text
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ SHOWN_FRACTION = 0.005
 """Parts of a cost below this are not shown. A choice."""
 
 
-def offer_json(offer: Offer, on: date) -> dict[str, Any]:
+def offer_json(offer: Offer, on: date) -> JsonDict:
     """An offer under its field names, with its price per GPU, its age and whether it is current."""
     as_of = None if offer.as_of is None else offer.as_of.isoformat()
     return {

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
-from typing import Any
 
 import click
 
@@ -12,6 +11,7 @@ from vlmplan.answers.offers import age_text, offer_json
 from vlmplan.cost.owning import WEEKS_PER_MONTH
 from vlmplan.cost.purchase import SHOWN_HOURS_PER_WEEK, Purchase
 from vlmplan.hardware import Offer
+from vlmplan.json_reader import JsonDict
 from vlmplan.notes import footnotes
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
@@ -20,7 +20,7 @@ from vlmplan.units import usd_text
 SCHEMA = "vlmplan.buy/1"
 
 
-def document(purchase: Purchase, notes: Sequence[str], on: date) -> dict[str, Any]:
+def document(purchase: Purchase, notes: Sequence[str], on: date) -> JsonDict:
     """Schema ``vlmplan.buy/1``; ``rents`` are cheapest first, as in each ``rent_usd_per_month``."""
     return {
         "schema": SCHEMA,
@@ -36,7 +36,7 @@ def document(purchase: Purchase, notes: Sequence[str], on: date) -> dict[str, An
     }
 
 
-def _machine_json(purchase: Purchase) -> dict[str, Any]:
+def _machine_json(purchase: Purchase) -> JsonDict:
     machine = purchase.machine
     return {
         **asdict(machine),
@@ -48,7 +48,7 @@ def _machine_json(purchase: Purchase) -> dict[str, Any]:
     }
 
 
-def _week_json(purchase: Purchase, hours_per_week: float) -> dict[str, Any]:
+def _week_json(purchase: Purchase, hours_per_week: float) -> JsonDict:
     hours = hours_per_week * WEEKS_PER_MONTH
     return {
         "hours_per_week": hours_per_week,
@@ -58,7 +58,7 @@ def _week_json(purchase: Purchase, hours_per_week: float) -> dict[str, Any]:
     }
 
 
-def _rent_json(purchase: Purchase, offer: Offer, on: date) -> dict[str, Any]:
+def _rent_json(purchase: Purchase, offer: Offer, on: date) -> JsonDict:
     turn = purchase.break_even(offer)
     return {
         "offer": offer_json(offer, on),

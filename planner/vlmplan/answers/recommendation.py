@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,6 +19,7 @@ from vlmplan.answers.estimate import (
 from vlmplan.answers.front import WINS_BY, point_json, print_pareto, summary_line
 from vlmplan.answers.offers import age_text, cost_lines, money_line, offer_json
 from vlmplan.answers.setups import engine_text
+from vlmplan.json_reader import JsonDict
 from vlmplan.notes import caveats, footnotes
 from vlmplan.recipe import Method
 from vlmplan.render.lines import say
@@ -39,7 +40,7 @@ LEAST_FIRST = ("of", "age", "ckpt", "GiB", "usd/h", "engine", "batch", "offer", 
 CUT = frozenset(("offer", "engine"))
 
 
-def document(found: Recommendation, rehearsal: "Comparison | None" = None) -> dict[str, Any]:
+def document(found: Recommendation, rehearsal: "Comparison | None" = None) -> JsonDict:
     """Schema ``vlmplan.recommendation/1``; ``rehearsal`` is that of the first plan."""
     plans = [plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)]
     if rehearsal is not None:
@@ -61,7 +62,7 @@ def document(found: Recommendation, rehearsal: "Comparison | None" = None) -> di
     }
 
 
-def plan_json(rank: int, plan: RankedPlan, on: date) -> dict[str, Any]:
+def plan_json(rank: int, plan: RankedPlan, on: date) -> JsonDict:
     """A plan with its whole estimate."""
     estimate = estimates.document(plan.estimate)
     return {

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any
 
 import click
 
 from vlmplan.answers import estimate as estimates
 from vlmplan.answers.estimate import VERDICTS, caveat_lines, heading, setup_text, without_text
+from vlmplan.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import footnotes
 from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error
@@ -24,7 +24,7 @@ LEAST_FRACTION = 0.001
 """Of a component of fewer of the peak's bytes no error is shown, and no storage so small: both would mean nothing."""
 
 
-def document(found: Comparison, hardware_notes: Sequence[str] = ()) -> dict[str, Any]:
+def document(found: Comparison, hardware_notes: Sequence[str] = ()) -> JsonDict:
     """Schema ``vlmplan.rehearsal/1``: everything that was rehearsed, next to the estimate's.
 
     Integers are bytes unless their name says otherwise; errors are (estimated - rehearsed) / rehearsed, null where
@@ -58,7 +58,7 @@ def document(found: Comparison, hardware_notes: Sequence[str] = ()) -> dict[str,
     }
 
 
-def peaks(found: Comparison) -> dict[str, Any]:
+def peaks(found: Comparison) -> JsonDict:
     """Verdict and peaks with those of the estimate."""
     estimate, device = found.estimate, found.device
     return {
@@ -76,17 +76,17 @@ def peaks(found: Comparison) -> dict[str, Any]:
     }
 
 
-def confirmation_json(found: Comparison) -> dict[str, Any]:
+def confirmation_json(found: Comparison) -> JsonDict:
     """What was rehearsed of a plan, beside its estimate."""
     return peaks(found) | {"rank": found.rehearsed.rank, "seconds": found.rehearsed.seconds}
 
 
-def _allocation_json(allocation: Allocation) -> dict[str, Any]:
+def _allocation_json(allocation: Allocation) -> JsonDict:
     values = {item.name: getattr(allocation, item.name) for item in fields(allocation)}
     return values | {"shape": list(allocation.shape)}
 
 
-def collectives(found: Comparison) -> dict[str, Any]:
+def collectives(found: Comparison) -> JsonDict:
     """Bytes of one step's messages, and by kind with their number; the larger side of each on this rank."""
     kinds: dict[str, dict[str, int]] = {}
     for one in found.rehearsed.step_messages:
@@ -96,7 +96,7 @@ def collectives(found: Comparison) -> dict[str, Any]:
     return {"per_step": sum(kind["bytes"] for kind in kinds.values()), "by_kind": kinds}
 
 
-def _phase_json(phase: ComparedPhase) -> dict[str, Any]:
+def _phase_json(phase: ComparedPhase) -> JsonDict:
     rehearsed, estimated, first = phase.rehearsed, phase.estimated, phase.first_step
     return {
         "name": phase.name,

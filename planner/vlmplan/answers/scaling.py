@@ -1,9 +1,8 @@
 """Speed and price by the number of machines: the part of an estimate's document, and tables."""
 
-from typing import Any
-
 import click
 
+from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.scaling import Scaling, ScalingPoint, nodes_paying
@@ -13,7 +12,7 @@ LEAST_FIRST = ("batch", "network", "step", "efficiency")
 TITLES = ("nodes", "GPUs", "batch", "step", "network", "samples/s", "efficiency", "run", "usd", "")
 
 
-def document(found: Scaling | None) -> dict[str, Any] | None:
+def document(found: Scaling | None) -> JsonDict | None:
     """The key ``scaling`` of an estimate; null where a speed is not known."""
     if found is None:
         return None
@@ -24,7 +23,7 @@ def document(found: Scaling | None) -> dict[str, Any] | None:
     }
 
 
-def _point_json(point: ScalingPoint) -> dict[str, Any]:
+def _point_json(point: ScalingPoint) -> JsonDict:
     return {
         "num_nodes": point.num_nodes,
         "num_gpus": point.num_gpus,

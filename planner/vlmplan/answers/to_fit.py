@@ -3,13 +3,14 @@ to copy; the part of every command's document, and sentences."""
 
 from collections.abc import Iterator
 from datetime import date
-from typing import Any, Protocol
+from typing import Protocol
 
 import click
 
 from vlmplan.answers.estimate import hardware_text
 from vlmplan.answers.offers import offer_json, offer_text
 from vlmplan.answers.setups import cluster_text
+from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say, say_command
 from vlmplan.request import Request
 from vlmplan.search.other_machine import OtherMachine
@@ -23,7 +24,7 @@ class Command(Protocol):
     def __call__(self, request: Request, /) -> str: ...
 
 
-def document(found: WayOut | None, command: Command, on: date) -> dict[str, Any]:
+def document(found: WayOut | None, command: Command, on: date) -> JsonDict:
     """Keys of every command's JSON; null where it fits, or where nothing was found.
 
     ``options`` of ``to_fit`` are those that change, null where one is taken away; ``changes`` say which belong
@@ -38,7 +39,7 @@ def document(found: WayOut | None, command: Command, on: date) -> dict[str, Any]
     }
 
 
-def _to_fit_json(found: ToFit, command: Command) -> dict[str, Any]:
+def _to_fit_json(found: ToFit, command: Command) -> JsonDict:
     combination, estimate = found.combination, found.estimate
     return {
         "changes": [
@@ -56,7 +57,7 @@ def _to_fit_json(found: ToFit, command: Command) -> dict[str, Any]:
     }
 
 
-def _other_json(found: OtherMachine, command: Command, on: date) -> dict[str, Any]:
+def _other_json(found: OtherMachine, command: Command, on: date) -> JsonDict:
     plan = found.plan
     cluster = plan.estimate.cluster
     return {

@@ -1,12 +1,12 @@
 """What can be trained on given cards: the document, a row for each model, and those that cannot be."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import click
 
 from vlmplan.answers.setups import cluster_text
 from vlmplan.hardware import Cluster
+from vlmplan.json_reader import JsonDict
 from vlmplan.models.facts import ModelFacts
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.render.lines import say
@@ -24,7 +24,7 @@ MAX_REASONS = 3
 """Models whose reason is shown; the others are named. A choice."""
 
 
-def document(rows: Sequence[Trainable], facts: Sequence[ModelFacts], cluster: Cluster) -> dict[str, Any]:
+def document(rows: Sequence[Trainable], facts: Sequence[ModelFacts], cluster: Cluster) -> JsonDict:
     """Schema ``vlmplan.trainable/1``; ``best`` is the method that trains most of those that fit."""
     return {
         "schema": SCHEMA,
@@ -48,7 +48,7 @@ def document(rows: Sequence[Trainable], facts: Sequence[ModelFacts], cluster: Cl
     }
 
 
-def _way_json(way: Way) -> dict[str, Any]:
+def _way_json(way: Way) -> JsonDict:
     return {
         "recipe": way.recipe.as_json(),
         "seq_len": way.seq_len,

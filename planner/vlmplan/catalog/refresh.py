@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from vlmplan.catalog.catalog import Catalog
 from vlmplan.catalog.file import read_catalog_file
@@ -20,6 +20,7 @@ from vlmplan.catalog.shipped import shipped_catalog
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import write_atomically
 from vlmplan.hardware import Gpu, Pricing
+from vlmplan.json_reader import JsonDict
 from vlmplan.units import GIB
 
 MEMORY_TOLERANCE_FRACTION = 0.08
@@ -171,8 +172,8 @@ def _offers_of(answer: Answer, names: CardNames, unknown: Counter[str], *, sourc
     ]
 
 
-def _offer(gpu_id: str, pricing: Pricing, item: Item) -> dict[str, Any]:
-    fields: dict[str, Any] = {
+def _offer(gpu_id: str, pricing: Pricing, item: Item) -> JsonDict:
+    fields: JsonDict = {
         "gpu": gpu_id,
         "num_gpus": item.gpu_count,
         "sku": printable(item.instance_name) or None,

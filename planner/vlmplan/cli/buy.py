@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, JSON, options, today
+from vlmplan.cli.options import CATALOG, JSON, ClickValues, options, today
 from vlmplan.notes import Caveat
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def buy(*, catalog_files: tuple[Path, ...], as_json: bool, **given: Any) -> None
         print_purchase(purchase, notes, on)
 
 
-def requested_purchase(given: dict[str, Any], catalog: "Catalog", on: date) -> "tuple[Purchase, list[str]]":
+def requested_purchase(given: ClickValues, catalog: "Catalog", on: date) -> "tuple[Purchase, list[str]]":
     """What the options ask about, and sentences that the user should see with it.
 
     Raises InputError where a price or the power of the card is not known, DoesNotFitError where nothing is rented out
@@ -80,7 +80,7 @@ def requested_purchase(given: dict[str, Any], catalog: "Catalog", on: date) -> "
     return purchase, [*notes, *more]
 
 
-def _given(given: dict[str, Any], name: str, default: float) -> float:
+def _given(given: ClickValues, name: str, default: float) -> float:
     return default if given[name] is None else given[name]
 
 

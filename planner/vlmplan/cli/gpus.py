@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import PRICING, today
+from vlmplan.cli.options import PRICING, ClickValues, today
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.units import GIB
 
@@ -85,7 +85,7 @@ def gpus(
         print_report(report)
 
 
-def _rows(catalog: "Catalog", words: tuple[str, ...], terms: dict[str, Any], *, sort: str, on: date) -> "list[GpuRow]":
+def _rows(catalog: "Catalog", words: tuple[str, ...], terms: ClickValues, *, sort: str, on: date) -> "list[GpuRow]":
     """``gpu_rows`` for the command line's options."""
     from vlmplan.catalog.listing import GpuFilter, gpu_rows
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, HOST_RAM, JSON, options
+from vlmplan.cli.options import CATALOG, HOST_RAM, JSON, ClickValues, options
 from vlmplan.cli.trainable import METHODS, run_trainable
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _one(name: str, size: tuple[int, int]) -> "Report":
 
 
 def _facts(
-    words: tuple[str, ...], terms: dict[str, Any], *, sort: str, size: tuple[int, int]
+    words: tuple[str, ...], terms: ClickValues, *, sort: str, size: tuple[int, int]
 ) -> "tuple[list[ModelFacts], list[ModelFiles]]":
     """Of the model that is named or of the packaged ones that are wanted; and those that vlmplan cannot plan."""
     from vlmplan.models import find_model
@@ -101,7 +101,7 @@ def _facts(
     return sorted_facts(facts, sort), unsupported
 
 
-def _check_terms(terms: dict[str, Any]) -> None:
+def _check_terms(terms: ClickValues) -> None:
     """Raise UsageError for options that need --gpu."""
     for name in ("method", "seq_len", "host_ram", "catalog_files"):
         if terms["gpu"] is None and terms[name] not in (None, ()):

@@ -13,7 +13,7 @@ import click
 from vlmplan.answers.out_of_memory import fullest, host_sentence, remedy_sentence, shortage_sentence
 from vlmplan.catalog import load_catalog
 from vlmplan.cli.launch_options import parser
-from vlmplan.cli.options import words_of
+from vlmplan.cli.options import ClickValues, words_of
 from vlmplan.errors import VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smallest_remedy
@@ -59,7 +59,7 @@ def _advice(prepared: Prepared, shortage: Shortage) -> Iterator[str]:
 def _command_to_fit(prepared: Prepared, remedy: Remedy) -> list[str]:
     """``vlmplan launch`` with every option of the changed setup, the same data, and a new folder."""
     folder = prepared.options.output_dir
-    options: dict[str, Any] = remedy.setup.request.options()
+    options: ClickValues = remedy.setup.request.options()
     if remedy.setup.ds_config is not None:
         options["ds_config"] = folder / DS_CONFIG_TO_FIT
         _write_ds_config(options["ds_config"], remedy.setup.ds_config)
@@ -68,10 +68,10 @@ def _command_to_fit(prepared: Prepared, remedy: Remedy) -> list[str]:
     return ["vlmplan", "launch", *words_of(parser, options)]
 
 
-def run_options(prepared: Prepared) -> dict[str, Any]:
+def run_options(prepared: Prepared) -> ClickValues:
     """The options of ``vlmplan launch`` that do not plan: catalogs, nodes, and what the trainer is told, but for the
     folder and ``--resume``."""
-    options: dict[str, Any] = {"catalog_files": prepared.catalog_files, "hostfile": prepared.hostfile}
+    options: ClickValues = {"catalog_files": prepared.catalog_files, "hostfile": prepared.hostfile}
     for item in fields(TrainerOptions):
         value = getattr(prepared.options, item.name)
         if value != default_of(item) and item.name not in ("output_dir", "resume"):

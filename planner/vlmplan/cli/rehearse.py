@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, refuse_files, today
+from vlmplan.cli.options import (
+    CATALOG,
+    FILE,
+    JSON,
+    ONE_CLUSTER,
+    RECIPE,
+    WORKLOAD,
+    ClickValues,
+    options,
+    refuse_files,
+    today,
+)
 from vlmplan.errors import InputError, VlmplanError
 
 if TYPE_CHECKING:
@@ -152,7 +163,7 @@ def rehearsed(
 
 
 def plan_asked_for(
-    ctx: click.Context, plan_file: Path | None, given: dict[str, Any], catalog_files: tuple[Path, ...]
+    ctx: click.Context, plan_file: Path | None, given: ClickValues, catalog_files: tuple[Path, ...]
 ) -> AskedPlan:
     """The plan of the file or of the options."""
     from vlmplan.launch.plan_estimate import estimate_of

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from vlmplan.cli.options import today
+from vlmplan.cli.options import ClickValues, today
 
 if TYPE_CHECKING:
     from vlmplan.models.facts import ModelFacts
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 METHODS = ("full", "lora", "qlora")
 
 
-def run_trainable(facts: "Sequence[ModelFacts]", given: dict[str, Any], *, as_json: bool) -> int:
+def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json: bool) -> int:
     """Print what of the models can be trained; 3 where nothing can."""
     from vlmplan.answers.trainable import document, print_trainable
     from vlmplan.catalog import load_catalog

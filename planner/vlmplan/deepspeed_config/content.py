@@ -6,7 +6,6 @@ Whole numbers may be written as ``5e8``; deprecated names, and field names witho
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from vlmplan.deepspeed_config.auto import auto_problem
 from vlmplan.deepspeed_config.keys import Effect, Key
@@ -21,7 +20,7 @@ from vlmplan.deepspeed_config.zero_keys import (
     ZERO_KEYS,
 )
 from vlmplan.errors import UnknownNameError
-from vlmplan.json_reader import JsonObject
+from vlmplan.json_reader import JsonDict, JsonObject
 
 KEYS: Mapping[str, Key] = {**RUN_KEYS, **ZERO_KEYS, **SECTION_KEYS}
 """Every key that DeepSpeed 0.19.8 reads, by its path."""
@@ -38,7 +37,7 @@ class Content:
     ``idle`` the paths of keys that are not at their default and change nothing of a plan, ``unread`` those that
     DeepSpeed does not read."""
 
-    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    values: JsonDict = field(default_factory=JsonDict)
     autos: set[str] = field(default_factory=set[str])
     idle: list[str] = field(default_factory=list[str])
     unread: list[str] = field(default_factory=list[str])
@@ -85,7 +84,7 @@ class _Place:
         return "bf16" if self.path == "bfloat16" else self.path
 
 
-def _read_key(place: _Place, name: str, into: dict[str, Any]) -> None:
+def _read_key(place: _Place, name: str, into: JsonDict) -> None:
     """Check one key, and all keys below it."""
     section, path, value = place.section, place.key_path(name), place.section.values[name]
     table_path = f"{place.table_path}.{name}" if place.path else name
@@ -116,11 +115,11 @@ def _take_auto(place: _Place, path: str) -> None:
         place.mistakes.add(problem)
 
 
-def _section(place: _Place) -> dict[str, Any]:
+def _section(place: _Place) -> JsonDict:
     if place.path == ZERO:
         _refuse_removed(place)
         place.section = JsonObject(_current_names(place), source=place.section.source, path=ZERO)
-    values: dict[str, Any] = {}
+    values: JsonDict = {}
     for name in place.section.values:
         _read_key(place, name, values)
     return values
@@ -132,9 +131,9 @@ def _refuse_removed(place: _Place) -> None:
             place.mistakes.add(f"{ZERO}.{name} cannot be planned: {why}")
 
 
-def _current_names(place: _Place) -> dict[str, Any]:
+def _current_names(place: _Place) -> JsonDict:
     """``zero_optimization`` under DeepSpeed's current names, without what it has removed."""
-    values: dict[str, Any] = {}
+    values: JsonDict = {}
     written: dict[str, str] = {}
     for key, value in place.section.values.items():
         name = ZERO_ALIASES.get(key, DEPRECATED_OFFLOADS.get(key, key))

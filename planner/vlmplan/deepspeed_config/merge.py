@@ -41,7 +41,7 @@ def merged_recipe(
     as in ``recipe``. Raises InputError with every contradiction between the two.
     """
     mistakes = Mistakes(config.source)
-    changes: dict[str, Any] = {}
+    changes: dict[str, object] = {}
     for name in ("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "optimizer"):
         said, current = getattr(config, name), getattr(recipe, name)
         if said is None:

@@ -9,7 +9,7 @@ from vlmplan.deepspeed_config.run_keys import REMOVED_TOP_KEYS, UNREAD_KEYS
 from vlmplan.deepspeed_config.zero_keys import ZERO_ALIASES
 from vlmplan.errors import InputError
 from vlmplan.files import NOT_JSON, text_of
-from vlmplan.json_reader import parse_json_object
+from vlmplan.json_reader import JsonDict, parse_json_object
 
 LOOKS: tuple[tuple[frozenset[str], str], ...] = tuple(
     (frozenset(names.split()), what)
@@ -35,7 +35,7 @@ LOOKS: tuple[tuple[frozenset[str], str], ...] = tuple(
 SHOWN_KEYS = 4
 
 
-def read_ds_config(path: Path) -> dict[str, Any]:
+def read_ds_config(path: Path) -> JsonDict:
     """The JSON object of a file; one in YAML, as other trainers have, is refused by what it looks like.
 
     Raises UnavailableError if the file cannot be read, InputError if it holds anything else.

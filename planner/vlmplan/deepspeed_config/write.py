@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from vlmplan.deepspeed_config.file import DsConfig
 from vlmplan.errors import InputError
+from vlmplan.json_reader import JsonDict
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe
 
 NVME_BUFFER_ELEMENTS = 100_000_000
@@ -38,7 +39,7 @@ AIO = {
 
 def deepspeed_config(
     recipe: Recipe, *, num_gpus: int, base: DsConfig | None = None, largest_parameter: int = 0
-) -> dict[str, Any] | None:
+) -> JsonDict | None:
     """The ds_config of ``recipe`` on ``num_gpus`` GPUs; None for plain PyTorch.
 
     ``base`` is a file whose other keys are kept. ``largest_parameter`` is the number of elements of the largest weight,
@@ -50,24 +51,24 @@ def deepspeed_config(
     return _filled(_filled(_decided(recipe, num_gpus, kept), kept), _defaults(recipe, num_gpus, largest_parameter))
 
 
-def _filled(values: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(values: Mapping[str, Any], more: Mapping[str, Any]) -> JsonDict:
     """``values`` with what only ``more`` says added, object by object."""
     result = dict(values)
     for key, value in more.items():
         mine = result.setdefault(key, value)
         if isinstance(mine, dict) and isinstance(value, dict):
-            result[key] = _filled(cast(dict[str, Any], mine), cast(dict[str, Any], value))
+            result[key] = _filled(cast(JsonDict, mine), cast(JsonDict, value))
     return result
 
 
-def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> dict[str, Any]:
+def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> JsonDict:
     """The keys that the recipe decides."""
     is_pure = recipe.precision is Precision.BF16_PURE
     uses_bf16 = is_pure or recipe.precision is Precision.BF16
-    bf16: dict[str, Any] = {"enabled": uses_bf16}
+    bf16: JsonDict = {"enabled": uses_bf16}
     if uses_bf16:
         bf16 |= {"bf16_master_weights_and_grads": is_pure, "bf16_optimizer_states": is_pure}
-    zero: dict[str, Any] = {"stage": recipe.zero_stage}
+    zero: JsonDict = {"stage": recipe.zero_stage}
     zero |= {field.name: getattr(recipe.zero, field.name) for field in fields(recipe.zero)}
     if recipe.hpz > 1 or "zero_hpz_partition_size" in base.get("zero_optimization", {}):
         zero["zero_hpz_partition_size"] = recipe.hpz
@@ -88,16 +89,16 @@ def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> dict[str
     }
 
 
-def _defaults(recipe: Recipe, num_gpus: int, largest_parameter: int) -> dict[str, Any]:
+def _defaults(recipe: Recipe, num_gpus: int, largest_parameter: int) -> JsonDict:
     """The other keys, where no file says them."""
-    zero: dict[str, Any] = {}
+    zero: JsonDict = {}
     if recipe.zero_stage == 3:
         zero = {"stage3_gather_16bit_weights_on_model_save": True}
     if recipe.offload_optimizer is not Offload.NONE:
         zero["offload_optimizer"] = {"pin_memory": True}
     if recipe.offload_params is not Offload.NONE:
         zero["offload_param"] = {"pin_memory": True}
-    config: dict[str, Any] = {"zero_optimization": zero, "wall_clock_breakdown": False, "dump_state": False}
+    config: JsonDict = {"zero_optimization": zero, "wall_clock_breakdown": False, "dump_state": False}
     if recipe.precision is Precision.FP16:
         config["fp16"] = {
             "loss_scale": 0,
@@ -114,7 +115,7 @@ def _defaults(recipe: Recipe, num_gpus: int, largest_parameter: int) -> dict[str
     return config
 
 
-def _add_nvme(zero: dict[str, Any], recipe: Recipe, largest_shard: int) -> None:
+def _add_nvme(zero: JsonDict, recipe: Recipe, largest_shard: int) -> None:
     if recipe.nvme_path is None:
         raise InputError("offload to nvme needs --nvme-path DIR, a folder on the NVMe drive of every node")
     if recipe.offload_optimizer is Offload.NVME:

@@ -25,6 +25,7 @@ from vlmplan.emit.sky_facts import (
     SKYPILOT_VERSION,
 )
 from vlmplan.emit.wheel import wheel_name
+from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation
 from vlmplan.training import CHECKPOINTS, MANIFEST
@@ -119,9 +120,9 @@ def sky_problem(plan: Plan) -> str | None:
     return None
 
 
-def sky_task(plan: Plan) -> dict[str, Any]:
+def sky_task(plan: Plan) -> JsonDict:
     """The content of sky.yaml, under SkyPilot's keys."""
-    task: dict[str, Any] = {
+    task: JsonDict = {
         "name": job_name(plan),
         "num_nodes": plan.hardware.num_nodes,
         "workdir": ".",
@@ -190,8 +191,8 @@ def _may_be_taken_away(plan: Plan) -> bool:
     return plan.offer is not None and plan.offer.pricing == "interruptible"
 
 
-def _resources(plan: Plan) -> dict[str, Any]:
-    resources: dict[str, Any] = {}
+def _resources(plan: Plan) -> JsonDict:
+    resources: JsonDict = {}
     if infra := _infra(plan):
         resources["infra"] = infra
     resources["accelerators"] = {_accelerator(plan): plan.hardware.gpus_per_node}

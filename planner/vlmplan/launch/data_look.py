@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.emit import PLAN_FILE
+from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan, write_plan
 from vlmplan.training import TrainerOptions
 
@@ -46,7 +47,7 @@ def looked_at(plan: Plan, options: TrainerOptions, environment: Mapping[str, str
             check=False,
         )
     try:
-        found = cast(dict[str, Any], json.loads(done.stdout.splitlines()[-1]))
+        found = cast(JsonDict, json.loads(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return DataLook(accounts={}, problem=f"the data cannot be looked at: {last}")

@@ -6,12 +6,11 @@ The trainer writes the model, in a process of its own: the planner does not impo
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vlmplan.errors import MissingPackageError, UnavailableError
 from vlmplan.launch.run_folder import RUN_FILES, held_run_problem
+from vlmplan.request import Options
 from vlmplan.training import METRICS_FILE
 from vlmplan.versions import INSTALL, installed_version
 
@@ -19,7 +18,7 @@ FOLDER = "vlmplan-demo"
 MODEL_FOLDER = "tiny-model"
 """Not ``model``: there the trainer writes its result."""
 NEEDED = ("torch", "transformers", "deepspeed", "safetensors", "pillow")
-PLAN_OPTIONS: Mapping[str, Any] = {
+PLAN_OPTIONS: Options = {
     "gpu": "cpu:2",
     "zero_stage": "2",
     "precision": "fp32",
@@ -30,7 +29,7 @@ PLAN_OPTIONS: Mapping[str, Any] = {
 }
 """Where the user says nothing else. Two ranks on any processor; 64 tokens are what a made-up chat takes,
 16 of an image included, so that what is measured can be held to what was planned."""
-TRAINER_OPTIONS: Mapping[str, Any] = {"dummy_data": 64, "learning_rate": 1e-3}
+TRAINER_OPTIONS: Options = {"dummy_data": 64, "learning_rate": 1e-3}
 """Random weights learn at a higher rate than trained ones."""
 WRITE_MODEL = (
     "import sys; from pathlib import Path; from vlmplan_trainer.models.tiny import write_tiny_model; "

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.files import proc_bytes
+from vlmplan.json_reader import JsonDict
 from vlmplan.launch.extensions import held_locks
 from vlmplan.machine.host import host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import NvmlMachine, read_machine
@@ -71,15 +71,14 @@ class Facts:
 def facts_of_this_machine(plan: Plan, output_dir: Path) -> Facts:
     """What ``preflight`` wants to know for this plan; GPUs are not asked for where a plan needs none."""
     packages = {name: installed_version(name) for name in (*PACKAGES, *MONITORS, FLASH_ATTENTION)}
-    found: dict[str, Any] = {}
+    driver = driver_problem = sight = None
     if plan.hardware.vendor == "nvidia":
         try:
-            found["driver"] = read_machine()
+            driver = read_machine()
         except VlmplanError as error:
-            found["driver_problem"] = str(error)
-    has_driver = plan.hardware.vendor == "amd" or "driver" in found
-    if has_driver and packages["torch"] is not None:
-        found |= torch_sees()
+            driver_problem = str(error)
+    if (plan.hardware.vendor == "amd" or driver is not None) and packages["torch"] is not None:
+        sight = torch_sees()
     nvme_path = plan.recipe.nvme_path if plan.expected.nvme_swap_bytes else None
     try:
         ram = host_ram_bytes()
@@ -96,12 +95,15 @@ def facts_of_this_machine(plan: Plan, output_dir: Path) -> Facts:
         num_cpus=num_host_cpus(),
         has_pdsh=shutil.which("pdsh") is not None,
         held_locks=tuple(held_locks(plan, os.environ)),
-        **found,
+        driver=driver,
+        driver_problem=driver_problem,
+        torch_sight=sight if isinstance(sight, TorchSight) else None,
+        torch_problem=sight if isinstance(sight, str) else None,
     )
 
 
-def torch_sees() -> dict[str, Any]:
-    """``torch_sight``, or ``torch_problem``: what another process that imports torch says."""
+def torch_sees() -> TorchSight | str:
+    """What another process that imports torch says, or a sentence on why it says nothing."""
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter, a constant
             [sys.executable, "-c", TORCH_QUESTION],
@@ -112,11 +114,11 @@ def torch_sees() -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"torch_problem": f"torch has not answered within {TORCH_SECONDS} seconds which GPUs it sees"}
+        return f"torch has not answered within {TORCH_SECONDS} seconds which GPUs it sees"
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return {"torch_problem": f"torch is installed but cannot be imported: {last}"}
-    return {"torch_sight": TorchSight(**json.loads(done.stdout.splitlines()[-1]))}
+        return f"torch is installed but cannot be imported: {last}"
+    return TorchSight(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def available_ram_bytes() -> int | None:
@@ -135,7 +137,7 @@ def free_bytes_at(folder: Path) -> int | None:
         return None
 
 
-def machine_json(facts: Facts) -> dict[str, Any]:
+def machine_json(facts: Facts) -> JsonDict:
     """What a run was started with: versions.json."""
     driver = facts.driver
     cuda = None if driver is None or driver.cuda_driver_version is None else driver.cuda_driver_version

@@ -17,6 +17,7 @@ from vlmplan.deepspeed_config import DEFAULT_GRADIENT_CLIPPING, deepspeed_config
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster
+from vlmplan.json_reader import JsonDict
 from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.preflight import missing_packages
 from vlmplan.memory.device import Verdict
@@ -127,7 +128,7 @@ class Planner:
         content = self._ds_config(request, cluster)
         return Setup(request=request, estimate=self._plain.estimate(request), ds_config=content)
 
-    def _ds_config(self, request: Request, cluster: Cluster) -> dict[str, Any] | None:
+    def _ds_config(self, request: Request, cluster: Cluster) -> JsonDict | None:
         """The plan's own file, changed as the request says; None where the planner writes one by itself."""
         if not self._has_own_config:
             return None

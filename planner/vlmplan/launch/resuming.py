@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.catalog import Catalog
+from vlmplan.json_reader import JsonDict
 from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.run_folder import has_checkpoint, result_in
 from vlmplan.plan import Plan
@@ -109,7 +110,7 @@ def asks_for_another_plan(given: Options, record: RunRecord | None) -> bool:
     return any(before.get(name) != value for name, value in kept_options(given).items() if name not in UNPLANNED)
 
 
-def _planned_with(record: RunRecord | None) -> dict[str, Any]:
+def _planned_with(record: RunRecord | None) -> JsonDict:
     return {} if record is None else dict(record.planned_with or {})
 
 

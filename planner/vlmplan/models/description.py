@@ -8,7 +8,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.errors import InputError
-from vlmplan.json_reader import parse_json_object
+from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.workload import ModelFiles
@@ -78,18 +78,18 @@ def why_unsupported(model: ModelFiles) -> str:
     return f"vlmplan does not describe the model_type {model.model_type!r}"
 
 
-def _image_settings(texts: Mapping[str, str], source: str) -> dict[str, Any] | None:
+def _image_settings(texts: Mapping[str, str], source: str) -> JsonDict | None:
     """The settings of the image processor; newer checkpoints keep them in processor_config.json."""
     if PREPROCESSOR in texts:
         return _json_object(texts[PREPROCESSOR], source=source.replace(CONFIG, PREPROCESSOR))
     if PROCESSOR in texts:
         settings = _json_object(texts[PROCESSOR], source=source.replace(CONFIG, PROCESSOR)).get("image_processor")
         if isinstance(settings, dict):
-            return cast(dict[str, Any], settings)
+            return cast(JsonDict, settings)
     return None
 
 
-def parsed_config(text: str, *, source: str) -> dict[str, Any]:
+def parsed_config(text: str, *, source: str) -> JsonDict:
     """The object in a config.json. Raises InputError if it is none, or says no model_type."""
     config = _json_object(text, source=source)
     model_type = config.get("model_type")
@@ -98,7 +98,7 @@ def parsed_config(text: str, *, source: str) -> dict[str, Any]:
     return config
 
 
-def _json_object(text: str, *, source: str) -> dict[str, Any]:
+def _json_object(text: str, *, source: str) -> JsonDict:
     """As transformers reads JSON: repeated keys are allowed, and Infinity, which becomes ``{"__float__": ...}``."""
     return parse_json_object(text, source=source, constant=lambda name: {"__float__": name}, may_repeat=True)
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from vlmplan.architecture.layout import LAYOUT_SCHEMA, ModelLayout, layout_from_json
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
+from vlmplan.json_reader import JsonDict
 from vlmplan.user_cache import keep_text, kept_text
 
 TIMEOUT_SECONDS = 180.0
@@ -77,7 +78,7 @@ def probe_path(package: Path) -> Path:
     raise UnavailableError("vlmplan_trainer is missing from this installation; install vlmplan again")
 
 
-def _answer(config: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(config: Mapping[str, Any]) -> JsonDict:
     """What the probe says. It runs isolated from the working directory and offline, with this process's packages."""
     search_path = [str(Path(entry).resolve()) for entry in sys.path if entry]
     request = json.dumps({"path": search_path, "config": dict(config)})

@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmplan.deepspeed_config import merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnknownNameError
-from vlmplan.json_reader import shown
+from vlmplan.json_reader import JsonDict, shown
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.versions import CHECKED_VERSIONS, VLMPLAN_VERSION
 from vlmplan.workload import Workload
@@ -133,7 +133,7 @@ class Plan:
         """Where the trainer loads the model: a Hugging Face id or a path."""
         return self.workload.model.hub_id or self.workload.model.id
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         model = self.workload.model
         return {
             "schema": SCHEMA,
@@ -164,7 +164,7 @@ class Plan:
 WORKLOAD_FIELDS = tuple(item.name for item in fields(Workload) if item.name != "model")
 
 
-def _plain_json(item: Any) -> dict[str, Any]:
+def _plain_json(item: Any) -> JsonDict:
     return {entry.name: getattr(item, entry.name) for entry in fields(item)}
 
 

@@ -5,8 +5,8 @@ A rehearsal has no clock of the device: time is the number of allocations and re
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from vlmplan.json_reader import JsonDict
 from vlmplan.rehearsal.comparison import Comparison
 
 PHASES_TRACK = 1
@@ -17,7 +17,7 @@ def trace_text(found: Comparison) -> str:
     return json.dumps({"traceEvents": list(_trace_events(found)), "displayTimeUnit": "ms"}) + "\n"
 
 
-def _trace_events(found: Comparison) -> Iterator[dict[str, Any]]:
+def _trace_events(found: Comparison) -> Iterator[JsonDict]:
     rank = found.rehearsed.rank
     names = {"process_name": f"rank {rank} of {found.rehearsed.num_ranks}", "thread_name": "phases"}
     for kind, name in names.items():
@@ -38,7 +38,7 @@ def _trace_events(found: Comparison) -> Iterator[dict[str, Any]]:
         yield event
 
 
-def _slice(rank: int, name: str, step: int, begin: int, end: int) -> dict[str, Any]:
+def _slice(rank: int, name: str, step: int, begin: int, end: int) -> JsonDict:
     arguments = {"step": step} if step else {}
     place = {"ts": begin, "dur": end - begin, "pid": rank, "tid": PHASES_TRACK}
     return {"name": name, "ph": "X", **place, "args": arguments}

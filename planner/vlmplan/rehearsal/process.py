@@ -16,7 +16,7 @@ from types import FrameType
 from typing import IO, Any
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
-from vlmplan.json_reader import JsonObject, parse_json_object
+from vlmplan.json_reader import JsonDict, JsonObject, parse_json_object
 from vlmplan.plan import Plan
 from vlmplan.rehearsal.result import Rehearsed, rehearsed_from_json
 from vlmplan.versions import INSTALL, installed_version, needed_packages
@@ -30,7 +30,7 @@ KEPT_LINES = 50
 LONGEST_ERROR = 300
 
 
-def run_rehearsal(request: dict[str, Any], plan: Plan, *, say: Callable[[str], None]) -> Rehearsed:
+def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) -> Rehearsed:
     """What happened in a rehearsal of ``plan``.
 
     Raises MissingPackageError where the trainer's packages are not installed, InputError for what cannot be rehearsed,
@@ -47,7 +47,7 @@ def run_rehearsal(request: dict[str, Any], plan: Plan, *, say: Callable[[str], N
     return rehearsed_from_json(answer)
 
 
-def answer_of(command: Sequence[str], request: str, say: Callable[[str], None]) -> dict[str, Any]:
+def answer_of(command: Sequence[str], request: str, say: Callable[[str], None]) -> JsonDict:
     """The JSON object that ``command`` prints. However this ends, the process has ended too."""
     try:
         process = subprocess.Popen(  # noqa: S603 - this interpreter, a list of words

@@ -1,10 +1,10 @@
 """What is asked of ``python -m vlmplan_trainer.rehearse``: the plan, samples as the estimate counts them, the rank."""
 
 from dataclasses import asdict
-from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate, Estimator
+from vlmplan.json_reader import JsonDict
 from vlmplan.memory.parameters import fullest_rank
 from vlmplan.plan import Plan
 from vlmplan.sample_images import sample_image
@@ -24,7 +24,7 @@ def fullest_rank_of(estimate: Estimate) -> int:
     return fullest_rank(Estimator(estimate.workload, estimate.recipe).table, estimate.cluster.num_gpus)
 
 
-def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | None = None) -> dict[str, Any]:
+def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | None = None) -> JsonDict:
     """The request for one rank. Raises InputError if there is no such rank, or for fewer than three steps."""
     num_ranks = plan.hardware.num_gpus
     if not 0 <= rank < num_ranks:
@@ -37,7 +37,7 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
         )
     workload, gpu = plan.workload, estimate.cluster.node.gpu
     image = sample_image(workload)
-    request: dict[str, Any] = {
+    request: JsonDict = {
         "plan": plan.as_json(),
         "samples": {
             "micro_batch": plan.recipe.micro_batch,

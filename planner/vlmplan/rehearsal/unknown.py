@@ -17,6 +17,7 @@ from typing import Any, cast
 from vlmplan.architecture.generic import GENERIC_TERMS
 from vlmplan.errors import VlmplanError
 from vlmplan.estimate import Estimate, estimate
+from vlmplan.json_reader import JsonDict
 from vlmplan.memory.components import Components, Phase
 from vlmplan.memory.timeline import Timeline
 from vlmplan.models import described
@@ -77,7 +78,7 @@ def num_layers_of(config: Mapping[str, Any]) -> int | None:
     return None if key is None else int(_text_section(config)[key])
 
 
-def shortened(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+def shortened(config: Mapping[str, Any], num_layers: int) -> JsonDict:
     """``config`` with the first ``num_layers`` layers of its language model; lists of one entry a layer are cut too."""
     values = deepcopy(dict(config))
     section = _text_section(values)
@@ -91,7 +92,7 @@ def shortened(config: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     return values
 
 
-def _text_section(config: Mapping[str, Any]) -> dict[str, Any]:
+def _text_section(config: Mapping[str, Any]) -> JsonDict:
     section = config.get("text_config")
     return section if isinstance(section, dict) else config  # type: ignore[return-value]
 

@@ -91,7 +91,7 @@ class Request:
 
         Raises InputError for a value that is not allowed, UnavailableError for a file that cannot be read.
         """
-        values: dict[str, dict[str, Any]] = {"": {}}
+        values: dict[str, dict[str, object]] = {"": {}}
         for name, value in options.items():
             option = OPTIONS[name]
             values.setdefault(option.part, {})[option.field] = option.read(value)

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any
 
 from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Offer
+from vlmplan.json_reader import JsonDict
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Method
 from vlmplan.request import Objective
@@ -119,7 +119,7 @@ class Rejection:
     def label(self) -> str:
         return f"{self.cluster.num_gpus} x {self.cluster.node.gpu.id}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JsonDict:
         return {
             "gpu": self.cluster.node.gpu.id,
             "num_gpus": self.cluster.node.num_gpus,

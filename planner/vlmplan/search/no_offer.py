@@ -4,7 +4,7 @@ Every subset of the limits is lifted, the smallest first. Of those that leave of
 the cheapest of them, so what is named can be typed as it stands.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import ROUND_UP, Decimal
@@ -13,6 +13,7 @@ from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.hardware import Offer, Pricing
+from vlmplan.request import Options
 from vlmplan.search.offers import DEFAULT_PRICING, OfferFilter, Place, place_of
 from vlmplan.units import counted, usd_text
 
@@ -26,7 +27,7 @@ LIMITS = ("pricing", "max_price_age_days", "max_usd_per_hour", "region", "provid
 class WayOut:
     """Options that admit offers; None takes one away. ``offers`` are those, the cheapest first."""
 
-    options: Mapping[str, Any] = field(hash=False)
+    options: Options = field(hash=False)
     offers: tuple[Offer, ...]
 
     @property
