@@ -50,7 +50,7 @@ def test_every_block_of_commands_is_run_or_says_why_not(page):
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_the_example_of_a_family_is_the_model_of_transformers(checkpoints, monkeypatch, tmp_path):
     pytest.importorskip("transformers")
-    from family_checks import assert_linears_match, assert_parameters_match, assert_step_matches, text_inputs
+    from family_checks import assert_parameters_and_linears_match, assert_step_matches, text_inputs
     from vlmplan.architecture import families
     from vlmplan.architecture.families import build
     from vlmplan.architecture.model import Batch
@@ -61,8 +61,7 @@ def test_the_example_of_a_family_is_the_model_of_transformers(checkpoints, monke
     monkeypatch.setattr(build, "FAMILIES", {**build.FAMILIES, "arcee": "arcee"})
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "vocab_size": 1000}
     config = {"model_type": "arcee", **sizes, "num_attention_heads": 8, "num_key_value_heads": 2}
-    assert_parameters_match(config)
-    assert_linears_match(config)
+    assert_parameters_and_linears_match(config)
     batch = Batch(micro_batch=2, num_tokens=384)
     assert_step_matches(config, batch, text_inputs(batch), checkpoints=checkpoints, tolerance=0.002)
 

@@ -92,8 +92,9 @@ def test_merger_and_downsampling_are_the_projector():
 
 def assert_step(*, text=(), vision=(), images_per_sample=1, **options):
     pytest.importorskip("transformers")
-    from family_checks import assert_step_matches
     from patch_batches import cut, step
+
+    from family_checks import assert_step_matches
 
     config = cut(ALIAS, text=text, vision={"depth": 4, **dict(vision)})
     made = step(config, ALIAS, (480, 330), images_per_sample=images_per_sample)

@@ -125,8 +125,9 @@ def test_several_feature_layers_are_refused():
 
 def assert_step(alias, *, text=(), vision=(), changes=None, **options):
     pytest.importorskip("transformers")
-    from family_checks import assert_step_matches
     from patch_batches import cut, step
+
+    from family_checks import assert_step_matches
 
     config = cut(alias, text=text, vision=vision, **{**UNTIED, **(changes or {})})
     made = step(config, "internvl3-1b", (900, 450))

@@ -109,8 +109,9 @@ def test_patches_that_leave_a_remainder_are_refused():
 
 def assert_step(*, text=(), vision=(), size=TWO_TILES, micro_batch=2, **options):
     pytest.importorskip("transformers")
-    from family_checks import assert_step_matches
     from patch_batches import cut, step
+
+    from family_checks import assert_step_matches
 
     made = step(cut("ovis2-1b", text=text, vision=vision), "ovis2-1b", size, micro_batch=micro_batch)
     assert_step_matches(made.config, made.batch, made.inputs, made.floats, **options)

@@ -140,8 +140,9 @@ def test_old_and_new_files_say_tied_at_either_level():
 
 def assert_step(alias, *, text=(), vision=(), size=(480, 330), images_per_sample=1, **options):
     pytest.importorskip("transformers")
-    from family_checks import assert_step_matches
     from patch_batches import cut, step
+
+    from family_checks import assert_step_matches
 
     vision = vision or (BLOCKS if "2.5" in alias else {"depth": 4})
     made = step(cut(alias, text=text, vision=vision), alias, size, images_per_sample=images_per_sample)

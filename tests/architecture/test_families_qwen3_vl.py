@@ -125,8 +125,9 @@ def predicted(config: dict[str, object], implementation: str = "sdpa") -> Trace:
 
 def assert_step(alias, *, text=(), vision=(), images_per_sample=1, **options):
     pytest.importorskip("transformers")
-    from family_checks import assert_step_matches
     from patch_batches import cut, step
+
+    from family_checks import assert_step_matches
 
     if "a3b" in alias:
         text = {**FEW_EXPERTS, **dict(text)}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, refusal
+from fake_nvml import FakeCard, fake_driver
 from launch_cases import recorded, stand_in_trainer
-from test_nvml import FakeCard, fake_driver
 from test_package import HEAVY, modules_after
 from vlmplan.answers.launch import SCHEMA
 from vlmplan.emit import write_files

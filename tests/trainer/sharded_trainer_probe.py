@@ -47,8 +47,8 @@ def batches(rank: int) -> list[dict]:
 def outcome(folder: Path, changes: dict, *, stage: int, is_chunked: bool, rank: int, is_random: bool) -> dict:
     import deepspeed
     import torch
-
     from tiny_plans import tiny_plan
+
     from vlmplan.recipe import Method, Precision, Recipe, ZeroSettings
     from vlmplan_trainer.loss import language_loss
     from vlmplan_trainer.measure import LiveStorages

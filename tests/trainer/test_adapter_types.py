@@ -3,9 +3,9 @@ the combinations that are refused."""
 
 import pytest
 import torch
+from tiny_plans import tiny_plan
 from torch import nn
 
-from tiny_plans import tiny_plan
 from vlmplan.recipe import AdapterDtype, LossKind, Method, Recipe
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.models.load import load_model

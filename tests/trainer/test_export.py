@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 from published_folders import FAMILIES, write_published
+from tiny_plans import tiny_plan
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-from tiny_plans import tiny_plan
 from vlmplan.plan import Plan
 from vlmplan.recipe import Method, Recipe
 from vlmplan_trainer.engines.make import make_engine

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
-
 from tiny_plans import tiny_plan
+
 from vlmplan.errors import InputError
 from vlmplan.recipe import Method, Precision, Recipe
 from vlmplan_trainer.models.checkpointing import set_checkpointing

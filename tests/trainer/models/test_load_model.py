@@ -7,9 +7,9 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tiny_plans import tiny_plan
 from transformers import AutoModelForCausalLM
 
-from tiny_plans import tiny_plan
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.recipe import AdapterDtype, AttentionImplementation, Method, Precision, Recipe

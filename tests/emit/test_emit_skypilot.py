@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 sky = pytest.importorskip("sky", reason="SkyPilot is not installed here; .ci/run has it beside")
-sys.path.insert(0, str(Path(__file__).parent / "tools"))
-
-from sky.utils import registry, schemas  # noqa: E402
-from skypilot_facts import facts, module_text  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
 from emit_skypilot_keys import CLOUDS, RESOURCES_KEYS, TASK_KEYS  # noqa: E402
-from recipe_cases import plan  # noqa: E402
+from sky.utils import registry, schemas  # noqa: E402
 from sky_plans import every_plan, rented, spot  # noqa: E402
+from skypilot_facts import facts, module_text  # noqa: E402
+
+from recipe_cases import plan  # noqa: E402
 from vlmplan.emit import sky_facts  # noqa: E402
 from vlmplan.emit.sky import (  # noqa: E402
     CLOUD_ACCELERATORS,

@@ -3,11 +3,11 @@
 import os
 from dataclasses import dataclass, field
 
+import deepspeed_probe
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import deepspeed_probe
 from recipe_cases import RECIPES, card, cluster
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sky_plans import named
 
 from recipe_cases import plan
-from sky_plans import named
 from vlmplan.emit import slurm_script, write_files
 from vlmplan.emit.cluster import CPUS_PER_RANK, HOST_SPARE_GIB, job_name
 from vlmplan.plan import Plan

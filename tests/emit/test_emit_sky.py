@@ -9,13 +9,13 @@ from unittest import mock
 
 import pytest
 import yaml
+from emit_skypilot_keys import CLOUDS, RESOURCES_KEYS, TASK_KEYS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sky_plans import every_plan, named, on_card, rented, spot
 
-from emit_skypilot_keys import CLOUDS, RESOURCES_KEYS, TASK_KEYS
 from planned import shipped_gpus
 from recipe_cases import plan
-from sky_plans import every_plan, named, on_card, rented, spot
 from vlmplan.emit import file_texts, sky_text, write_files
 from vlmplan.emit.sky import (
     CLOUD_ACCELERATORS,
