@@ -1,4 +1,4 @@
-"""The words that a command makes of a request are those that ask for it: parsing is undone, and done again."""
+"""A request is parsed once, with the file that it names, and the words that a command makes of it are parsed to it."""
 
 import json
 from dataclasses import fields, replace
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cli_calls import request_of_words
+from cli_calls import DOES_NOT_FIT, DONE, call, request_of_words
 from vlmplan.cli.advise import advise
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.launch import launch
@@ -19,6 +19,8 @@ from vlmplan.cli.recommend import recommend
 from vlmplan.cli.rehearse import rehearse
 from vlmplan.cli.to_fit import given_options
 from vlmplan.decided_recipe import DecidedRecipe, decided_by
+from vlmplan.deepspeed_config import file
+from vlmplan.deepspeed_config.other_files import read_ds_config
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN, Recipe
@@ -131,3 +133,29 @@ def test_a_recipe_has_what_is_decided_and_the_defaults_beside_it(recipe: Decided
     made = recipe.recipe()
     assert recipe.applied_to(made) == made
     assert recipe.completed(decided_by(made)).recipe() == made
+
+
+LINES = {
+    "estimate": "--gpu a100-sxm4-80gb:2 --seq-len 8192",
+    "estimate of variants": "--gpu a100-sxm4-80gb:2 --compare checkpointing",
+    "recommend": "--gpu a100-sxm4-80gb:2 --out found",
+    "advise": "--gpu a100-sxm4-80gb:2",
+    "explain": "reduce_bucket_size --gpu a100-sxm4-80gb:2",
+}
+
+
+@pytest.mark.usefixtures("isolated")
+@pytest.mark.parametrize("name", LINES)
+def test_a_command_reads_its_ds_config_once(name: str, monkeypatch: pytest.MonkeyPatch):
+    """Also where it asks for many changed setups: none of these has room, or all are compared."""
+    Path("ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 64}))
+    read: list[Path] = []
+
+    def reading(path: Path) -> dict[str, Any]:
+        read.append(path)
+        return read_ds_config(path)
+
+    monkeypatch.setattr(file, "read_ds_config", reading)
+    found = call(name.partition(" ")[0], *LINES[name].split(), "--model", "smollm2-135m", "--ds-config", "ds.json")
+    assert found.code in (DONE, DOES_NOT_FIT), found.err
+    assert read == [Path("ds.json")]

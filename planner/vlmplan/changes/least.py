@@ -231,15 +231,15 @@ class _Search:
         """Without options that say what goes without saying, and changes that are nothing but such."""
         request, wanted = self._request(chosen), _options(chosen)
         for name in [name for change in chosen.changes for name in change.options]:
-            less = {**wanted, name: self._given.option(name)}
-            if less[name] != wanted[name] and self._judge.are_same(self._given.with_options(less), request):
+            less = {other: value for other, value in wanted.items() if other != name}
+            if self._judge.are_same(self._given.with_options(less), request):
                 wanted = less
         kept: list[Change] = []
         for change in chosen.changes:
             own = {
                 name: value
                 for name, value in change.options.items()
-                if wanted[name] == value and value != self._given.option(name)
+                if name in wanted and wanted[name] == value != self._given.option(name)
             }
             kept += [replace(change, options=own)] if own else []
         return Combination(changes=tuple(kept), request=self._given.with_options(wanted))
