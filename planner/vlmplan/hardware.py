@@ -229,6 +229,12 @@ class Cluster:
         return self.node.num_gpus * self.num_nodes
 
 
+def cluster_text(cluster: Cluster) -> str:
+    """``2 nodes of 8 x H100 SXM``."""
+    nodes = f"{cluster.num_nodes} nodes of " if cluster.num_nodes > 1 else ""
+    return f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.name}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A node for rent, or your own. ``usd_per_hour`` is for the whole instance, after ``discount_fraction``.

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
 
-from vlmplan.answers.setups import cluster_text, recipe_text
+from vlmplan.answers.setups import recipe_text
 from vlmplan.communication import messages_json
 from vlmplan.estimate import Estimate, VaryingLengths
 from vlmplan.freezing import Freezing
-from vlmplan.hardware import Vendor
+from vlmplan.hardware import Vendor, cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.memory.components import Components
 from vlmplan.memory.device import Verdict

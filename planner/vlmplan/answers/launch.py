@@ -7,6 +7,7 @@ import click
 
 from vlmplan.answers.to_fit import Command, way_out_parts
 from vlmplan.json_reader import JsonDict
+from vlmplan.launch.curriculum import Step
 from vlmplan.launch.prepared import Prepared
 from vlmplan.launch.run_folder import LOG_FILE
 from vlmplan.launch.start import shell_text
@@ -14,7 +15,7 @@ from vlmplan.notes import caveats, footnotes
 from vlmplan.plan import Plan
 from vlmplan.render.lines import say, say_command
 from vlmplan.search.way_out import WayOut
-from vlmplan.units import counted
+from vlmplan.units import count_text, counted, duration_text, gib_text
 
 SCHEMA = "vlmplan.launch/1"
 
@@ -80,3 +81,15 @@ def print_way_out(found: WayOut, command: Command, on: date) -> None:
         click.echo(sentence, err=True)
         if changed is not None:
             click.echo(f"{lead} {command(changed)}", err=True)
+
+
+def step_line(step: Step) -> str:
+    """``stage 1 of 2, align: full, 2.1 M of 2.2 B parameters; 3.1 GiB of 22.5 GiB on each GPU; 120 steps in 9 min``."""
+    plan, expected = step.plan, step.plan.expected
+    num_steps = min(expected.num_steps, step.trainer.max_steps or expected.num_steps)
+    seconds = "" if expected.step_seconds is None else f" in {duration_text(expected.step_seconds * num_steps)}"
+    return (
+        f"{step.title}: {plan.recipe.method.value}, {count_text(plan.num_trainable_params)} of "
+        f"{count_text(plan.num_params)} parameters; {gib_text(expected.peak_device_bytes)} of "
+        f"{gib_text(plan.hardware.usable_bytes)} on each GPU; {num_steps:,} steps{seconds}"
+    )

@@ -1,16 +1,9 @@
-"""A setup in words: the hardware, and everything of the recipe that decides memory and time."""
+"""A recipe in words: everything of it that decides memory and time."""
 
-from vlmplan.hardware import Cluster
 from vlmplan.recipe import ALL_LINEAR, Method, Offload, Recipe
 from vlmplan.units import DType
 
 SHORT_TYPES = {DType.FLOAT32: "fp32", DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
-
-
-def cluster_text(cluster: Cluster) -> str:
-    """``2 nodes of 8 x H100 SXM``."""
-    nodes = f"{cluster.num_nodes} nodes of " if cluster.num_nodes > 1 else ""
-    return f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.name}"
 
 
 def recipe_text(recipe: Recipe, *, sees: bool) -> str:

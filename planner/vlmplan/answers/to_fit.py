@@ -9,7 +9,7 @@ import click
 
 from vlmplan.answers.estimate import hardware_text
 from vlmplan.answers.offers import offer_json, offer_text
-from vlmplan.answers.setups import cluster_text
+from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say, say_command
 from vlmplan.request import Request

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from vlmplan.answers.setups import cluster_text
-from vlmplan.hardware import Cluster
+from vlmplan.hardware import Cluster, cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.models.facts import ModelFacts
 from vlmplan.recipe import Offload, Recipe

@@ -29,19 +29,14 @@ def explain(
     of it. KEY is a path, such as zero_optimization.sub_group_size, or its last part alone; without it all keys are
     listed.
     """
-    from vlmplan.answers.explanation import document, keys_document, print_key, print_keys
-    from vlmplan.deepspeed_config import KEYS, find_key
+    from vlmplan.answers.explanation import document, print_key
+    from vlmplan.deepspeed_config import find_key
 
     names_plan = plan_file is not None or any(value is not None for value in given.values())
     if name is None:
         if names_plan:
             raise click.UsageError("a KEY is needed to look at in a plan", ctx)
-        keys = list(KEYS.values())
-        if as_json:
-            click.echo(json.dumps(keys_document(keys), indent=2))
-        else:
-            print_keys(keys)
-        return 0
+        return _list_keys(as_json=as_json)
     key = find_key(name)
     found, notes = None, []
     if names_plan:
@@ -56,4 +51,16 @@ def explain(
         click.echo(json.dumps(document(key, found, notes), indent=2))
     else:
         print_key(key, found, notes)
+    return 0
+
+
+def _list_keys(*, as_json: bool) -> int:
+    from vlmplan.answers.explanation import keys_document, print_keys
+    from vlmplan.deepspeed_config import KEYS
+
+    keys = list(KEYS.values())
+    if as_json:
+        click.echo(json.dumps(keys_document(keys), indent=2))
+    else:
+        print_keys(keys)
     return 0

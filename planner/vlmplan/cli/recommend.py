@@ -107,9 +107,10 @@ def recommend(
     found = requested_recommendation(request, catalog_files, today(), compares_all=plots)
     rehearsal = None
     if rehearses:
-        from vlmplan.cli.confirm import confirmed
+        from vlmplan.cli.rehearse import rehearsed
+        from vlmplan.search.confirmation import confirmed
 
-        confirmation = confirmed(found, request.ds_config)
+        confirmation = confirmed(found, request.ds_config, rehearsed)
         found, rehearsal = confirmation.found, confirmation.winner
     next_steps = _next_steps(found, request, out, force=force)
     next_steps += _write_pictures(found, pictures, force=force)

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from search_cases import card, offer, rented, search
-from vlmplan.cli.confirm import _without
+from vlmplan.search.confirmation import _without
 from vlmplan.search.pareto import front_of
 from vlmplan.units import GIB
 

@@ -1,11 +1,10 @@
 """``recommend --rehearse``: the winner is rehearsed before it is shown; one that does not fit makes way for others."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vlmplan.answers.estimate import hardware_text
-from vlmplan.cli.rehearse import rehearsed
+from vlmplan.hardware import cluster_text
 from vlmplan.memory.device import Verdict
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.search import RankedPlan, Recommendation, Rejection
@@ -14,6 +13,7 @@ from vlmplan.units import gib_text
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
+    from vlmplan.estimate import Estimate
     from vlmplan.rehearsal import Comparison
 
 
@@ -30,8 +30,10 @@ def planned(plan: RankedPlan, ds_config: "DsConfig | None") -> Plan:
     return plan_from_estimate(plan.estimate, offer=plan.offer, base=ds_config, usd=plan.usd)
 
 
-def confirmed(found: Recommendation, ds_config: "DsConfig | None") -> Confirmed:
-    """``found`` without the plans before the first that fits when rehearsed."""
+def confirmed(
+    found: Recommendation, ds_config: "DsConfig | None", rehearsed: "Callable[[Plan, Estimate], Comparison]"
+) -> Confirmed:
+    """``found`` without the plans before the first that fits when it is ``rehearsed``."""
     refused: list[tuple[RankedPlan, Comparison]] = []
     for place, plan in enumerate(found.plans):
         comparison = rehearsed(planned(plan, ds_config), plan.estimate)
@@ -70,7 +72,7 @@ def _without(
 def _notes(refused: "list[tuple[RankedPlan, Comparison]]") -> Iterator[str]:
     for plan, comparison in refused:
         method = plan.estimate.recipe.method.value
-        yield f"{method} on {hardware_text(plan.estimate)} was ranked higher: {_reason(comparison)}"
+        yield f"{method} on {cluster_text(plan.estimate.cluster)} was ranked higher: {_reason(comparison)}"
 
 
 def _reason(comparison: "Comparison") -> str:
