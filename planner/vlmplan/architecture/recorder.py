@@ -18,8 +18,8 @@ class Recorder:
     def __init__(self, *, follows_weights: bool) -> None:
         self.follows_weights = follows_weights
         self.kind = Kind.ACTIVATION
-        self._live = [0, 0, 0, 0]
-        self._total = 0
+        self.live = [0, 0, 0, 0]
+        self.total = 0
         self._start: Parts = (0, 0, 0, 0)
         self._start_total = 0
         self._peak_total = 0
@@ -47,17 +47,17 @@ class Recorder:
         """Count ``num_bytes`` as live, and return them (0 where torch would not run the operation)."""
         if self._is_phantom:
             return 0
-        self._live[self.kind] += num_bytes
-        self._total += num_bytes
-        if self._total > self._peak_total:
-            self._peak_total = self._total
-            live = self._live
+        self.live[self.kind] += num_bytes
+        self.total += num_bytes
+        if self.total > self._peak_total:
+            self._peak_total = self.total
+            live = self.live
             self._peak = (live[0], live[1], live[2], live[3])
         return num_bytes
 
     def free(self, num_bytes: int, kind: Kind) -> None:
-        self._live[kind] -= num_bytes
-        self._total -= num_bytes
+        self.live[kind] -= num_bytes
+        self.total -= num_bytes
 
     def charged_to(self, kind: Kind) -> "Charged":
         """Charge storages made inside to the component ``kind``."""
@@ -155,17 +155,18 @@ class Recorder:
             self._drops.clear()
 
     def _close_span(self) -> None:
-        start, live = self._start, self._live
+        start, live = self._start, self.live
         end = (live[0], live[1], live[2], live[3])
         if self._peak_total != self._start_total or end != start:
             peak = start if self._peak_total == self._start_total else self._peak
             self._events.append(Span(_difference(peak, start), _difference(end, start)))
-            self._begin_span()
+            self._start = self._peak = end
+            self._start_total = self._peak_total = self.total
 
     def _begin_span(self) -> None:
-        live = self._live
+        live = self.live
         self._start = self._peak = (live[0], live[1], live[2], live[3])
-        self._start_total = self._peak_total = self._total
+        self._start_total = self._peak_total = self.total
 
     def fetch(self, module: Any) -> None:
         if self.follows_weights and not self._is_phantom:

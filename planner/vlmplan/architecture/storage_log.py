@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import ForwardTape, Parameter, Storage, Tensor
+from vlmplan.architecture.tensor import Node, Parameter, Storage, Tensor
 from vlmplan.architecture.trace import (
     Allocation,
     Deallocation,
@@ -22,6 +22,7 @@ from vlmplan.architecture.trace import (
     Trace,
     WeightUse,
 )
+from vlmplan.units import DType
 
 
 class LoggedStorage(Storage):
@@ -29,11 +30,6 @@ class LoggedStorage(Storage):
 
     __slots__ = ("handle", "is_taken")
     tape: "LoggingTape"
-
-    def fill(self, tape: ForwardTape, num_bytes: int) -> None:
-        super().fill(tape, num_bytes)
-        self.is_taken = False
-        self.handle = self.tape.log_allocation(self.num_bytes)
 
     def __del__(self) -> None:
         super().__del__()
@@ -49,6 +45,14 @@ class LoggingTape(Tape):
     joins_layers = False
     runs_all_layers = False
     _num_storages = 0
+
+    def tensor(self, shape: tuple[int, ...], dtype: DType, node: Node | None = None) -> Tensor:
+        tensor = super().tensor(shape, dtype, node)
+        storage = tensor.storage
+        assert isinstance(storage, LoggedStorage)
+        storage.is_taken = False
+        storage.handle = self.log_allocation(storage.num_bytes)
+        return tensor
 
     def log_allocation(self, num_bytes: int) -> int:
         """Note a new storage, and return its handle."""

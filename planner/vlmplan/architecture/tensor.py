@@ -28,18 +28,18 @@ class Storage:
     """
 
     __slots__ = ("born", "kind", "num_bytes", "tape")
-
-    def fill(self, tape: "ForwardTape", num_bytes: int) -> None:
-        """Allocate the bytes, once. Not ``__init__``: calling a class costs as much again as all of this."""
-        self.tape, self.kind, self.born = tape, tape.kind, tape.num_nodes
-        self.num_bytes = tape.allocate(num_bytes)
+    tape: "ForwardTape"
+    kind: Kind
+    born: int
+    num_bytes: int
 
     def __del__(self) -> None:
-        tape = self.tape
+        tape, num_bytes = self.tape, self.num_bytes
         if self.born < tape.oldest_own:
-            tape.free_shared(self.num_bytes, self.kind)
-        else:
-            tape.free(self.num_bytes, self.kind)
+            tape.free_shared(num_bytes, self.kind)
+        else:  # as ``tape.free``, whose call would cost more than that
+            tape.live[self.kind] -= num_bytes
+            tape.total -= num_bytes
 
     def shrink(self, num_bytes: int) -> None:
         """Free all but ``num_bytes``: where one storage stands for several that go one after the other."""
@@ -225,11 +225,15 @@ class ForwardTape(Recorder):
     # -- tensors -------------------------------------------------------------------------------------------------
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, node: Node | None = None) -> Tensor:
-        """A new tensor on a new storage, as the output of ``node``."""
+        """A new tensor on a new storage, as the output of ``node``.
+
+        Both are filled here: most of a trace is making tensors, and ``__init__`` costs as much again as all of this.
+        """
         tensor, storage = _new(Tensor), _new(self.storage_class)
         tensor.numel = numel = prod(shape)
         tensor.num_bytes = num_bytes = numel * dtype.num_bytes
-        storage.fill(self, num_bytes)
+        storage.tape, storage.kind, storage.born = self, self.kind, self.num_nodes
+        storage.num_bytes = self.allocate(num_bytes)
         tensor.storage, tensor.tape = storage, self
         tensor.shape, tensor.dtype, tensor.node, tensor.output_index = shape, dtype, node, 0
         return tensor

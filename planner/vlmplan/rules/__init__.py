@@ -14,7 +14,7 @@ optimizer, chunked loss with capped logits (the trainer caps each chunk).
 """
 
 from vlmplan.rules.base import ModelFacts, Problem, Rule, Severity, Situation, model_facts
-from vlmplan.rules.check import RULES, check, problems
+from vlmplan.rules.check import RULES, check, objection, problems
 from vlmplan.rules.models import attention_implementations, default_attention
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "check",
     "default_attention",
     "model_facts",
+    "objection",
     "problems",
 ]

@@ -11,6 +11,7 @@ from vlmplan.rules.engines import ENGINE_RULES
 from vlmplan.rules.models import MODEL_RULES
 
 RULES: tuple[Rule, ...] = (*ENGINE_RULES, *DEVICE_RULES, *MODEL_RULES)
+ERROR_RULES = tuple(rule for rule in RULES if rule.severity is Severity.ERROR)
 
 
 def problems(
@@ -22,7 +23,27 @@ def problems(
     given: Collection[str] = (),
 ) -> list[Problem]:
     """Everything that is wrong with the recipe, errors first. ``given`` are recipe fields that the user set."""
-    situation = Situation(
+    situation = _situation(recipe, cluster, model, global_batch, given)
+    found = [problem for rule in RULES if (problem := rule.problem(situation)) is not None]
+    return sorted(found, key=lambda problem: problem.severity is Severity.WARNING)
+
+
+def objection(
+    recipe: Recipe, *, cluster: Cluster, model: ModelFacts, global_batch: int | None, given: Collection[str]
+) -> str | None:
+    """The sentence of the first error among ``problems``, where it alone is asked for."""
+    situation = _situation(recipe, cluster, model, global_batch, given)
+    return next((sentence for rule in ERROR_RULES if (sentence := rule.check(situation)) is not None), None)
+
+
+def _situation(
+    recipe: Recipe,
+    cluster: Cluster | None,
+    model: ModelFacts | None,
+    global_batch: int | None,
+    given: Collection[str],
+) -> Situation:
+    return Situation(
         recipe=recipe,
         gpu=None if cluster is None else cluster.node.gpu,
         num_gpus=None if cluster is None else cluster.num_gpus,
@@ -31,8 +52,6 @@ def problems(
         global_batch=global_batch,
         given=frozenset(given),
     )
-    found = [problem for rule in RULES if (problem := rule.problem(situation)) is not None]
-    return sorted(found, key=lambda problem: problem.severity is Severity.WARNING)
 
 
 def check(

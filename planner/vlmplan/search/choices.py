@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, LossKind, Method, Offload, Precision, Recipe
-from vlmplan.rules import Severity, default_attention, model_facts, problems
+from vlmplan.rules import default_attention, model_facts, objection
 from vlmplan.search.combined_traces import Switches
 from vlmplan.workload import Workload
 
@@ -112,8 +112,7 @@ class RecipeChoices:
         """Why the recipe cannot run there, whatever its size."""
         is_decided = {"micro_batch", "grad_accum"} <= self._given
         total = self._workload.global_batch if is_decided else None
-        found = problems(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=total)
-        return found[0].sentence if found and found[0].severity is Severity.ERROR else None
+        return objection(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=total)
 
     def _stages(self, cluster: Cluster) -> Iterator[tuple[int | None, Offload, Offload]]:
         """(stage, optimizer offload, parameter offload), the simplest first: plain PyTorch is for one GPU."""

@@ -1,6 +1,7 @@
 """What a search ranks: setups on machines, and methods on machines that nobody has looked at yet."""
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -77,11 +78,10 @@ class UnexploredMethod:
     def key(self, objective: Objective) -> tuple[Any, ...]:
         return rank_key(objective, self.hours, self.usd, self.candidate.cluster.num_gpus, self.device_bytes)
 
-    def may_be_better_than(self, others: Iterable[ScoredSetup]) -> bool:
-        """Whether none of ``others`` is both as fast and as cheap as it could be."""
-        usd = inf if self.usd is None else self.usd
-        known = [(inf if one.hours is None else one.hours, inf if one.usd is None else one.usd) for one in others]
-        return not any(hours <= self.hours and price <= usd for hours, price in known)
+    def may_be_better_than(self, front: Sequence[tuple[float, float]]) -> bool:
+        """Whether nothing on a front, (hours, usd) by rising hours, is both as fast and as cheap as it could be."""
+        place = bisect_right(front, (self.hours, inf))
+        return place == 0 or (self.usd is not None and self.usd < front[place - 1][1])
 
 
 def shown_bytes(num_bytes: int, cluster: Cluster) -> int:

@@ -13,16 +13,23 @@ from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import model_states
 from vlmplan.recipe import Recipe, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair
-from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, micro_batch_seconds
+from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, Rates, gpu_rates, micro_batch_seconds_at
 
 Capability = tuple[int, int] | None
 """Of a GPU, as its maker counts it; None where it has none."""
 
 
-def _kind(gpu: Gpu, recipe: Recipe) -> tuple[str, str, int | None]:
+class _Speed(NamedTuple):
     """What seconds of a trace depend on: the card, the type of numbers, and which weights stage 3 gathers."""
-    threshold = recipe.zero.stage3_param_persistence_threshold if recipe.zero_stage == 3 else None
-    return gpu.id, recipe.precision.value, threshold
+
+    gpu_id: str
+    precision: str
+    threshold: int | None
+
+    @classmethod
+    def of(cls, gpu: Gpu, recipe: Recipe) -> "_Speed":
+        threshold = recipe.zero.stage3_param_persistence_threshold if recipe.zero_stage == 3 else None
+        return cls(gpu.id, recipe.precision.value, threshold)
 
 
 class TracedBatches:
@@ -47,7 +54,8 @@ class TracedBatches:
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
         self._ends = ends
         self._pairs: dict[int, TracePair] = {}
-        self._seconds: dict[Any, MicroBatchSeconds | None] = {}
+        self._rates: dict[_Speed, Rates | None] = {}
+        self._seconds: dict[tuple[int, _Speed], MicroBatchSeconds] = {}
 
     def pair(self, size: int) -> TracePair:
         """The micro batch of ``size`` samples."""
@@ -60,16 +68,21 @@ class TracedBatches:
             self._pairs[size] = TracePair(self._estimator.model, self._ends, traced)
         return self._pairs[size]
 
-    def seconds(self, size: int, switches: Switches, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
+    def seconds(
+        self, size: int, switches: Switches, speed: _Speed, gpu: Gpu, recipe: Recipe
+    ) -> MicroBatchSeconds | None:
         """One micro batch of ``size`` samples; None if the GPU's speed is not known."""
+        if speed not in self._rates:
+            self._rates[speed] = gpu_rates(gpu, recipe)
+        rates = self._rates[speed]
+        if rates is None:
+            return None
         total: MicroBatchSeconds | None = None
         for part in self.pair(size).parts(switches):
-            key = (id(part), *_kind(gpu, recipe))
+            key = (id(part), speed)
             if key not in self._seconds:
-                self._seconds[key] = micro_batch_seconds(part, gpu, recipe)
+                self._seconds[key] = micro_batch_seconds_at(rates, part, recipe)
             one = self._seconds[key]
-            if one is None:
-                return None
             total = one if total is None else total + one
         return total
 
@@ -97,9 +110,9 @@ class MicroBatches:
         self.sizes = traced.sizes
         self._traced, self._switches = traced, switches
         self._profiles: dict[int, Peaks] = {}
-        self._seconds: dict[Any, MicroBatchSeconds | None] = {}
+        self._seconds: dict[tuple[int, _Speed], MicroBatchSeconds | None] = {}
         self._floors: dict[int, int] = {}
-        self._phases: dict[Any, PhaseSeconds | None] = {}
+        self._phases: dict[tuple[int, _Speed], PhaseSeconds | None] = {}
 
     @property
     def trace(self) -> Trace:
@@ -149,17 +162,18 @@ class MicroBatches:
 
     def seconds(self, micro_batch: int, gpu: Gpu, recipe: Recipe) -> PhaseSeconds | None:
         """(forward, recompute, backward) of one micro batch; None if the GPU's speed is not known."""
-        key = (micro_batch, *_kind(gpu, recipe))
+        speed = _Speed.of(gpu, recipe)
+        key = (micro_batch, speed)
         if key not in self._phases:
             low, high, fraction = self._place(micro_batch)
-            start, end = self._seconds_of(low, gpu, recipe), self._seconds_of(high, gpu, recipe)
+            start, end = self._seconds_of(low, speed, gpu, recipe), self._seconds_of(high, speed, gpu, recipe)
             self._phases[key] = None if start is None or end is None else start.towards(end, fraction)
         return self._phases[key]
 
-    def _seconds_of(self, size: int, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
-        key = (size, *_kind(gpu, recipe))
+    def _seconds_of(self, size: int, speed: _Speed, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
+        key = (size, speed)
         if key not in self._seconds:
-            self._seconds[key] = self._traced.seconds(size, self._switches, gpu, recipe)
+            self._seconds[key] = self._traced.seconds(size, self._switches, speed, gpu, recipe)
         return self._seconds[key]
 
 

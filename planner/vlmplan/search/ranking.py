@@ -368,8 +368,9 @@ class Search:
             known += [one for one in found if isinstance(one, ScoredSetup) and one.setup.fits]
 
     def _next_on_front(self, members: Sequence[ScoredSetup]) -> UnexploredMethod | None:
-        """The cheapest that none of ``members`` beats."""
-        better = [entry for entry in self._open if entry.usd is not None and entry.may_be_better_than(members)]
+        """The cheapest that none of ``members`` of a front beats."""
+        front = [(entry.hours, entry.usd) for entry in members if entry.hours is not None and entry.usd is not None]
+        better = [entry for entry in self._open if entry.usd is not None and entry.may_be_better_than(front)]
         return min(better, key=lambda entry: entry.key(Objective.COST), default=None)
 
     def _plan_key(self, plan: RankedPlan) -> tuple[Any, ...]:

@@ -8,7 +8,14 @@ step.py      a whole step, by what its seconds are spent on, with a range
 """
 
 from vlmplan.timing.rates import Graded, Outlook, Rates, gpu_rates, peak_flops_per_second, speed_note
-from vlmplan.timing.roofline import Busy, MicroBatchSeconds, PhaseSeconds, micro_batch_seconds, step_flops
+from vlmplan.timing.roofline import (
+    Busy,
+    MicroBatchSeconds,
+    PhaseSeconds,
+    micro_batch_seconds,
+    micro_batch_seconds_at,
+    step_flops,
+)
 from vlmplan.timing.step import BesidesComputing, StepTime, TimedStep, besides_computing, timed_step
 from vlmplan.timing.update import update_seconds
 
@@ -25,6 +32,7 @@ __all__ = [
     "besides_computing",
     "gpu_rates",
     "micro_batch_seconds",
+    "micro_batch_seconds_at",
     "peak_flops_per_second",
     "speed_note",
     "step_flops",

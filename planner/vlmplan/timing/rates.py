@@ -32,7 +32,9 @@ class Graded:
     fast: float
 
     def at(self, outlook: Outlook) -> float:
-        return getattr(self, outlook.value)
+        if outlook is Outlook.EXPECTED:
+            return self.expected
+        return self.slow if outlook is Outlook.SLOW else self.fast
 
 
 PRODUCTS_FRACTION = {

@@ -79,8 +79,8 @@ class MicroBatchSeconds:
 
     def __add__(self, other: "MicroBatchSeconds") -> "MicroBatchSeconds":
         """Both one after the other, as stretches of one micro batch are."""
-        forward, recompute, backward = (one + more for one, more in zip(self.busy, other.busy, strict=True))
-        first, again, back = (one + more for one, more in zip(self.launches, other.launches, strict=True))
+        forward, recompute, backward = [one + more for one, more in zip(self.busy, other.busy, strict=True)]
+        first, again, back = [one + more for one, more in zip(self.launches, other.launches, strict=True)]
         return MicroBatchSeconds(busy=(forward, recompute, backward), launches=(first, again, back))
 
     def towards(self, other: "MicroBatchSeconds", fraction: float) -> PhaseSeconds:
@@ -97,7 +97,7 @@ def _totals(busy: tuple[Busy, Busy, Busy]) -> PhaseSeconds:
 
 
 def _between(low: PhaseSeconds, high: PhaseSeconds, fraction: float) -> PhaseSeconds:
-    forward, recompute, backward = (a + (b - a) * fraction for a, b in zip(low, high, strict=True))
+    forward, recompute, backward = [a + (b - a) * fraction for a, b in zip(low, high, strict=True)]
     return forward, recompute, backward
 
 
@@ -106,10 +106,13 @@ def micro_batch_seconds(
 ) -> MicroBatchSeconds | None:
     """One micro batch on ``gpu``; None if its speed is not known."""
     speed = gpu_rates(gpu, recipe, outlook)
-    if speed is None:
-        return None
-    forward, recompute, backward = (busy_seconds(work, speed) for work in trace.works())
-    first, again, back = (work.num_kernels * speed.kernel_seconds for work in trace.works())
+    return None if speed is None else micro_batch_seconds_at(speed, trace, recipe)
+
+
+def micro_batch_seconds_at(speed: Rates, trace: Trace, recipe: Recipe) -> MicroBatchSeconds:
+    """One micro batch on a GPU of this speed."""
+    forward, recompute, backward = [busy_seconds(work, speed) for work in trace.works()]
+    first, again, back = [work.num_kernels * speed.kernel_seconds for work in trace.works()]
     if recipe.zero_stage == 3:
         calls = hooked_calls(trace, recipe.zero.stage3_param_persistence_threshold)
         in_forward, in_recompute, in_backward = (one.seconds(speed.hooks) for one in calls)
