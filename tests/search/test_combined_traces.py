@@ -1,5 +1,6 @@
 """Traces put together from two, against traces of their own."""
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -10,7 +11,7 @@ from vlmplan.estimate import Estimator
 from vlmplan.memory.bounds import micro_batch_profile
 from vlmplan.recipe import Method, Recipe
 from vlmplan.search.choices import RecipeChoices
-from vlmplan.search.combined_traces import Switches, TracePair
+from vlmplan.search.combined_traces import Switches, TracePair, language_labels, tied_weight
 
 CAPABILITY = (8, 9)
 EXACT = ["qwen2-vl-2b", "qwen3-vl-2b", "llama-3.1-8b", "smolvlm-256m", "internvl3-1b"]
@@ -18,6 +19,10 @@ EXACT = ["qwen2-vl-2b", "qwen3-vl-2b", "llama-3.1-8b", "smolvlm-256m", "internvl
 ABOUT = ["llava-1.5-7b", "gemma-3-4b", "instructblip-vicuna-7b"]
 """Families in which a stretch frees what another has made."""
 MORE = {"smolvlm-256m": {"seq_len": 2048}, "instructblip-vicuna-7b": {"seq_len": 512}}
+
+
+def pair_of(estimator: Estimator, ends: tuple[Switches, Switches], traced: Callable[[Switches], Trace]) -> TracePair:
+    return TracePair(language_labels(estimator.model), tied_weight(estimator.model), ends, traced)
 
 
 class Traces:
@@ -30,7 +35,7 @@ class Traces:
         self.recipe = recipe
         self.switches = RecipeChoices(asked, decided(), has_other_layers=asked.images_per_sample > 0).switches
         ends = self.switches[0], self.switches[-1]
-        self.pair = TracePair(self.estimator.model, ends, self.alone)
+        self.pair = pair_of(self.estimator, ends, self.alone)
 
     def alone(self, switches: Switches) -> Trace:
         return self.estimator.trace(switches.apply(self.recipe), CAPABILITY)
@@ -84,7 +89,7 @@ def test_eight_ways_are_recorded_twice():
         return traces.alone(switches)
 
     ends = traces.switches[0], traces.switches[-1]
-    pair = TracePair(traces.estimator.model, ends, counted)
+    pair = pair_of(traces.estimator, ends, counted)
     for switches in traces.switches:
         pair.combined(switches)
     assert len(traces.switches) == 8

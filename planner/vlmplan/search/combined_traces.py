@@ -23,8 +23,7 @@ GAP = "between."
 """What the recorder calls a stretch between two sections, in which a caller's last reference is freed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Switches:
+class Switches(NamedTuple):
     """What of a recipe decides how its micro batch is computed: memory for time."""
 
     checkpoints_language: bool
@@ -66,11 +65,17 @@ def tied_weight(model: Model) -> Parameter | None:
 class TracePair:
     """One micro batch, traced with its switches at either end.
 
-    ``traced`` records a trace of ``model`` with any switches.
+    ``traced`` records a trace of the model with any switches, whose ``language_labels`` and ``tied_weight`` these are.
     """
 
-    def __init__(self, model: Model, ends: tuple[Switches, Switches], traced: Callable[[Switches], Trace]) -> None:
-        self._labels, self._tied = language_labels(model), tied_weight(model)
+    def __init__(
+        self,
+        labels: tuple[str, ...],
+        tied: Parameter | None,
+        ends: tuple[Switches, Switches],
+        traced: Callable[[Switches], Trace],
+    ) -> None:
+        self._labels, self._tied = labels, tied
         self._ends, self._traced = ends, traced
         self._combined: dict[Switches, CombinedTrace] = {}
 
@@ -97,7 +102,7 @@ class TracePair:
             *((layers, run) for run in layers.layers),
             *_tail(layers, head),
         ]
-        return _joined(pieces, head.trace.after, self._parts[0].trace)
+        return _joined(pieces, head.trace.after, self._parts[0])
 
     def _sources(self, switches: Switches) -> "tuple[_Parts, _Parts, _Parts]":
         """The trace that each part is taken from: by the other layers', the language layers' and the loss's switch."""
@@ -150,6 +155,18 @@ class _Parts:
         return [run for run in self.trace.schedule if not run.key.startswith(GAP)]
 
     @cached_property
+    def changes(self) -> dict[str, int]:
+        """By how much each section changes the live bytes over forward and backward, gradients apart."""
+        return {
+            key: _change(section.forward) + _change(section.backward) for key, section in self.trace.sections.items()
+        }
+
+    @cached_property
+    def left_bytes(self) -> int:
+        """Live bytes at the end, gradients apart: 0 but for what lives before the first section and after the last."""
+        return sum([self.changes[run.key] for run in self.trace.schedule]) + _change(self.trace.after)
+
+    @cached_property
     def work_before(self) -> Trace:
         return Trace(self.trace.sections, list(self.before))
 
@@ -178,21 +195,16 @@ def _tail(layers: _Parts, head: _Parts) -> Iterable[tuple[_Parts, Run]]:
         yield (layers, run) if run.key.startswith(GAP) else (head, next(ours))
 
 
-def _joined(pieces: Iterable[tuple[_Parts, Run]], after: list[Event], recorded: Trace) -> CombinedTrace:
+def _joined(pieces: Iterable[tuple[_Parts, Run]], after: list[Event], recorded: _Parts) -> CombinedTrace:
     sections: dict[str, Section] = {}
     schedule: list[Run] = []
+    left_bytes = _change(after)
     for source, run in pieces:
-        key = run.key if source.trace is recorded else f"{run.key}+"
+        key = run.key if source is recorded else f"{run.key}+"
         sections[key] = source.trace.sections[run.key]
         schedule.append(Run(key, run.layer))
-    trace = Trace(sections, schedule, after)
-    return CombinedTrace(trace, abs(_left_bytes(trace) - _left_bytes(recorded)))
-
-
-def _left_bytes(trace: Trace) -> int:
-    """Live bytes at the end, gradients apart: 0 but for what lives before the first section and after the last."""
-    change = {key: _change(section.forward) + _change(section.backward) for key, section in trace.sections.items()}
-    return sum([change[run.key] for run in trace.schedule]) + _change(trace.after)
+        left_bytes += source.changes[run.key]
+    return CombinedTrace(Trace(sections, schedule, after), abs(left_bytes - recorded.left_bytes))
 
 
 def _change(events: Iterable[Event]) -> int:

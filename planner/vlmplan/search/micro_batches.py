@@ -12,7 +12,7 @@ from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
 from vlmplan.memory.timeline import model_states
 from vlmplan.recipe import Recipe, chunk_tokens
-from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair
+from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, Rates, gpu_rates, micro_batch_seconds_at
 
 Capability = tuple[int, int] | None
@@ -53,7 +53,9 @@ class TracedBatches:
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
         self._ends = ends
+        self._labels, self._tied = language_labels(estimator.model), tied_weight(estimator.model)
         self._pairs: dict[int, TracePair] = {}
+        self._batches: dict[Switches, MicroBatches] = {}
         self._rates: dict[_Speed, Rates | None] = {}
         self._seconds: dict[tuple[int, _Speed], MicroBatchSeconds] = {}
 
@@ -65,8 +67,14 @@ class TracedBatches:
             def traced(switches: Switches) -> Trace:
                 return self._estimator.trace(switches.apply(recipe), self._capability)
 
-            self._pairs[size] = TracePair(self._estimator.model, self._ends, traced)
+            self._pairs[size] = TracePair(self._labels, self._tied, self._ends, traced)
         return self._pairs[size]
+
+    def micro_batches(self, switches: Switches) -> "MicroBatches":
+        """Those with these switches, one object."""
+        if switches not in self._batches:
+            self._batches[switches] = MicroBatches(self, switches)
+        return self._batches[switches]
 
     def seconds(
         self, size: int, switches: Switches, speed: _Speed, gpu: Gpu, recipe: Recipe

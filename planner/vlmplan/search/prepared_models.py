@@ -56,7 +56,6 @@ class Prepared:
 
     estimators: dict[Any, tuple[Estimator, States]] = field(default_factory=dict[Any, tuple[Estimator, States]])
     traced: dict[Any, TracedBatches] = field(default_factory=dict[Any, TracedBatches])
-    batches: dict[Any, MicroBatches] = field(default_factory=dict[Any, MicroBatches])
 
 
 class OfRecipes:
@@ -86,7 +85,7 @@ class PreparedModels:
         self.workload = workload
         self._switches, self._largest = switches, largest
         prepared = prepared or Prepared()
-        self._estimators, self._traced, self._batches = prepared.estimators, prepared.traced, prepared.batches
+        self._estimators, self._traced = prepared.estimators, prepared.traced
         self._of = OfRecipes()
         self._timelines: dict[Any, tuple[Recipe, Timeline]] = {}
         self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
@@ -116,12 +115,10 @@ class PreparedModels:
         backend = estimator.backend(recipe, capability)
         ends = self._switches[0], self._switches[-1]
         key = (id(estimator), backend, ends, recipe.keeps_linear_inputs, recipe.zero_stage == 3)
-        if key not in self._traced:
-            self._traced[key] = TracedBatches(estimator, recipe, capability, self._largest, ends)
-        switches = Switches.of(recipe, has_others=self.workload.images_per_sample > 0)
-        if (key, switches) not in self._batches:
-            self._batches[key, switches] = MicroBatches(self._traced[key], switches)
-        return self._batches[key, switches]
+        traced = self._traced.get(key)
+        if traced is None:
+            traced = self._traced[key] = TracedBatches(estimator, recipe, capability, self._largest, ends)
+        return traced.micro_batches(Switches.of(recipe, has_others=self.workload.images_per_sample > 0))
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         """What a GPU holds throughout the step."""
