@@ -12,6 +12,7 @@ from vlmplan.communication import Messages, traffic
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.bounds import gathered_bounds, peak_bound, peak_floor
+from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.overhead import workspace_bytes
@@ -58,17 +59,17 @@ class Prepared:
     traced: dict[Any, TracedBatches] = field(default_factory=dict[Any, TracedBatches])
 
 
-class OfRecipes:
-    """What was made for a recipe, by the object: its fields are many to compare. The object is kept beside."""
+class MadeOnce:
+    """What was made of a recipe or a cluster, by the object: its fields are many to compare. It is kept beside."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, Callable[..., Any], Any], tuple[Recipe, Any]] = {}
+        self._made: dict[tuple[int, Callable[..., Any], Any], tuple[Recipe | Cluster, Any]] = {}
 
-    def get(self, recipe: Recipe, make: Callable[..., Any], *given: Any) -> Any:
-        """``make(recipe, *given)``, made once."""
-        key = (id(recipe), make, given)
+    def get(self, of: Recipe | Cluster, make: Callable[..., Any], *given: Any) -> Any:
+        """``make(of, *given)``, made once."""
+        key = (id(of), make, given)
         if key not in self._made:
-            self._made[key] = recipe, make(recipe, *given)
+            self._made[key] = of, make(of, *given)
         return self._made[key][1]
 
 
@@ -86,7 +87,7 @@ class PreparedModels:
         self._switches, self._largest = switches, largest
         prepared = prepared or Prepared()
         self._estimators, self._traced = prepared.estimators, prepared.traced
-        self._of = OfRecipes()
+        self._of = MadeOnce()
         self._timelines: dict[Any, tuple[Recipe, Timeline]] = {}
         self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
         self._disks: dict[Any, DiskSpace] = {}
@@ -128,11 +129,11 @@ class PreparedModels:
 
     def bounds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> Bounds:
         """What tensors take on a GPU of the cluster for the recipe with another micro batch."""
-        return self._of.get(recipe, self._new_bounds, _Machines.of(cluster), size[0], size[1] > 1)
+        return self._of.get(recipe, self._new_bounds, self._of.get(cluster, _Machines.of), size[0], size[1] > 1)
 
     def close_bounds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> Bounds:
         """The same, closer: from a trace of that very micro batch."""
-        return self._of.get(recipe, self._new_close_bounds, _Machines.of(cluster), size[0], size[1] > 1)
+        return self._of.get(recipe, self._new_close_bounds, self._of.get(cluster, _Machines.of), size[0], size[1] > 1)
 
     def _new_bounds(self, recipe: Recipe, on: "_Machines", micro_batch: int, accumulates: bool) -> Bounds:
         peaks = self.micro_batches(recipe, on.capability).profile(micro_batch)
@@ -171,6 +172,10 @@ class PreparedModels:
             micro_batch_bytes=micro_batch_bytes,
         )
         return Bounds(least=peak_floor(own, profile, on.workspace_bytes) - below_bytes, most=most + above_bytes)
+
+    def budget_bytes(self, cluster: Cluster) -> int:
+        """What tensors may take on a GPU of the cluster."""
+        return self._of.get(cluster, budget_bytes)
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """That of the setup, on any cluster of as many GPUs that meet the same kernels."""

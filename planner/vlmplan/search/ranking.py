@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 from vlmplan.hardware import Cluster, Offer
-from vlmplan.memory.device import Verdict, budget_bytes
+from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method
 from vlmplan.search.answer import (
     SECONDS_PER_HOUR,
@@ -302,7 +302,7 @@ class Search:
     def _measure(self, entry: ScoredSetup) -> None:
         """Look closer at what does not fit by its bound, or whose memory is what counts: first by closer bounds, then
         at its timeline."""
-        budget = budget_bytes(entry.cluster)
+        budget = self.space.models.budget_bytes(entry.cluster)
         if not entry.is_bounded_closely:
             entry.setup = self.space.closer(entry.setup, entry.cluster)
             entry.is_bounded_closely = True

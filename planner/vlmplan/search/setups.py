@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.estimate import Estimate, sized_estimate
 from vlmplan.hardware import Cluster
-from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import RESERVE_FRACTION, workspace_bytes
 from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings
 from vlmplan.search.choices import Engine, RecipeChoices
-from vlmplan.search.prepared_models import BatchSize, Bounds, OfRecipes, Prepared, PreparedModels, checkpoints
+from vlmplan.search.prepared_models import BatchSize, Bounds, MadeOnce, Prepared, PreparedModels, checkpoints
 from vlmplan.sizes import zero_settings
 from vlmplan.units import divisors, gib_text
 from vlmplan.workload import Workload
@@ -57,7 +56,7 @@ class SetupSpace:
         self.models = PreparedModels(workload, self.choices.switches, self.batch_sizes(1)[-1][0], prepared)
         self.num_considered = 0
         self._sizes: dict[Any, ZeroSettings] = {}
-        self._of = OfRecipes()
+        self._of = MadeOnce()
         self._others: dict[Method, SetupSpace] = {}
 
     # -- recipes -------------------------------------------------------------------------------------------------
@@ -118,7 +117,7 @@ class SetupSpace:
         return any(True for _ in self._ways_of_method(cluster, method))
 
     def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[Way]:
-        budget = budget_bytes(cluster)
+        budget = self.models.budget_bytes(cluster)
         for engine in self.choices.engines(cluster, method):
             states = self.models.states(self._sized(engine[0], cluster, is_lean=True), cluster.num_gpus)
             copies = states.copies.total
@@ -182,7 +181,7 @@ class SetupSpace:
 
     def _unsure(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize], below: float) -> Iterator[Setup]:
         """Setups that do not fit by their bound, and may, the smallest micro batch first."""
-        budget = budget_bytes(cluster)
+        budget = self.models.budget_bytes(cluster)
         for size in sizes:
             if self._bounds(recipe, cluster, size).least > budget:
                 return
@@ -198,7 +197,7 @@ class SetupSpace:
     def _largest_fitting(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> int:
         """The place of the largest micro batch that fits by its bound, found by bisection: its peak grows with the
         batch. -1 if none does."""
-        budget = budget_bytes(cluster)
+        budget = self.models.budget_bytes(cluster)
         if self.models.states(recipe, cluster.num_gpus).resident.total > budget:
             self.num_considered += 1
             return -1  # whatever a micro batch takes
@@ -223,7 +222,7 @@ class SetupSpace:
             for recipe in _heaviest(engine):
                 for is_lean in (False, True) if self._has_profiles(recipe) else (False,):
                     setup = self._attempt(recipe, cluster, size, is_lean=is_lean)
-                    if setup.least_bytes <= budget_bytes(cluster):
+                    if setup.least_bytes <= self.models.budget_bytes(cluster):
                         found.append(setup)
                     if setup.fits:
                         break
@@ -244,11 +243,13 @@ class SetupSpace:
 
     def _attempt(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, is_lean: bool) -> Setup:
         sized = self._sized(recipe, cluster, is_lean=is_lean)
-        return self._setup(sized, cluster, size, fits=self._bounds(sized, cluster, size).most <= budget_bytes(cluster))
+        return self._setup(
+            sized, cluster, size, fits=self._bounds(sized, cluster, size).most <= self.models.budget_bytes(cluster)
+        )
 
     def fitting_lightest(self, cluster: Cluster, method: Method) -> Setup | None:
         """One of ``lightest`` that fits by its timeline. If there is none, nothing of the method does."""
-        budget = budget_bytes(cluster)
+        budget = self.models.budget_bytes(cluster)
         attempts = [setup for setup in self.lightest(cluster, method) if setup.least_bytes <= budget]
         for setup in sorted(attempts, key=lambda setup: setup.most_bytes):
             closer = setup if setup.fits else self.closer(setup, cluster)
@@ -261,11 +262,11 @@ class SetupSpace:
         recipe = setup.recipe
         bounds = self.models.close_bounds(recipe, cluster, (recipe.micro_batch, recipe.grad_accum))
         least, most = max(setup.least_bytes, bounds.least), min(setup.most_bytes, bounds.most)
-        return replace(setup, least_bytes=least, most_bytes=most, fits=most <= budget_bytes(cluster))
+        return replace(setup, least_bytes=least, most_bytes=most, fits=most <= self.models.budget_bytes(cluster))
 
     def needed_bytes(self, setup: Setup, cluster: Cluster) -> int:
         """What its tensors take: the highest moment of its timeline, or a floor of that which does not fit already."""
-        if setup.least_bytes > budget_bytes(cluster):
+        if setup.least_bytes > self.models.budget_bytes(cluster):
             return setup.least_bytes
         return self.models.timeline(setup.recipe, cluster).peak.total - workspace_bytes(cluster.node.gpu)
 
@@ -330,7 +331,7 @@ class SetupSpace:
             return next(self.choices.objections(cluster, methods)), None
         needed, setup = min(((self.needed_bytes(setup, cluster), setup) for setup in attempts), key=itemgetter(0))
         recipe = setup.recipe
-        budget = budget_bytes(cluster)
+        budget = self.models.budget_bytes(cluster)
         engine = "plain PyTorch" if recipe.zero_stage is None else f"ZeRO-{recipe.zero_stage}"
         offload = " with CPU offload" if recipe.offload_optimizer is not Offload.NONE else ""
         reason = (
@@ -353,7 +354,12 @@ class SetupSpace:
 
 def _heaviest(engine: Engine) -> list[Recipe]:
     """Those that checkpoint all that may be, with each loss."""
-    return [recipe for recipe in engine if checkpoints(recipe) == checkpoints(engine[-1])]
+    language, others = checkpoints(engine[-1])
+    return [
+        recipe
+        for recipe in engine
+        if recipe.activation_checkpointing is language and recipe.vision_activation_checkpointing is others
+    ]
 
 
 def _with_sizes(recipe: Recipe, sizes: ZeroSettings) -> Recipe:
