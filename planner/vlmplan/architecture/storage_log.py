@@ -29,11 +29,11 @@ class LoggedStorage(Storage):
     """A storage that tells its tape when it is made and freed. ``handle`` is 0 where it takes no bytes."""
 
     __slots__ = ("handle", "is_taken")
-    tape: "LoggingTape"
 
     def __del__(self) -> None:
         super().__del__()
         if self.handle and not self.is_taken:
+            assert isinstance(self.tape, LoggingTape)
             self.tape.log_deallocation(self.handle)
 
 
