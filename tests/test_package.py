@@ -1,5 +1,6 @@
 """What the package is as a whole: light to import, one-way inside, small as a wheel."""
 
+import ast
 import functools
 import importlib.util
 import re
@@ -119,6 +120,23 @@ def test_documents_name_nothing_that_does_not_exist(page):
     mentioned = {span.removesuffix("()") for span in spans if names.fullmatch(span)}
     missing += [name for name in mentioned - {"NAME", "HOST"} if name not in code()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_examples_in_python_import_what_exists(page):
+    """Without importing it: the tests of families need torch."""
+    folders = ("planner", "trainer", "tests")
+    for block in blocks(page.read_text()):
+        found = ast.walk(ast.parse(block.text)) if block.kind == "python" else ()
+        for node in (node for node in found if isinstance(node, ast.ImportFrom) and node.module):
+            paths = [ROOT / folder / node.module.replace(".", "/") for folder in folders]
+            files = [
+                file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()
+            ]
+            assert len(files) == 1, node.module
+            folder = set() if files[0].name != "__init__.py" else {file.stem for file in files[0].parent.iterdir()}
+            missing = {name.name for name in node.names} - folder - set(re.findall(r"\w+", files[0].read_text()))
+            assert not missing, f"{node.module} has no {missing}"
 
 
 def test_every_page_is_in_the_navigation_and_under_it():
