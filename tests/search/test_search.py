@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from planned import of_few_layers
 from search_cases import TODAY, all_estimates, card, cluster, offer, owned, rented, search, space
+from vlmplan.answers.recommendation import rejection_json
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Gpu
@@ -263,10 +264,10 @@ def test_every_machine_has_a_plan_or_a_rejection_with_a_reason():
     assert rejected["tiny"].label == "1 x tiny"
 
 
-def test_rejection_as_json_names_machine_reason_and_change():
+def test_the_document_of_a_rejection_names_machine_reason_and_change():
     tiny = card("t4", memory_bytes=GIB)
     (rejection,) = search(owned(cluster(tiny, 2, num_nodes=3)), **SAMPLE).rejected
-    document = rejection.as_json()
+    document = rejection_json(rejection)
     assert (document["gpu"], document["num_gpus"], document["num_nodes"]) == ("t4", 2, 3)
     assert document["reason"] == rejection.reason
     assert document["smallest_change"] == rejection.smallest_change

@@ -56,7 +56,7 @@ def document(found: Recommendation, rehearsal: "Comparison | None" = None) -> Js
         "plans": plans,
         "explanation": explanation(found.plans, found.objective),
         "pareto": [point_json(point, found.as_of) for point in found.pareto],
-        "rejected": [rejection.as_json() for rejection in found.rejected],
+        "rejected": [rejection_json(rejection) for rejection in found.rejected],
         "caveats": caveats(found.notes),
         "notes": list(found.notes),
     }
@@ -78,6 +78,17 @@ def plan_json(rank: int, plan: RankedPlan, on: date) -> JsonDict:
         "usd_per_hour": plan.usd_per_hour,
         "billed_hours": plan.billed_hours,
         "cost": None if plan.cost is None else asdict(plan.cost) | {"save_every_steps": plan.save_every_steps},
+    }
+
+
+def rejection_json(rejection: Rejection) -> JsonDict:
+    """A cluster on which nothing fits, and why."""
+    return {
+        "gpu": rejection.cluster.node.gpu.id,
+        "num_gpus": rejection.cluster.node.num_gpus,
+        "num_nodes": rejection.cluster.num_nodes,
+        "reason": rejection.reason,
+        "smallest_change": rejection.smallest_change,
     }
 
 

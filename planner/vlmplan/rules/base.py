@@ -24,14 +24,6 @@ class Problem:
     sentence: str
     source: str
 
-    def as_json(self) -> dict[str, str]:
-        return {
-            "rule": self.rule,
-            "severity": self.severity.value,
-            "sentence": self.sentence,
-            "source": self.source,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:

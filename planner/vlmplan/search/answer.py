@@ -9,7 +9,6 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Cluster, Offer
-from vlmplan.json_reader import JsonDict
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Method
 from vlmplan.request import Objective
@@ -118,15 +117,6 @@ class Rejection:
     @property
     def label(self) -> str:
         return f"{self.cluster.num_gpus} x {self.cluster.node.gpu.id}"
-
-    def as_json(self) -> JsonDict:
-        return {
-            "gpu": self.cluster.node.gpu.id,
-            "num_gpus": self.cluster.node.num_gpus,
-            "num_nodes": self.cluster.num_nodes,
-            "reason": self.reason,
-            "smallest_change": self.smallest_change,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
