@@ -3,7 +3,7 @@ to copy; the part of every command's document, and sentences."""
 
 from collections.abc import Iterator
 from datetime import date
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -12,19 +12,21 @@ from vlmplan.answers.offers import offer_json, offer_text
 from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say, say_command
-from vlmplan.request import Request
-from vlmplan.search.other_machine import OtherMachine
-from vlmplan.search.way_out import ToFit, WayOut
 from vlmplan.units import duration_text, gib_text, usd_text
+
+if TYPE_CHECKING:  # a setup that fits is shown without the search
+    from vlmplan.request import Request
+    from vlmplan.search.other_machine import OtherMachine
+    from vlmplan.search.way_out import ToFit, WayOut
 
 
 class Command(Protocol):
     """A request as the command line that asks for it."""
 
-    def __call__(self, request: Request, /) -> str: ...
+    def __call__(self, request: "Request", /) -> str: ...
 
 
-def document(found: WayOut | None, command: Command, on: date) -> JsonDict:
+def document(found: "WayOut | None", command: Command, on: date) -> JsonDict:
     """Keys of every command's JSON; null where it fits, or where nothing was found.
 
     ``options`` of ``to_fit`` are those that change, null where one is taken away; ``changes`` say which belong
@@ -39,7 +41,7 @@ def document(found: WayOut | None, command: Command, on: date) -> JsonDict:
     }
 
 
-def _to_fit_json(found: ToFit, command: Command) -> JsonDict:
+def _to_fit_json(found: "ToFit", command: Command) -> JsonDict:
     combination, estimate = found.combination, found.estimate
     return {
         "changes": [
@@ -57,7 +59,7 @@ def _to_fit_json(found: ToFit, command: Command) -> JsonDict:
     }
 
 
-def _other_json(found: OtherMachine, command: Command, on: date) -> JsonDict:
+def _other_json(found: "OtherMachine", command: Command, on: date) -> JsonDict:
     plan = found.plan
     cluster = plan.estimate.cluster
     return {
@@ -73,7 +75,7 @@ def _other_json(found: OtherMachine, command: Command, on: date) -> JsonDict:
     }
 
 
-def print_way_out(found: WayOut | None, command: Command, on: date) -> None:
+def print_way_out(found: "WayOut | None", command: Command, on: date) -> None:
     """Print both answers, each with its command, to standard output; nothing where there is none."""
     if found is None:
         return
@@ -84,7 +86,7 @@ def print_way_out(found: WayOut | None, command: Command, on: date) -> None:
             say_command(lead, command(request))
 
 
-def way_out_parts(found: WayOut, on: date) -> Iterator[tuple[str, str, Request | None]]:
+def way_out_parts(found: "WayOut", on: date) -> "Iterator[tuple[str, str, Request | None]]":
     """Sentences, each with the request that does what it says, and what leads to their command."""
     where = _hardware(found)
     if found.to_fit is None:
@@ -97,13 +99,13 @@ def way_out_parts(found: WayOut, on: date) -> Iterator[tuple[str, str, Request |
         yield "Cheapest other machine: none of the catalog's offers has room for it as it is", "", None
 
 
-def _hardware(found: WayOut) -> str:
+def _hardware(found: "WayOut") -> str:
     """What it is to fit on, by name as long as that is not a list."""
     texts = list(dict.fromkeys(cluster_text(cluster) for cluster in found.clusters))
     return " or ".join(texts) if len(texts) <= 2 else f"one of {len(texts)} machines"
 
 
-def to_fit_sentence(found: ToFit, where: str) -> str:
+def to_fit_sentence(found: "ToFit", where: str) -> str:
     """What is changed, what it takes then, and whether the same model comes out."""
     device, host = found.estimate.device, found.estimate.host
     results = "the same results but for rounding" if found.combination.keeps_results else "other results"
@@ -116,7 +118,7 @@ def to_fit_sentence(found: ToFit, where: str) -> str:
     return f"To fit on {where}: {found.combination.name}; {', '.join(parts)}, {results}"
 
 
-def other_machine_sentence(found: OtherMachine, on: date) -> str:
+def other_machine_sentence(found: "OtherMachine", on: date) -> str:
     """Which machine, from whom, and what the run costs there."""
     plan = found.plan
     text = f"Cheapest other machine: {hardware_text(plan.estimate)}"
