@@ -113,7 +113,7 @@ def run(command: str, day: date) -> tuple[int, str]:
         code, printed = done.returncode, done.stdout + done.stderr
     lines = printed.splitlines(keepends=True)
     if cut == "grep ":
-        lines = [line for line in lines if part in line]
+        lines = [line for line in lines if re.search(part, line)]
     elif cut is not None:
         lines = lines[: int(part)] if cut == "head -" else lines[-int(part) :]
     return code, "".join(lines)
