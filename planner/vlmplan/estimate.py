@@ -17,7 +17,7 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.cautions import not_counted_caveat, stacked_caveat
 from vlmplan.communication import Messages, traffic
-from vlmplan.hardware import Cluster, Vendor
+from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.components import Components, Phase
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
@@ -277,8 +277,13 @@ class Estimator:
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The memory timeline of the fullest GPU, library workspaces included."""
+        return with_workspaces(self.timeline_of_tensors(recipe, cluster), cluster.node.gpu)
+
+    def timeline_of_tensors(self, recipe: Recipe, cluster: Cluster) -> Timeline:
+        """The same without workspaces: of a cluster it asks the number of GPUs, the kernels that they meet, and whether
+        they are the host itself."""
         capability, is_on_cpu = cluster.node.gpu.compute_capability, cluster.node.gpu.vendor is Vendor.CPU
-        timeline = memory_timeline(
+        return memory_timeline(
             self.table,
             self.trace(recipe, capability),
             recipe,
@@ -286,7 +291,6 @@ class Estimator:
             is_on_cpu=is_on_cpu,
             read_bytes=self._read_bytes(recipe) if is_on_cpu else 0,
         )
-        return _with_workspaces(timeline, workspace_bytes(cluster.node.gpu))
 
     def host(self, recipe: Recipe, cluster: Cluster) -> HostMemory:
         """What a node's host holds beside its devices."""
@@ -340,9 +344,9 @@ class Estimator:
 WORKSPACE_PHASES = ("forward", "backward", "step", "save")
 
 
-def _with_workspaces(timeline: Timeline, num_bytes: int) -> Timeline:
+def with_workspaces(timeline: Timeline, gpu: Gpu) -> Timeline:
     """cuBLAS workspaces come with the first matrix product and stay."""
-    extra = Components(temporaries=num_bytes)
+    extra = Components(temporaries=workspace_bytes(gpu))
     phases: list[Phase] = []
     for phase in timeline.phases:
         if phase.name in WORKSPACE_PHASES:
@@ -390,4 +394,13 @@ def sized_recipes(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> lis
     ]
 
 
-__all__ = ["Estimate", "Estimator", "Verdict", "estimate", "estimate_with_sizes", "sized_estimate", "sized_recipes"]
+__all__ = [
+    "Estimate",
+    "Estimator",
+    "Verdict",
+    "estimate",
+    "estimate_with_sizes",
+    "sized_estimate",
+    "sized_recipes",
+    "with_workspaces",
+]

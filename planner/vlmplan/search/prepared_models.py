@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.communication import Messages, traffic
-from vlmplan.estimate import Estimator
-from vlmplan.hardware import Cluster
+from vlmplan.estimate import Estimator, with_workspaces
+from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.bounds import gathered_bounds, peak_bound, peak_floor
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
@@ -46,6 +47,15 @@ class _Machines(NamedTuple):
     def of(cls, cluster: Cluster) -> "_Machines":
         gpu = cluster.node.gpu
         return cls(cluster.num_gpus, gpu.compute_capability, workspace_bytes(gpu))
+
+
+class _TimelineKey(NamedTuple):
+    """What the timeline of a model's tensors depends on."""
+
+    recipe: Recipe
+    num_ranks: int
+    backend: AttentionBackend
+    is_on_cpu: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class PreparedModels:
         prepared = prepared or Prepared()
         self._estimators, self._traced = prepared.estimators, prepared.traced
         self._of = MadeOnce()
-        self._timelines: dict[Any, tuple[Recipe, Timeline]] = {}
+        self._timelines: dict[_TimelineKey, Timeline] = {}
         self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
         self._disks: dict[Any, DiskSpace] = {}
 
@@ -178,14 +188,19 @@ class PreparedModels:
         return self._of.get(cluster, budget_bytes)
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
-        """That of the setup, on any cluster of as many GPUs that meet the same kernels."""
+        """That of the setup, made once for all clusters of as many GPUs that meet the same kernels, whatever the
+        object that says the recipe."""
         gpu = cluster.node.gpu
         estimator, _ = self.estimator(recipe)
-        backend = estimator.backend(recipe, gpu.compute_capability)
-        key = (id(recipe), cluster.num_gpus, backend, gpu.vendor, workspace_bytes(gpu))
+        key = _TimelineKey(
+            recipe=recipe,
+            num_ranks=cluster.num_gpus,
+            backend=estimator.backend(recipe, gpu.compute_capability),
+            is_on_cpu=gpu.vendor is Vendor.CPU,
+        )
         if key not in self._timelines:
-            self._timelines[key] = recipe, estimator.timeline(recipe, cluster)
-        return self._timelines[key][1]
+            self._timelines[key] = estimator.timeline_of_tensors(recipe, cluster)
+        return with_workspaces(self._timelines[key], gpu)
 
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """Host memory that each node needs."""
