@@ -105,7 +105,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(alias, checkpoints):
     assert_step(small(alias), checkpoints=checkpoints)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.sweep
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("alias", ALIASES)
 def test_eager_attention_keeps_scores_in_the_models_type_and_what_dropout_left_of_them(alias, checkpoints):
@@ -114,7 +114,7 @@ def test_eager_attention_keeps_scores_in_the_models_type_and_what_dropout_left_o
     assert_step(config, attention="eager", checkpoints=checkpoints, micro_batch=8, tolerance=0.01)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("alias", ALIASES)

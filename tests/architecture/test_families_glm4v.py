@@ -57,7 +57,7 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(frozen):
     assert_step(checkpoints=True, frozen=frozen, tolerance=0.003)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.sweep
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("frozen", [(), TOWER], ids=["all", "no tower"])
 def test_peaks_inside_the_vision_tower_are_those_of_transformers(frozen, checkpoints):

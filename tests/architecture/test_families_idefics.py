@@ -132,7 +132,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(
     )
 
 
-@pytest.mark.one_in(17)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("frozen", [VISION, (*VISION, "model.connector.")], ids=["tower", "tower and connector"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

@@ -80,7 +80,7 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(alias, froze
     assert_step(alias, checkpoints=True, frozen=frozen, tolerance=0.003)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("frozen", [(), TOWER], ids=["all", "no tower"])
 @pytest.mark.parametrize("checkpoints", [False, True])
@@ -91,7 +91,7 @@ def test_peaks_inside_the_vision_tower_are_those_of_transformers(attention, froz
     assert_step("internvl3-1b", text=TINY_DECODER, **options)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     "vision",
     [NORMED, {"use_mean_pooling": False}, {"image_size": 224}, {"use_absolute_position_embeddings": False}],

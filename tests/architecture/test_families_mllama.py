@@ -109,13 +109,13 @@ def test_a_step_keeps_and_peaks_as_in_transformers(attention, checkpoints):
     assert_step(small(), attention=attention, checkpoints=checkpoints)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.sweep
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_step_with_two_images_in_two_samples_is_that_of_transformers(attention):
     assert_step(small(), micro_batch=2, num_images=2, num_tokens=300, attention=attention)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.sweep
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_a_step_at_the_published_image_size_is_that_of_transformers(checkpoints):
     assert_step(small(image_size=560, num_layers=3, cross_layers=(1,)), num_tokens=100, checkpoints=checkpoints)

@@ -62,7 +62,7 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(frozen):
     assert_step(checkpoints=True, frozen=frozen, tolerance=0.003)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("vocab_size", [1024, 65536])
 @pytest.mark.parametrize("frozen", [(), TOWER], ids=["all", "no tower"])
@@ -73,7 +73,7 @@ def test_peaks_inside_the_vision_tower_are_those_of_transformers(frozen, vocab_s
     assert_step(text=TINY_DECODER, vision={"vocab_size": vocab_size}, **options)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("size", [ONE_TILE, MANY_TILES])
 @pytest.mark.parametrize("micro_batch", [1, 2])
 def test_one_tile_and_many_run_as_in_transformers(size, micro_batch):

@@ -79,7 +79,7 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(alias, froze
     assert_step(alias, attention=attention, checkpoints=True, frozen=frozen, text=text, tolerance=0.003)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.sweep
 @pytest.mark.parametrize("images", [1, 2])
 def test_windows_shorter_than_the_sequence_change_nothing_where_images_build_the_masks(images):
     text = {"sliding_window": 128, "num_key_value_heads": 2}

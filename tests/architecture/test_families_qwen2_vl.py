@@ -76,7 +76,7 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(alias, froze
     assert_step(alias, checkpoints=True, frozen=frozen, tolerance=0.003)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("frozen", [(), TOWER], ids=["all", "no tower"])
 @pytest.mark.parametrize("alias", ["qwen2-vl-2b", "qwen2.5-vl-3b"])

@@ -76,7 +76,7 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(alias, froze
     assert_step(alias, checkpoints=True, frozen=frozen, tolerance=0.003)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.sweep
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("frozen", [(), TOWER], ids=["all", "no tower"])
 def test_peaks_inside_the_vision_tower_are_those_of_transformers(frozen, checkpoints):
@@ -87,7 +87,7 @@ def test_peaks_inside_the_vision_tower_are_those_of_transformers(frozen, checkpo
     assert_step("qwen3-vl-2b", text=text, vision={"out_hidden_size": 128}, **options)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("config", ALTERED, ids=list(ALTERED))
 def test_any_placement_of_features_and_experts_runs_as_in_transformers(config):
     if config != "features out of order":  # which transformers hands to the decoder in order of depth as well

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, call, folder_of, refusal, says
+from laws import law
 from vlmplan.errors import VlmplanError
 from vlmplan.estimate import Estimator
 from vlmplan.models import packaged_files
@@ -251,8 +251,9 @@ PLACES = [
 ]
 
 
-@settings(max_examples=120)
-@given(
+@law(
+    quick=30,
+    thorough=120,
     place=st.sampled_from(PLACES),
     value=st.sampled_from(["x", "", -1, 0, 1, 2.5, True, None, [], [1], ["x"], {}, {"a": 1}, 10**8, 10**400, ...]),
 )

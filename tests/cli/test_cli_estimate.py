@@ -9,10 +9,10 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_calls import DOES_NOT_FIT, DONE, TINY, Call, call, folder_of
+from laws import law
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
 from vlmplan.recipe import Recipe, recipe_from_json
@@ -244,8 +244,9 @@ def test_sequences_longer_than_the_model_was_made_for_are_noted():
     assert "256" in note
 
 
-@settings(max_examples=20)
-@given(
+@law(
+    quick=6,
+    thorough=20,
     micro_batch=st.integers(1, 4),
     grad_accum=st.integers(1, 4),
     num_gpus=st.integers(1, 4),

@@ -23,9 +23,6 @@ class PlainTexts:
 
     pad_id, seq_len = 0, 8
 
-    def survey(self, samples: Sequence[Sample]) -> Survey:
-        return Survey(samples=list(samples), lengths=[8] * len(samples))
-
     def encode_or_nothing(self, sample: Sample) -> dict[str, Tensor]:
         names = ("input_ids", "labels", "attention_mask")
         return {name: torch.ones(1, 8, dtype=torch.int64) for name in names}
@@ -61,7 +58,7 @@ def test_no_micro_batch_is_alive_when_the_optimizer_steps(num_workers: int):
     encoder: Any = PlainTexts()
     samples = [Sample(source=f"some.jsonl:{index}", turns=()) for index in range(NUM_SAMPLES)]
     batches = Batches(
-        samples,
+        Survey(samples=samples, lengths=[8] * NUM_SAMPLES),
         encoder,
         micro_batch=MICRO_BATCH,
         grad_accum=GRAD_ACCUM,

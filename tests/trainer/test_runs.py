@@ -313,7 +313,8 @@ def in_the_middle_of_a_checkpoint(run: Path) -> bool:
     return (run / "checkpoints" / "step-00000004.unfinished").exists()
 
 
-@pytest.mark.parametrize("is_time", [in_the_middle_of_a_checkpoint, pytest.param(in_the_middle_of_a_step, marks=sweep)])
+@sweep
+@pytest.mark.parametrize("is_time", [in_the_middle_of_a_checkpoint, in_the_middle_of_a_step])
 def test_a_killed_run_without_deepspeed_goes_on_as_if_nothing_had_happened(models, tmp_path, is_time):
     plan = plan_of(models, "llama", "full", "none", 1)
     killed(plan, tmp_path / "killed", is_time)
