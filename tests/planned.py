@@ -13,8 +13,8 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster, Gpu, Node
-from vlmplan.memory.parameters import ParameterTable
 from vlmplan.memory.timeline import Timeline, memory_timeline
 from vlmplan.recipe import PLAIN, LossKind, Recipe
 from vlmplan.workload import ModelFiles, Workload

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vlmplan.architecture.model import NamedParameter, Part
 from vlmplan.architecture.tensor import Parameter
-from vlmplan.memory.parameters import ParameterTable
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.units import DType
 
 

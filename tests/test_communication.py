@@ -1,4 +1,4 @@
-"""Messages against the ZeRO paper (Rajbhandari et al., arXiv 1910.02054, section 7); seconds against published runs.
+"""Collectives against the ZeRO paper (Rajbhandari et al., arXiv 1910.02054, section 7); seconds against published runs.
 
 The paper counts data volume for large N: 2Ψ for plain data parallelism and for stages 1 and 2, 3Ψ for stage 3. A ring
 really moves (N-1)/N of it. DeepSpeed 0.19.8 all-reduces (2Ψ) in stages 1 and 2 where the paper reduce-scatters (Ψ).
@@ -20,22 +20,19 @@ from vlmplan.communication import (
     PCIE_NO_PEER_EFFICIENCY,
     RDMA_EFFICIENCY,
     TCP_EFFICIENCY,
-    Collective,
-    ExchangeSeconds,
+    CommunicationSeconds,
     Links,
-    Messages,
-    When,
     by_kind,
     collective_seconds,
-    exchange_seconds,
+    communication_seconds,
     link_bytes_per_second,
     links_of,
-    messages_json,
-    traffic,
+    step_collectives,
+    volume_json,
 )
+from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, chunk_elements
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster, Node
-from vlmplan.memory.timeline import chunk_elements
 from vlmplan.recipe import Method, Recipe, ZeroSettings
 from vlmplan.workload import Workload
 
@@ -56,19 +53,19 @@ def estimator(method: Method = Method.FULL) -> Estimator:
 PSI_BYTES = 2 * estimator().table.num_params  # bf16
 
 
-def sent(stage: int | None, num_ranks: int, **changes: Any) -> tuple[Messages, ...]:
+def sent(stage: int | None, num_ranks: int, **changes: Any) -> tuple[Collectives, ...]:
     recipe = Recipe(**{"zero_stage": stage, "activation_checkpointing": False} | changes)
     found = estimator(recipe.method)
-    return traffic(found.table, recipe, num_ranks=num_ranks, trace=found.trace(recipe, (8, 0)))
+    return step_collectives(found.table, recipe, num_ranks=num_ranks, trace=found.trace(recipe, (8, 0)))
 
 
-def ring_bytes(messages: tuple[Messages, ...], num_ranks: int) -> float:
+def ring_bytes(messages: tuple[Collectives, ...], num_ranks: int) -> float:
     """What one GPU of a ring sends."""
-    rounds = {Collective.ALL_REDUCE: 2}
+    rounds = {CollectiveKind.ALL_REDUCE: 2}
     return sum(rounds.get(one.kind, 1) * one.num_bytes for one in messages) * (num_ranks - 1) / num_ranks
 
 
-# Messages
+# Collectives
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8, 64])
@@ -100,14 +97,14 @@ def test_plain_pytorch_sends_nothing():
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_one_rank_gathers_nothing_and_exchanges_in_no_time(stage: int):
     messages = sent(stage, 1)
-    assert Collective.ALL_GATHER not in {one.kind for one in messages}
-    assert exchange_seconds(messages, cluster(1)) == ExchangeSeconds()
+    assert CollectiveKind.ALL_GATHER not in {one.kind for one in messages}
+    assert communication_seconds(messages, cluster(1)) == CommunicationSeconds()
 
 
 def test_stages_0_and_1_reduce_gradients_once_a_step_and_2_and_3_after_every_micro_batch():
     for stage, often in ((0, 1), (1, 1), (2, 5), (3, 5)):
         once, five = (
-            sum(one.num_bytes for one in sent(stage, 4, grad_accum=steps) if one.kind is not Collective.ALL_GATHER)
+            sum(one.num_bytes for one in sent(stage, 4, grad_accum=steps) if one.kind is not CollectiveKind.ALL_GATHER)
             for steps in (1, 5)
         )
         assert five == often * once
@@ -131,21 +128,23 @@ def test_weights_that_recomputation_frees_are_gathered_a_third_time():
 def test_frozen_weights_are_gathered_under_stage_3_and_have_no_gradients():
     table = estimator(Method.LORA).table
     first, *_, gradients = sent(3, 2, method=Method.LORA, zero=NOTHING_KEPT)
-    assert (first.when, first.num_bytes) == (When.FORWARD, table.total_bytes)
-    assert (gradients.kind, gradients.num_bytes) == (Collective.REDUCE_SCATTER, table.trained_bytes)
+    assert (first.phase, first.num_bytes) == (StepPhase.FORWARD, table.total_bytes)
+    assert (gradients.kind, gradients.num_bytes) == (CollectiveKind.REDUCE_SCATTER, table.trained_bytes)
 
 
 def test_small_weights_are_gathered_after_the_step_each_alone():
     norms = [entry for entry in estimator().table.entries if entry.name.endswith("norm.weight")]
     zero = ZeroSettings(stage3_param_persistence_threshold=norms[0].parameter.numel)
-    after = [one for one in sent(3, 4, zero=zero) if one.when is When.STEP]
-    assert after == [Messages(Collective.ALL_GATHER, When.STEP, 2 * 3 + 1, 2 * (2 * 3 + 1) * norms[0].parameter.numel)]
+    after = [one for one in sent(3, 4, zero=zero) if one.phase is StepPhase.STEP]
+    assert after == [
+        Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, 2 * 3 + 1, 2 * (2 * 3 + 1) * norms[0].parameter.numel)
+    ]
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_bucket_for_all_gradients_is_sent_once(stage: int):
     messages = sent(stage, 4, zero=ZeroSettings(reduce_bucket_size=10**12))
-    assert [one.count for one in messages if one.kind is not Collective.ALL_GATHER] == [1]
+    assert [one.count for one in messages if one.kind is not CollectiveKind.ALL_GATHER] == [1]
 
 
 @given(st.integers(1, 10**7))
@@ -154,7 +153,7 @@ def test_gradients_take_at_least_as_many_messages_as_there_are_full_buckets(buck
     numels = estimator().table.numels
     fits = max(numels) <= bucket
     for stage in (1, 2):
-        count = by_kind(sent(stage, 2, zero=zero))["allreduce"].num_messages
+        count = by_kind(sent(stage, 2, zero=zero))["allreduce"].num_collectives
         assert count >= (sum(numels) / bucket if fits else 1)
         assert count <= 2 * len(numels)
 
@@ -163,7 +162,7 @@ def test_a_gradient_larger_than_the_bucket_is_cut_where_its_owners_change():
     # The embedding alone is more than a bucket, and so are its pieces on most of 16 ranks: each is sent by itself.
     table = estimator().table
     zero = ZeroSettings(reduce_bucket_size=table.num_trained // 40)
-    few, many = (by_kind(sent(2, ranks, zero=zero))["allreduce"].num_messages for ranks in (1, 16))
+    few, many = (by_kind(sent(2, ranks, zero=zero))["allreduce"].num_collectives for ranks in (1, 16))
     assert few < many
 
 
@@ -171,7 +170,7 @@ def test_second_copies_answer_for_weights_after_their_first_use_in_a_step():
     def gathered(hpz: int, method: Method, grad_accum: int) -> dict[int | None, int]:
         found: dict[int | None, int] = {}
         for one in sent(3, 8, hpz=hpz, method=method, grad_accum=grad_accum, zero=NOTHING_KEPT):
-            if one.kind is Collective.ALL_GATHER and one.when is not When.STEP:
+            if one.kind is CollectiveKind.ALL_GATHER and one.phase is not StepPhase.STEP:
                 found[one.group_size] = found.get(one.group_size, 0) + one.num_bytes
         return found
 
@@ -191,7 +190,7 @@ def test_chunks_are_sent_once_they_exceed_the_limit():
 
 
 def test_messages_are_shown_as_a_rehearsal_shows_them():
-    shown = messages_json(sent(2, 4))
+    shown = volume_json(sent(2, 4))
     assert shown["per_step"] == sum(kind["bytes"] for kind in shown["by_kind"].values())
     assert set(shown["by_kind"]) == {"allreduce", "allgather_base"}
 
@@ -230,12 +229,12 @@ def test_unknown_link_stays_unknown():
     for unknown in (cluster(pcie_gen=None), cluster(pcie_gen=None, num_nodes=2)):
         assert link_bytes_per_second(unknown) is None
         assert links_of(unknown) is None
-        assert exchange_seconds(sent(2, 8), unknown) is None
+        assert communication_seconds(sent(2, 8), unknown) is None
 
 
 def test_link_inside_a_node_does_not_matter_to_nodes_of_one_gpu():
     lonely = cluster(1, num_nodes=4, pcie_gen=None)
-    assert exchange_seconds(sent(2, 4), lonely) == exchange_seconds(sent(2, 4), cluster(1, num_nodes=4))
+    assert communication_seconds(sent(2, 4), lonely) == communication_seconds(sent(2, 4), cluster(1, num_nodes=4))
 
 
 def test_network_carries_its_rate_less_what_sockets_or_rdma_lose():
@@ -271,41 +270,55 @@ def node_of(gpu_id: str, num_nodes: int = 1, rate: float | None = None) -> Clust
     )
 
 
-def bus_gb_per_second(kind: Collective, num_bytes: int, on: Cluster) -> float:
+def bus_gb_per_second(kind: CollectiveKind, num_bytes: int, on: Cluster) -> float:
     """As nccl-tests reports it (doc/PERFORMANCE.md): what a ring's links would have to carry."""
     ranks, per_node = on.num_gpus, on.node.num_gpus
     seconds = collective_seconds(kind, num_bytes, num_nodes=on.num_nodes, ranks_per_node=per_node, links=links_of(on))
-    rounds = 2 if kind is Collective.ALL_REDUCE else 1
+    rounds = 2 if kind is CollectiveKind.ALL_REDUCE else 1
     return rounds * (ranks - 1) / ranks * num_bytes / seconds / 1e9
 
 
 ML_ENGINEERING = "github.com/stas00/ml-engineering, network/README.md"
 PUBLISHED = [
     # (kind, bytes, cluster, GB/s, largest relative error, source)
-    (Collective.ALL_REDUCE, 16 * GIB, node_of("a100-sxm4-80gb"), 234.89, 0.05, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 16 * GIB, node_of("h200-sxm"), 482.26, 0.05, ML_ENGINEERING),
-    (Collective.ALL_GATHER, 16 * GIB, node_of("h200-sxm"), 361.4, 0.05, ML_ENGINEERING),
-    (Collective.REDUCE_SCATTER, 16 * GIB, node_of("h200-sxm"), 362.9, 0.05, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 256 * MIB, node_of("h200-sxm"), 436.15, 0.05, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 64 * MIB, node_of("h200-sxm"), 346.51, 0.05, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 16 * MIB, node_of("h200-sxm"), 219.89, 0.1, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 4 * MIB, node_of("h200-sxm"), 107.16, 0.3, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 1 * MIB, node_of("h200-sxm"), 39.93, 0.4, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 2**15, node_of("h200-sxm"), 1.44, 0.3, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 16 * GIB, node_of("b200"), 845.67, 0.25, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 2**15, node_of("b200"), 1.20, 0.3, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 16 * GIB, node_of("b200", 4, 3200e9 / 8), 381.8, 0.15, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 4 * GIB, node_of("h200-sxm", 4, 3200e9 / 8), 364.87, 0.15, ML_ENGINEERING),
-    (Collective.ALL_REDUCE, 128 * MIB, node_of("a100-sxm4-40gb", 3, 800e9 / 8), 84.8, 0.15, "nccl-tests issue 119"),
-    (Collective.ALL_REDUCE, GIB, node_of("a100-sxm4-40gb"), 230.77, 0.05, "nccl issue 527"),
-    (Collective.ALL_REDUCE, GIB, node_of("a100-sxm4-40gb", 2, 400e9 / 8), 57.17, 0.45, "nccl issue 527, EFA of 2022"),
-    (Collective.ALL_REDUCE, GIB, node_of("a100-sxm4-40gb", 4, 400e9 / 8), 29.61, 0.45, "nccl issue 527, EFA of 2022"),
+    (CollectiveKind.ALL_REDUCE, 16 * GIB, node_of("a100-sxm4-80gb"), 234.89, 0.05, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 16 * GIB, node_of("h200-sxm"), 482.26, 0.05, ML_ENGINEERING),
+    (CollectiveKind.ALL_GATHER, 16 * GIB, node_of("h200-sxm"), 361.4, 0.05, ML_ENGINEERING),
+    (CollectiveKind.REDUCE_SCATTER, 16 * GIB, node_of("h200-sxm"), 362.9, 0.05, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 256 * MIB, node_of("h200-sxm"), 436.15, 0.05, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 64 * MIB, node_of("h200-sxm"), 346.51, 0.05, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 16 * MIB, node_of("h200-sxm"), 219.89, 0.1, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 4 * MIB, node_of("h200-sxm"), 107.16, 0.3, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 1 * MIB, node_of("h200-sxm"), 39.93, 0.4, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 2**15, node_of("h200-sxm"), 1.44, 0.3, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 16 * GIB, node_of("b200"), 845.67, 0.25, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 2**15, node_of("b200"), 1.20, 0.3, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 16 * GIB, node_of("b200", 4, 3200e9 / 8), 381.8, 0.15, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 4 * GIB, node_of("h200-sxm", 4, 3200e9 / 8), 364.87, 0.15, ML_ENGINEERING),
+    (CollectiveKind.ALL_REDUCE, 128 * MIB, node_of("a100-sxm4-40gb", 3, 800e9 / 8), 84.8, 0.15, "nccl-tests issue 119"),
+    (CollectiveKind.ALL_REDUCE, GIB, node_of("a100-sxm4-40gb"), 230.77, 0.05, "nccl issue 527"),
+    (
+        CollectiveKind.ALL_REDUCE,
+        GIB,
+        node_of("a100-sxm4-40gb", 2, 400e9 / 8),
+        57.17,
+        0.45,
+        "nccl issue 527, EFA of 2022",
+    ),
+    (
+        CollectiveKind.ALL_REDUCE,
+        GIB,
+        node_of("a100-sxm4-40gb", 4, 400e9 / 8),
+        29.61,
+        0.45,
+        "nccl issue 527, EFA of 2022",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("kind", "num_bytes", "on", "measured", "tolerance", "source"), PUBLISHED)
 def test_bus_bandwidth_is_near_the_published_one(
-    kind: Collective, num_bytes: int, on: Cluster, measured: float, tolerance: float, source: str
+    kind: CollectiveKind, num_bytes: int, on: Cluster, measured: float, tolerance: float, source: str
 ):
     assert bus_gb_per_second(kind, num_bytes, on) == pytest.approx(measured, rel=tolerance), source
 
@@ -313,8 +326,8 @@ def test_bus_bandwidth_is_near_the_published_one(
 def test_two_nodes_all_reduce_faster_than_a_ring_could():
     # nccl issue 527: 57 GB/s of bus bandwidth over 50 GB/s, since each half of a double tree crosses once.
     on = node_of("a100-sxm4-40gb", 2, 400e9 / 8)
-    assert bus_gb_per_second(Collective.ALL_REDUCE, GIB, on) > 50
-    assert bus_gb_per_second(Collective.ALL_GATHER, GIB, on) < 50
+    assert bus_gb_per_second(CollectiveKind.ALL_REDUCE, GIB, on) > 50
+    assert bus_gb_per_second(CollectiveKind.ALL_GATHER, GIB, on) < 50
 
 
 SHAPES = st.tuples(st.integers(1, 128), st.sampled_from([1, 2, 4, 8]))
@@ -326,13 +339,13 @@ RATES = st.builds(
     is_nvlink=st.booleans(),
     is_tcp=st.booleans(),
 )
-KINDS = st.sampled_from(Collective)
+KINDS = st.sampled_from(CollectiveKind)
 BYTES = st.integers(0, 2**42)
 
 
 @given(KINDS, BYTES, BYTES, SHAPES, RATES)
 def test_larger_messages_never_take_less_time(
-    kind: Collective, one: int, other: int, shape: tuple[int, int], links: Links
+    kind: CollectiveKind, one: int, other: int, shape: tuple[int, int], links: Links
 ):
     small, large = (
         collective_seconds(kind, size, num_nodes=shape[0], ranks_per_node=shape[1], links=links)
@@ -343,7 +356,7 @@ def test_larger_messages_never_take_less_time(
 
 @given(KINDS, BYTES, BYTES, SHAPES, RATES)
 def test_two_messages_never_take_less_time_than_one_of_both(
-    kind: Collective, one: int, other: int, shape: tuple[int, int], links: Links
+    kind: CollectiveKind, one: int, other: int, shape: tuple[int, int], links: Links
 ):
     first, second, both = (
         collective_seconds(kind, size, num_nodes=shape[0], ranks_per_node=shape[1], links=links)
@@ -353,7 +366,7 @@ def test_two_messages_never_take_less_time_than_one_of_both(
 
 
 @given(KINDS, BYTES, st.integers(3, 64), RATES)
-def test_twice_the_nodes_never_take_less_time(kind: Collective, size: int, num_nodes: int, links: Links):
+def test_twice_the_nodes_never_take_less_time(kind: CollectiveKind, size: int, num_nodes: int, links: Links):
     few, many = (
         collective_seconds(kind, size, num_nodes=nodes, ranks_per_node=8, links=links)
         for nodes in (num_nodes, 2 * num_nodes)
@@ -363,7 +376,7 @@ def test_twice_the_nodes_never_take_less_time(kind: Collective, size: int, num_n
 
 @given(KINDS, BYTES, SHAPES, RATES, st.floats(1, 10))
 def test_faster_links_never_take_more_time(
-    kind: Collective, size: int, shape: tuple[int, int], links: Links, faster: float
+    kind: CollectiveKind, size: int, shape: tuple[int, int], links: Links, faster: float
 ):
     better = Links(links.local * faster, links.local_sum, links.network * faster, links.is_nvlink, links.is_tcp)
     slow, fast = (
@@ -376,7 +389,7 @@ def test_faster_links_never_take_more_time(
 def test_every_message_costs_its_launch_and_hops_grow_with_the_ring():
     links = links_of(node_of("a100-sxm4-80gb", 2, 200e9))
     one_node, two, sixteen = (
-        collective_seconds(Collective.ALL_GATHER, 0, num_nodes=nodes, ranks_per_node=8, links=links)
+        collective_seconds(CollectiveKind.ALL_GATHER, 0, num_nodes=nodes, ranks_per_node=8, links=links)
         for nodes in (1, 2, 16)
     )
     assert LAUNCH_SECONDS < one_node < two < sixteen
@@ -386,18 +399,22 @@ def test_every_message_costs_its_launch_and_hops_grow_with_the_ring():
 
 def test_seconds_are_of_the_phase_that_sends():
     on = cluster(8, **FAST)
-    seconds = exchange_seconds(sent(3, 8), on)
+    seconds = communication_seconds(sent(3, 8), on)
     assert seconds.total == pytest.approx(seconds.forward + seconds.backward + seconds.step)
     assert min(seconds.forward, seconds.backward, seconds.step) > 0
-    assert exchange_seconds(sent(2, 8), on).forward == 0
+    assert communication_seconds(sent(2, 8), on).forward == 0
 
 
 def test_messages_among_neighbours_stay_inside_a_node():
     slow = cluster(4, num_nodes=2, rate=1e9, **FAST)
     inside, across = (
-        exchange_seconds((Messages(Collective.ALL_GATHER, When.BACKWARD, 3, 3 * GIB, size),), slow).backward
+        communication_seconds(
+            (Collectives(CollectiveKind.ALL_GATHER, StepPhase.BACKWARD, 3, 3 * GIB, size),), slow
+        ).backward
         for size in (4, None)
     )
-    alone = exchange_seconds((Messages(Collective.ALL_GATHER, When.BACKWARD, 3, 3 * GIB),), cluster(4, **FAST)).backward
+    alone = communication_seconds(
+        (Collectives(CollectiveKind.ALL_GATHER, StepPhase.BACKWARD, 3, 3 * GIB),), cluster(4, **FAST)
+    ).backward
     assert inside == pytest.approx(alone)
     assert across > 50 * inside

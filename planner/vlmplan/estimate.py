@@ -16,15 +16,17 @@ from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.cautions import not_counted_caveat, stacked_caveat
-from vlmplan.communication import Messages, traffic
+from vlmplan.communication import step_collectives
+from vlmplan.engines.collectives import Collectives
+from vlmplan.engines.components import Components
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.memory.allocator import SMALL_BYTES
-from vlmplan.memory.components import Components, Phase
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.host import HostMemory, host_memory, read_bytes, stored_dtype, with_devices
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
-from vlmplan.memory.parameters import ParameterTable
+from vlmplan.memory.phases import Phase
 from vlmplan.memory.reservation import MicroBatch, peak_reserved_bytes
 from vlmplan.memory.timeline import Timeline, memory_timeline
 from vlmplan.models.tree import model_tree
@@ -64,7 +66,7 @@ class Estimate:
     host: HostMemory
     disk: DiskSpace
     flops_per_step: int
-    messages: tuple[Messages, ...]
+    collectives: tuple[Collectives, ...]
     """The collectives of one step on one rank."""
     timed: TimedStep | None
     varying: VaryingLengths | None = None
@@ -336,7 +338,7 @@ class Estimator:
             host=host,
             disk=self.disk(recipe),
             flops_per_step=step_flops(trace) * recipe.grad_accum,
-            messages=traffic(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
+            collectives=step_collectives(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
             timed=timed_step(self.table, trace, recipe, cluster, self.workload),
         )
 

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 from vlmplan.architecture.model import Model
 from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_second
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
-from vlmplan.memory.parameters import ParameterTable
 from vlmplan.recipe import Recipe, ZeroSettings
 
 LATENCY_FRACTION = 0.05

@@ -159,7 +159,7 @@ def test_a_sub_group_size_of_0_makes_every_parameter_a_group_as_deepspeed_does()
     stage3 = pytest.importorskip("deepspeed.runtime.zero.stage3")
     from types import SimpleNamespace
 
-    from vlmplan.memory.parameters import sub_group_elements
+    from vlmplan.engines.parameters import sub_group_elements
 
     numels = [7 * 11, 13, 5 * 3, 2]
     for limit in (0, 1, 5, 20, 10**9):

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from laws import law
 from planned import cluster, shortened
 from small_models import table_of
+from vlmplan.engines import engine_of
+from vlmplan.engines.components import Components
+from vlmplan.engines.parameters import fullest_rank, owned_elements, partition_of, sharded_elements
 from vlmplan.errors import VlmplanError
 from vlmplan.estimate import Estimate, Estimator
-from vlmplan.memory.components import Components
-from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of, sharded_elements
-from vlmplan.memory.timeline import memory_timeline, model_states
+from vlmplan.memory.timeline import memory_timeline
 from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.rules import check, model_facts
 from vlmplan.workload import ModelFiles, Workload
@@ -101,7 +102,7 @@ def test_more_ranks_never_hold_more_model_states(alias, fields, num_ranks):
     if recipe.optimizer in (OptimizerKind.ADAMW_8BIT, OptimizerKind.PAGED_ADAMW_8BIT):
         assume(table.num_trained // (2 * num_ranks) >= LEAST_8BIT_ELEMENTS)
     few, many = (
-        states_bytes(model_states(table, recipe, ranks, fullest_rank(table, ranks)).resident)
+        states_bytes(engine_of(table, recipe, num_ranks=ranks).states().resident)
         for ranks in (num_ranks, 2 * num_ranks)
     )
     padding = 2 * (2 * num_ranks) * table.trained_dtype.num_bytes  # of the flat buffer, to twice the ranks
@@ -111,8 +112,8 @@ def test_more_ranks_never_hold_more_model_states(alias, fields, num_ranks):
 
 @law(models, recipes, st.integers(2, 64), quick=QUICK)
 def test_a_higher_zero_stage_never_holds_more_model_states(alias, fields, num_ranks):
-    # LLaVA has a last vision layer that nothing uses: stages 0 and 1 never see a gradient of it, stages 2 and 3 have
-    # room for one.
+    # LLaVA has a last vision layer that nothing uses: stage 1 never sees a gradient of it, the others have room for
+    # one.
     assume(alias != "llava-1.5-7b")
     changes = {"offload_optimizer": Offload.NONE, "offload_params": Offload.NONE, "method": Method.FULL}
     precision = Precision.BF16 if fields["precision"] is Precision.BF16_PURE else fields["precision"]

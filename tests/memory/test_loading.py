@@ -12,9 +12,9 @@ from planned import cluster
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.machine.cpu import cpu_gpu
-from vlmplan.memory.components import Phase
 from vlmplan.memory.host import PROCESS_BYTES, HostMemory, host_memory, stored_dtype
-from vlmplan.memory.timeline import loading
+from vlmplan.memory.phases import Phase
+from vlmplan.memory.timeline import load_phase
 from vlmplan.recipe import Method, Offload, Precision, Recipe
 from vlmplan.units import GIB, MIB, DType
 from vlmplan.workload import ModelFiles, Workload
@@ -41,7 +41,7 @@ def shards(weights: list[int], num_ranks: int) -> int:
 
 def stage_3(*, num_ranks: int = 3, ties: bool = True, **fields: Any) -> Phase:
     recipe = Recipe(zero_stage=3, **fields)
-    return loading(estimator(recipe, ties=ties).table, recipe, num_ranks)
+    return load_phase(estimator(recipe, ties=ties).table, recipe, num_ranks)
 
 
 # On the device
@@ -49,7 +49,7 @@ def stage_3(*, num_ranks: int = 3, ties: bool = True, **fields: Any) -> Phase:
 
 def test_where_ranks_run_on_the_cpu_weights_arrive_where_they_stay():
     recipe = Recipe()
-    load = loading(estimator(recipe).table, recipe, 1, is_on_cpu=True)
+    load = load_phase(estimator(recipe).table, recipe, 1, is_on_cpu=True)
     assert load.peak.total == load.resident.total == 4 * sum(WEIGHTS)
 
 
@@ -65,8 +65,11 @@ def test_a_tied_head_is_a_weight_of_its_own_until_stage_3_has_loaded():
     assert load.peak.total == shards([*WEIGHTS, EMBEDDING], 3) + 2 * EMBEDDING
 
 
-def test_stage_3_with_offloaded_weights_has_nothing_but_the_module_on_the_gpu():
-    assert stage_3(offload_params=Offload.CPU).peak.total == 2 * EMBEDDING
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_stage_3_with_offloaded_weights_has_nothing_but_the_module_and_its_shards_on_the_gpu(num_ranks: int):
+    load = stage_3(num_ranks=num_ranks, offload_params=Offload.CPU)
+    assert load.peak.total == 2 * EMBEDDING + 2 * EMBEDDING // num_ranks
+    assert load.resident.total == 0
 
 
 def test_adapters_are_whole_until_the_engine_of_stage_3_cuts_them_up():

@@ -12,12 +12,12 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
+from vlmplan.engines import engine_of
+from vlmplan.engines.events import Sink, Stream
+from vlmplan.engines.parameters import ParameterTable, partition_of, partition_size, slices, sub_group_elements
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
-from vlmplan.memory.blocks import EngineBlocks, Stream
-from vlmplan.memory.building import Building
-from vlmplan.memory.parameters import ParameterTable, partition_of, partition_size, slices, sub_group_elements
+from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.reservation import MicroBatch, Reservation, peak_reserved_bytes
-from vlmplan.memory.stepping import Stepping
 from vlmplan.memory.timeline import memory_timeline
 from vlmplan.recipe import Method, Precision, Recipe, ZeroSettings
 from vlmplan.units import GIB, MIB
@@ -134,7 +134,7 @@ class EveryStep(Reservation):
         return object()
 
     def _gathering(self, *, is_first):
-        return self._new_gathering(is_first=is_first) if self._gathers else []
+        return self._new_gathering(is_first=is_first) if self._engine.gathers_weights else []
 
 
 class CountedSteps(Reservation):
@@ -221,16 +221,22 @@ def noted(recipe: Recipe, *, has_streams: bool = True) -> tuple[ParameterTable, 
     return table, allocator, EngineBlocks(allocator, has_streams=has_streams)
 
 
+def built_engine(table: ParameterTable, recipe: Recipe, num_ranks: int, sink: Sink) -> None:
+    engine = engine_of(table, recipe, num_ranks=num_ranks, rank=0, sink=sink)
+    engine.load(is_on_cpu=False)
+    engine.build()
+
+
 def built(recipe: Recipe, num_ranks: int) -> tuple[ParameterTable, list[tuple[float, int]]]:
     table, allocator, blocks = noted(recipe)
-    Building(table, recipe, num_ranks, allocator=allocator, blocks=blocks).run()
+    built_engine(table, recipe, num_ranks, blocks)
     return table, allocator.asked
 
 
 def stepped(recipe: Recipe, num_ranks: int, *, is_first: bool) -> tuple[ParameterTable, list[float]]:
     """Sizes of at least 1 MiB in one step, without the norms of single weights."""
     table, allocator, blocks = noted(recipe)
-    Stepping(table, recipe, num_ranks, 0, blocks).step(is_first=is_first)
+    engine_of(table, recipe, num_ranks=num_ranks, rank=0, sink=blocks).step(is_first=is_first)
     norms = {numel * 8 / MIB for numel in norm_elements(table, recipe, num_ranks)}
     return table, [size for size, _ in allocator.asked if size >= 1 and size not in norms]
 
@@ -257,7 +263,7 @@ def test_stages_1_and_2_empty_the_cache_before_they_flatten_and_not_after():
 
 def test_the_flat_weights_lie_beside_the_cached_blocks_of_those_that_came():
     table, allocator, blocks = noted(Recipe(zero_stage=2))
-    Building(table, Recipe(zero_stage=2), 4, allocator=allocator, blocks=blocks).run()
+    built_engine(table, Recipe(zero_stage=2), 4, blocks)
     assert allocator.reserved_bytes > 2 * table.total_bytes > 1.2 * allocator.allocated_bytes
 
 
@@ -287,7 +293,7 @@ def test_under_stage_3_every_module_is_whole_before_it_is_cut_up_and_again_to_ge
 def test_frozen_shards_of_stage_3_stay_where_loading_put_them():
     recipe = Recipe(zero_stage=3, method=Method.LORA)
     table, allocator, blocks = noted(recipe)
-    Building(table, recipe, 4, allocator=allocator, blocks=blocks).run()
+    built_engine(table, recipe, 4, blocks)
     place = allocator.asked.index(EMPTIED)
     adapters = sum(-(-numel // 4) for numel in table.numels)
     assert (table.largest_bytes / 4 / MIB, 0) in allocator.asked[:place]
@@ -313,7 +319,7 @@ def test_stage_2_flattens_the_gradients_of_its_partition_and_then_casts_them():
 def test_plain_adamw_takes_the_roots_of_all_second_moments_at_once():
     recipe = Recipe(zero_stage=None, precision=Precision.BF16_PURE, fuses_optimizer=False)
     table, allocator, blocks = noted(recipe)
-    Stepping(table, recipe, 1, 0, blocks).step(is_first=False)
+    engine_of(table, recipe, num_ranks=1, sink=blocks).step(is_first=False)
     assert [size for size, _ in allocator.asked] == [numel * 2 / MIB for numel in table.numels]
     assert allocator.peak_allocated_bytes >= 2 * table.num_trained
 

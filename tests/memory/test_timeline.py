@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from planned import model_files, rehearsed_timeline
-from vlmplan.memory.components import Phase
+from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import LossKind, Method, Recipe, ZeroSettings
 from vlmplan.units import GIB

@@ -12,8 +12,9 @@ from typing import Any
 
 from rehearsed_cases import CASES, HERE, estimated
 
-from vlmplan.memory.components import Components, Phase
+from vlmplan.engines.components import Components
 from vlmplan.memory.overhead import workspace_bytes
+from vlmplan.memory.phases import Phase
 from vlmplan.units import MIB
 
 GOLDEN: dict[str, Any] = json.loads((HERE / "golden.json").read_text())

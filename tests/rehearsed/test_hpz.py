@@ -58,7 +58,7 @@ def test_estimate_and_messages_are_those_of_a_rehearsal(method: Method):
         workspaces = 0 if name == "init" else workspace_bytes(found.cluster.node.gpu)
         assert phases[name].peak.total - workspaces == pytest.approx(phase["peak_bytes"], rel=0.02), name
         assert phases[name].resident.total - workspaces == pytest.approx(phase["resident_bytes"], rel=0.02), name
-    counted = by_kind(found.messages)
+    counted = by_kind(found.collectives)
     for kind in ("allgather_base", "reduce_scatter_base"):
         seen = [one for one in answer["collectives"] if (one["step"], one["kind"]) == (last, kind)]
         assert counted[kind].num_bytes == sum(one["num_bytes"] for one in seen), kind

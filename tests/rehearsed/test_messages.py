@@ -1,6 +1,6 @@
 """The collectives that the formulas count beside those that rehearsals saw, kind by kind, of the last step.
 
-Messages below ``SMALL_BYTES`` (norms, overflow, the loss) are not counted by the formulas.
+Collectives below ``SMALL_BYTES`` (norms, overflow, the loss) are not counted by the formulas.
 """
 
 import pytest
@@ -31,11 +31,11 @@ def rehearsed(case: str) -> dict[str, KindTotal]:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 def test_collective_bytes_are_those_of_the_rehearsal(case: str):
-    counted, seen = by_kind(estimated(case).messages), rehearsed(case)
+    counted, seen = by_kind(estimated(case).collectives), rehearsed(case)
     assert set(counted) == set(seen)
     for kind, total in seen.items():
         assert counted[kind].num_bytes == pytest.approx(total.num_bytes, rel=LARGEST_ERROR), kind
-        assert counted[kind].num_messages == pytest.approx(total.num_messages, rel=COUNT_ERROR), kind
+        assert counted[kind].num_collectives == pytest.approx(total.num_collectives, rel=COUNT_ERROR), kind
 
 
 def test_ten_models_send_something_vlms_among_them():

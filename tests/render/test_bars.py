@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmplan.memory.components import Components
+from vlmplan.engines.components import Components
 from vlmplan.render.bars import COLOURS, LETTERS, bar, legend, segments
 
 PARTS = st.dictionaries(st.sampled_from(list(LETTERS)), st.integers(0, 10**12), max_size=7)

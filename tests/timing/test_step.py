@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planned import shipped_gpus, shortened
-from vlmplan.communication import exchange_seconds, traffic
+from vlmplan.communication import communication_seconds, step_collectives
 from vlmplan.estimate import Estimate, Estimator
 from vlmplan.hardware import Cluster, Gpu, MatmulPeaks, Node
 from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
@@ -246,7 +246,7 @@ def test_search_and_estimate_time_a_step_alike():
     trace = estimator(Method.FULL, 3, Precision.BF16).trace(found.recipe, GPU.compute_capability)
     phases = micro_batch_seconds(trace, GPU, found.recipe).phases
     table = estimator(Method.FULL, 3, Precision.BF16).table
-    besides = besides_computing(table, found.messages, found.recipe, found.cluster, found.workload)
+    besides = besides_computing(table, found.collectives, found.recipe, found.cluster, found.workload)
     assert besides is not None
     assert besides.step_seconds(phases) == pytest.approx(found.step_seconds, rel=1e-12)
 
@@ -269,5 +269,5 @@ def test_what_the_update_sends_hides_behind_nothing(stage: int):
     found = estimate(zero_stage=stage, micro_batch=64, zero=ZeroSettings(overlap_comm=True))
     trace = estimator(Method.FULL, stage, Precision.BF16).trace(found.recipe, GPU.compute_capability)
     table = estimator(Method.FULL, stage, Precision.BF16).table
-    sent = exchange_seconds(traffic(table, found.recipe, num_ranks=4, trace=trace), found.cluster)
+    sent = communication_seconds(step_collectives(table, found.recipe, num_ranks=4, trace=trace), found.cluster)
     assert 0 < sent.step <= found.step_time.communication < sent.total

@@ -25,9 +25,9 @@ from trainer_runs import Outcome, planned, train_all
 
 from planned import rehearsed_timeline
 from vlmplan.architecture.prepare import prepared_model
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.memory.host import PROCESS_BYTES, host_memory
-from vlmplan.memory.parameters import ParameterTable
 from vlmplan.models import find_model
 from vlmplan.plan import Plan
 from vlmplan.recipe import Offload

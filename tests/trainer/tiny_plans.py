@@ -7,7 +7,7 @@ from typing import Any
 from recipe_cases import plan
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.deepspeed_config import deepspeed_config
-from vlmplan.memory.parameters import ParameterTable
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe import Recipe
 from vlmplan.units import GIB

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import click
 
 from vlmplan.answers.setups import recipe_text
-from vlmplan.communication import messages_json
+from vlmplan.communication import volume_json
+from vlmplan.engines.components import Components
 from vlmplan.estimate import Estimate, VaryingLengths
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import Vendor, cluster_text
 from vlmplan.json_reader import JsonDict
-from vlmplan.memory.components import Components
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import caveats, footnotes, listed
 from vlmplan.render.bars import bar, legend
@@ -44,7 +44,7 @@ def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> JsonDict:
         **_device_json(found),
         **_host_and_disk_json(found),
         "flops_per_step": found.flops_per_step,
-        "collective_bytes": messages_json(found.messages),
+        "collective_bytes": volume_json(found.collectives),
         **_time_json(found),
         "caveats": caveats(notes),
         "notes": notes,

@@ -8,15 +8,14 @@ from dataclasses import dataclass, fields
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import Situation
+from vlmplan.engines import engine_of
+from vlmplan.engines.bounds import peak_bound
+from vlmplan.engines.profile import MicroBatchProfile, micro_batch_profile
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate, Estimator, sized_estimate, sized_recipes
 from vlmplan.hardware import Cluster, Vendor
-from vlmplan.memory.bounds import MicroBatchProfile, micro_batch_profile, peak_bound
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace
-from vlmplan.memory.engines import ModelStates
-from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
-from vlmplan.memory.timeline import model_states
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.request import HardwareRequest, Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.timing import timed_step
@@ -202,7 +201,8 @@ class Trials:
 
         At the least: states, and of the micro batch what neither gathered weights nor gradients are.
         """
-        states, owned = self._states(estimator, recipe, cluster.num_gpus)
+        engine = engine_of(estimator.table, recipe, num_ranks=cluster.num_gpus)
+        states = engine.states()
         least = max(states.resident.total + states.copies.total, states.step_peak.total)
         if least > budget_bytes(cluster):
             return least, least
@@ -210,25 +210,7 @@ class Trials:
         least = max(least, states.resident.total + max(profile.forward_peak, profile.dropped_peak))
         if least > budget_bytes(cluster):
             return least, least
-        most = peak_bound(
-            estimator.table,
-            recipe,
-            states,
-            profile,
-            num_ranks=cluster.num_gpus,
-            owned_bytes=owned,
-            accumulates=recipe.grad_accum > 1,
-        )
-        return least, most
-
-    def _states(self, estimator: Estimator, recipe: Recipe, num_ranks: int) -> tuple[ModelStates, int]:
-        """Model states of the fullest rank, and bytes of gradients that it keeps under stages 1 and 2."""
-        table = estimator.table
-        if recipe.zero_stage not in (1, 2):
-            return model_states(table, recipe, num_ranks, 0), 0
-        rank = fullest_rank(table, num_ranks)
-        owned = owned_elements(table, partition_of(table.num_trained, num_ranks, rank))
-        return model_states(table, recipe, num_ranks, rank), owned * table.trained_dtype.num_bytes
+        return least, peak_bound(engine, states, profile, accumulates=recipe.grad_accum > 1)
 
     def _profile(self, estimator: Estimator, recipe: Recipe, cluster: Cluster) -> MicroBatchProfile:
         trace = estimator.trace(recipe, cluster.node.gpu.compute_capability)

@@ -6,8 +6,8 @@ and one file of master weights and states per rank.
 
 from dataclasses import dataclass
 
-from vlmplan.memory.optimizer_states import paged_bytes, state_bytes
-from vlmplan.memory.parameters import ParameterTable
+from vlmplan.engines.optimizer_states import paged_bytes, state_bytes
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Method, Offload, Recipe
 from vlmplan.units import DType
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from vlmplan.memory.engines import overflow_check_bytes
-from vlmplan.memory.optimizer_states import paged_bytes
-from vlmplan.memory.parameters import (
+from vlmplan.engines.optimizer_states import paged_bytes
+from vlmplan.engines.parameters import (
     ParameterTable,
     fullest_rank,
     owned_elements,
@@ -18,6 +17,7 @@ from vlmplan.memory.parameters import (
     partition_size,
     sharded_elements,
 )
+from vlmplan.engines.zero3 import overflow_check_bytes
 from vlmplan.recipe import Method, Offload, Precision, Recipe
 from vlmplan.units import GIB, DType
 

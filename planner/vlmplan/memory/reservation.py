@@ -10,31 +10,20 @@ from itertools import chain
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
 from vlmplan.architecture.trace import Event, GradientTaken, Trace, WeightUse
+from vlmplan.engines.autocast import cached_casts
+from vlmplan.engines.choice import engine_of
+from vlmplan.engines.events import Stream
+from vlmplan.engines.gathering import notify
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
-from vlmplan.memory.blocks import BlockLog, EngineBlocks, Stream
-from vlmplan.memory.buckets import PARTITION
-from vlmplan.memory.building import Building
-from vlmplan.memory.components import Components
-from vlmplan.memory.engines import secondary_shard_bytes
-from vlmplan.memory.gathering import notify
-from vlmplan.memory.parameters import ParameterTable, fullest_rank
-from vlmplan.memory.replay import KeptGradients
-from vlmplan.memory.stepping import Stepping
-from vlmplan.memory.timeline import (
-    boundary_reduction,
-    cached_casts,
-    gathered_weights,
-    gathers_weights,
-    gradient_store,
-)
+from vlmplan.memory.blocks import BlockLog, EngineBlocks
 from vlmplan.recipe import Recipe
 
 NUM_STEPS = 2
-EARLIER = "earlier partition"
-"""Owner of the gradients that stage 2 keeps from earlier micro batches."""
 
 Changes = list[tuple[int, int]]
 """What a ``BlockLog`` wrote down."""
+NO_CHANGES: Changes = []
 MicroBatch = tuple[Trace, Operations]
 """A trace of a ``LoggingTape`` and its expansion."""
 
@@ -66,27 +55,24 @@ class Reservation:
         self._gatherings: dict[tuple[int, bool], list[Changes]] = {}
         """By the identity of a trace, and whether it is the first."""
         self._gatherings_by_uses: dict[Hashable, list[Changes]] = {}
-        self._rank = fullest_rank(table, num_ranks) if recipe.zero_stage in (1, 2) else 0
-        self._gathers = gathers_weights(recipe, num_ranks)
-        has_streams = recipe.zero_stage in (1, 2, 3) and recipe.zero.overlap_comm
+        has_streams = engine_of(table, recipe, num_ranks=num_ranks, rank=0).has_streams
         self._blocks = EngineBlocks(self.allocator, has_streams=has_streams)
+        self._engine = engine_of(table, recipe, num_ranks=num_ranks, sink=self._blocks)
         self._gather_stream = Stream.GATHER if has_streams else Stream.DEFAULT
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}
         self._left: Changes = []
-        """What gathered weights leave to be freed when the next micro batch begins."""
+        """What gathered weights leave to be freed when the step or the next micro batch begins."""
 
     def run(self) -> None:
         """Load, init and the optimizer steps. Raises OutOfDeviceMemory."""
-        Building(self._table, self._recipe, self._num_ranks, allocator=self.allocator, blocks=self._blocks).run()
+        self._engine.load(is_on_cpu=False)
+        self._engine.build()
         for num_bytes in self._workspaces:
             self.allocator.allocate(num_bytes)
-        if self._gathers:
-            self._make_persistent()
-        self._second_shards(trained=False)
-        stepping = Stepping(self._table, self._recipe, self._num_ranks, self._rank, self._blocks)
+        self._engine.use_first()
         count = self._count
-        self._step(stepping, self._micro_batches[:count], is_first=True)
+        self._step(self._micro_batches[:count], is_first=True)
         unchanging: set[Hashable] = set()
         """States, and the micro batches of a step that leaves each as it is: to run that again would change nothing."""
         for start in range(count, len(self._micro_batches) - count + 1, count):
@@ -94,19 +80,19 @@ class Reservation:
             before = self._state()
             step = before, tuple(id(operations) for _, operations in micro_batches)
             if step not in unchanging:
-                self._step(stepping, micro_batches, is_first=False)
+                self._step(micro_batches, is_first=False)
                 if self._state() == before:
                     unchanging.add(step)
 
-    def _step(self, stepping: Stepping, micro_batches: Sequence[MicroBatch], *, is_first: bool) -> None:
+    def _step(self, micro_batches: Sequence[MicroBatch], *, is_first: bool) -> None:
         """One optimizer step, of one or more micro batches."""
-        copies = self._second_shards(trained=True)
+        self._engine.begin_step()
         for number, (self._trace, self._operations) in enumerate(micro_batches):
             gathering = self._gathering(is_first=is_first and number == 0)
             self._micro_batch(gathering, accumulates=number > 0, is_last=number == len(micro_batches) - 1)
-        stepping.step(is_first=is_first)
-        for block in copies:
-            self.allocator.free(block)
+        self._change(self._left)
+        self._left = []
+        self._engine.step(is_first=is_first)
 
     def _state(self) -> Hashable:
         """All that a step after the first depends on, beside its micro batches: free blocks, and those that may go.
@@ -116,60 +102,28 @@ class Reservation:
         gathered = [(handle, block.address, block.num_bytes) for handle, block in self._gathered.items()]
         return self.allocator.state(), self._blocks.state(), tuple(gathered), tuple(self._left)
 
-    def _second_shards(self, *, trained: bool) -> list[Block]:
-        """Copies of shards among neighbours (hpZ): those of trained weights go with every step."""
-        if self._recipe.hpz == 1 or self._recipe.zero_stage != 3:
-            return []
-        return [
-            self.allocator.allocate(secondary_shard_bytes(entry.parameter, self._recipe, self._num_ranks))
-            for entry in self._table.entries
-            if entry.parameter.requires_grad is trained
-        ]
-
-    def _make_persistent(self) -> None:
-        """Small weights are whole from their first use on."""
-        if self._num_ranks == 1:
-            return
-        for entry in self._table.entries:
-            if entry.parameter.numel <= self._recipe.zero.stage3_param_persistence_threshold:
-                self._blocks.keep(entry.parameter.numel * entry.parameter.dtype.num_bytes, Stream.GATHER)
-
     def _micro_batch(self, gathering: list[Changes], *, accumulates: bool, is_last: bool) -> None:
-        changes = iter(gathering)
-        self._store = gradient_store(
-            self._table,
-            self._recipe,
-            self._num_ranks,
-            self._rank,
-            accumulates=accumulates,
-            watcher=self._blocks,
-            is_last=is_last,
-        )
+        engine, changes = self._engine, iter(gathering)
+        engine.begin_micro_batch(accumulates=accumulates, is_last=is_last)
         self._change(self._left)
         casts = [self.allocator.allocate(num_bytes) for num_bytes in cached_casts(self._table, self._recipe)]
         self._replay(self._operations.forward, changes)
         for block in casts:
             self.allocator.free(block)
         self._replay(self._operations.backward, changes)
-        self._store.end()
-        if self._gathers:  # what backward leaves, and what only the next micro batch gives up
-            self._change(next(changes))
-            self._left = next(changes)
-        self._replay(self._operations.after, changes)
-        if not is_last:
-            self._blocks.rename(PARTITION, EARLIER)
-        elif self._blocks.has(EARLIER):  # the new partition is added to it
-            self._blocks.free(PARTITION)
-            self._blocks.rename(EARLIER, PARTITION)
+        engine.end_backward()
+        self._change(next(changes, NO_CHANGES))
+        self._left = next(changes, NO_CHANGES)
         if is_last:
-            self._reduce_at_boundary()
+            engine.reduce_gradients()
+        self._replay(self._operations.after, changes)
         for block in self._storages.values():  # the batch
             self.allocator.free(block)
         self._storages.clear()
 
     def _gathering(self, *, is_first: bool) -> list[Changes]:
         """The blocks of whole weights at each event about them, at the end of backward, and after that."""
-        if not self._gathers:
+        if not self._engine.gathers_weights:
             return []
         key = id(self._trace), is_first
         if key not in self._gatherings:
@@ -181,7 +135,7 @@ class Reservation:
 
     def _new_gathering(self, *, is_first: bool) -> list[Changes]:
         log = BlockLog()
-        gathered = gathered_weights(self._trace, self._recipe, self._num_ranks, is_first=is_first, watcher=log)
+        gathered = self._engine.gathered_weights(self._trace, log, is_first=is_first)
         assert gathered is not None
         changes: list[Changes] = []
         for operation in chain(self._operations.forward, self._operations.backward):
@@ -204,8 +158,8 @@ class Reservation:
                     free(storages.pop(handle))
             elif isinstance(operation.event, GradientTaken):
                 self._take(operation, operation.event)
-            elif self._gathers and (changes := next(gathering)):
-                self._change(changes)
+            else:
+                self._change(next(gathering, NO_CHANGES))
 
     def _change(self, changes: Changes) -> None:
         allocator, gathered, stream = self.allocator, self._gathered, self._gather_stream
@@ -216,25 +170,12 @@ class Reservation:
                 allocator.free(gathered.pop(handle))
 
     def _take(self, operation: EngineEvent, event: GradientTaken) -> None:
-        """The engine gets a gradient: it stays where it is, is added to an earlier one, or moves into a bucket."""
-        store = self._store
-        store.begin()
-        store.gradients += event.num_bytes
         ordinal = self._table.ordinal(event.parameter, operation.run.layer)
+        self._engine.expect_gradient()
         block = self._storages.pop(operation.handle, None)
         if block is not None:
-            if self._blocks.has(ordinal):
-                self.allocator.free(block)
-            else:
-                self._blocks.adopt(ordinal, block)
-        store.add(ordinal)
-
-    def _reduce_at_boundary(self) -> None:
-        """Stages 0 and 1 reduce the kept gradients before the step."""
-        store = self._store
-        if self._recipe.zero_stage in (0, 1) and isinstance(store, KeptGradients):
-            before = Components(gradients=store.gradients, communication_buffers=store.buffers)
-            boundary_reduction(self._table, self._recipe, self._num_ranks, self._rank, before, self._blocks)
+            self._blocks.hand_over(ordinal, block)
+        self._engine.take_gradient(ordinal)
 
 
 def _weight_uses(trace: Trace) -> Hashable:

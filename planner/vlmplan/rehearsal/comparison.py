@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from vlmplan.engines.components import Components
 from vlmplan.estimate import Estimate
 from vlmplan.hardware import Vendor
-from vlmplan.memory.components import Components, Phase
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
+from vlmplan.memory.phases import Phase
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
 from vlmplan.rehearsal.result import Allocation, Rehearsed, RehearsedPhase
 

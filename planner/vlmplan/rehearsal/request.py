@@ -2,10 +2,10 @@
 
 from dataclasses import asdict
 
+from vlmplan.engines.parameters import fullest_rank
 from vlmplan.errors import InputError
 from vlmplan.estimate import Estimate, Estimator
 from vlmplan.json_reader import JsonDict
-from vlmplan.memory.parameters import fullest_rank
 from vlmplan.plan import Plan
 from vlmplan.sample_images import sample_image
 

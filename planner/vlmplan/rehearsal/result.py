@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from vlmplan.engines.components import Components
 from vlmplan.json_reader import JsonObject
-from vlmplan.memory.components import Components
 
 SCHEMA = "vlmplan.rehearsed/1"
 CACHE_EMPTIED = (0, 0)

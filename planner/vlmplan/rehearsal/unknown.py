@@ -15,10 +15,11 @@ from importlib.metadata import version
 from typing import Any, cast
 
 from vlmplan.architecture.generic import GENERIC_TERMS
+from vlmplan.engines.components import Components
 from vlmplan.errors import VlmplanError
 from vlmplan.estimate import Estimate, estimate
 from vlmplan.json_reader import JsonDict
-from vlmplan.memory.components import Components, Phase
+from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles

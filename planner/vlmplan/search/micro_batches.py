@@ -4,13 +4,12 @@ from bisect import bisect_left
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Trace
+from vlmplan.engines import Engine, ModelStates, engine_of
+from vlmplan.engines.parameters import fullest_rank
+from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_profile
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster, Gpu, Vendor
-from vlmplan.memory.bounds import MicroBatchProfile, between, micro_batch_profile
-from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.host import PROCESS_BYTES
-from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
-from vlmplan.memory.timeline import model_states
 from vlmplan.recipe import Recipe, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, Rates, gpu_rates, micro_batch_seconds_at
@@ -191,7 +190,7 @@ class States:
     def __init__(self, estimator: Estimator) -> None:
         self._estimator, self._table = estimator, estimator.table
         self._states: dict[Any, ModelStates] = {}
-        self._owned: dict[int, tuple[int, int]] = {}
+        self._fullest_ranks: dict[int, int] = {}
         self._host_bytes: dict[Any, int] = {}
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
@@ -202,13 +201,14 @@ class States:
         elif stage == 3:
             key = (stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, recipe.zero, num_ranks)
         if key not in self._states:
-            rank = self._fullest(num_ranks)[0] if recipe.zero_stage in (1, 2) else 0
-            self._states[key] = model_states(self._table, recipe, num_ranks, rank)
+            self._states[key] = self.engine(recipe, num_ranks).states()
         return self._states[key]
 
-    def owned_bytes(self, num_ranks: int) -> int:
-        """Gradients that the fullest rank keeps under stages 1 and 2."""
-        return self._fullest(num_ranks)[1]
+    def engine(self, recipe: Recipe, num_ranks: int) -> Engine:
+        """The engine of the recipe on the rank that holds most."""
+        if num_ranks not in self._fullest_ranks:
+            self._fullest_ranks[num_ranks] = fullest_rank(self._table, num_ranks)
+        return engine_of(self._table, recipe, num_ranks=num_ranks, rank=self._fullest_ranks[num_ranks])
 
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """The most that a node's host holds; where its ranks are the devices, beside what those hold."""
@@ -220,10 +220,3 @@ class States:
             host = self._estimator.host(recipe, cluster)
             self._host_bytes[key] = host.steady_bytes - per_node * PROCESS_BYTES if is_cpu else host.peak_bytes
         return self._host_bytes[key]
-
-    def _fullest(self, num_ranks: int) -> tuple[int, int]:
-        if num_ranks not in self._owned:
-            rank = fullest_rank(self._table, num_ranks)
-            owned = owned_elements(self._table, partition_of(self._table.num_trained, num_ranks, rank))
-            self._owned[num_ranks] = (rank, owned * self._table.trained_dtype.num_bytes)
-        return self._owned[num_ranks]

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
-from vlmplan.communication import Messages, traffic
+from vlmplan.communication import step_collectives
+from vlmplan.engines import ModelStates
+from vlmplan.engines.bounds import gathered_bounds, peak_bound, peak_floor
+from vlmplan.engines.collectives import Collectives
+from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimate import Estimator, with_workspaces
 from vlmplan.hardware import Cluster, Vendor
-from vlmplan.memory.bounds import gathered_bounds, peak_bound, peak_floor
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
-from vlmplan.memory.engines import ModelStates
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import LossKind, Recipe
@@ -154,8 +156,10 @@ class PreparedModels:
         peaks = batches.exact_profile(micro_batch)
         if recipe.zero_stage != 3:
             return self._bounds(recipe, on, peaks, accumulates=accumulates)
-        table, states = self.estimator(recipe)[0].table, self.states(recipe, on.num_ranks)
-        most, least = gathered_bounds(table, recipe, states, batches.traced(micro_batch).trace, num_ranks=on.num_ranks)
+        engine = self.estimator(recipe)[1].engine(recipe, on.num_ranks)
+        assert isinstance(engine, Zero3)
+        states = self.states(recipe, on.num_ranks)
+        most, least = gathered_bounds(engine, states, batches.traced(micro_batch).trace)
         bounds = self._bounds(recipe, on, peaks, accumulates=accumulates, micro_batch_bytes=most)
         return Bounds(least=max(bounds.least, least - peaks.below_bytes), most=bounds.most)
 
@@ -168,20 +172,11 @@ class PreparedModels:
         accumulates: bool,
         micro_batch_bytes: int | None = None,
     ) -> Bounds:
-        estimator, states = self.estimator(recipe)
-        own = self.states(recipe, on.num_ranks)
+        engine = self.estimator(recipe)[1].engine(recipe, on.num_ranks)
+        states = self.states(recipe, on.num_ranks)
         profile, above_bytes, below_bytes = peaks
-        most = peak_bound(
-            estimator.table,
-            recipe,
-            own,
-            profile,
-            num_ranks=on.num_ranks,
-            owned_bytes=states.owned_bytes(on.num_ranks) if recipe.zero_stage in (1, 2) else 0,
-            accumulates=accumulates,
-            micro_batch_bytes=micro_batch_bytes,
-        )
-        return Bounds(least=peak_floor(own, profile, on.workspace_bytes) - below_bytes, most=most + above_bytes)
+        most = peak_bound(engine, states, profile, accumulates=accumulates, micro_batch_bytes=micro_batch_bytes)
+        return Bounds(least=peak_floor(states, profile, on.workspace_bytes) - below_bytes, most=most + above_bytes)
 
     def budget_bytes(self, cluster: Cluster) -> int:
         """What tensors may take on a GPU of the cluster."""
@@ -254,12 +249,12 @@ class PreparedModels:
             batched = self.with_batch(recipe, size)
             table = self.estimator(recipe)[0].table
             capability = cluster.node.gpu.compute_capability
-            messages = self._of.get(batched, self._new_messages, cluster.num_gpus, capability) if sends else ()
-            self._besides[key] = cluster, besides_computing(table, messages, batched, cluster, self.workload)
+            collectives = self._of.get(batched, self._new_collectives, cluster.num_gpus, capability) if sends else ()
+            self._besides[key] = cluster, besides_computing(table, collectives, batched, cluster, self.workload)
         return self._besides[key][1]
 
     def _order_of_weights(self, recipe: Recipe) -> Any:
-        """What tells apart recipes that send different messages or update different states.
+        """What tells apart recipes that start different collectives or update different states.
 
         Stage 3 gathers weights again for layers that run again.
         """
@@ -267,11 +262,11 @@ class PreparedModels:
         engine = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, recipe.zero)
         return id(estimator), engine, checkpoints(recipe) if recipe.zero_stage == 3 else None
 
-    def _new_messages(self, recipe: Recipe, num_ranks: int, capability: Capability) -> tuple[Messages, ...]:
+    def _new_collectives(self, recipe: Recipe, num_ranks: int, capability: Capability) -> tuple[Collectives, ...]:
         """What a step sends: weights and gradients, whatever the micro batch and the loss."""
         alike = self._of.get(recipe, _with_loss, self._switches[0].loss)
         trace = self.micro_batches(alike, capability).trace
-        return traffic(self.estimator(recipe)[0].table, recipe, num_ranks=num_ranks, trace=trace)
+        return step_collectives(self.estimator(recipe)[0].table, recipe, num_ranks=num_ranks, trace=trace)
 
 
 def checkpoints(recipe: Recipe) -> tuple[bool, bool]:

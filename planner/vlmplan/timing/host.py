@@ -1,7 +1,7 @@
 """What the host does between the GPU's work: CPU Adam, copies over PCIe and to NVMe, images."""
 
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
-from vlmplan.memory.parameters import ParameterTable
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.timing.rates import Graded, Outlook
 from vlmplan.workload import Workload

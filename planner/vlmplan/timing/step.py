@@ -1,15 +1,16 @@
 """Seconds per optimizer step, by what they are spent on, with a range.
 
 A micro batch is forward, recomputation and backward of every section (``roofline``); a step is ``grad_accum`` of them,
-the images that the host opens for them, gradient exchange and the optimizer.
+the images that the host opens for them, communication and the optimizer.
 """
 
 from dataclasses import dataclass
 
 from vlmplan.architecture.trace import Trace
-from vlmplan.communication import OVERLAP_FRACTION, ExchangeSeconds, Messages, exchange_seconds, traffic
+from vlmplan.communication import OVERLAP_FRACTION, CommunicationSeconds, communication_seconds, step_collectives
+from vlmplan.engines.collectives import Collectives
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
-from vlmplan.memory.parameters import ParameterTable
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.timing.host import image_seconds, offload_seconds
 from vlmplan.timing.rates import STEP_SECONDS, Graded, Outlook
@@ -88,14 +89,16 @@ def timed_step(
     table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster, workload: Workload
 ) -> TimedStep | None:
     """One optimizer step on ``cluster``; None if the speed of the GPU or of a link is not known."""
-    exchange = exchange_seconds(traffic(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster)
+    communication = communication_seconds(
+        step_collectives(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster
+    )
     steps: dict[Outlook, StepTime] = {}
     work, waiting = Busy(), 0.0
     for outlook in Outlook:
         seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe, outlook)
-        if seconds is None or exchange is None:
+        if seconds is None or communication is None:
             return None
-        step = _step(table, seconds.phases, exchange, recipe, cluster, workload, outlook)
+        step = _step(table, seconds.phases, communication, recipe, cluster, workload, outlook)
         if step is None:
             return None
         steps[outlook] = step
@@ -115,7 +118,7 @@ def timed_step(
 class BesidesComputing:
     """What a step of ``grad_accum`` micro batches takes besides computing them, whatever they are."""
 
-    exchange: ExchangeSeconds
+    communication: CommunicationSeconds
     overlaps: bool
     grad_accum: int
     rest_seconds: float
@@ -123,22 +126,22 @@ class BesidesComputing:
     def step_seconds(self, micro_batch: PhaseSeconds) -> float:
         """The expected total of a step with micro batches of (forward, recompute, backward) seconds."""
         forward, recompute, backward = (self.grad_accum * seconds for seconds in micro_batch)
-        shown = _shown_seconds(self.exchange, self.overlaps, forward, recompute + backward, Outlook.EXPECTED)
+        shown = _shown_seconds(self.communication, self.overlaps, forward, recompute + backward, Outlook.EXPECTED)
         return forward + recompute + backward + shown + self.rest_seconds
 
 
 def besides_computing(
-    table: ParameterTable, messages: tuple[Messages, ...], recipe: Recipe, cluster: Cluster, workload: Workload
+    table: ParameterTable, collectives: tuple[Collectives, ...], recipe: Recipe, cluster: Cluster, workload: Workload
 ) -> BesidesComputing | None:
-    """What a step takes in which ``messages`` are sent, apart from its micro batches; None if a speed is not known."""
-    exchange = exchange_seconds(messages, cluster)
-    if exchange is None or cluster.node.gpu.memory_bandwidth_bytes_per_second is None:
+    """What a step with these ``collectives`` takes apart from its micro batches; None if a speed is not known."""
+    communication = communication_seconds(collectives, cluster)
+    if communication is None or cluster.node.gpu.memory_bandwidth_bytes_per_second is None:
         return None
-    step = _step(table, (0.0, 0.0, 0.0), ExchangeSeconds(), recipe, cluster, workload, Outlook.EXPECTED)
+    step = _step(table, (0.0, 0.0, 0.0), CommunicationSeconds(), recipe, cluster, workload, Outlook.EXPECTED)
     if step is None:
         return None
     return BesidesComputing(
-        exchange=exchange,
+        communication=communication,
         overlaps=recipe.zero.overlap_comm,
         grad_accum=recipe.grad_accum,
         rest_seconds=step.total,
@@ -148,7 +151,7 @@ def besides_computing(
 def _step(
     table: ParameterTable,
     micro_batch: PhaseSeconds,
-    exchange: ExchangeSeconds,
+    communication: CommunicationSeconds,
     recipe: Recipe,
     cluster: Cluster,
     workload: Workload,
@@ -164,7 +167,7 @@ def _step(
         forward=forward,
         recompute=recompute,
         backward=backward,
-        communication=_shown_seconds(exchange, recipe.zero.overlap_comm, forward, recompute + backward, outlook),
+        communication=_shown_seconds(communication, recipe.zero.overlap_comm, forward, recompute + backward, outlook),
         optimizer=0.0 if on_host else update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, outlook=outlook),
         offload=offload,
         images=image_seconds(workload, recipe, outlook),
@@ -173,12 +176,12 @@ def _step(
 
 
 def _shown_seconds(
-    exchange: ExchangeSeconds, overlaps: bool, forward: float, backward: float, outlook: Outlook
+    communication: CommunicationSeconds, overlaps: bool, forward: float, backward: float, outlook: Outlook
 ) -> float:
     """Communication that computation of the same phase does not hide. Nothing hides what the update sends."""
     rate = LINK_RATE.at(outlook)
-    shown = exchange.total / rate
+    shown = communication.total / rate
     if overlaps:
         fraction = OVERLAP.at(outlook) / rate
-        shown -= min(fraction * exchange.forward, forward) + min(fraction * exchange.backward, backward)
+        shown -= min(fraction * communication.forward, forward) + min(fraction * communication.backward, backward)
     return shown

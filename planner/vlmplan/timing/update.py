@@ -5,8 +5,8 @@ Counted kernel by kernel from torch 2.13 (``torch/optim/adam.py``, ``sgd.py``), 
 the trainer has it unless asked.
 """
 
+from vlmplan.engines.parameters import ParameterTable, partition_size
 from vlmplan.hardware import Gpu
-from vlmplan.memory.parameters import ParameterTable, partition_size
 from vlmplan.recipe import OptimizerKind, Precision, Recipe
 from vlmplan.timing.rates import BANDWIDTH_FRACTION, Outlook
 from vlmplan.units import DType

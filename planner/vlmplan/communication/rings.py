@@ -15,7 +15,7 @@ from math import log2
 from typing import NamedTuple
 
 from vlmplan.communication.links import Links
-from vlmplan.units import Choice
+from vlmplan.engines.collectives import CollectiveKind
 
 LAUNCH_SECONDS = 30e-6
 """What torch takes to put a collective on its stream, beyond what NCCL's own programs take. Cited: 32 KiB take 48 us on
@@ -24,14 +24,6 @@ TCP_HOP_SECONDS = 30e-6
 """What a hop over sockets takes beyond one over InfiniBand. Assumed: a round trip in a data centre is 50 to 100."""
 TREE_EFFICIENCY = 0.92
 """Part of a ring's rate that a tree reaches (tuning.cc)."""
-
-
-class Collective(Choice):
-    """Kinds that ZeRO sends, by the names that torch's process groups give them."""
-
-    ALL_REDUCE = "allreduce"
-    REDUCE_SCATTER = "reduce_scatter_base"
-    ALL_GATHER = "allgather_base"
 
 
 class Protocol(NamedTuple):
@@ -55,7 +47,9 @@ PROTOCOLS = (
 
 
 @lru_cache(maxsize=65536)
-def collective_seconds(kind: Collective, num_bytes: int, *, num_nodes: int, ranks_per_node: int, links: Links) -> float:
+def collective_seconds(
+    kind: CollectiveKind, num_bytes: int, *, num_nodes: int, ranks_per_node: int, links: Links
+) -> float:
     """Seconds of one collective whose larger side is ``num_bytes``, among ``num_nodes`` x ``ranks_per_node`` ranks.
 
     0 for one rank: nothing moves.
@@ -63,13 +57,13 @@ def collective_seconds(kind: Collective, num_bytes: int, *, num_nodes: int, rank
     num_ranks = num_nodes * ranks_per_node
     if num_ranks == 1:
         return 0.0
-    rounds = 2 if kind is Collective.ALL_REDUCE else 1
+    rounds = 2 if kind is CollectiveKind.ALL_REDUCE else 1
     sent = rounds * num_bytes * (num_ranks - 1) / num_ranks
-    is_sum_of_one_node = kind is Collective.ALL_REDUCE and num_nodes == 1
+    is_sum_of_one_node = kind is CollectiveKind.ALL_REDUCE and num_nodes == 1
     ring = _moving_seconds(sent, sent, num_nodes, ranks_per_node, links, is_switched=is_sum_of_one_node)
     local_hops, network_hops = rounds * (num_ranks - num_nodes), rounds * (num_nodes - 1)
     ways = [_fastest(ring, sent, num_nodes, links, local_hops, network_hops, is_tree=False)]
-    if kind is Collective.ALL_REDUCE and num_nodes > 1:
+    if kind is CollectiveKind.ALL_REDUCE and num_nodes > 1:
         crossing = num_bytes if num_nodes == 2 else 2 * num_bytes
         tree = _moving_seconds(2 * num_bytes, crossing, num_nodes, ranks_per_node, links) / TREE_EFFICIENCY
         hops = 2 * (ranks_per_node - 1), 2 * log2(num_nodes)

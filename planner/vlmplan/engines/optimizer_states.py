@@ -12,6 +12,8 @@ from math import prod
 from vlmplan.recipe import OptimizerKind, Recipe
 from vlmplan.units import DType
 
+NORM_BYTES = 8
+"""A gradient's norm is taken in float64 under ZeRO (``get_norm_dtype`` in ``zero/utils.py``)."""
 MIN_8BIT_ELEMENTS = 4096
 """Smaller tensors keep 32-bit moments (bitsandbytes' ``min_8bit_size``)."""
 MOMENT_BLOCK = 256

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmplan.memory.optimizer_states import paged_bytes, state_bytes, update_bytes
+from vlmplan.engines.optimizer_states import paged_bytes, state_bytes, update_bytes
 from vlmplan.recipe import OptimizerKind, Recipe
 from vlmplan.units import DType
 

@@ -1,7 +1,6 @@
-"""Bytes of one GPU by component, and the phases of a run."""
+"""Bytes of one GPU by component."""
 
 from dataclasses import dataclass, fields
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +48,3 @@ NOTHING = Components()
 def higher(left: Components, right: Components) -> Components:
     """The moment with more bytes; the first one if equal."""
     return right if right.total > left.total else left
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """One stretch of the run on the fullest GPU: what is live when it ends, and at its highest point."""
-
-    name: str
-    resident: Components
-    peak: Components
-
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "resident_bytes": self.resident.total, "peak_bytes": self.peak.total}

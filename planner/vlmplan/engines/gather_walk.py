@@ -11,8 +11,8 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
-from vlmplan.memory.gather_stretches import Stretch, of_weights, places_of, shortened
-from vlmplan.memory.gathering import GatheredWeights, Key, Sent, notify
+from vlmplan.engines.gather_stretches import Stretch, of_weights, places_of, shortened
+from vlmplan.engines.gathering import GatheredWeights, Key, Sent, notify
 from vlmplan.recipe import ZeroSettings
 
 

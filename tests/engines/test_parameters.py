@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from small_models import table_of
-from vlmplan.memory.parameters import (
+from vlmplan.engines.parameters import (
     fullest_rank,
     overlapping,
     owned_elements,

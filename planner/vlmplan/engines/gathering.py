@@ -13,7 +13,7 @@ from itertools import accumulate, takewhile
 from typing import Any
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
-from vlmplan.memory.blocks import UNWATCHED, Stream, Watcher
+from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.recipe import Recipe, ZeroSettings
 
 Key = tuple[int, int | None]
@@ -132,7 +132,7 @@ class GatheredWeights:
         num_ranks: int,
         num_wrappers: int = _WRAPPERS,
         offloads: bool = False,
-        watcher: Watcher = UNWATCHED,
+        sink: Sink = NULL_SINK,
         omitted: Mapping[int, int] | None = None,
     ) -> None:
         """``num_wrappers``: what the function of that name says of the recipe. ``offloads``: this rank's shards are on
@@ -140,7 +140,7 @@ class GatheredWeights:
         schedule leaves out before a step; distances between steps count them.
         """
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
-        self._watcher = watcher
+        self._sink = sink
         self._peak = 0
         self.sent = (Sent(), Sent())
         self._weights: dict[Key, _Weight] = {}
@@ -259,6 +259,14 @@ class GatheredWeights:
                     self._take(weight, weight.storage)
         self._active.clear()
 
+    def partition_all(self) -> None:
+        """The optimizer's step begins: nothing stays whole (``_partition_all_parameters``)."""
+        for weight in self._weights.values():
+            if weight.gather is not None:
+                self._wait(weight, weight.gather)
+            if weight.storage is not None:
+                self._take(weight, weight.storage)
+
     def hold(self, event: Hold, run: Run) -> None:
         """Autograd saves a view. ``F.linear`` does; ``stage3_max_live_parameters`` knows nothing of it."""
         weight = self._weights.get((id(event.parameter), run.layer))
@@ -274,7 +282,7 @@ class GatheredWeights:
         storage.num_views -= 1
         if storage.is_released and not storage.num_views:
             self.live_bytes -= weight.num_bytes
-            self._watcher.free(storage)
+            self._sink.free(storage)
 
     def _take(self, weight: _Weight, storage: _Storage) -> None:
         """The whole weight goes, but for views of it."""
@@ -283,7 +291,7 @@ class GatheredWeights:
         self._num_available -= weight.numel
         if not storage.num_views:
             self.live_bytes -= weight.num_bytes
-            self._watcher.free(storage)
+            self._sink.free(storage)
 
     def _gather(self, weights: list[_Weight]) -> None:
         """Start one collective. A single weight lands in its own buffer; several share a flat one.
@@ -298,12 +306,12 @@ class GatheredWeights:
             self._num_available += weight.numel
         if is_alone or len(weights) == 1:
             for weight in weights:
-                self._watcher.make(gather.storages[weight], flat or weight.num_bytes, Stream.GATHER)
+                self._allocate(gather.storages[weight], flat or weight.num_bytes)
         else:
-            self._watcher.make(gather, flat, Stream.GATHER)
+            self._allocate(gather, flat)
         if self._offloads and not is_alone:
             shards = [self._aligned_bytes(weight) // self._num_ranks for weight in weights]
-            self._watcher.pass_through(shards, Stream.GATHER)
+            self._sink.transient(Component.WEIGHTS, shards, Stream.GATHER)
         self.live_bytes += sum([weight.num_bytes for weight in weights]) if is_alone else flat
         self._count(weights)
         from_host = flat // self._num_ranks if self._offloads else 0
@@ -331,15 +339,18 @@ class GatheredWeights:
             else:
                 for other, storage in gather.storages.items():
                     self.live_bytes += other.num_bytes
-                    self._watcher.make(storage, other.num_bytes, Stream.GATHER)
+                    self._allocate(storage, other.num_bytes)
         self._peak = max(self._peak, self.live_bytes)
         gather.num_waiting -= 1
         if gather.num_waiting == 0:
             self.live_bytes -= gather.flat_bytes
-            self._watcher.free(gather)
+            self._sink.free(gather)
 
     def _aligned_bytes(self, weight: _Weight) -> int:
         return -(-weight.num_bytes // self._num_ranks) * self._num_ranks
+
+    def _allocate(self, owner: _Storage | _Gather, num_bytes: int) -> None:
+        self._sink.allocate(owner, Component.WEIGHTS, num_bytes, Stream.GATHER)
 
     def _drop_from_queue(self) -> None:
         """What the module uses now needs no prefetch any more. Uses leave the queue in their order."""

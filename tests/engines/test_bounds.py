@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from planned import shortened
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
+from vlmplan.engines import engine_of
+from vlmplan.engines.bounds import gathered_bounds, peak_bound
+from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_profile
+from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimate import Estimator
-from vlmplan.memory.bounds import MicroBatchProfile, between, gathered_bounds, micro_batch_profile, peak_bound
-from vlmplan.memory.parameters import fullest_rank, owned_elements, partition_of
-from vlmplan.memory.timeline import memory_timeline, model_states
+from vlmplan.memory.timeline import memory_timeline
 from vlmplan.recipe import LossKind, Method, Offload, Precision, Recipe, ZeroSettings
 from vlmplan.workload import Workload
 
@@ -39,19 +41,9 @@ def estimator_of(alias: str, recipe: Recipe) -> Estimator:
 
 def bound(alias: str, recipe: Recipe, num_ranks: int) -> int:
     found = estimator_of(alias, recipe)
-    table, rank = found.table, 0
-    if recipe.zero_stage in (1, 2):
-        rank = fullest_rank(table, num_ranks)
-    owned = owned_elements(table, partition_of(table.num_trained, num_ranks, rank))
-    return peak_bound(
-        table,
-        recipe,
-        model_states(table, recipe, num_ranks, rank),
-        micro_batch_profile(found.trace(recipe, CAPABILITY)),
-        num_ranks=num_ranks,
-        owned_bytes=owned * table.trained_dtype.num_bytes,
-        accumulates=recipe.grad_accum > 1,
-    )
+    engine = engine_of(found.table, recipe, num_ranks=num_ranks)
+    profile = micro_batch_profile(found.trace(recipe, CAPABILITY))
+    return peak_bound(engine, engine.states(), profile, accumulates=recipe.grad_accum > 1)
 
 
 def timeline_peak(alias: str, recipe: Recipe, num_ranks: int) -> int:
@@ -108,8 +100,9 @@ def test_timeline_of_stage_3_lies_between_what_each_section_takes_with_the_fewes
     alias: str, recipe: Recipe, num_ranks: int
 ):
     found = estimator_of(alias, recipe)
-    trace, states = found.trace(recipe, CAPABILITY), model_states(found.table, recipe, num_ranks, 0)
-    most, least = gathered_bounds(found.table, recipe, states, trace, num_ranks=num_ranks)
+    trace, engine = found.trace(recipe, CAPABILITY), engine_of(found.table, recipe, num_ranks=num_ranks)
+    assert isinstance(engine, Zero3)
+    most, least = gathered_bounds(engine, engine.states(), trace)
     timeline = memory_timeline(found.table, trace, recipe, num_ranks=num_ranks)
     forward_and_backward = max(phase.peak.total for phase in timeline.phases if phase.name in ("forward", "backward"))
     assert least <= forward_and_backward <= most

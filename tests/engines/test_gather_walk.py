@@ -9,8 +9,8 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
-from vlmplan.memory.gather_stretches import shortened
-from vlmplan.memory.gather_walk import WalkedSchedule, WalkKey, gather_walk
+from vlmplan.engines.gather_stretches import shortened
+from vlmplan.engines.gather_walk import WalkedSchedule, WalkKey, gather_walk
 from vlmplan.recipe import Method, Recipe, ZeroSettings
 
 NUM_LAYERS = 31

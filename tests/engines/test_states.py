@@ -3,9 +3,8 @@
 import pytest
 
 from small_models import FlatModel, table_of
-from vlmplan.memory.engines import ModelStates
-from vlmplan.memory.parameters import ParameterTable
-from vlmplan.memory.timeline import model_states
+from vlmplan.engines import ModelStates, engine_of
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.units import DType
 
@@ -15,7 +14,7 @@ NUM_RANKS = 8
 
 def states_of(num_ranks: int = NUM_RANKS, dtype: DType = DType.BFLOAT16, **changes) -> ModelStates:
     recipe = Recipe(**changes)
-    return model_states(table_of([PHI // 40] * 40, dtype), recipe, num_ranks, rank=0)
+    return engine_of(table_of([PHI // 40] * 40, dtype), recipe, num_ranks=num_ranks, rank=0).states()
 
 
 # Rajbhandari et al., ZeRO, arXiv 1910.02054, figure 1: Ψ = 7.5 B, N = 64, K = 12.
@@ -27,7 +26,7 @@ PSI, N = 7_500_000_000, 64
 )
 def test_figure_1_of_the_zero_paper(stage, figure_gb):
     table = table_of([PSI // 640] * 640)
-    states = model_states(table, Recipe(zero_stage=stage), N, rank=0)
+    states = engine_of(table, Recipe(zero_stage=stage), num_ranks=N, rank=0).states()
     weights_and_states = states.resident.weights + states.resident.optimizer_states
     gradients = {
         0: table.trained_bytes,
@@ -61,11 +60,11 @@ class TwoTypes(FlatModel):
 def test_plain_adamw_keeps_states_in_the_type_of_each_weight_and_foreach_the_roots_of_both():
     table = ParameterTable(TwoTypes(PHI // 40, 40))
     half = PHI // 2
-    states = model_states(table, Recipe(zero_stage=None), 1, rank=0)
+    states = engine_of(table, Recipe(zero_stage=None), num_ranks=1).states()
     assert states.resident.weights == (4 + 2) * half
     assert states.resident.optimizer_states == (2 * 4 + 2 * 2) * half
     assert states.step_peak.gradients == (4 + 2) * half
-    foreach = model_states(table, Recipe(zero_stage=None, fuses_optimizer=False), 1, rank=0)
+    foreach = engine_of(table, Recipe(zero_stage=None, fuses_optimizer=False), num_ranks=1).states()
     assert foreach.step_peak.total - states.step_peak.total == (4 + 2) * half
 
 

@@ -10,10 +10,12 @@ from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
+from vlmplan.engines import engine_of
+from vlmplan.engines.gathering import notify
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.memory.blocks import BlockLog
-from vlmplan.memory.bounds import micro_batch_profile
-from vlmplan.memory.gathering import notify
-from vlmplan.memory.timeline import Timeline, gathered_weights
+from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import AttentionImplementation, LossKind, Precision, Recipe, ZeroSettings
 from vlmplan.workload import ModelFiles
 
@@ -105,7 +107,8 @@ def test_blocks_of_gathered_weights_add_up_to_the_bytes_that_are_counted(is_firs
     batch = Batch(micro_batch=1, num_tokens=8, images_per_sample=0, image=None)
     trace = model.run(Tape(autocast=recipe.autocast), batch, AttentionBackend(), chunks_loss=False)
     log = BlockLog()
-    gathered = gathered_weights(trace, recipe, 2, is_first=is_first, watcher=log)
+    engine = engine_of(ParameterTable(model), recipe, num_ranks=2)
+    gathered = engine.gathered_weights(trace, log, is_first=is_first)
     assert gathered is not None
     alive: dict[int, int] = {}
     largest = 0

@@ -1,0 +1,49 @@
+"""Seconds that a step's collectives take on a cluster by themselves."""
+
+from dataclasses import dataclass
+
+from vlmplan.communication.links import links_of
+from vlmplan.communication.rings import LAUNCH_SECONDS, collective_seconds
+from vlmplan.engines.collectives import Collectives, StepPhase
+from vlmplan.hardware import Cluster
+
+OVERLAP_FRACTION = 0.7
+"""Part of a collective that hides behind computation where DeepSpeed overlaps them. Assumed."""
+COLLECTIVE_LATENCY_SECONDS = LAUNCH_SECONDS
+"""What every collective costs, however small, for choosing the size of buckets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationSeconds:
+    """Seconds by the phase in which the collectives are started."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    step: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.step
+
+
+def communication_seconds(collectives: tuple[Collectives, ...], cluster: Cluster) -> CommunicationSeconds | None:
+    """Seconds of ``collectives`` on ``cluster``, each of its kind as large as their mean; None if a link is not known.
+
+    One GPU sends nothing, whatever its links.
+    """
+    if cluster.num_gpus == 1 or not collectives:
+        return CommunicationSeconds()
+    links = links_of(cluster)
+    if links is None:
+        return None
+    seconds = dict.fromkeys(StepPhase, 0.0)
+    for one in collectives:
+        size = one.group_size or cluster.num_gpus
+        per_node = min(size, cluster.node.num_gpus)
+        one_takes = collective_seconds(
+            one.kind, one.num_bytes // one.count, num_nodes=-(-size // per_node), ranks_per_node=per_node, links=links
+        )
+        seconds[one.phase] += one.count * one_takes
+    return CommunicationSeconds(
+        forward=seconds[StepPhase.FORWARD], backward=seconds[StepPhase.BACKWARD], step=seconds[StepPhase.STEP]
+    )

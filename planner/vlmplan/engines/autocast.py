@@ -1,0 +1,27 @@
+"""What ``torch.autocast`` keeps beside the tape, under every engine."""
+
+from vlmplan.architecture.model import Part
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.recipe import Recipe
+from vlmplan.units import DType
+
+
+def cached_casts(table: ParameterTable, recipe: Recipe) -> list[int]:
+    """Bytes of 16-bit copies of float32 weights that autocast keeps until forward ends and the tape does not hold.
+
+    Those of layers that are run again in backward; elsewhere the graph keeps the copies, and they are on the tape.
+    Source: ``cached_cast`` in ``aten/src/ATen/autocast_mode.cpp``: casts of leaves that need a gradient are cached.
+    """
+    if recipe.autocast is None or not recipe.caches_casts:
+        return []
+    width = recipe.autocast.num_bytes
+    language, others = recipe.activation_checkpointing, recipe.vision_activation_checkpointing
+    return [
+        entry.parameter.numel * width
+        for entry in table.entries
+        if entry.parameter.requires_grad
+        and entry.parameter.dtype is DType.FLOAT32
+        and entry.layer is not None
+        and len(entry.parameter.shape) > 1
+        and (language if entry.part is Part.LANGUAGE else others)
+    ]

@@ -1,0 +1,89 @@
+"""Bounds of the memory timeline in closed form, for searching many clusters.
+
+``peak_bound`` adds to the numbers of one micro batch what an engine can hold at most, ``peak_floor`` what it holds at
+least. ``gathered_bounds`` are closer ones for stage 3. What fits by the first fits, what does not by the second does
+not, and what lies between is for the timeline to say. Tests hold it between them.
+"""
+
+from collections.abc import Sequence
+from itertools import repeat
+
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.gather_walk import LiveBytes, gather_walk
+from vlmplan.engines.gathering import num_wrappers
+from vlmplan.engines.profile import MicroBatchProfile, rise
+from vlmplan.engines.zero3 import Zero3
+
+
+def peak_bound(
+    engine: Engine,
+    states: ModelStates,
+    profile: MicroBatchProfile,
+    *,
+    accumulates: bool,
+    micro_batch_bytes: int | None = None,
+) -> int:
+    """At least the highest moment of the timeline of ``engine``, whose model states are ``states``.
+
+    ``accumulates``: a step has several micro batches; ``micro_batch_bytes``: a closer bound of forward and backward,
+    where there is one.
+    """
+    copies = states.copies.total
+    if micro_batch_bytes is None:
+        bounds = engine.micro_batch_bound(profile, accumulates=accumulates)
+        micro_batch_bytes = states.resident.total + copies + max(bounds)
+    return max(
+        micro_batch_bytes,
+        states.step_peak.total + copies,
+        states.init_peak.total + copies,
+        engine.loading_bound(states),
+    )
+
+
+def peak_floor(states: ModelStates, profile: MicroBatchProfile, workspace_bytes: int) -> int:
+    """At most the highest moment of the timeline beside libraries' workspaces: the model states, with the micro batch's
+    own tensors or the update, without anything that gradients, buckets or gathered weights take meanwhile.
+
+    While the engine is built there are no ``workspace_bytes`` yet.
+    """
+    copies = states.copies.total
+    return copies + max(
+        states.resident.total + max(profile.forward_peak, profile.dropped_peak),
+        states.step_peak.total,
+        states.init_peak.total - workspace_bytes,
+    )
+
+
+def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[int, int]:
+    """(at most, at least) the highest moment of forward and backward under stage 3.
+
+    As ``peak_floor`` and ``peak_bound``, but each run of a section with the weights that are whole while it runs, and
+    not with the most that ever are.
+    """
+    walk = None
+    recipe, num_ranks = engine.recipe, engine.num_ranks
+    if engine.gathers_weights:
+        walk = gather_walk(trace, recipe.zero, num_wrappers=num_wrappers(recipe), is_alone=num_ranks == 1)
+    rises = {key: rise(section.forward) for key, section in trace.sections.items()}
+    falls = {key: rise(section.backward) for key, section in trace.sections.items()}
+    forward = [rises[run.key] for run in trace.schedule]
+    backward = [falls[run.key] for run in reversed(trace.schedule)]
+    live, forward_least, forward_most = _with_gathered(0, forward, None if walk is None else walk.forward.live)
+    _, backward_least, backward_most = _with_gathered(live, backward, None if walk is None else walk.backward.live)
+    padding = 0 if walk is None else walk.num_weights * num_ranks
+    held = states.resident.total + states.copies.total
+    most = held + max(forward_most, backward_most + engine.reduction_bound()) + padding + engine.arriving_bound()
+    return most, held + max(forward_least, backward_least)
+
+
+def _with_gathered(
+    live: int, rises: Sequence[tuple[int, int, int, int]], gathered: Sequence[LiveBytes] | None
+) -> tuple[int, int, int]:
+    """(live bytes after all ``rises`` of sections, at least and at most the highest moment with the weights that are
+    there meanwhile)."""
+    least = most = 0
+    for (peak, _, change, _), weights in zip(rises, gathered or repeat(LiveBytes(0, 0), len(rises)), strict=True):
+        least, most = max(least, live + peak + weights.least), max(most, live + peak + weights.most)
+        live += change
+    return live, least, most

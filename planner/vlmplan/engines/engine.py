@@ -1,0 +1,210 @@
+"""What every engine has: one rank's walk from load to save, model states in closed form, bounds and collectives.
+
+    load → build → { forward → backward → step } → save
+
+An ``Engine`` is one rank under one recipe. The methods of the walk tell a ``Sink`` what is allocated and freed; whoever
+replays a micro batch calls them in the order in which training does. ``states`` gives the same bytes in closed form for
+searching; tests hold it to the walk.
+
+Symbols in the engines' docstrings: p bytes of a trained weight and of its gradient, m bytes of a master weight, Φ
+trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``deepspeed`` is 0.19.8.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from vlmplan.architecture.adapters import NF4_BLOCK
+from vlmplan.architecture.model import NamedParameter
+from vlmplan.architecture.tensor import Parameter
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.autocast import cached_casts
+from vlmplan.engines.collectives import Collectives
+from vlmplan.engines.components import NOTHING, Components
+from vlmplan.engines.events import NULL_SINK, Component, Sink
+from vlmplan.engines.gathering import GatheredWeights
+from vlmplan.engines.optimizer_states import state_sizes, update_sizes
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.profile import MicroBatchProfile
+from vlmplan.recipe import Method, Offload, Recipe
+from vlmplan.units import DType
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStates:
+    """What one GPU holds through the run, apart from the micro batch.
+
+    ``at_start`` before the first step, ``resident`` after it; ``init_peak`` while the engine is built; ``step_peak``
+    inside the optimizer step, with the gradients that backward leaves. ``copies`` are on the GPU besides from loading
+    to the end of a step, but not after it.
+    """
+
+    at_start: Components
+    resident: Components
+    init_peak: Components
+    step_peak: Components
+    copies: Components = NOTHING
+
+
+class Engine:
+    """One rank of ``num_ranks``. The gradient of a trained parameter is owned by its ordinal in ``table``."""
+
+    ranks_differ = False
+    """Whether ranks hold gradients of other sizes."""
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        self.table, self.recipe, self.num_ranks, self.rank, self.sink = table, recipe, num_ranks, rank, sink
+        self.weight_bytes, self.master_bytes = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
+        self.offloads_optimizer = recipe.offload_optimizer is not Offload.NONE
+        self.offloads_weights = recipe.offload_params is not Offload.NONE
+        self._is_loaded = False
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether reductions and gathers run on streams of their own."""
+        return False
+
+    @cached_property
+    def trained(self) -> list[NamedParameter]:
+        return [entry for entry in self.table.entries if entry.parameter.requires_grad]
+
+    # -- the walk ------------------------------------------------------------------------------------------------
+
+    def load(self, *, is_on_cpu: bool) -> None:
+        """The checkpoint is read. Weights that are not packed come to host memory, from where ``build`` moves them;
+        ``is_on_cpu``: the device is the host itself."""
+        if is_on_cpu or self.recipe.method is Method.QLORA:
+            self._load_weights()
+
+    def build(self) -> None:
+        """The engine is made: weights come to the device where they have not yet, then what it keeps beside them."""
+        if not self._is_loaded:
+            self._load_weights()
+
+    def use_first(self) -> None:
+        """Before the first step of all."""
+
+    def begin_step(self) -> None:
+        """Before the first micro batch of every step."""
+
+    def resume_accumulation(self) -> None:
+        """What earlier micro batches of a step leave to the last: a walk may begin with that."""
+        for ordinal, num_bytes in enumerate(self.table.gradient_sizes):
+            self.sink.allocate(ordinal, Component.GRADIENTS, num_bytes)
+
+    def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
+        """``accumulates``: not the first of its step. ``is_last``: a step follows."""
+
+    def expect_gradient(self) -> None:
+        """A gradient is about to reach the engine; autograd's tensor is still there."""
+
+    def take_gradient(self, ordinal: int) -> None:
+        """The gradient is in place, added to an earlier one if there was one. Here it stays until the step."""
+
+    def end_backward(self) -> None:
+        """Autograd is done."""
+
+    def reduce_gradients(self) -> None:
+        """After the last micro batch of a step, for an engine that reduces no gradient earlier."""
+
+    def step(self, *, is_first: bool) -> None:
+        """The optimizer's step; the first one makes its states. Gradients are freed."""
+        raise NotImplementedError
+
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether weights come and go during a micro batch."""
+        return False
+
+    def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
+        """Weights that come and go during a micro batch; None where all stay. ``is_first``: it is the first of all."""
+        del trace, sink, is_first
+        return None
+
+    # -- in closed form ------------------------------------------------------------------------------------------
+
+    def states(self) -> ModelStates:
+        """What the walk holds at the end of each phase but forward and backward, and the peaks of those phases."""
+        raise NotImplementedError
+
+    def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
+        """At least the peaks of (forward, backward) beside ``states().resident``. Here every gradient stays."""
+        table = self.table
+        largest = table.largest_trained * self.weight_bytes
+        accumulated = table.trained_bytes if accumulates else 0
+        backward = max(profile.kept_peak, profile.dropped_peak + accumulated) + largest
+        return profile.forward_peak + accumulated + sum(cached_casts(table, self.recipe)), backward
+
+    def loading_bound(self, states: ModelStates) -> int:
+        """At least the peak of ``load``, but for the checkpoint that a CPU rank reads."""
+        del states
+        return self.table.total_bytes + self.table.largest_bytes
+
+    def collectives(self, trace: Trace) -> Iterable[Collectives]:
+        """Those of an optimizer step of ``grad_accum`` micro batches like ``trace``. Plain PyTorch starts none; a
+        single rank of DeepSpeed sends gradients to itself."""
+        del trace
+        return ()
+
+    # -- parts of the walk ---------------------------------------------------------------------------------------
+
+    def _load_weights(self) -> None:
+        """One by one, each straight to where it stays; adapters come after packed weights, and then peft's upcast makes
+        float32 copies (``param.data = param.data.to(float32)``)."""
+        from_checkpoint, added = list(self.table.entries), list[NamedParameter]()
+        if any(entry.parameter.stored_bytes is not None for entry in from_checkpoint):
+            added = self.trained
+            from_checkpoint = [entry for entry in from_checkpoint if not entry.parameter.requires_grad]
+        upcast: list[NamedParameter] = []
+        for entry in from_checkpoint:
+            arriving = arriving_bytes(entry.parameter, self.recipe)
+            if entry.parameter.stored_bytes is not None:
+                self._pack(entry, arriving)
+            else:
+                self.sink.allocate(weight(entry), Component.WEIGHTS, arriving or entry.parameter.num_bytes)
+                if arriving:
+                    upcast.append(entry)
+        for entry in added:
+            self.sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
+        for entry in upcast:
+            self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes)
+            self.sink.free(weight(entry))
+        self._is_loaded = True
+
+    def _pack(self, entry: NamedParameter, arriving: int) -> None:
+        """A weight of 16 bit, and beside it that of 4 bit with its scales (``quantize_4bit`` of bitsandbytes)."""
+        self.sink.allocate("arriving", Component.TEMPORARIES, arriving)
+        packed = -(-entry.parameter.numel // 2)
+        self.sink.keep(Component.WEIGHTS, packed)
+        scales = -(-entry.parameter.numel // NF4_BLOCK) * DType.FLOAT32.num_bytes
+        self.sink.transient(Component.TEMPORARIES, [scales, scales])  # as they are, and less their mean
+        self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes - packed)
+        self.sink.free("arriving")
+
+    def _free_gradients(self) -> None:
+        for ordinal in range(len(self.table.numels)):
+            self.sink.free(ordinal)
+
+    def _keep_states(self, shapes: Sequence[tuple[int, ...]], dtype: DType) -> None:
+        for shape in shapes:
+            for num_bytes in state_sizes(self.recipe.optimizer, shape, dtype):
+                self.sink.keep(Component.OPTIMIZER_STATES, num_bytes)
+
+    def _update(self, shapes: Sequence[tuple[int, ...]], dtype: DType) -> None:
+        for sizes in update_sizes(self.recipe, shapes, dtype):
+            self.sink.transient(Component.TEMPORARIES, sizes)
+
+
+def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
+    """Bytes of a weight as it arrives that are not those it stays in: 16 bits before 4, or before peft's float32."""
+    if parameter.stored_bytes is not None:
+        return parameter.numel * parameter.dtype.num_bytes
+    is_upcast = recipe.upcasts_frozen and not parameter.requires_grad and parameter.dtype is DType.FLOAT32
+    return parameter.numel * recipe.precision.dtype.num_bytes if is_upcast else 0
+
+
+def weight(entry: NamedParameter) -> tuple[str, str]:
+    """Owner of a whole weight."""
+    return "weight", entry.name

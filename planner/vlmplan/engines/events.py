@@ -1,0 +1,61 @@
+"""What an engine does with memory, told event by event to whoever listens.
+
+An engine walks from load to save and tells a ``Sink`` which tensors it allocates, on which stream, and when it frees
+them. ``memory.peaks`` turns the events into the peaks of each phase, ``memory.blocks`` hands them to a model of torch's
+caching allocator.
+"""
+
+from collections.abc import Hashable, Sequence
+from enum import IntEnum
+
+
+class Stream(IntEnum):
+    """Streams on which DeepSpeed asks for memory; with ``overlap_comm`` off all are the default one.
+
+    Sources (0.19.8): ``reduction_stream`` in ``stage_1_and_2.py`` and ``reduce_and_partition_stream`` in ``stage3.py``;
+    ``__allgather_stream`` in ``parameter_offload.py``.
+    """
+
+    DEFAULT = 0
+    REDUCTION = 1
+    GATHER = 2
+
+
+class Component(IntEnum):
+    """What a tensor is, in the order of the fields of ``Components``."""
+
+    WEIGHTS = 0
+    GRADIENTS = 1
+    OPTIMIZER_STATES = 2
+    ACTIVATIONS = 3
+    LOGITS = 4
+    COMMUNICATION_BUFFERS = 5
+    TEMPORARIES = 6
+
+
+class Sink:
+    """Listens to an engine. This one ignores everything."""
+
+    def allocate(self, owner: Hashable, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
+        """``owner`` gets a tensor, and has no other."""
+
+    def keep(self, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
+        """A tensor that is never freed."""
+
+    def free(self, owner: Hashable) -> None:
+        """The tensor of ``owner`` is freed, if it has one."""
+
+    def clone(self, owner: Hashable) -> None:
+        """The tensor of ``owner``, if it has one, is copied, and the copy takes its place."""
+
+    def transient(self, component: Component, sizes: Sequence[int], stream: Stream = Stream.DEFAULT) -> None:
+        """Tensors of these ``sizes`` are allocated one after another and freed together."""
+
+    def rename(self, owner: Hashable, new_owner: Hashable) -> None:
+        """The tensor of ``owner``, if it has one, is ``new_owner``'s from now on."""
+
+    def empty_cache(self) -> None:
+        """The allocator's free blocks go back to the device (``torch.cuda.empty_cache``)."""
+
+
+NULL_SINK = Sink()

@@ -1,0 +1,115 @@
+"""ZeRO stage 0: every rank keeps everything; 16-bit weights under ``FP16_UnfusedOptimizer``.
+
+Gradients are all-reduced in copied chunks after the last micro batch (``buffered_allreduce_fallback`` in
+``engine.py``).
+"""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, chunk_elements
+from vlmplan.engines.components import Components
+from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.events import NULL_SINK, Component, Sink
+from vlmplan.engines.optimizer_states import state_bytes, update_bytes
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.profile import MicroBatchProfile
+from vlmplan.recipe import Recipe
+from vlmplan.units import DType
+
+CHUNK_ELEMENTS = 500_000_000
+"""Elements after which a chunk of gradients is reduced."""
+MASTER = DType.FLOAT32
+
+
+class Zero0(Engine):
+    """DeepSpeed without partitions."""
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self._with_gradient: set[int] = set()
+
+    @property
+    def has_master(self) -> bool:
+        """In float32 there is no second copy."""
+        return self.table.trained_dtype is not MASTER
+
+    def build(self) -> None:
+        """Master copies, and a step on gradients of zero that makes the optimizer's states
+        (``initialize_optimizer_states`` in ``fp16/unfused_optimizer.py``)."""
+        super().build()
+        if not self.has_master:
+            return
+        sink, numels = self.sink, self.table.numels
+        for numel in numels:
+            sink.allocate("clone", Component.TEMPORARIES, numel * self.weight_bytes)
+            sink.keep(Component.OPTIMIZER_STATES, numel * MASTER.num_bytes)
+            sink.free("clone")
+        copies = ((Component.GRADIENTS, self.weight_bytes), (Component.TEMPORARIES, MASTER.num_bytes))
+        for component, width in copies:
+            for ordinal, numel in enumerate(numels):
+                sink.allocate((component, ordinal), component, numel * width)
+        self._keep_states(self.table.trained_shapes, MASTER)
+        self._update(self.table.trained_shapes, MASTER)
+        for component, _ in copies:
+            for ordinal in range(len(numels)):
+                sink.free((component, ordinal))
+
+    def take_gradient(self, ordinal: int) -> None:
+        self._with_gradient.add(ordinal)
+
+    def reduce_gradients(self) -> None:
+        """A weight that no output depends on gets a gradient of zero here, so that all ranks reduce the same
+        (``_get_gradients_for_reduction``)."""
+        for ordinal, num_bytes in enumerate(self.table.gradient_sizes):
+            if ordinal not in self._with_gradient:
+                self.sink.allocate(ordinal, Component.GRADIENTS, num_bytes)
+        self._with_gradient.clear()
+        for numel in chunk_elements(self.table.numels, CHUNK_ELEMENTS):
+            self.sink.transient(Component.COMMUNICATION_BUFFERS, [numel * self.weight_bytes])
+
+    def step(self, *, is_first: bool) -> None:
+        """Norms of the weights, one cast to float32 at a time (``get_weight_norm``), then a copy of every gradient in
+        the type of the master weights. States are there from ``build`` on but in float32."""
+        sink, shapes = self.sink, self.table.trained_shapes
+        if not self.has_master:
+            if is_first:
+                self._keep_states(shapes, MASTER)
+            self._update(shapes, MASTER)
+            self._free_gradients()
+            return
+        for numel in self.table.numels:
+            sink.transient(Component.TEMPORARIES, [numel * MASTER.num_bytes])
+        for ordinal, numel in enumerate(self.table.numels):
+            sink.allocate(("copy", ordinal), Component.TEMPORARIES, numel * MASTER.num_bytes)
+        self._update(shapes, MASTER)
+        for ordinal in range(len(shapes)):
+            sink.free(("copy", ordinal))
+        self._free_gradients()
+
+    def states(self) -> ModelStates:
+        """pΦ weights + 4Φ master + sΦ; the step adds a copy of every gradient in the master type: 2 + 4 + 8 + 2 + 4 =
+        20 bytes a weight for bf16 and AdamW, and so does the trial step at init, on gradients of zero."""
+        table, recipe, shapes = self.table, self.recipe, self.table.trained_shapes
+        master_bytes = table.num_trained * MASTER.num_bytes if self.has_master else 0
+        states = state_bytes(recipe, shapes, MASTER)
+        resident = Components(weights=table.total_bytes, optimizer_states=master_bytes + states)
+        update = update_bytes(recipe, shapes, MASTER)
+        norm = table.largest_trained * MASTER.num_bytes if self.has_master else 0
+        gradients = Components(gradients=table.trained_bytes)
+        step = resident + gradients + Components(temporaries=max(norm, master_bytes + update))
+        start = resident if self.has_master else Components(weights=table.total_bytes)
+        init = resident + gradients + Components(temporaries=master_bytes + update) if self.has_master else start
+        return ModelStates(start, resident, init, step)
+
+    def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
+        largest = self.table.largest_trained * self.weight_bytes
+        chunk = min(self.table.trained_bytes, CHUNK_ELEMENTS * self.weight_bytes + largest)
+        forward, backward = super().micro_batch_bound(profile, accumulates=accumulates)
+        return forward, backward + chunk
+
+    def collectives(self, trace: Trace) -> Sequence[Collectives]:
+        chunks = len(chunk_elements(self.table.numels, CHUNK_ELEMENTS))
+        return (Collectives(CollectiveKind.ALL_REDUCE, StepPhase.BACKWARD, chunks, self.table.trained_bytes),)

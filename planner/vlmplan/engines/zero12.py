@@ -1,0 +1,310 @@
+"""ZeRO stages 1 and 2 (``stage_1_and_2.py``): each rank updates a slice of the flat buffer of trained weights.
+
+Gradients pass through a reduce bucket: under stage 2 as they arrive in every micro batch, under stage 1 in the last one
+of a step, as they arrive with ``overlap_comm`` and else after it. Buckets are all-reduced whole
+(``use_multi_rank_bucket_allreduce``), and the rank keeps its share in a buffer of its own.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.collectives import (
+    CollectiveKind,
+    Collectives,
+    Reductions,
+    StepPhase,
+    chunk_elements,
+    overfills,
+    reductions,
+)
+from vlmplan.engines.components import Components, higher
+from vlmplan.engines.engine import Engine, ModelStates, weight
+from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
+from vlmplan.engines.parameters import (
+    ParameterTable,
+    Partition,
+    owned_elements,
+    partition_of,
+    partition_size,
+    slices,
+)
+from vlmplan.engines.profile import MicroBatchProfile
+from vlmplan.recipe import Recipe
+
+PARTITION, EARLIER_PARTITION = "partition", "earlier partition"
+"""Owners of this rank's gradients: of the micro batch that runs, and of those before it in the same step."""
+
+
+class Zero12(Engine):
+    """Stage 1 or 2, as ``recipe.zero_stage`` says."""
+
+    ranks_differ = True
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self._waiting: list[int] = []
+        self._num_waiting = 0
+        self._has_buckets = self._owns_partition = self._has_earlier = False
+        self._is_last, self._reduces_on_arrival = True, False
+
+    @property
+    def has_streams(self) -> bool:
+        return self.recipe.zero.overlap_comm
+
+    @cached_property
+    def partition(self) -> Partition:
+        return partition_of(self.table.num_trained, self.num_ranks, self.rank)
+
+    @cached_property
+    def owned_bytes(self) -> int:
+        """The buffer for this rank's gradients: of whole parameters that reach into its partition."""
+        return owned_elements(self.table, self.partition) * self.weight_bytes
+
+    # -- the walk ------------------------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """All trained weights into one flat buffer, then the master copy of a slice of it, by way of a clone, and once
+        a gradient of its size (``initialize_optimizer_states``). With the optimizer on the host the clone goes there as
+        it is, since a blocking copy from the GPU changes the type there (``copy_requires_temporaries``,
+        ``aten/src/ATen/native/cuda/Copy.cu``), and a staging buffer of the largest gradient stays on the GPU."""
+        super().build()
+        sink, own, master = self.sink, self.partition.size * self.weight_bytes, self.partition.size * self.master_bytes
+        sink.empty_cache()
+        sink.keep(Component.WEIGHTS, own * self.num_ranks)
+        for entry in self.trained:
+            sink.free(weight(entry))
+        if self.offloads_optimizer:
+            sink.transient(Component.TEMPORARIES, [own])
+            sink.keep(Component.COMMUNICATION_BUFFERS, self.table.largest_trained * self.weight_bytes)
+            return
+        if own == master:
+            sink.keep(Component.OPTIMIZER_STATES, own)
+        else:
+            sink.allocate("clone", Component.TEMPORARIES, own)
+            sink.keep(Component.OPTIMIZER_STATES, master)
+            sink.free("clone")
+        sink.transient(Component.TEMPORARIES, [master])
+
+    def resume_accumulation(self) -> None:
+        if self.recipe.zero_stage == 1:
+            super().resume_accumulation()
+            self._set_up_buckets()
+        elif not self.offloads_optimizer:
+            self.sink.allocate(EARLIER_PARTITION, Component.GRADIENTS, self.owned_bytes)
+        self._has_earlier = self.recipe.zero_stage == 2
+
+    def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
+        self._is_last = is_last
+        self._reduces_on_arrival = self.recipe.zero_stage == 2 or (self.recipe.zero.overlap_comm and is_last)
+        if not accumulates:
+            self._has_earlier = False
+
+    def expect_gradient(self) -> None:
+        self._set_up_buckets()
+
+    def take_gradient(self, ordinal: int) -> None:
+        if self._reduces_on_arrival:
+            self._reduce_later(ordinal)
+
+    def end_backward(self) -> None:
+        """Reduce what waits, and free the buckets. Stage 2 adds the partition to that of earlier micro batches."""
+        if self._reduces_on_arrival:
+            self._reduce_waiting()
+            self._free_buckets()
+        if self.recipe.zero_stage == 1:
+            return
+        if self._has_earlier:
+            self.sink.free(PARTITION)
+        else:
+            self.sink.rename(PARTITION, EARLIER_PARTITION)
+        if self._is_last:
+            self.sink.rename(EARLIER_PARTITION, PARTITION)
+        self._has_earlier = not self._is_last
+        self._owns_partition = False
+
+    def reduce_gradients(self) -> None:
+        """Stage 1 without ``overlap_comm``: every kept gradient goes through the bucket, in parameter order."""
+        if self._reduces_on_arrival:
+            return
+        for ordinal in range(len(self.table.numels)):
+            self._reduce_later(ordinal)
+        self._reduce_waiting()
+        self._free_buckets()
+
+    def step(self, *, is_first: bool) -> None:
+        """Norms of the partition's slices, its gradients in one flat tensor (p) and their cast to the master type (m),
+        then the update. With the optimizer on the host all of that is there."""
+        sink, master = self.sink, self.recipe.master_dtype
+        self._owns_partition = False
+        if self.offloads_optimizer:
+            self._free_gradients()
+            sink.free(PARTITION)
+            return
+        for numel in slices(self.table, self.partition):
+            sink.transient(Component.TEMPORARIES, [numel * NORM_BYTES])
+        sink.allocate("flat", Component.TEMPORARIES, self.partition.size * self.weight_bytes)
+        if self.weight_bytes != self.master_bytes:
+            sink.allocate("cast", Component.TEMPORARIES, self.partition.size * self.master_bytes)
+            sink.free("flat")
+        self._free_gradients()
+        sink.free(PARTITION)
+        flat = [(self.partition.size,)]
+        if is_first:
+            self._keep_states(flat, master)
+        self._update(flat, master)
+        sink.free("flat")
+        sink.free("cast")
+
+    # -- the reduce bucket ---------------------------------------------------------------------------------------
+
+    @property
+    def _bucket_elements(self) -> int:
+        return self.recipe.zero.reduce_bucket_size
+
+    @property
+    def _is_contiguous(self) -> bool:
+        return self.recipe.zero.contiguous_gradients or self.offloads_optimizer
+
+    def _set_up_buckets(self) -> None:
+        """At the first gradient of a backward, two with ``overlap_comm``; stage 1 keeps them from the first micro batch
+        of a step to the reduction after the last (``setup_buckets``, ``_release_ipg_buffers``)."""
+        if self._has_buckets:
+            return
+        self._has_buckets = True
+        if self._is_contiguous:
+            for number in range(2 if self.recipe.zero.overlap_comm else 1):
+                num_bytes = self._bucket_elements * self.weight_bytes
+                self.sink.allocate(("bucket", number), Component.COMMUNICATION_BUFFERS, num_bytes)
+
+    def _free_buckets(self) -> None:
+        for number in range(2):
+            self.sink.free(("bucket", number))
+        self._has_buckets = False
+
+    def _reduce_later(self, ordinal: int) -> None:
+        """A gradient moves into the bucket; one that is larger waits beside it, as a copy where gradients go to the
+        host (``grad_reduc.detach().clone()``)."""
+        numel = self.table.numels[ordinal]
+        if overfills(self._num_waiting, numel, self._bucket_elements):
+            self._reduce_waiting()
+        if self._is_contiguous and numel <= self._bucket_elements:
+            self.sink.free(ordinal)
+        elif self.offloads_optimizer:
+            self.sink.clone(ordinal)
+        self._waiting.append(ordinal)
+        self._num_waiting += numel
+
+    def _reduce_waiting(self) -> None:
+        """All-reduce what waits, of several owners from a copy, and keep this rank's share, on the host by way of its
+        norm and its cast."""
+        sink = self.sink
+        if self._num_owners() > 1:
+            copied = self._num_waiting * self.weight_bytes
+            sink.transient(Component.COMMUNICATION_BUFFERS, [copied], Stream.REDUCTION)
+        for ordinal in self._waiting:
+            owned = self._owned_numel(ordinal)
+            if owned and self.offloads_optimizer:
+                sink.transient(Component.COMMUNICATION_BUFFERS, [owned * NORM_BYTES], Stream.REDUCTION)
+                if self.master_bytes != self.weight_bytes:
+                    sink.transient(Component.COMMUNICATION_BUFFERS, [owned * self.master_bytes], Stream.REDUCTION)
+            elif owned and not self._owns_partition:
+                self._owns_partition = True
+                sink.allocate(PARTITION, Component.GRADIENTS, self.owned_bytes, Stream.REDUCTION)
+            if not self._is_contiguous or self.table.numels[ordinal] > self._bucket_elements:
+                sink.free(ordinal)
+        self._waiting.clear()
+        self._num_waiting = 0
+
+    def _owned_numel(self, ordinal: int) -> int:
+        """Elements of the parameter inside this rank's partition."""
+        end = self.table.ends[ordinal]
+        start = end - self.table.numels[ordinal]
+        return max(0, min(end, self.partition.end) - max(start, self.partition.start))
+
+    def _num_owners(self) -> int:
+        """Runs of neighbouring elements with one owner among what waits, counted to 2: one run is reduced where it
+        lies, several are copied."""
+        size, runs, previous = self.partition.size, 0, -1
+        for ordinal in self._waiting:
+            end = self.table.ends[ordinal]
+            first, last = (end - self.table.numels[ordinal]) // size, (end - 1) // size
+            runs += (first != previous) + (last - first)
+            previous = last
+            if runs > 1:
+                return runs
+        return runs
+
+    # -- in closed form ------------------------------------------------------------------------------------------
+
+    def states(self) -> ModelStates:
+        """Weights whole, in one flat buffer: pΦ. Master weights mΦ/N and states sΦ/N of the rank's partition, on the
+        GPU or the host. At init the flat buffer is beside the weights: 2pΦ. In the step the partition's gradients are
+        flattened (p) and cast (m): 2Ψ + 20Φ/N for bf16 and AdamW = 2Ψ + (4 + 8 + 2 + 2 + 4)Φ/N."""
+        table, recipe, p, m = self.table, self.recipe, self.weight_bytes, self.master_bytes
+        size = self.partition.size
+        flat_buffer = size * self.num_ranks * p
+        weights = Components(weights=table.frozen_bytes + flat_buffer)
+        flattening = Components(weights=table.total_bytes + flat_buffer)
+        if self.offloads_optimizer:
+            resident = weights + Components(communication_buffers=table.largest_trained * p)
+            init = higher(flattening, weights + Components(temporaries=size * p))
+            return ModelStates(resident, resident, init, resident)
+        start = weights + Components(optimizer_states=size * m)
+        init = higher(flattening, start + Components(temporaries=size * max(p, m)))
+        resident = start + Components(optimizer_states=state_bytes(recipe, [(size,)], recipe.master_dtype))
+        norm = max(slices(table, self.partition), default=0) * NORM_BYTES
+        cast = size * (p + (m if m != p else 0))
+        update = size * m + update_bytes(recipe, [(size,)], recipe.master_dtype)
+        step = higher(
+            resident + Components(gradients=self.owned_bytes, temporaries=max(norm, cast)),
+            resident + Components(temporaries=update),
+        )
+        return ModelStates(start, resident, init, step)
+
+    def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
+        table, p, largest = self.table, self.weight_bytes, self.table.largest_trained * self.weight_bytes
+        owned = 0 if self.offloads_optimizer else self.owned_bytes
+        buckets = (2 if self.recipe.zero.overlap_comm else 1) * self._bucket_elements * p
+        copied = max(self._bucket_elements * p, largest)
+        if self.recipe.zero_stage == 1:
+            accumulated = table.trained_bytes if accumulates else 0
+            kept = max(profile.kept_peak, profile.dropped_peak + accumulated, table.trained_bytes + copied)
+            if self.offloads_optimizer:
+                kept += NORM_BYTES * table.largest_trained  # the norm of a gradient before it goes to the host
+            waiting = accumulated + buckets if accumulated else 0
+            return profile.forward_peak + waiting, kept + buckets + owned + largest
+        earlier = owned if accumulates else 0
+        highest = profile.dropped_peak + copied
+        if self.offloads_optimizer:
+            highest = max(highest, profile.norm_peak)
+        return profile.forward_peak + earlier, highest + buckets + owned + earlier + largest
+
+    def collectives(self, trace: Trace) -> Sequence[Collectives]:
+        """Gradients bucket by bucket, under stage 2 after every micro batch; updated weights in one gather."""
+        often = self.recipe.grad_accum if self.recipe.zero_stage == 2 else 1
+        is_late = self.recipe.zero_stage == 1 and not self.recipe.zero.overlap_comm
+        reduced = reductions(self.table, trace, self._bucket_elements, in_parameter_order=is_late)
+        count = reduced.num_buckets + self._num_cuts(reduced)
+        num_bytes = reduced.num_elements * self.weight_bytes
+        gradients = Collectives(CollectiveKind.ALL_REDUCE, StepPhase.BACKWARD, often * count, often * num_bytes)
+        if self.num_ranks == 1:
+            return (gradients,)
+        weights = partition_size(self.table.num_trained, self.num_ranks) * self.num_ranks * self.weight_bytes
+        return gradients, Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, 1, weights)
+
+    def _num_cuts(self, reduced: Reductions) -> int:
+        """A gradient that is larger than the bucket is cut where its owners change (``average_tensor``), and its pieces
+        are sent once they exceed the bucket (``allreduce_no_retain``)."""
+        size, num_cuts = self.partition.size, 0
+        for ordinal in reduced.larger:
+            end = self.table.ends[ordinal]
+            start = end - self.table.numels[ordinal]
+            places = [start, *range((start // size + 1) * size, end, size), end]
+            pieces = [after - before for before, after in pairwise(places)]
+            num_cuts += len(chunk_elements(pieces, self._bucket_elements)) - 1
+        return num_cuts

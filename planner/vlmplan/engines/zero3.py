@@ -1,0 +1,405 @@
+"""ZeRO stage 3 (``stage3.py``, ``partition_parameters.py``): shards of weights, gradients and states.
+
+Every weight is cut into equal shards, padded by itself. Modules all-gather their weights before they run and release
+them after (``engines.gathering``); gradients pass through a reduce bucket, which lives from ``build`` on, into this
+rank's shards. With ``offload_params`` the shards live on the host, with ``offload_optimizer`` everything of the
+optimizer does, gradients included. With ``hpz`` there is a second shard of every weight, N/hpz as large.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from vlmplan.architecture.model import NamedParameter
+from vlmplan.architecture.tensor import Parameter
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.collectives import (
+    CollectiveKind,
+    Collectives,
+    StepPhase,
+    overfills,
+    padded,
+    padded_total,
+    reductions,
+)
+from vlmplan.engines.components import Components, higher
+from vlmplan.engines.engine import Engine, ModelStates, weight
+from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.gather_walk import gather_walk
+from vlmplan.engines.gathering import GatheredWeights, num_wrappers
+from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
+from vlmplan.engines.parameters import ParameterTable, sharded_elements, sub_group_elements
+from vlmplan.engines.profile import MicroBatchProfile
+from vlmplan.recipe import Precision, Recipe
+
+NORM_ELEMENTS = 250_000_000
+"""Elements at a time of the norm of an offloaded gradient (``_constant_buffered_norm2``)."""
+
+
+class Zero3(Engine):
+    """Stage 3."""
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self._waiting: list[int] = []
+        self._num_waiting = 0
+        self._has_trained_copies = True
+
+    @property
+    def has_streams(self) -> bool:
+        return self.recipe.zero.overlap_comm
+
+    # -- load and build ------------------------------------------------------------------------------------------
+
+    def load(self, *, is_on_cpu: bool) -> None:
+        """``deepspeed.zero.Init`` shards every module once it is built, and gathers it once more, all its own weights
+        together, for the values that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``). A
+        tied head is a weight of its own until the end (``no_tie_weights``). Adapters are added whole."""
+        del is_on_cpu
+        sink, modules = self.sink, self._modules_of_checkpoint()
+        for entries in modules:
+            self._shard_module(entries)
+        if tied := self.table.tied_numel * self.recipe.precision.dtype.num_bytes:
+            sink.allocate("tied", Component.TEMPORARIES, tied)
+            sink.allocate("tied shard", Component.WEIGHTS, 0 if self.offloads_weights else -(-tied // self.num_ranks))
+            sink.free("tied")
+        for entries in modules:
+            shards = [self._shard_bytes(entry.parameter) for entry in entries]
+            whole = [self.num_ranks * num_bytes for num_bytes in shards]
+            arriving = shards if self.offloads_weights else []
+            sink.transient(Component.TEMPORARIES, whole + arriving if len(entries) == 1 else arriving + whole)
+        if self.recipe.trains_adapters:
+            for entry in self.trained:
+                sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
+        sink.free("tied shard")
+
+    def build(self) -> None:
+        """Adapters are sharded; trained shards move through the host into one tensor (``defragment`` in
+        ``zero/utils.py``); then master copies, the bucket, gradients, and every trained weight is whole for a moment
+        when it gets the hook that takes its gradient (``create_reduce_and_remove_grad_hooks``)."""
+        sink = self.sink
+        if self.recipe.trains_adapters:
+            for entry in self.trained:
+                self._shard(entry)
+        trained = sharded_elements(self.table.numels, self.num_ranks)
+        if not self.offloads_weights:
+            for entry in self.trained:
+                sink.free(_shard(entry))
+            sink.empty_cache()
+            sink.keep(Component.WEIGHTS, trained * self.weight_bytes)
+        if not self.offloads_optimizer:
+            self._make_master_weights()
+        if self.recipe.zero.contiguous_gradients:
+            bucket = self.recipe.zero.reduce_bucket_size * self.weight_bytes
+            sink.keep(Component.COMMUNICATION_BUFFERS, bucket)
+        if not self.offloads_optimizer:
+            sink.keep(Component.GRADIENTS, trained * self.weight_bytes)
+        for entry in self.trained:
+            shard = self._shard_bytes(entry.parameter)
+            sink.transient(Component.TEMPORARIES, [shard * self.num_ranks, shard if self.offloads_weights else 0])
+
+    def _make_master_weights(self) -> None:
+        """By sub-group, a cast and its clone; the cast goes when the next one is there. There is a master copy even
+        where the types are the same: ``_create_fp32_partitions`` compares ``tensor.device == self.device``, a
+        ``torch.device`` with the string ``cuda:0``, which are never equal. Then once the gradient of a sub-group
+        (``initialize_optimizer_states``)."""
+        sink, width = self.sink, self.master_bytes
+        groups = self._sub_groups()
+        for number, numel in enumerate(groups):
+            if width != self.weight_bytes:
+                sink.allocate(("cast", number), Component.TEMPORARIES, numel * width)
+                sink.free(("cast", number - 1))
+            sink.keep(Component.OPTIMIZER_STATES, numel * width)
+        sink.free(("cast", len(groups) - 1))
+        sink.transient(Component.TEMPORARIES, [max(groups) * width])
+
+    def _modules_of_checkpoint(self) -> list[list[NamedParameter]]:
+        """The own weights of each module, in order, without adapters."""
+        modules: dict[str, list[NamedParameter]] = {}
+        for entry in self.table.entries:
+            if not (self.recipe.trains_adapters and entry.parameter.requires_grad):
+                modules.setdefault(entry.name.rpartition(".")[0], []).append(entry)
+        return list(modules.values())
+
+    def _shard_module(self, entries: Sequence[NamedParameter]) -> None:
+        for entry in entries:
+            self.sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
+        for entry in entries:
+            self._shard(entry)
+
+    def _shard(self, entry: NamedParameter) -> None:
+        """A whole weight gives way to its shard, and with ``hpz`` to the second one (``_partition_param_sec``)."""
+        if not self.offloads_weights:
+            self.sink.allocate(_shard(entry), Component.WEIGHTS, self._shard_bytes(entry.parameter))
+        if self._has_second_shards:
+            self.sink.allocate(_second_shard(entry), Component.WEIGHTS, self._second_shard_bytes(entry.parameter))
+        self.sink.free(weight(entry))
+
+    # -- a step --------------------------------------------------------------------------------------------------
+
+    def use_first(self) -> None:
+        """Weights up to the persistence threshold are whole from their first use on."""
+        if self.num_ranks == 1:
+            return
+        for entry in self.table.entries:
+            if self._is_persistent(entry.parameter):
+                self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes, Stream.GATHER)
+
+    def begin_step(self) -> None:
+        """Second shards of trained weights come back when the weight is first released."""
+        if self._has_second_shards and not self._has_trained_copies:
+            for entry in self.trained:
+                self.sink.allocate(_second_shard(entry), Component.WEIGHTS, self._second_shard_bytes(entry.parameter))
+            self._has_trained_copies = True
+
+    def resume_accumulation(self) -> None:
+        """Earlier gradients are in the shards."""
+
+    def take_gradient(self, ordinal: int) -> None:
+        """Into the bucket, where there is room; a larger one waits beside it
+        (``reduce_independent_p_g_buckets_and_remove_grads``)."""
+        zero, numel = self.recipe.zero, self.table.numels[ordinal]
+        if overfills(self._num_waiting, numel, zero.reduce_bucket_size):
+            self.end_backward()
+        if zero.contiguous_gradients and self._num_waiting + numel <= zero.reduce_bucket_size:
+            self.sink.free(ordinal)
+        self._waiting.append(ordinal)
+        self._num_waiting += numel
+
+    def end_backward(self) -> None:
+        """Reduce-scatter what waits into the shards, from an interleaved copy (``reduce_scatter_coalesced``) unless it
+        is one gradient that is cut evenly."""
+        sink, numels = self.sink, self.table.numels
+        if not self._waiting:
+            return
+        if len(self._waiting) > 1 or numels[self._waiting[0]] % self.num_ranks:
+            copied = self._num_waiting * self.weight_bytes
+            sink.allocate("copy", Component.COMMUNICATION_BUFFERS, copied, Stream.REDUCTION)
+        if self.offloads_optimizer:
+            for ordinal in self._waiting:
+                self._offload_shard(-(-numels[ordinal] // self.num_ranks))
+        sink.free("copy")
+        for ordinal in self._waiting:
+            sink.free(ordinal)
+        self._waiting.clear()
+        self._num_waiting = 0
+
+    def _offload_shard(self, numel: int) -> None:
+        """The shard of a gradient comes back to the GPU for its norm, and is cast for the host (``partition_grads``,
+        ``_offload_grad_partition_at_boundary``)."""
+        sink, buffers = self.sink, Component.COMMUNICATION_BUFFERS
+        sink.allocate("gradient shard", buffers, numel * self.weight_bytes, Stream.REDUCTION)
+        sink.transient(buffers, [min(numel, NORM_ELEMENTS) * NORM_BYTES], Stream.REDUCTION)
+        if self.master_bytes != self.weight_bytes:
+            sink.transient(buffers, [numel * self.master_bytes], Stream.REDUCTION)
+        sink.free("gradient shard")
+
+    def step(self, *, is_first: bool) -> None:
+        """Norms, then sub-group by sub-group: flattened gradients, their cast to the master type, the update. In fp16
+        all gradients are looked at for infinities before."""
+        if not self.offloads_optimizer:
+            self._check_overflow()
+            for numel in self.table.numels:
+                self.sink.transient(Component.TEMPORARIES, [-(-numel // self.num_ranks) * NORM_BYTES])
+            for numel in self._sub_groups():
+                self._step_sub_group(numel, is_first=is_first)
+        for entry in self.trained if self._has_second_shards else ():  # ``invalidate_secondary_tensor``
+            self.sink.free(_second_shard(entry))
+        self._has_trained_copies = False
+
+    def _check_overflow(self) -> None:
+        own = sharded_elements(self.table.numels, self.num_ranks)
+        if num_bytes := own * overflow_check_bytes(self.recipe):
+            absolute = own * self.weight_bytes
+            self.sink.transient(Component.TEMPORARIES, [absolute, num_bytes - absolute])
+
+    def _step_sub_group(self, numel: int, *, is_first: bool) -> None:
+        sink = self.sink
+        sink.allocate("flat", Component.TEMPORARIES, numel * self.weight_bytes)
+        if self.weight_bytes != self.master_bytes:
+            sink.allocate("cast", Component.TEMPORARIES, numel * self.master_bytes)
+            sink.free("flat")
+        if is_first:
+            self._keep_states([(numel,)], self.recipe.master_dtype)
+        self._update([(numel,)], self.recipe.master_dtype)
+        sink.free("flat")
+        sink.free("cast")
+
+    # -- weights that come and go --------------------------------------------------------------------------------
+
+    @property
+    def gathers_weights(self) -> bool:
+        """There is something to fetch from: other ranks, or the host."""
+        return self.num_ranks > 1 or self.offloads_weights
+
+    def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
+        """In the first micro batch of all the order of modules is not known: nothing is prefetched, and nothing kept
+        for its next use (``ZeRoTraceMode.RECORD`` in ``partitioned_param_coordinator.py``)."""
+        if not self.gathers_weights:
+            return None
+        zero = self.recipe.zero
+        if is_first:
+            zero = replace(zero, stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
+        return GatheredWeights(
+            trace=trace,
+            zero=zero,
+            num_ranks=self.num_ranks,
+            num_wrappers=num_wrappers(self.recipe),
+            offloads=self.offloads_weights,
+            sink=sink,
+        )
+
+    # -- in closed form ------------------------------------------------------------------------------------------
+
+    def states(self) -> ModelStates:
+        """pΨ/N shards + small weights whole + pΦ/N gradients + mΦ/N + sΦ/N + p·bucket.
+
+        The step works in sub-groups: it flattens the gradients of one (p) and casts them (m), where the types differ.
+        """
+        recipe, num_ranks, p, m = self.recipe, self.num_ranks, self.weight_bytes, self.master_bytes
+        shards, persistent = self._weight_totals()
+        frozen_copies, trained_copies = self._second_shard_totals()
+        copies = Components(weights=trained_copies)
+        weights = Components(weights=(0 if self.offloads_weights else shards) + frozen_copies)
+        bucket = recipe.zero.reduce_bucket_size * p if recipe.zero.contiguous_gradients else 0
+        largest_shard = -(-self.table.largest_trained // num_ranks)
+        hooked = largest_shard * p * (num_ranks + self.offloads_weights)
+        start = weights + Components(communication_buffers=bucket)
+        whole = Components(weights=persistent)
+        if self.offloads_optimizer:
+            return ModelStates(start, start + whole, start + Components(temporaries=hooked), start + whole, copies)
+        trained = sharded_elements(self.table.numels, num_ranks)
+        groups = self._sub_groups()
+        group = max(groups)
+        master = Components(optimizer_states=trained * m)
+        making = weights + master + Components(temporaries=group * m)
+        start = start + master + Components(gradients=trained * p)
+        building = higher(making, start + Components(temporaries=hooked))
+        states = Components(optimizer_states=state_bytes(recipe, [(numel,) for numel in groups], recipe.master_dtype))
+        cast = group * (p + (m if m != p else 0))
+        update = group * m + update_bytes(recipe, [(group,)], recipe.master_dtype)
+        check = trained * overflow_check_bytes(recipe)
+        resident = start + whole + states
+        step = resident + Components(temporaries=max(cast, update, largest_shard * NORM_BYTES, check))
+        return ModelStates(start, resident, building, step, copies)
+
+    def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
+        """Weights come whole and go, gradients pass through the bucket."""
+        del accumulates
+        zero, table, p = self.recipe.zero, self.table, self.weight_bytes
+        width, largest = max(2, p), table.largest_trained * p
+        kept = max(zero.stage3_max_live_parameters, zero.stage3_max_reuse_distance)
+        live = kept + 2 * zero.stage3_prefetch_bucket_size
+        one = 2 * table.largest_module_bytes if zero.stage3_prefetch_bucket_size else table.largest_gather_bytes
+        gathered = min(live * width + one + profile.unreleased_bytes, 2 * table.num_params * width)
+        again = profile.recomputed_bytes + largest  # and the trained weight that is used meanwhile
+        more = profile.held_bytes + self.arriving_bound()
+        weights = (gathered + profile.recomputed_bytes if live else max(gathered, again)) + more
+        return profile.forward_peak + gathered + more, profile.dropped_peak + weights + self.reduction_bound()
+
+    def reduction_bound(self) -> int:
+        """What gradients take at most beside the bucket on their way through it: one of them, the bucket's copy, and
+        the shard that comes back for its norm where the host has it."""
+        p, numel = self.weight_bytes, self.table.largest_trained
+        shard = numel if self.offloads_optimizer else 0
+        return max(self.recipe.zero.reduce_bucket_size, numel) * p + numel * p + shard * (p + NORM_BYTES)
+
+    def arriving_bound(self) -> int:
+        """The most that this rank's shards take on their way from the host to an all-gather."""
+        if not self.offloads_weights or self.num_ranks == 1:
+            return 0
+        width = max(2, self.weight_bytes)
+        prefetched = self.recipe.zero.stage3_prefetch_bucket_size * width
+        return (prefetched + self.table.largest_module_bytes) // self.num_ranks
+
+    def loading_bound(self, states: ModelStates) -> int:
+        tied = self.table.tied_numel * self.recipe.precision.dtype.num_bytes
+        adapters = self.table.trained_bytes if self.recipe.trains_adapters else 0
+        module = self.table.largest_module_bytes
+        arriving = -(-module // self.num_ranks) if self.offloads_weights else 0
+        padding = len(self.table.entries) * self.num_ranks
+        most = max(module + arriving + padding, adapters)
+        return states.at_start.weights + states.copies.weights + tied + most
+
+    def collectives(self, trace: Trace) -> Iterable[Collectives]:
+        """All-gathers for every module's forward and backward, where its weights are not whole yet, and gradients
+        reduced and scattered bucket by bucket, every micro batch; small weights after the step, each alone."""
+        often, num_ranks = self.recipe.grad_accum, self.num_ranks
+        found: list[Collectives] = []
+        if num_ranks > 1:
+            found += self._gathers(trace)
+            small = [(one, count) for one, count in self.table.kinds if self._is_persistent(one)]
+            num_bytes = sum([count * padded(one.numel, num_ranks) * one.dtype.num_bytes for one, count in small])
+            num_small = sum([count for _, count in small])
+            found.append(Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, num_small, num_bytes))
+        reduced = reductions(self.table, trace, self.recipe.zero.reduce_bucket_size, in_parameter_order=False)
+        scattered = padded_total(reduced.sizes, num_ranks) * self.weight_bytes
+        kind, count = CollectiveKind.REDUCE_SCATTER, reduced.num_buckets
+        found.append(Collectives(kind, StepPhase.BACKWARD, often * count, often * scattered))
+        return [one for one in found if one.count]
+
+    def _gathers(self, trace: Trace) -> Iterable[Collectives]:
+        """With hpZ all ranks are asked for trained weights in the first forward of a step alone, for frozen ones in the
+        very first of the run; after that the group that has a copy is, in collectives apart where both are wanted."""
+        often, hpz, kind = self.recipe.grad_accum, self.recipe.hpz, CollectiveKind.ALL_GATHER
+        walk = gather_walk(trace, self.recipe.zero, num_wrappers=num_wrappers(self.recipe))
+        for phase, sent in ((StepPhase.FORWARD, walk.forward.sent), (StepPhase.BACKWARD, walk.backward.sent)):
+            trained, frozen = padded_total(sent.trained, self.num_ranks), padded_total(sent.frozen, self.num_ranks)
+            if hpz == 1:
+                yield Collectives(kind, phase, often * sent.num_gathers, often * (trained + frozen))
+                continue
+            inside = often - 1 if phase is StepPhase.FORWARD else often
+            yield Collectives(kind, phase, inside * sent.num_gathers, inside * (trained + frozen), hpz)
+            if phase is StepPhase.FORWARD:
+                yield Collectives(kind, phase, sent.num_with_trained, trained)
+                yield Collectives(kind, phase, sent.num_with_frozen, frozen, hpz)
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    def _is_persistent(self, parameter: Parameter) -> bool:
+        return parameter.numel <= self.recipe.zero.stage3_param_persistence_threshold
+
+    def _sub_groups(self) -> list[int]:
+        return sub_group_elements(self.table.numels, self.num_ranks, self.recipe.zero.sub_group_size)
+
+    def _shard_bytes(self, parameter: Parameter) -> int:
+        return -(-parameter.numel // self.num_ranks) * parameter.dtype.num_bytes
+
+    @property
+    def _has_second_shards(self) -> bool:
+        return self.recipe.hpz > 1
+
+    def _second_shard_bytes(self, parameter: Parameter) -> int:
+        """Padded for all ranks, cut among ``hpz``."""
+        return padded(parameter.numel, self.num_ranks) // self.recipe.hpz * parameter.dtype.num_bytes
+
+    def _second_shard_totals(self) -> tuple[int, int]:
+        """Bytes of a rank's second shards of (frozen, trained) weights."""
+        totals = {True: 0, False: 0}
+        for parameter, count in self.table.kinds if self._has_second_shards else ():
+            totals[parameter.requires_grad] += count * self._second_shard_bytes(parameter)
+        return totals[False], totals[True]
+
+    def _weight_totals(self) -> tuple[int, int]:
+        """(bytes of a rank's shards, bytes of weights that stay whole on every rank)."""
+        shards = sum([count * self._shard_bytes(one) for one, count in self.table.kinds])
+        small = [count * one.numel * one.dtype.num_bytes for one, count in self.table.kinds if self._is_persistent(one)]
+        return shards, sum(small) if self.num_ranks > 1 else 0
+
+
+def overflow_check_bytes(recipe: Recipe) -> int:
+    """Bytes per element of looking for infinities in all of a rank's gradients at once, as stage 3 does in fp16.
+
+    ``torch.isinf(self.grad_partitions_flat_buffer)`` in ``has_overflow`` is ``self.abs() == inf``
+    (``aten/src/ATen/native/TensorCompare.cpp``): absolute values in the type of the gradients, and a byte.
+    """
+    return recipe.trained_dtype.num_bytes + 1 if recipe.precision is Precision.FP16 else 0
+
+
+def _shard(entry: NamedParameter) -> tuple[str, str]:
+    return "shard", entry.name
+
+
+def _second_shard(entry: NamedParameter) -> tuple[str, str]:
+    return "second shard", entry.name

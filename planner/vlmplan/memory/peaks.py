@@ -1,0 +1,151 @@
+"""The highest moment of each phase: the engine's tensors from its events, the micro batch's from the trace."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import cast
+
+from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, Parts, Run, Span, Trace, add_parts
+from vlmplan.engines.components import NOTHING, Components
+from vlmplan.engines.engine import Engine
+from vlmplan.engines.events import Component, Sink, Stream
+from vlmplan.engines.gathering import GatheredWeights, notify
+
+
+class PeakTracker(Sink):
+    """Live bytes by component, and the moment with most of them since ``start_phase``."""
+
+    def __init__(self) -> None:
+        self._held = [0] * len(Component)
+        self._held_bytes = 0
+        self._tensors: dict[Hashable, tuple[Component, int]] = {}
+        self._batch: Parts = NO_PARTS
+        self._batch_bytes = 0
+        self._peak_bytes = 0
+        self.peak: Components = NOTHING
+
+    def start_phase(self) -> None:
+        self.peak = self.now()
+        self._peak_bytes = self.peak.total
+
+    def now(self) -> Components:
+        return self._components(self._batch)
+
+    # -- the engine's tensors ------------------------------------------------------------------------------------
+
+    def allocate(self, owner: Hashable, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
+        if num_bytes:
+            self._tensors[owner] = component, num_bytes
+            self.keep(component, num_bytes)
+
+    def keep(self, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
+        self._held[component] += num_bytes
+        self._held_bytes += num_bytes
+        if self._held_bytes + self._batch_bytes > self._peak_bytes:
+            self._note(self._batch)
+
+    def free(self, owner: Hashable) -> None:
+        if owner in self._tensors:
+            component, num_bytes = self._tensors.pop(owner)
+            self._held[component] -= num_bytes
+            self._held_bytes -= num_bytes
+
+    def clone(self, owner: Hashable) -> None:
+        if owner in self._tensors:
+            component, num_bytes = self._tensors[owner]
+            self.transient(component, [num_bytes])
+
+    def transient(self, component: Component, sizes: Sequence[int], stream: Stream = Stream.DEFAULT) -> None:
+        num_bytes = sum(sizes)
+        if self._held_bytes + self._batch_bytes + num_bytes > self._peak_bytes:
+            self._held[component] += num_bytes
+            self._note(self._batch)
+            self._held[component] -= num_bytes
+
+    def rename(self, owner: Hashable, new_owner: Hashable) -> None:
+        if owner in self._tensors:
+            self._tensors[new_owner] = self._tensors.pop(owner)
+
+    # -- the micro batch's tensors -------------------------------------------------------------------------------
+
+    def span(self, span: Span) -> None:
+        if self._held_bytes + self._batch_bytes + sum(span.peak) > self._peak_bytes:
+            self._note(add_parts(self._batch, span.peak))
+        self._batch = add_parts(self._batch, span.delta)
+        self._batch_bytes += sum(span.delta)
+
+    def hand_over(self, event: GradientReady, ordinal: int) -> None:
+        """A gradient becomes the engine's, or is added to the one that is there and freed."""
+        parts = list(self._batch)
+        parts[event.kind] -= event.num_bytes
+        self._batch = cast(Parts, tuple(parts))
+        self._batch_bytes -= event.num_bytes
+        if ordinal not in self._tensors:
+            self.allocate(ordinal, Component.GRADIENTS, event.num_bytes)
+
+    def release_batch(self) -> None:
+        """The loop lets go of a micro batch, pixels and masks too, when its backward is over."""
+        self._batch_bytes -= self._batch[0]
+        self._batch = (0, *self._batch[1:])
+
+    # -- moments -------------------------------------------------------------------------------------------------
+
+    def _note(self, batch: Parts) -> None:
+        self.peak = self._components(batch)
+        self._peak_bytes = self.peak.total
+
+    def _components(self, batch: Parts) -> Components:
+        weights, gradients, states, activations, logits, buffers, temporaries = self._held
+        return Components(
+            weights=weights,
+            gradients=gradients + batch[3],
+            optimizer_states=states,
+            activations=activations + batch[0],
+            logits=logits + batch[1],
+            communication_buffers=buffers,
+            temporaries=temporaries + batch[2],
+        )
+
+
+class MicroBatchReplay:
+    """Runs the events of a trace under an engine whose sink is a ``PeakTracker``."""
+
+    def __init__(self, engine: Engine, tracker: PeakTracker, trace: Trace) -> None:
+        self._engine, self._tracker, self._trace = engine, tracker, trace
+        self._gathered: GatheredWeights | None = engine.gathered_weights(trace, tracker)
+
+    def forward(self) -> None:
+        merged = self._trace.merged_sections()
+        for run, section in self._trace.forward():
+            self._run(section.forward if self._gathered is not None else merged[run.key][0], run)
+
+    def backward(self) -> None:
+        merged = self._trace.merged_sections()
+        for run, section in self._trace.backward():
+            self._run(section.backward if self._gathered is not None else merged[run.key][1], run)
+        self._engine.end_backward()
+        if self._gathered is not None:
+            self._gathered.end_backward()
+
+    def release_outputs(self) -> None:
+        """What backward leaves: the model's outputs."""
+        for event in self._trace.after:
+            if isinstance(event, Span):
+                self._tracker.span(event)
+
+    def begin_step(self) -> None:
+        """The optimizer takes over from the micro batch."""
+        self._tracker.release_batch()
+        if self._gathered is not None:
+            self._gathered.partition_all()
+
+    def _run(self, events: Iterable[Event], run: Run) -> None:
+        engine, tracker, gathered = self._engine, self._tracker, self._gathered
+        for event in events:
+            if isinstance(event, Span):
+                tracker.span(event)
+            elif isinstance(event, GradientReady):
+                ordinal = engine.table.ordinal(event.parameter, run.layer)
+                engine.expect_gradient()
+                tracker.hand_over(event, ordinal)
+                engine.take_gradient(ordinal)
+            elif gathered is not None:
+                notify(gathered, event, run)

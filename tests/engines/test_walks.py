@@ -1,0 +1,99 @@
+"""Each engine's walk and its model states in closed form say the same bytes."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planned import shortened
+from vlmplan.architecture.prepare import prepared_model
+from vlmplan.engines import Engine, ModelStates, engine_of
+from vlmplan.engines.components import Components
+from vlmplan.engines.events import Component
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.memory.peaks import PeakTracker
+from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+
+MODELS = {
+    "tinyllama-1.1b": {"num_hidden_layers": 2},
+    "qwen2.5-0.5b": {"num_hidden_layers": 3},  # tied
+}
+
+
+class Gradients(PeakTracker):
+    """Hands gradients to an engine without a micro batch."""
+
+    def arrive(self, engine: Engine) -> None:
+        engine.begin_micro_batch(accumulates=False, is_last=True)
+        for ordinal in reversed(range(len(engine.table.numels))):
+            engine.expect_gradient()
+            self.allocate(ordinal, Component.GRADIENTS, engine.table.gradient_sizes[ordinal])
+            engine.take_gradient(ordinal)
+        engine.end_backward()
+        engine.reduce_gradients()
+
+
+def walked(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[Components, ModelStates]:
+    """What the walk holds while it loads, and at most, and its model states."""
+    tracker = Gradients()
+    engine = engine_of(table, recipe, num_ranks=num_ranks, sink=tracker)
+    engine.load(is_on_cpu=False)
+    load_peak = tracker.peak
+    tracker.start_phase()
+    engine.build()
+    start, init_peak = tracker.now(), tracker.peak
+    engine.use_first()
+    engine.step(is_first=True)
+    resident = tracker.now()
+    engine.begin_step()
+    copies = tracker.now()
+    tracker.arrive(engine)
+    tracker.start_phase()
+    engine.step(is_first=False)
+    assert tracker.now() == resident
+    copied = Components(weights=copies.weights - resident.weights)
+    return load_peak, ModelStates(start, resident, init_peak, tracker.peak, copied)
+
+
+@st.composite
+def recipes(draw: Any) -> Recipe:
+    stage = draw(st.sampled_from([None, 0, 1, 2, 3]))
+    hosts = st.sampled_from([Offload.NONE, Offload.CPU])
+    precisions = [one for one in Precision if stage is not None or one is not Precision.FP16]
+    return Recipe(
+        zero_stage=stage,
+        method=draw(st.sampled_from([Method.FULL, Method.LORA] + [Method.QLORA] * (stage != 3))),
+        precision=draw(st.sampled_from(precisions)),
+        optimizer=draw(st.sampled_from(OptimizerKind)),
+        fuses_optimizer=draw(st.booleans()),
+        offload_optimizer=draw(hosts) if stage in (1, 2, 3) else Offload.NONE,
+        offload_params=draw(hosts) if stage == 3 else Offload.NONE,
+        hpz=draw(st.sampled_from([1, 2])) if stage == 3 else 1,
+        zero=ZeroSettings(
+            reduce_bucket_size=draw(st.integers(10**5, 10**8)),
+            overlap_comm=draw(st.booleans()),
+            contiguous_gradients=draw(st.booleans()),
+            stage3_param_persistence_threshold=draw(st.sampled_from([0, 10**4, 10**6])),
+            sub_group_size=draw(st.sampled_from([10**5, 10**7, 10**9])),
+        ),
+    )
+
+
+@settings(max_examples=150)
+@given(alias=st.sampled_from(list(MODELS)), recipe=recipes(), num_ranks=st.sampled_from([1, 2, 4, 6]))
+def test_states_in_closed_form_are_those_of_the_walk(alias: str, recipe: Recipe, num_ranks: int):
+    if recipe.zero_stage is None:
+        num_ranks = 1
+    if num_ranks % recipe.hpz:
+        recipe = recipe.with_changes(hpz=1)
+    table = ParameterTable(prepared_model(shortened(alias, **MODELS[alias]).config, recipe))
+    engine = engine_of(table, recipe, num_ranks=num_ranks)
+    closed, (load_peak, walk) = engine.states(), walked(table, recipe, num_ranks)
+    assert walk.copies == closed.copies
+    assert walk.resident == closed.resident
+    assert walk.at_start == closed.at_start + closed.copies
+    assert walk.step_peak.total == closed.step_peak.total + closed.copies.total
+    assert (closed.init_peak + closed.copies).total <= walk.init_peak.total
+    # Adapters are whole from loading on until the engine of stage 3 shards them, and so is the first of them then.
+    assert walk.init_peak.total <= max((closed.init_peak + closed.copies).total, engine.loading_bound(closed))
+    assert load_peak.total <= engine.loading_bound(closed)
