@@ -151,14 +151,15 @@ class Engine:
     # -- parts of the walk ---------------------------------------------------------------------------------------
 
     def _load_weights(self) -> None:
-        """One by one, each straight to where it stays; adapters come after packed weights, and then peft's upcast makes
-        float32 copies (``param.data = param.data.to(float32)``)."""
-        from_checkpoint, added = list(self.table.entries), list[NamedParameter]()
-        if any(entry.parameter.stored_bytes is not None for entry in from_checkpoint):
+        """Each weight straight to where it stays. With packed ones in the order of their names, one by one, adapters
+        after them, and then peft's upcast makes float32 copies (``param.data = param.data.to(float32)``)."""
+        entries = list(self.table.entries)
+        if any(entry.parameter.stored_bytes is not None for entry in entries):
             added = self.trained
-            from_checkpoint = [entry for entry in from_checkpoint if not entry.parameter.requires_grad]
+            entries = [entry for entry in entries if not entry.parameter.requires_grad]
+            entries = [*sorted(entries, key=_loading_order), *added]
         upcast: list[NamedParameter] = []
-        for entry in from_checkpoint:
+        for entry in entries:
             arriving = arriving_bytes(entry.parameter, self.recipe)
             if entry.parameter.stored_bytes is not None:
                 self._pack(entry, arriving)
@@ -166,9 +167,7 @@ class Engine:
                 self.sink.allocate(weight(entry), Component.WEIGHTS, arriving or entry.parameter.num_bytes)
                 if arriving:
                     upcast.append(entry)
-        for entry in added:
-            self.sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
-        for entry in upcast:
+        for entry in sorted(upcast, key=self.table.entries.index):
             self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes)
             self.sink.free(weight(entry))
         self._is_loaded = True
@@ -203,6 +202,12 @@ def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
         return parameter.numel * parameter.dtype.num_bytes
     is_upcast = recipe.upcasts_frozen and not parameter.requires_grad and parameter.dtype is DType.FLOAT32
     return parameter.numel * recipe.precision.dtype.num_bytes if is_upcast else 0
+
+
+def _loading_order(entry: NamedParameter) -> list[tuple[bool, int, str]]:
+    """Names part by part, numbers as numbers and before words (transformers' ``dot_natural_key``; weights that are
+    quantised as they are read come one by one, without threads: ``core_model_loading.py``)."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in entry.name.split(".")]
 
 
 def weight(entry: NamedParameter) -> tuple[str, str]:
