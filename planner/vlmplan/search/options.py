@@ -8,7 +8,15 @@ from vlmplan.catalog import Catalog
 from vlmplan.cost import CostAssumptions
 from vlmplan.errors import InputError
 from vlmplan.hardware import Pricing
-from vlmplan.request import Request, fixed_recipe, length_notes, network_notes, samples_per_step, workload_of
+from vlmplan.request import (
+    Request,
+    SearchRequest,
+    fixed_recipe,
+    length_notes,
+    network_notes,
+    samples_per_step,
+    workload_of,
+)
 from vlmplan.search import Limits, Objective, Sought
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.search.offers import OfferFilter
@@ -35,15 +43,7 @@ def sought(
     """
     fixed, wanted, hardware = fixed_recipe(request, model), request.search, request.hardware
     limits = Limits(max_usd=wanted.max_usd, max_hours=wanted.max_hours)
-    stated = {field: getattr(wanted, name) for field, name in ASSUMED_OPTIONS.items()}
-    assumed = CostAssumptions(**{field: value for field, value in stated.items() if value is not None})
-    offers = OfferFilter(
-        pricing=wanted.pricing,
-        providers=wanted.providers,
-        regions=wanted.regions,
-        max_usd_per_hour=wanted.max_usd_per_hour,
-        max_price_age_days=wanted.max_price_age_days,
-    )
+    assumed, offers = _assumed(wanted), _offers(wanted)
     if hardware.host_bytes is not None:
         _check_own_machine(request)
     found, more = candidates(
@@ -67,6 +67,21 @@ def sought(
         assumed=assumed,
         today=today,
         notes=notes if request.ds_config is None else (*notes, *request.ds_config.notes),
+    )
+
+
+def _assumed(wanted: SearchRequest) -> CostAssumptions:
+    stated = {field: getattr(wanted, name) for field, name in ASSUMED_OPTIONS.items()}
+    return CostAssumptions(**{field: value for field, value in stated.items() if value is not None})
+
+
+def _offers(wanted: SearchRequest) -> OfferFilter:
+    return OfferFilter(
+        pricing=wanted.pricing,
+        providers=wanted.providers,
+        regions=wanted.regions,
+        max_usd_per_hour=wanted.max_usd_per_hour,
+        max_price_age_days=wanted.max_price_age_days,
     )
 
 
