@@ -1,28 +1,23 @@
-"""One recipe on one cluster: memory timeline, host, disk, seconds, and whether it fits.
+"""The model as a method and a type make it, and estimates by it for many clusters, batch sizes and engines."""
 
-``Estimator`` holds what does not depend on the cluster (the prepared model and its trace), so that a search can ask
-for many clusters and sizes cheaply.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture.attention import SMALL_HEAD_DIM, AttentionBackend
-from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
-from vlmplan.cautions import not_counted_caveat, stacked_caveat
 from vlmplan.communication import step_collectives
-from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
+from vlmplan.estimate.record import Estimate
 from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.memory.allocator import SMALL_BYTES
-from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
+from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.host import HostMemory, host_memory, read_bytes, stored_dtype, with_devices
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
@@ -32,110 +27,9 @@ from vlmplan.memory.timeline import Timeline, memory_timeline
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import AttentionImplementation, LossKind, Method, Recipe
 from vlmplan.sample_images import sample_image
-from vlmplan.sizes import model_sizes, zero_settings
-from vlmplan.timing import StepTime, TimedStep, speed_note, step_flops, timed_step
-from vlmplan.units import gib_text
+from vlmplan.sizes import model_sizes
+from vlmplan.timing import step_flops, timed_step
 from vlmplan.workload import Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VaryingLengths:
-    """Samples of different lengths: where the lengths are from, those of the replayed micro batches as padded, and
-    reserved bytes where all samples have the plan's length and where they have these."""
-
-    source: str
-    lengths: tuple[int, ...]
-    reserved_range: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What one recipe needs on one cluster. Bytes are of the fullest GPU."""
-
-    workload: Workload
-    cluster: Cluster
-    recipe: Recipe
-    num_params: int
-    num_trainable_params: int
-    trained_by_part: Mapping[Part, int]
-    """Trained parameters of each part that the model has."""
-    stacked_bytes: int
-    """Of a 4-bit model: weights that no Linear holds, which bitsandbytes leaves as they are; else 0."""
-    timeline: Timeline
-    device: DeviceMemory
-    host: HostMemory
-    disk: DiskSpace
-    flops_per_step: int
-    collectives: tuple[Collectives, ...]
-    """The collectives of one step on one rank."""
-    timed: TimedStep | None
-    varying: VaryingLengths | None = None
-    """What samples of different lengths were taken to be; ``device`` is of the fuller of both then."""
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        return self.timeline.peak.total
-
-    @property
-    def verdict(self) -> Verdict:
-        return Verdict.DOES_NOT_FIT if self.host_is_short else self.device.verdict
-
-    @property
-    def host_is_short(self) -> bool:
-        """Whether the host's memory is known and too small."""
-        ram = self.cluster.node.host_ram_bytes
-        return ram is not None and self.host.peak_bytes > ram
-
-    @property
-    def hints(self) -> list[str]:
-        """What would make a setup fit that does not, where it is as simple as that."""
-        if self.host_is_short or not self.device.fits_without_fragments:
-            return []
-        return [
-            f"its tensors take {gib_text(self.device.allocated_bytes)}: with --expandable-segments, which keeps the "
-            f"allocator from holding blocks it cannot use, it fits"
-        ]
-
-    @property
-    def cautions(self) -> list[str]:
-        """What should be known of the numbers."""
-        stacked = stacked_caveat(self.recipe, stacked_bytes=self.stacked_bytes, num_params=self.num_params)
-        speed = None if self.timed is None else speed_note(self.cluster.node.gpu)
-        return [note for note in (not_counted_caveat(self.workload.model), stacked, speed) if note is not None]
-
-    @property
-    def not_counted(self) -> tuple[str, ...]:
-        """What the model takes beside text that no number has."""
-        return self.workload.model.not_counted
-
-    @property
-    def samples_per_step(self) -> int:
-        return self.recipe.micro_batch * self.recipe.grad_accum * self.cluster.num_gpus
-
-    @property
-    def step_time(self) -> StepTime | None:
-        """As expected; None where a speed is not known."""
-        return None if self.timed is None else self.timed.expected
-
-    @property
-    def step_seconds(self) -> float | None:
-        return None if self.step_time is None else self.step_time.total
-
-    @property
-    def samples_per_second(self) -> float | None:
-        return None if self.step_seconds is None else self.samples_per_step / self.step_seconds
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        return None if self.samples_per_second is None else self.samples_per_second * self.workload.seq_len
-
-    @property
-    def num_steps(self) -> int:
-        return self.workload.num_steps(self.samples_per_step)
-
-    @property
-    def run_seconds(self) -> float | None:
-        return None if self.step_seconds is None else self.num_steps * self.step_seconds
 
 
 class Estimator:
@@ -355,54 +249,3 @@ def with_workspaces(timeline: Timeline, gpu: Gpu) -> Timeline:
             phase = Phase(name=phase.name, resident=phase.resident + extra, peak=phase.peak + extra)
         phases.append(phase)
     return Timeline(phases=tuple(phases))
-
-
-def estimate(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
-    """The estimate of ``recipe`` training ``workload`` on ``cluster``."""
-    return Estimator(workload, recipe).estimate(recipe, cluster)
-
-
-def estimate_with_sizes(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
-    """The same with ZeRO's bucket, prefetch, live and reuse sizes chosen: for speed, or for memory if that must be."""
-    return sized_estimate(Estimator(workload, recipe), recipe, cluster)
-
-
-def sized_estimate(
-    estimator: Estimator,
-    recipe: Recipe,
-    cluster: Cluster,
-    timeline_of: Callable[[Recipe, Cluster], Timeline] | None = None,
-) -> Estimate:
-    """``estimate_with_sizes`` by an estimator that is there already; ``timeline_of`` may know timelines."""
-    timeline_of = timeline_of or estimator.timeline
-    *first, last = sized_recipes(estimator, recipe, cluster)
-    for sized in first:
-        timeline = timeline_of(sized, cluster)
-        if device_memory(timeline.peak.total, cluster).verdict is Verdict.FITS:  # its tensors do
-            found = estimator.estimate(sized, cluster, timeline)
-            if found.verdict is Verdict.FITS:
-                return found
-    return estimator.estimate(last, cluster, timeline_of(last, cluster))
-
-
-def sized_recipes(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> list[Recipe]:
-    """The recipe with sizes for speed, then with those for memory, which are taken where the first do not fit; as it is
-    where there are no sizes to choose."""
-    if not recipe.uses_deepspeed:
-        return [recipe]
-    return [
-        recipe.with_changes(zero=zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean))
-        for is_lean in (False, True)
-    ]
-
-
-__all__ = [
-    "Estimate",
-    "Estimator",
-    "Verdict",
-    "estimate",
-    "estimate_with_sizes",
-    "sized_estimate",
-    "sized_recipes",
-    "with_workspaces",
-]

@@ -1,0 +1,22 @@
+"""One recipe on one cluster: memory timeline, host, disk, seconds, and whether it fits.
+
+``Estimator`` holds what does not depend on the cluster (the prepared model and its trace), so that a search can ask
+for many clusters and sizes cheaply.
+"""
+
+from vlmplan.estimate.estimator import Estimator, with_workspaces
+from vlmplan.estimate.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
+from vlmplan.estimate.record import Estimate, VaryingLengths
+from vlmplan.memory.device import Verdict
+
+__all__ = [
+    "Estimate",
+    "Estimator",
+    "VaryingLengths",
+    "Verdict",
+    "estimate",
+    "estimate_with_sizes",
+    "sized_estimate",
+    "sized_recipes",
+    "with_workspaces",
+]

@@ -1,0 +1,51 @@
+"""The estimate of a recipe, as it is or with ZeRO's sizes chosen."""
+
+from collections.abc import Callable
+
+from vlmplan.estimate.estimator import Estimator
+from vlmplan.estimate.record import Estimate
+from vlmplan.hardware import Cluster
+from vlmplan.memory.device import Verdict, device_memory
+from vlmplan.memory.timeline import Timeline
+from vlmplan.recipe import Recipe
+from vlmplan.sizes import zero_settings
+from vlmplan.workload import Workload
+
+
+def estimate(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
+    """The estimate of ``recipe`` training ``workload`` on ``cluster``."""
+    return Estimator(workload, recipe).estimate(recipe, cluster)
+
+
+def estimate_with_sizes(workload: Workload, recipe: Recipe, cluster: Cluster) -> Estimate:
+    """The same with ZeRO's bucket, prefetch, live and reuse sizes chosen: for speed, or for memory if that must be."""
+    return sized_estimate(Estimator(workload, recipe), recipe, cluster)
+
+
+def sized_estimate(
+    estimator: Estimator,
+    recipe: Recipe,
+    cluster: Cluster,
+    timeline_of: Callable[[Recipe, Cluster], Timeline] | None = None,
+) -> Estimate:
+    """``estimate_with_sizes`` by an estimator that is there already; ``timeline_of`` may know timelines."""
+    timeline_of = timeline_of or estimator.timeline
+    *first, last = sized_recipes(estimator, recipe, cluster)
+    for sized in first:
+        timeline = timeline_of(sized, cluster)
+        if device_memory(timeline.peak.total, cluster).verdict is Verdict.FITS:  # its tensors do
+            found = estimator.estimate(sized, cluster, timeline)
+            if found.verdict is Verdict.FITS:
+                return found
+    return estimator.estimate(last, cluster, timeline_of(last, cluster))
+
+
+def sized_recipes(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> list[Recipe]:
+    """The recipe with sizes for speed, then with those for memory, which are taken where the first do not fit; as it is
+    where there are no sizes to choose."""
+    if not recipe.uses_deepspeed:
+        return [recipe]
+    return [
+        recipe.with_changes(zero=zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean))
+        for is_lean in (False, True)
+    ]

@@ -1,0 +1,117 @@
+"""What an estimate says: phases, device, host, disk and seconds of one recipe on one cluster."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vlmplan.architecture.model import Part
+from vlmplan.engines.collectives import Collectives
+from vlmplan.estimate.cautions import not_counted_caveat, stacked_caveat
+from vlmplan.hardware import Cluster
+from vlmplan.memory.device import DeviceMemory, Verdict
+from vlmplan.memory.disk import DiskSpace
+from vlmplan.memory.host import HostMemory
+from vlmplan.memory.timeline import Timeline
+from vlmplan.recipe import Recipe
+from vlmplan.timing import StepTime, TimedStep, speed_note
+from vlmplan.units import gib_text
+from vlmplan.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VaryingLengths:
+    """Samples of different lengths: where the lengths are from, those of the replayed micro batches as padded, and
+    reserved bytes where all samples have the plan's length and where they have these."""
+
+    source: str
+    lengths: tuple[int, ...]
+    reserved_range: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one recipe needs on one cluster. Bytes are of the fullest GPU."""
+
+    workload: Workload
+    cluster: Cluster
+    recipe: Recipe
+    num_params: int
+    num_trainable_params: int
+    trained_by_part: Mapping[Part, int]
+    """Trained parameters of each part that the model has."""
+    stacked_bytes: int
+    """Of a 4-bit model: weights that no Linear holds, which bitsandbytes leaves as they are; else 0."""
+    timeline: Timeline
+    device: DeviceMemory
+    host: HostMemory
+    disk: DiskSpace
+    flops_per_step: int
+    collectives: tuple[Collectives, ...]
+    """The collectives of one step on one rank."""
+    timed: TimedStep | None
+    varying: VaryingLengths | None = None
+    """What samples of different lengths were taken to be; ``device`` is of the fuller of both then."""
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        return self.timeline.peak.total
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.DOES_NOT_FIT if self.host_is_short else self.device.verdict
+
+    @property
+    def host_is_short(self) -> bool:
+        """Whether the host's memory is known and too small."""
+        ram = self.cluster.node.host_ram_bytes
+        return ram is not None and self.host.peak_bytes > ram
+
+    @property
+    def hints(self) -> list[str]:
+        """What would make a setup fit that does not, where it is as simple as that."""
+        if self.host_is_short or not self.device.fits_without_fragments:
+            return []
+        return [
+            f"its tensors take {gib_text(self.device.allocated_bytes)}: with --expandable-segments, which keeps the "
+            f"allocator from holding blocks it cannot use, it fits"
+        ]
+
+    @property
+    def cautions(self) -> list[str]:
+        """What should be known of the numbers."""
+        stacked = stacked_caveat(self.recipe, stacked_bytes=self.stacked_bytes, num_params=self.num_params)
+        speed = None if self.timed is None else speed_note(self.cluster.node.gpu)
+        return [note for note in (not_counted_caveat(self.workload.model), stacked, speed) if note is not None]
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What the model takes beside text that no number has."""
+        return self.workload.model.not_counted
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.recipe.micro_batch * self.recipe.grad_accum * self.cluster.num_gpus
+
+    @property
+    def step_time(self) -> StepTime | None:
+        """As expected; None where a speed is not known."""
+        return None if self.timed is None else self.timed.expected
+
+    @property
+    def step_seconds(self) -> float | None:
+        return None if self.step_time is None else self.step_time.total
+
+    @property
+    def samples_per_second(self) -> float | None:
+        return None if self.step_seconds is None else self.samples_per_step / self.step_seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return None if self.samples_per_second is None else self.samples_per_second * self.workload.seq_len
+
+    @property
+    def num_steps(self) -> int:
+        return self.workload.num_steps(self.samples_per_step)
+
+    @property
+    def run_seconds(self) -> float | None:
+        return None if self.step_seconds is None else self.num_steps * self.step_seconds
