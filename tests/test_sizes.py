@@ -20,9 +20,9 @@ MODEL = ModelSizes(largest_layer=LAYER, hidden_size=WIDTH)
 LARGE = table_of([10**9, 10**6, 3])
 
 
-def sizes(stage: int = 3, *, is_lean: bool = False, on: Cluster | None = None, numels=None) -> ZeroSettings:
+def sizes(stage: int = 3, *, low_memory: bool = False, on: Cluster | None = None, numels=None) -> ZeroSettings:
     table = LARGE if numels is None else table_of(numels)
-    return zero_settings(MODEL, table, Recipe(zero_stage=stage), on or cluster(num_gpus=4), is_lean=is_lean)
+    return zero_settings(MODEL, table, Recipe(zero_stage=stage), on or cluster(num_gpus=4), low_memory=low_memory)
 
 
 CLUSTERS = st.builds(
@@ -41,22 +41,22 @@ CLUSTERS = st.builds(
 @given(
     on=CLUSTERS,
     stage=st.integers(0, 3),
-    is_lean=st.booleans(),
+    low_memory=st.booleans(),
     numels=st.lists(st.integers(1, 10**9), min_size=1, max_size=4),
 )
-def test_sizes_are_even_positive_and_never_larger_than_what_there_is_to_reduce(on, stage, is_lean, numels):
-    found = sizes(stage, is_lean=is_lean, on=on, numels=numels)
+def test_sizes_are_even_positive_and_never_larger_than_what_there_is_to_reduce(on, stage, low_memory, numels):
+    found = sizes(stage, low_memory=low_memory, on=on, numels=numels)
     assert found.reduce_bucket_size == found.allgather_bucket_size
     assert found.reduce_bucket_size % 2 == 0
     assert 2 <= found.reduce_bucket_size <= max(2, sum(numels) + 1, MIN_BUCKET_ELEMENTS)
     assert found.reduce_bucket_size <= MAX_BUCKET_ELEMENTS
 
 
-@pytest.mark.parametrize("is_lean", [False, True])
+@pytest.mark.parametrize("low_memory", [False, True])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_deepspeed_takes_the_sizes(stage: int, is_lean: bool):
+def test_deepspeed_takes_the_sizes(stage: int, low_memory: bool):
     config = pytest.importorskip("deepspeed.runtime.zero.config")
-    found = sizes(stage, is_lean=is_lean)
+    found = sizes(stage, low_memory=low_memory)
     read = config.DeepSpeedZeroConfig(
         stage=stage,
         reduce_bucket_size=found.reduce_bucket_size,
@@ -103,13 +103,13 @@ def test_stage_3_keeps_two_layers_and_fetches_the_next():
 
 
 def test_lean_stage_3_keeps_nothing():
-    found = sizes(3, is_lean=True)
+    found = sizes(3, low_memory=True)
     assert found.stage3_prefetch_bucket_size == found.stage3_max_reuse_distance == found.stage3_max_live_parameters == 0
     assert found.reduce_bucket_size == MIN_BUCKET_ELEMENTS
 
 
 @pytest.mark.parametrize(
-    ("stage", "num_gpus", "is_lean", "overlaps"),
+    ("stage", "num_gpus", "low_memory", "overlaps"),
     [
         (1, 2, False, True),
         (2, 2, False, True),
@@ -120,8 +120,8 @@ def test_lean_stage_3_keeps_nothing():
         (1, 2, True, True),
     ],
 )
-def test_collectives_overlap_where_there_are_any_and_memory_for_a_second_bucket(stage, num_gpus, is_lean, overlaps):
-    assert sizes(stage, is_lean=is_lean, on=cluster(num_gpus=num_gpus)).overlap_comm is overlaps
+def test_collectives_overlap_where_there_are_any_and_memory_for_a_second_bucket(stage, num_gpus, low_memory, overlaps):
+    assert sizes(stage, low_memory=low_memory, on=cluster(num_gpus=num_gpus)).overlap_comm is overlaps
 
 
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
@@ -136,7 +136,9 @@ def test_lean_sizes_never_need_more_memory_than_fast_ones(method, num_gpus, stag
     recipe = Recipe(method=method, zero_stage=stage, offload_optimizer=offload, grad_accum=grad_accum)
     estimator = Estimator(Workload(model=files, seq_len=128), recipe)
     table = estimator.table
-    fast, lean = (zero_settings(estimator.sizes, table, recipe, on, is_lean=is_lean) for is_lean in (False, True))
+    fast, lean = (
+        zero_settings(estimator.sizes, table, recipe, on, low_memory=low_memory) for low_memory in (False, True)
+    )
     needed, least = (estimator.timeline(recipe.with_changes(zero=zero), on).peak.total for zero in (fast, lean))
     is_beside = table.largest_trained > lean.reduce_bucket_size
     assert least <= needed + (lean.reduce_bucket_size * table.trained_dtype.num_bytes if is_beside else 0)

@@ -44,9 +44,9 @@ def model_sizes(model: Model) -> ModelSizes:
 
 
 def zero_settings(
-    model: ModelSizes, table: ParameterTable, recipe: Recipe, cluster: Cluster, *, is_lean: bool
+    model: ModelSizes, table: ParameterTable, recipe: Recipe, cluster: Cluster, *, low_memory: bool
 ) -> ZeroSettings:
-    """The sizes for one recipe; ``is_lean`` takes the least memory instead of the best speed.
+    """The sizes for one recipe; ``low_memory`` takes the least memory instead of the best speed.
 
     Stage 3 keeps two layers' weights whole and fetches the next one ahead, and under activation checkpointing lets a
     layer's weights live from recomputation to backward; lean, every module's weights come and go by themselves.
@@ -55,25 +55,25 @@ def zero_settings(
     rate = link_bytes_per_second(cluster) or UNKNOWN_LINK_BYTES_PER_SECOND
     wanted = COLLECTIVE_LATENCY_SECONDS * rate / LATENCY_FRACTION / table.trained_dtype.num_bytes
     bucket = min(MAX_BUCKET_ELEMENTS, max(MIN_BUCKET_ELEMENTS, round(wanted)))
-    if is_lean:
+    if low_memory:
         bucket = MIN_BUCKET_ELEMENTS
     bucket = even(min(bucket, max(table.num_trained, 2)))
-    overlaps = recipe.zero_stage == 1 or (recipe.zero_stage in (2, 3) and not is_lean)
-    return _zero_settings(model, bucket, overlaps=cluster.num_gpus > 1 and overlaps, is_lean=is_lean)
+    overlaps = recipe.zero_stage == 1 or (recipe.zero_stage in (2, 3) and not low_memory)
+    return _zero_settings(model, bucket, overlaps=cluster.num_gpus > 1 and overlaps, low_memory=low_memory)
 
 
 @lru_cache(maxsize=1024)
-def _zero_settings(model: ModelSizes, bucket: int, *, overlaps: bool, is_lean: bool) -> ZeroSettings:
+def _zero_settings(model: ModelSizes, bucket: int, *, overlaps: bool, low_memory: bool) -> ZeroSettings:
     """One object for what is the same on many clusters."""
     layer = model.largest_layer
     return ZeroSettings(
         reduce_bucket_size=bucket,
         allgather_bucket_size=bucket,
         overlap_comm=overlaps,
-        stage3_prefetch_bucket_size=0 if is_lean else layer,
+        stage3_prefetch_bucket_size=0 if low_memory else layer,
         stage3_param_persistence_threshold=PERSISTENCE_PER_WIDTH * model.hidden_size,
-        stage3_max_live_parameters=0 if is_lean else 3 * layer,
-        stage3_max_reuse_distance=0 if is_lean else 2 * layer,
+        stage3_max_live_parameters=0 if low_memory else 3 * layer,
+        stage3_max_reuse_distance=0 if low_memory else 2 * layer,
         sub_group_size=SUB_GROUP_ELEMENTS,
     )
 

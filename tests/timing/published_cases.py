@@ -22,7 +22,7 @@ from cli_calls import request_of_words
 from vlmplan.cli.estimate import estimate as command
 from vlmplan.estimate import Estimate
 from vlmplan.requested import requested_estimate
-from vlmplan.timing import Outlook, peak_flops_per_second
+from vlmplan.timing import Scenario, peak_flops_per_second
 from vlmplan.timing.host import image_seconds
 
 HERE = Path(__file__).parent
@@ -101,13 +101,13 @@ def timed(name: str) -> Timed:
     estimate = estimated(name)
     assert estimate.timed is not None, name
     case, workload, recipe = case_named(name), estimate.workload, estimate.recipe
-    images = {one: image_seconds(workload, recipe, one) if case.get("has_workers") else 0.0 for one in Outlook}
+    images = {one: image_seconds(workload, recipe, one) if case.get("has_workers") else 0.0 for one in Scenario}
     return Timed(
         case=name,
         published=case["seconds_per_step"],
-        expected=estimate.timed.expected.total - images[Outlook.EXPECTED],
-        fast=estimate.timed.fast_seconds - images[Outlook.FAST],
-        slow=estimate.timed.slow_seconds - images[Outlook.SLOW],
+        expected=estimate.timed.expected.total - images[Scenario.EXPECTED],
+        fast=estimate.timed.fast_seconds - images[Scenario.FAST],
+        slow=estimate.timed.slow_seconds - images[Scenario.SLOW],
         naive=naive_seconds(estimate),
     )
 

@@ -7,7 +7,7 @@ import pytest
 from planned import cluster, shortened, workload
 from vlmplan.estimate import Estimator
 from vlmplan.recipe import Method, Recipe
-from vlmplan.timing import Outlook, gpu_rates
+from vlmplan.timing import Scenario, gpu_rates
 from vlmplan.timing.hooks import HookedCalls, hooked_calls
 from vlmplan.timing.rates import HOOK_SECONDS
 
@@ -78,7 +78,7 @@ def test_weights_larger_than_the_threshold_are_gathered_and_those_that_recomputa
 
 
 def test_seconds_are_calls_by_what_each_takes():
-    hooks = gpu_rates(cluster().node.gpu, Recipe(), Outlook.EXPECTED).hooks
+    hooks = gpu_rates(cluster().node.gpu, Recipe(), Scenario.EXPECTED).hooks
     calls = HookedCalls(with_weights=2, empty=3, gathers=5, gradients=7)
     by = {name: seconds.expected for name, seconds in HOOK_SECONDS.items()}
     more = 5 * by["gather"] + 7 * by["gradient"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planned import cluster, model_files
 from small_models import table_of
 from vlmplan.recipe import Offload, Recipe
-from vlmplan.timing import Outlook
+from vlmplan.timing import Scenario
 from vlmplan.timing.host import (
     HOST_ADAM_BYTES_PER_SECOND,
     IMAGE_SECONDS_PER_MEGAPIXEL,
@@ -40,8 +40,8 @@ def test_text_alone_opens_nothing():
 @given(st.integers(1, 8), st.integers(28, 4000), st.integers(28, 4000))
 def test_seconds_of_images_are_in_the_order_of_their_outlooks(num: int, width: int, height: int):
     slow, expected, fast = (
-        image_seconds(images(num, width, height), Recipe(), outlook)
-        for outlook in (Outlook.SLOW, Outlook.EXPECTED, Outlook.FAST)
+        image_seconds(images(num, width, height), Recipe(), scenario)
+        for scenario in (Scenario.SLOW, Scenario.EXPECTED, Scenario.FAST)
     )
     assert slow > expected > fast > 0
 

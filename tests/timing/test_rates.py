@@ -7,7 +7,7 @@ import pytest
 from planned import shipped_gpus
 from vlmplan.hardware import Gpu, MatmulPeaks, Vendor
 from vlmplan.recipe import Precision, Recipe
-from vlmplan.timing import Graded, Outlook, gpu_rates, host, peak_flops_per_second, rates, step
+from vlmplan.timing import RangedValue, Scenario, gpu_rates, host, peak_flops_per_second, rates, step
 
 GPUS = shipped_gpus()
 TABLES = {
@@ -15,7 +15,7 @@ TABLES = {
     for module in (rates, host, step)
     for name, constant in vars(module).items()
     for key, value in (constant if isinstance(constant, dict) else {None: constant}).items()
-    if isinstance(value, Graded)
+    if isinstance(value, RangedValue)
 }
 HOOKS = tuple(f"HOOK_SECONDS[{name}]" for name in rates.HOOK_SECONDS)
 SECONDS = ("RAMP_SECONDS", "KERNEL_SECONDS", "STEP_SECONDS", "IMAGE_SECONDS_PER_MEGAPIXEL", *HOOKS)
@@ -42,7 +42,7 @@ def test_slow_end_is_no_faster_than_expected_and_expected_no_faster_than_the_fas
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_every_card_is_slow_expected_or_fast_in_that_order(gpu: Gpu):
-    found = [gpu_rates(gpu, recipe_of(gpu), outlook) for outlook in (Outlook.SLOW, Outlook.EXPECTED, Outlook.FAST)]
+    found = [gpu_rates(gpu, recipe_of(gpu), scenario) for scenario in (Scenario.SLOW, Scenario.EXPECTED, Scenario.FAST)]
     if None in found:
         assert found == [None] * 3
         return
@@ -60,7 +60,7 @@ def test_every_card_is_slow_expected_or_fast_in_that_order(gpu: Gpu):
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_no_card_is_expected_above_its_peak_and_of_data_centres_none_at_best_either(gpu: Gpu):
     peak = peak_flops_per_second(gpu, recipe_of(gpu))
-    expected, fast = (gpu_rates(gpu, recipe_of(gpu), outlook) for outlook in (Outlook.EXPECTED, Outlook.FAST))
+    expected, fast = (gpu_rates(gpu, recipe_of(gpu), scenario) for scenario in (Scenario.EXPECTED, Scenario.FAST))
     if expected is None or fast is None or peak is None:
         return
     assert max(expected.products_per_second, expected.attention_per_second) < peak
@@ -93,7 +93,7 @@ def test_best_published_product_of_a_card_is_within_the_range_of_its_kind(name: 
     ("gpu", "tflops"), [("a100-sxm4-80gb", 271.2), ("a100-pcie-80gb", 252.9), ("h100-sxm", 794.5), ("b200", 1745)]
 )
 def test_best_product_of_a_card_is_expected_as_published(gpu: str, tflops: float):
-    found = rates.sustained_flops_per_second(GPUS[gpu], Recipe(), Outlook.EXPECTED)
+    found = rates.sustained_flops_per_second(GPUS[gpu], Recipe(), Scenario.EXPECTED)
     assert found == pytest.approx(tflops * 1e12, rel=0.005)
 
 
@@ -101,7 +101,7 @@ def is_bound_by_power(gpu: Gpu) -> bool:
     """Whether more power would make its products faster."""
     assert gpu.tdp_watts is not None
     more = replace(gpu, tdp_watts=2 * gpu.tdp_watts)
-    now, then = (rates.sustained_flops_per_second(one, recipe_of(one), Outlook.EXPECTED) for one in (gpu, more))
+    now, then = (rates.sustained_flops_per_second(one, recipe_of(one), Scenario.EXPECTED) for one in (gpu, more))
     assert then >= now
     return then > now
 
@@ -120,13 +120,13 @@ def test_card_of_unknown_power_goes_by_its_clock():
     unknown = replace(GPUS["l4"], tdp_watts=None)
     peak = unknown.peak_flops_per_second.bf16
     fraction = rates.PRODUCTS_FRACTION[8, 9].expected
-    assert rates.sustained_flops_per_second(unknown, Recipe(), Outlook.EXPECTED) == pytest.approx(peak * fraction)
+    assert rates.sustained_flops_per_second(unknown, Recipe(), Scenario.EXPECTED) == pytest.approx(peak * fraction)
 
 
 def test_wider_types_take_as_many_joules_more_as_their_peak_is_lower():
     gpu = replace(GPUS["l4"], peak_flops_per_second=MatmulPeaks(bf16=120e12, fp16=120e12, tf32=40e12))
     bf16, fp32 = (
-        rates.sustained_flops_per_second(gpu, Recipe(precision=precision), Outlook.EXPECTED)
+        rates.sustained_flops_per_second(gpu, Recipe(precision=precision), Scenario.EXPECTED)
         for precision in (Precision.BF16, Precision.FP32)
     )
     assert fp32 == pytest.approx(bf16 * 40 / 120)
@@ -152,7 +152,9 @@ def test_measured_products_of_amds_cards_lie_between_what_others_have_seen():
     measured = {"mi300x": (620e12, 781.9e12), "mi325x": (784.9e12, 784.9e12), "mi355x": (1565e12, 1565e12)}
     for name, (least, most) in measured.items():
         if name in GPUS:
-            ends = [rates.sustained_flops_per_second(GPUS[name], Recipe(), one) for one in (Outlook.SLOW, Outlook.FAST)]
+            ends = [
+                rates.sustained_flops_per_second(GPUS[name], Recipe(), one) for one in (Scenario.SLOW, Scenario.FAST)
+            ]
             assert ends[0] <= least * 1.01
             assert most * 0.99 <= ends[1]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.chats import Sample
-from vlmplan_trainer.data.survey import Survey
+from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import StepResult
 from vlmplan_trainer.loop import Rates, Trainer
 from vlmplan_trainer.measure import Meter
@@ -58,7 +58,7 @@ def test_no_micro_batch_is_alive_when_the_optimizer_steps(num_workers: int):
     encoder: Any = PlainTexts()
     samples = [Sample(source=f"some.jsonl:{index}", turns=()) for index in range(NUM_SAMPLES)]
     batches = Batches(
-        Survey(samples=samples, lengths=[8] * NUM_SAMPLES),
+        DatasetScan(samples=samples, lengths=[8] * NUM_SAMPLES),
         encoder,
         micro_batch=MICRO_BATCH,
         grad_accum=GRAD_ACCUM,

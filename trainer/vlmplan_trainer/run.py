@@ -21,7 +21,7 @@ from vlmplan_trainer.checkpoint import load_checkpoint, manifest_of, newest_chec
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.gather import Data, gathered_data
-from vlmplan_trainer.data.survey import Survey
+from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32, start_process_group
 from vlmplan_trainer.engines.zero import TAG
@@ -52,11 +52,11 @@ class Evaluation:
 
     def as_json(self) -> dict[str, Any]:
         """The loss, the samples that it is over, and those that it is not: bad, without room, or in no whole batch."""
-        survey, num_left_over = self.batches.survey, self.batches.num_left_over
+        scan, num_left_over = self.batches.scan, self.batches.num_left_over
         return {
             "eval_loss": self.loss if self.loss is None or math.isfinite(self.loss) else None,
-            "num_eval_samples": len(survey.samples) - num_left_over,
-            "num_eval_left_out": self.num_bad + survey.num_skipped + num_left_over,
+            "num_eval_samples": len(scan.samples) - num_left_over,
+            "num_eval_left_out": self.num_bad + scan.num_skipped + num_left_over,
         }
 
 
@@ -136,7 +136,7 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
         made.batches.resume(made.trainer.position.num_samples)
     if engine.rank == 0:
         keep_record(options, plan.recipe.method.value)
-        lengths = "".join(f"{length}\n" for length in made.batches.survey.lengths)
+        lengths = "".join(f"{length}\n" for length in made.batches.scan.lengths)
         write_atomically(options.output_dir / LENGTHS_FILE, lengths, force=True)
     say_phase(f"training: {counted(made.trainer.rates.num_steps - made.trainer.position.step, 'step')}")
     reports = _train(made)
@@ -161,7 +161,7 @@ def _assembled(plan: Plan, options: Options, data: Data, loaded: Loaded, engine:
     pads_to = PADS_TO if options.dummy_data is None else workload.seq_len
     batches = _batches(
         plan,
-        data.train.survey,
+        data.train.scan,
         data.encoder,
         engine,
         seed=options.seed,
@@ -191,13 +191,13 @@ def _evaluation_of(plan: Plan, data: Data, engine: Engine) -> Evaluation | None:
     found = data.evaluation
     if found is None:
         return None
-    batches = _batches(plan, found.survey, data.encoder, engine, seed=0, grad_accum=1)
+    batches = _batches(plan, found.scan, data.encoder, engine, seed=0, grad_accum=1)
     return Evaluation(batches=batches, num_bad=found.account.num_bad)
 
 
-def _batches(plan: Plan, survey: Survey, encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
+def _batches(plan: Plan, scan: DatasetScan, encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
     return Batches(
-        survey,
+        scan,
         encoder,
         micro_batch=plan.recipe.micro_batch,
         num_ranks=engine.num_ranks,
@@ -292,8 +292,8 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
         "seconds": position.seconds,
         "usd": usd_so_far(made.plan, position.seconds),
         "last_loss": reports[-1].loss if reports else None,
-        "num_truncated": made.batches.survey.num_truncated,
-        "num_skipped": made.batches.survey.num_skipped,
+        "num_truncated": made.batches.scan.num_truncated,
+        "num_skipped": made.batches.scan.num_skipped,
         "num_left_over_per_epoch": made.batches.num_left_over,
         "num_left_out": made.num_left_out,
         "num_bad": made.data.train.account.num_bad,

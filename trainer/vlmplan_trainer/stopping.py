@@ -1,4 +1,4 @@
-"""Being asked to end: SIGTERM and Ctrl-C let the optimizer step end and a checkpoint be saved; a second one does not.
+"""Graceful shutdown: SIGTERM and Ctrl-C let the optimizer step end and a checkpoint be saved; a second one does not.
 
 DeepSpeed's launcher (``launcher/launch.py`` 0.19.8, ``terminate_process_tree``) sends SIGTERM to a rank again when it
 gets a signal itself, and SIGKILL 30 seconds later: what has not been saved by then is lost, and ``--resume`` goes on

@@ -3,7 +3,7 @@
 Every weight is cut into equal shards, padded by itself. Modules all-gather their weights before they run and release
 them after (``engines.gathering``); gradients pass through a reduce bucket, which lives from ``build`` on, into this
 rank's shards. With ``offload_params`` the shards live on the host, with ``offload_optimizer`` everything of the
-optimizer does, gradients included. With ``hpz`` there is a second shard of every weight, N/hpz as large.
+optimizer does, gradients included. With ``hpz`` there is a secondary partition of every weight, N/hpz as large.
 """
 
 from collections.abc import Iterable, Sequence
@@ -132,8 +132,8 @@ class Zero3(Engine):
         """A whole weight gives way to its shard, and with ``hpz`` to the second one (``_partition_param_sec``)."""
         if not self.offloads_weights:
             self.sink.allocate(_shard(entry), Component.WEIGHTS, self._shard_bytes(entry.parameter))
-        if self._has_second_shards:
-            self.sink.allocate(_second_shard(entry), Component.WEIGHTS, self._second_shard_bytes(entry.parameter))
+        if self._has_secondary:
+            self.sink.allocate(_secondary(entry), Component.WEIGHTS, self._secondary_bytes(entry.parameter))
         self.sink.free(weight(entry))
 
     # -- a step --------------------------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ class Zero3(Engine):
                 self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes, Stream.GATHER)
 
     def begin_step(self) -> None:
-        """Second shards of trained weights come back when the weight is first released."""
-        if self._has_second_shards and not self._has_trained_copies:
+        """Secondary partitions of trained weights come back when the weight is first released."""
+        if self._has_secondary and not self._has_trained_copies:
             for entry in self.trained:
-                self.sink.allocate(_second_shard(entry), Component.WEIGHTS, self._second_shard_bytes(entry.parameter))
+                self.sink.allocate(_secondary(entry), Component.WEIGHTS, self._secondary_bytes(entry.parameter))
             self._has_trained_copies = True
 
     def resume_accumulation(self) -> None:
@@ -204,8 +204,8 @@ class Zero3(Engine):
                 self.sink.transient(Component.TEMPORARIES, [-(-numel // self.num_ranks) * NORM_BYTES])
             for numel in self._sub_groups():
                 self._step_sub_group(numel, is_first=is_first)
-        for entry in self.trained if self._has_second_shards else ():  # ``invalidate_secondary_tensor``
-            self.sink.free(_second_shard(entry))
+        for entry in self.trained if self._has_secondary else ():  # ``invalidate_secondary_tensor``
+            self.sink.free(_secondary(entry))
         self._has_trained_copies = False
 
     def _check_overflow(self) -> None:
@@ -259,7 +259,7 @@ class Zero3(Engine):
         """
         recipe, num_ranks, p, m = self.recipe, self.num_ranks, self.weight_bytes, self.master_bytes
         shards, persistent = self._weight_totals()
-        frozen_copies, trained_copies = self._second_shard_totals()
+        frozen_copies, trained_copies = self._secondary_totals()
         copies = Components(weights=trained_copies)
         weights = Components(weights=(0 if self.offloads_weights else shards) + frozen_copies)
         bucket = recipe.zero.reduce_bucket_size * p if recipe.zero.contiguous_gradients else 0
@@ -367,18 +367,18 @@ class Zero3(Engine):
         return -(-parameter.numel // self.num_ranks) * parameter.dtype.num_bytes
 
     @property
-    def _has_second_shards(self) -> bool:
+    def _has_secondary(self) -> bool:
         return self.recipe.hpz > 1
 
-    def _second_shard_bytes(self, parameter: Parameter) -> int:
+    def _secondary_bytes(self, parameter: Parameter) -> int:
         """Padded for all ranks, cut among ``hpz``."""
         return padded(parameter.numel, self.num_ranks) // self.recipe.hpz * parameter.dtype.num_bytes
 
-    def _second_shard_totals(self) -> tuple[int, int]:
-        """Bytes of a rank's second shards of (frozen, trained) weights."""
+    def _secondary_totals(self) -> tuple[int, int]:
+        """Bytes of a rank's secondary partitions of (frozen, trained) weights."""
         totals = {True: 0, False: 0}
-        for parameter, count in self.table.kinds if self._has_second_shards else ():
-            totals[parameter.requires_grad] += count * self._second_shard_bytes(parameter)
+        for parameter, count in self.table.kinds if self._has_secondary else ():
+            totals[parameter.requires_grad] += count * self._secondary_bytes(parameter)
         return totals[False], totals[True]
 
     def _weight_totals(self) -> tuple[int, int]:
@@ -401,5 +401,5 @@ def _shard(entry: NamedParameter) -> tuple[str, str]:
     return "shard", entry.name
 
 
-def _second_shard(entry: NamedParameter) -> tuple[str, str]:
-    return "second shard", entry.name
+def _secondary(entry: NamedParameter) -> tuple[str, str]:
+    return "secondary partition", entry.name

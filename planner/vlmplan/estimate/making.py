@@ -45,7 +45,6 @@ def sized_recipes(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> lis
     where there are no sizes to choose."""
     if not recipe.uses_deepspeed:
         return [recipe]
-    return [
-        recipe.with_changes(zero=zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean))
-        for is_lean in (False, True)
-    ]
+    sizes, table = estimator.sizes, estimator.table
+    settings = [zero_settings(sizes, table, recipe, cluster, low_memory=low_memory) for low_memory in (False, True)]
+    return [recipe.with_changes(zero=zero) for zero in settings]

@@ -152,7 +152,7 @@ def has_own_ds_config(plan: Plan, estimator: Estimator, cluster: Cluster) -> boo
     recipe = plan.recipe
     if plan.ds_config is None:
         return False
-    own = (zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=lean) for lean in (False, True))
+    own = (zero_settings(estimator.sizes, estimator.table, recipe, cluster, low_memory=lean) for lean in (False, True))
     is_own = recipe.zero in own and recipe.gradient_clipping == DEFAULT_GRADIENT_CLIPPING
     return not is_own or dict(plan.ds_config) != deepspeed_config(recipe, num_gpus=cluster.num_gpus)
 

@@ -69,20 +69,20 @@ class SetupSpace:
     def _sized_ways(self, engine: Engine, cluster: Cluster) -> list[Recipe]:
         """An engine's recipes with sizes for speed, then with those of the low-memory profile."""
         profiles = (False, True) if self._has_profiles(engine[0]) else (False,)
-        ways = [self._sized(recipe, cluster, is_lean=is_lean) for is_lean in profiles for recipe in engine]
+        ways = [self._sized(recipe, cluster, low_memory=low_memory) for low_memory in profiles for recipe in engine]
         return list({id(recipe): recipe for recipe in ways}.values())
 
     def _has_profiles(self, recipe: Recipe) -> bool:
         """Whether its sizes can be chosen."""
         return recipe.uses_deepspeed and self.fixed.zero is None
 
-    def _sized(self, recipe: Recipe, cluster: Cluster, *, is_lean: bool) -> Recipe:
+    def _sized(self, recipe: Recipe, cluster: Cluster, *, low_memory: bool) -> Recipe:
         if not self._has_profiles(recipe):
             return recipe
         estimator, _ = self.models.estimator(recipe)
-        key = (id(estimator), recipe.zero_stage, is_lean, id(cluster))
+        key = (id(estimator), recipe.zero_stage, low_memory, id(cluster))
         if key not in self._sizes:
-            self._sizes[key] = zero_settings(estimator.sizes, estimator.table, recipe, cluster, is_lean=is_lean)
+            self._sizes[key] = zero_settings(estimator.sizes, estimator.table, recipe, cluster, low_memory=low_memory)
         return self._of.get(recipe, _with_sizes, self._sizes[key])
 
     # -- fitting -------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ class SetupSpace:
     def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[Way]:
         budget = self.models.budget_bytes(cluster)
         for engine in self.choices.engines(cluster, method):
-            states = self.models.states(self._sized(engine[0], cluster, is_lean=True), cluster.num_gpus)
+            states = self.models.states(self._sized(engine[0], cluster, low_memory=True), cluster.num_gpus)
             copies = states.copies.total
             built = states.init_peak.total - workspace_bytes(cluster.node.gpu)  # there are none yet
             if copies + max(states.step_peak.total, built) <= budget:
@@ -131,7 +131,7 @@ class SetupSpace:
         rest = self.models.besides_computing(engine[0], cluster, sizes[-1], sends=False)
         num_steps = self.models.num_steps(cluster, sizes[-1])
         places = range(len(sizes) - 1, -1, -1)
-        sized = self._sized(engine[0], cluster, is_lean=False)
+        sized = self._sized(engine[0], cluster, low_memory=False)
         for recipe in engine:
             self.num_considered += 1
             batches = self.models.micro_batches(recipe, gpu.compute_capability)
@@ -167,8 +167,8 @@ class SetupSpace:
         let a still larger one fit."""
         sizes = self.batch_sizes(cluster.num_gpus)
         place = -1
-        for is_lean in (False, True) if self._has_profiles(recipe) else (False,):
-            sized = self._sized(recipe, cluster, is_lean=is_lean)
+        for low_memory in (False, True) if self._has_profiles(recipe) else (False,):
+            sized = self._sized(recipe, cluster, low_memory=low_memory)
             largest = self._largest_fitting(sized, cluster, sizes)
             if largest > place:
                 place = largest
@@ -220,8 +220,8 @@ class SetupSpace:
         found: list[Setup] = []
         for engine, size in self._ends(cluster, method):
             for recipe in _heaviest(engine):
-                for is_lean in (False, True) if self._has_profiles(recipe) else (False,):
-                    setup = self._attempt(recipe, cluster, size, is_lean=is_lean)
+                for low_memory in (False, True) if self._has_profiles(recipe) else (False,):
+                    setup = self._attempt(recipe, cluster, size, low_memory=low_memory)
                     if setup.least_bytes <= self.models.budget_bytes(cluster):
                         found.append(setup)
                     if setup.fits:
@@ -232,7 +232,7 @@ class SetupSpace:
         """Of every engine the setups that take least memory: all activations checkpointed, the low-memory sizes, and
         the smallest micro batch or the whole batch at once, which keeps no gradients of earlier micro batches."""
         return [
-            self._attempt(recipe, cluster, size, is_lean=True)
+            self._attempt(recipe, cluster, size, low_memory=True)
             for engine, size in self._ends(cluster, method)
             for recipe in _heaviest(engine)
         ]
@@ -241,8 +241,8 @@ class SetupSpace:
         sizes = self.batch_sizes(cluster.num_gpus)
         yield from product(self.choices.engines(cluster, method), dict.fromkeys((sizes[0], sizes[-1])))
 
-    def _attempt(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, is_lean: bool) -> Setup:
-        sized = self._sized(recipe, cluster, is_lean=is_lean)
+    def _attempt(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, low_memory: bool) -> Setup:
+        sized = self._sized(recipe, cluster, low_memory=low_memory)
         return self._setup(
             sized, cluster, size, fits=self._bounds(sized, cluster, size).most <= self.models.budget_bytes(cluster)
         )

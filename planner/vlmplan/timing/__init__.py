@@ -7,7 +7,7 @@ host.py      what the host does: CPU Adam, copies over PCIe and to NVMe, images
 step.py      a whole step, by what its seconds are spent on, with a range
 """
 
-from vlmplan.timing.rates import Graded, Outlook, Rates, gpu_rates, peak_flops_per_second, speed_note
+from vlmplan.timing.rates import RangedValue, Rates, Scenario, gpu_rates, peak_flops_per_second, speed_note
 from vlmplan.timing.roofline import (
     Busy,
     MicroBatchSeconds,
@@ -22,11 +22,11 @@ from vlmplan.timing.update import update_seconds
 __all__ = [
     "BesidesComputing",
     "Busy",
-    "Graded",
     "MicroBatchSeconds",
-    "Outlook",
     "PhaseSeconds",
+    "RangedValue",
     "Rates",
+    "Scenario",
     "StepTime",
     "TimedStep",
     "besides_computing",

@@ -3,14 +3,14 @@
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Offload, Recipe
-from vlmplan.timing.rates import Graded, Outlook
+from vlmplan.timing.rates import RangedValue, Scenario
 from vlmplan.workload import Workload
 
-PCIE_COPY_FRACTION = Graded(0.6, 0.8, 0.9)
+PCIE_COPY_FRACTION = RangedValue(0.6, 0.8, 0.9)
 """Part of PCIe's rate that pinned copies reach. Assumed."""
-HOST_ADAM_BYTES_PER_SECOND = Graded(30e9, 60e9, 150e9)
+HOST_ADAM_BYTES_PER_SECOND = RangedValue(30e9, 60e9, 150e9)
 """Host memory traffic that DeepSpeed's CPU Adam sustains on one node. Assumed: two-socket servers of 2020 on."""
-NVME_BYTES_PER_SECOND = Graded(2e9, 4e9, 6e9)
+NVME_BYTES_PER_SECOND = RangedValue(2e9, 4e9, 6e9)
 """Read or write rate of one node's NVMe storage under DeepSpeed's asynchronous I/O. Assumed: one PCIe 4 drive."""
 ADAM_VALUES = 7
 """float32 values that the update moves per weight: master, gradient and moments read, master and moments written."""
@@ -19,7 +19,7 @@ SWAPPED_BYTES = 12
 
 
 def offload_seconds(
-    table: ParameterTable, recipe: Recipe, cluster: Cluster, outlook: Outlook = Outlook.EXPECTED
+    table: ParameterTable, recipe: Recipe, cluster: Cluster, scenario: Scenario = Scenario.EXPECTED
 ) -> float | None:
     """CPU Adam and the copies over PCIe and to NVMe, per step; None if the bus is not known.
 
@@ -37,18 +37,18 @@ def offload_seconds(
     if recipe.offload_optimizer is not Offload.NONE:
         bus += shard * p * (recipe.grad_accum + 1)
         node_elements = table.num_trained / cluster.num_nodes
-        seconds += node_elements * ADAM_VALUES * 4 / HOST_ADAM_BYTES_PER_SECOND.at(outlook)
+        seconds += node_elements * ADAM_VALUES * 4 / HOST_ADAM_BYTES_PER_SECOND.at(scenario)
         if recipe.offload_optimizer is Offload.NVME:
-            seconds += node_elements * 2 * SWAPPED_BYTES / NVME_BYTES_PER_SECOND.at(outlook)
+            seconds += node_elements * 2 * SWAPPED_BYTES / NVME_BYTES_PER_SECOND.at(scenario)
     if recipe.offload_params is not Offload.NONE:
         bus += 2 * table.total_bytes / cluster.num_gpus * recipe.grad_accum
         if recipe.offload_params is Offload.NVME:
             node_bytes = table.total_bytes / cluster.num_nodes
-            seconds += 2 * recipe.grad_accum * node_bytes / NVME_BYTES_PER_SECOND.at(outlook)
-    return seconds + bus / (pcie * PCIE_COPY_FRACTION.at(outlook))
+            seconds += 2 * recipe.grad_accum * node_bytes / NVME_BYTES_PER_SECOND.at(scenario)
+    return seconds + bus / (pcie * PCIE_COPY_FRACTION.at(scenario))
 
 
-IMAGE_SECONDS_PER_MEGAPIXEL = Graded(0.2, 0.08, 0.03)
+IMAGE_SECONDS_PER_MEGAPIXEL = RangedValue(0.2, 0.08, 0.03)
 """Opening a JPEG as large as planned and making patches of it, on one core.
 
 Measured on one core of a small cloud server, 2026, with Pillow 13.0 and transformers 5.23 without torchvision, JPEGs of
@@ -58,7 +58,7 @@ photograph larger than planned, which is opened whole and made smaller (0.010 to
 assumed, is a core twice as fast."""
 
 
-def image_seconds(workload: Workload, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED) -> float:
+def image_seconds(workload: Workload, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) -> float:
     """What a rank's images of one step take in its own process, between micro batches: the trainer has no workers."""
     num_images = workload.images_per_sample * recipe.micro_batch * recipe.grad_accum
-    return num_images * workload.image_width * workload.image_height / 1e6 * IMAGE_SECONDS_PER_MEGAPIXEL.at(outlook)
+    return num_images * workload.image_width * workload.image_height / 1e6 * IMAGE_SECONDS_PER_MEGAPIXEL.at(scenario)

@@ -1,7 +1,7 @@
 """How fast a GPU really is: every efficiency of the time model, with its range, its grade and its source.
 
-A ``Graded`` has three values: ``expected``, and the ends of the range that a card of that kind was seen or is taken to
-reach. A step is timed three times, with all of the one, all of the other and what is expected (``Outlook``).
+A ``RangedValue`` has three values: ``expected``, and the ends of the range that a card of that kind was seen or is
+taken to reach. A step is timed three times, with all of the one, all of the other and what is expected (``Scenario``).
 
 Matrix products are bound by the data sheet's dense peak times what the best shapes reach (``products_fraction``) times
 what a model's shapes reach of those; and by power, which small cards run out of first (``FLOPS_PER_JOULE``).
@@ -15,7 +15,7 @@ from vlmplan.recipe import Precision, Recipe
 from vlmplan.units import Choice
 
 
-class Outlook(Choice):
+class Scenario(Choice):
     """Which end of every range counts."""
 
     SLOW = "slow"
@@ -24,28 +24,28 @@ class Outlook(Choice):
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class RangedValue:
     """A constant of hardware or software with its range. ``slow`` is the end that makes a step longer."""
 
     slow: float
     expected: float
     fast: float
 
-    def at(self, outlook: Outlook) -> float:
-        if outlook is Outlook.EXPECTED:
+    def at(self, scenario: Scenario) -> float:
+        if scenario is Scenario.EXPECTED:
             return self.expected
-        return self.slow if outlook is Outlook.SLOW else self.fast
+        return self.slow if scenario is Scenario.SLOW else self.fast
 
 
 PRODUCTS_FRACTION = {
-    (7, 0): Graded(0.6, 0.75, 0.85),
-    (7, 5): Graded(0.6, 0.75, 0.9),
-    (8, 0): Graded(0.811, 0.869, 0.869),
-    (8, 6): Graded(0.85, 1.05, 1.15),
-    (8, 9): Graded(0.85, 1.05, 1.15),
-    (9, 0): Graded(0.75, 0.803, 0.838),
-    (10, 0): Graded(0.73, 0.776, 0.786),
-    (12, 0): Graded(0.8, 0.95, 1.1),
+    (7, 0): RangedValue(0.6, 0.75, 0.85),
+    (7, 5): RangedValue(0.6, 0.75, 0.9),
+    (8, 0): RangedValue(0.811, 0.869, 0.869),
+    (8, 6): RangedValue(0.85, 1.05, 1.15),
+    (8, 9): RangedValue(0.85, 1.05, 1.15),
+    (9, 0): RangedValue(0.75, 0.803, 0.838),
+    (10, 0): RangedValue(0.73, 0.776, 0.786),
+    (12, 0): RangedValue(0.8, 0.95, 1.1),
 }
 """Part of the dense bf16 or fp16 peak that the best shape of a matrix product reaches, by compute capability.
 
@@ -55,58 +55,58 @@ and 828.6 on a GH200, 1745 of 2250 on a B200, 1769 on a B300, 1822 of 2500 on a 
 workstation cards state a boost clock that cards exceed where power allows, so a fraction may be above 1; Volta and
 Turing as their libraries of then."""
 AMD_PRODUCTS_FRACTION = {
-    "mi300x": Graded(0.47, 0.511, 0.6),
-    "mi325x": Graded(0.55, 0.6, 0.65),
-    "mi355x": Graded(0.6, 0.68, 0.7),
+    "mi300x": RangedValue(0.47, 0.511, 0.6),
+    "mi325x": RangedValue(0.55, 0.6, 0.65),
+    "mi355x": RangedValue(0.6, 0.68, 0.7),
 }
 """The same of AMD's cards, by id. Cited: 668.4 of 1307 TFLOP/s on an MI300X, 784.9 on an MI325X, 1565 of 2300 on an
 MI355X (the same table); on the MI300X its first edition had 781.9, and SemiAnalysis ("MI300X vs H100 vs H200 Benchmark
 Part 1: Training", 22 December 2024) 620. The other ends of the ranges are assumed."""
-OTHER_PRODUCTS_FRACTION = Graded(0.5, 0.6, 0.7)
+OTHER_PRODUCTS_FRACTION = RangedValue(0.5, 0.6, 0.7)
 """Of all other cards. Assumed."""
-SHAPES_FRACTION = Graded(0.75, 0.88, 1.0)
+SHAPES_FRACTION = RangedValue(0.75, 0.88, 1.0)
 """Part of that which the shapes of a model reach: tiles and waves are not full. Assumed."""
 FLOPS_PER_JOULE = {
-    (7, 0): Graded(0.3e12, 0.35e12, 0.45e12),
-    (7, 5): Graded(0.3e12, 0.4e12, 0.6e12),
-    (8, 0): Graded(0.63e12, 0.843e12, 0.9e12),
-    (8, 6): Graded(0.35e12, 0.45e12, 0.6e12),
-    (8, 9): Graded(0.5e12, 0.8e12, 1.0e12),
-    (9, 0): Graded(1.0e12, 1.14e12, 1.5e12),
-    (10, 0): Graded(1.5e12, 1.75e12, 2.0e12),
-    (12, 0): Graded(0.6e12, 0.8e12, 1.2e12),
+    (7, 0): RangedValue(0.3e12, 0.35e12, 0.45e12),
+    (7, 5): RangedValue(0.3e12, 0.4e12, 0.6e12),
+    (8, 0): RangedValue(0.63e12, 0.843e12, 0.9e12),
+    (8, 6): RangedValue(0.35e12, 0.45e12, 0.6e12),
+    (8, 9): RangedValue(0.5e12, 0.8e12, 1.0e12),
+    (9, 0): RangedValue(1.0e12, 1.14e12, 1.5e12),
+    (10, 0): RangedValue(1.5e12, 1.75e12, 2.0e12),
+    (12, 0): RangedValue(0.6e12, 0.8e12, 1.2e12),
 }
 """Operations of 16-bit products per joule of the board's power limit, by compute capability: cards of little power
 throttle long before their peak. From the cited rates: 252.9 TFLOP/s of an A100 PCIe at 300 W, 794.5 of an H100 at 700,
 1745 of a B200 at 1000. Assumed for the others."""
 ATTENTION_FRACTION = {
-    (7, 0): Graded(0.1, 0.2, 0.35),
-    (7, 5): Graded(0.1, 0.2, 0.4),
-    (8, 0): Graded(0.4, 0.5, 0.6),
-    (8, 6): Graded(0.5, 0.7, 0.85),
-    (8, 9): Graded(0.5, 0.7, 0.85),
-    (9, 0): Graded(0.3, 0.4, 0.55),
-    (10, 0): Graded(0.2, 0.3, 0.5),
-    (12, 0): Graded(0.5, 0.65, 0.8),
+    (7, 0): RangedValue(0.1, 0.2, 0.35),
+    (7, 5): RangedValue(0.1, 0.2, 0.4),
+    (8, 0): RangedValue(0.4, 0.5, 0.6),
+    (8, 6): RangedValue(0.5, 0.7, 0.85),
+    (8, 9): RangedValue(0.5, 0.7, 0.85),
+    (9, 0): RangedValue(0.3, 0.4, 0.55),
+    (10, 0): RangedValue(0.2, 0.3, 0.5),
+    (12, 0): RangedValue(0.5, 0.65, 0.8),
 }
 """Part of the dense peak that fused attention reaches, forward and backward together. Cited for 8.0: FlashAttention-2,
 arXiv 2307.08691, figures 4 and 5: 50 to 73 % forward, 40 to 63 % backward. Cited for 9.0: its kernels reach 35 % of an
 H100 (FlashAttention-3, arXiv 2407.08608, section 1); cuDNN's, which torch may choose, more. Assumed for the others."""
-OTHER_ATTENTION_FRACTION = Graded(0.15, 0.3, 0.45)
-BANDWIDTH_FRACTION = Graded(0.7, 0.8, 0.9)
+OTHER_ATTENTION_FRACTION = RangedValue(0.15, 0.3, 0.45)
+BANDWIDTH_FRACTION = RangedValue(0.7, 0.8, 0.9)
 """Part of the memory bandwidth that elementwise kernels reach. Assumed."""
-RAMP_SECONDS = Graded(10e-6, 6e-6, 3e-6)
+RAMP_SECONDS = RangedValue(10e-6, 6e-6, 3e-6)
 """What each product takes beside its rate: the first tiles fill the pipelines, the last wave is not full. Assumed."""
-KERNEL_SECONDS = Graded(20e-6, 11e-6, 6e-6)
+KERNEL_SECONDS = RangedValue(20e-6, 11e-6, 6e-6)
 """Time that eager PyTorch needs per operation that moves memory, views and checks between them included; a GPU that
 finishes earlier waits. Assumed for hosts of 2020 on (rehearsals dispatch about 1.5 operations for each one counted)."""
 HOOK_SECONDS = {
-    "forward": Graded(440e-6, 220e-6, 110e-6),
-    "forward_empty": Graded(260e-6, 130e-6, 65e-6),
-    "backward": Graded(200e-6, 100e-6, 50e-6),
-    "backward_empty": Graded(120e-6, 60e-6, 30e-6),
-    "gather": Graded(260e-6, 130e-6, 65e-6),
-    "gradient": Graded(220e-6, 110e-6, 55e-6),
+    "forward": RangedValue(440e-6, 220e-6, 110e-6),
+    "forward_empty": RangedValue(260e-6, 130e-6, 65e-6),
+    "backward": RangedValue(200e-6, 100e-6, 50e-6),
+    "backward_empty": RangedValue(120e-6, 60e-6, 30e-6),
+    "gather": RangedValue(260e-6, 130e-6, 65e-6),
+    "gradient": RangedValue(220e-6, 110e-6, 55e-6),
 }
 """Time that the host needs for ZeRO-3's hooks: around one call of a module with weights that are whole, and of one
 without weights ("empty"), in forward and in backward; more for each weight that is gathered, and for each gradient that
@@ -116,7 +116,7 @@ Measured with deepspeed 0.19.8 and torch 2.13 on a busy core of a small cloud se
 (``tests/timing/hook_seconds.py``): 282 to 375, 154 to 278, 126 to 161 and 66 to 122 us; 100 to 370 for a gather (of one
 rank and of two); 126 to 190 for a gradient. Expected are two thirds of what is common among these, as cores of machines
 with GPUs are faster; that and the ends of the ranges, twice and half of it, are assumed."""
-STEP_SECONDS = Graded(30e-3, 10e-3, 5e-3)
+STEP_SECONDS = RangedValue(30e-3, 10e-3, 5e-3)
 """Data loading, logging and Python around a step. Assumed."""
 
 
@@ -160,25 +160,25 @@ def peak_flops_per_second(gpu: Gpu, recipe: Recipe) -> float | None:
     return by_precision.get(recipe.precision, peaks.bf16)
 
 
-def gpu_rates(gpu: Gpu, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED) -> Rates | None:
+def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) -> Rates | None:
     """What ``gpu`` is taken to reach; None where its peak or its bandwidth is not known."""
     peak, bandwidth = peak_flops_per_second(gpu, recipe), gpu.memory_bandwidth_bytes_per_second
     if peak is None or bandwidth is None:
         return None
-    products = sustained_flops_per_second(gpu, recipe, outlook)
+    products = sustained_flops_per_second(gpu, recipe, scenario)
     capability = _family(gpu)
     attention = ATTENTION_FRACTION.get(capability, OTHER_ATTENTION_FRACTION) if capability else OTHER_ATTENTION_FRACTION
     return Rates(
-        products_per_second=products * SHAPES_FRACTION.at(outlook),
-        attention_per_second=min(peak * attention.at(outlook), products),
-        bytes_per_second=bandwidth * BANDWIDTH_FRACTION.at(outlook),
-        ramp_seconds=RAMP_SECONDS.at(outlook),
-        kernel_seconds=KERNEL_SECONDS.at(outlook),
-        hooks=HookSeconds(**{name: seconds.at(outlook) for name, seconds in HOOK_SECONDS.items()}),
+        products_per_second=products * SHAPES_FRACTION.at(scenario),
+        attention_per_second=min(peak * attention.at(scenario), products),
+        bytes_per_second=bandwidth * BANDWIDTH_FRACTION.at(scenario),
+        ramp_seconds=RAMP_SECONDS.at(scenario),
+        kernel_seconds=KERNEL_SECONDS.at(scenario),
+        hooks=HookSeconds(**{name: seconds.at(scenario) for name, seconds in HOOK_SECONDS.items()}),
     )
 
 
-def sustained_flops_per_second(gpu: Gpu, recipe: Recipe, outlook: Outlook) -> float:
+def sustained_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> float:
     """Of the best shapes, by clock or by power, whichever ends first. The GPU's peak has to be known.
 
     Types other than 16 bit take as many joules more per operation as their peak is lower.
@@ -187,12 +187,12 @@ def sustained_flops_per_second(gpu: Gpu, recipe: Recipe, outlook: Outlook) -> fl
     assert peak is not None
     capability = _family(gpu)
     if capability is None:
-        return peak * AMD_PRODUCTS_FRACTION.get(gpu.id, OTHER_PRODUCTS_FRACTION).at(outlook)
-    by_clock = peak * PRODUCTS_FRACTION[capability].at(outlook)
+        return peak * AMD_PRODUCTS_FRACTION.get(gpu.id, OTHER_PRODUCTS_FRACTION).at(scenario)
+    by_clock = peak * PRODUCTS_FRACTION[capability].at(scenario)
     half = gpu.peak_flops_per_second.bf16 or gpu.peak_flops_per_second.fp16
     if gpu.tdp_watts is None or half is None:
         return by_clock
-    by_power = gpu.tdp_watts * FLOPS_PER_JOULE[capability].at(outlook) * peak / half
+    by_power = gpu.tdp_watts * FLOPS_PER_JOULE[capability].at(scenario) * peak / half
     return min(by_clock, by_power)
 
 

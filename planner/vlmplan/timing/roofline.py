@@ -10,7 +10,7 @@ from vlmplan.architecture.trace import Trace, Work
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.timing.hooks import hooked_calls
-from vlmplan.timing.rates import Outlook, Rates, gpu_rates
+from vlmplan.timing.rates import Rates, Scenario, gpu_rates
 
 CAUSAL_FRACTION = 0.5
 """Part of causal attention that a fused kernel really computes."""
@@ -102,10 +102,10 @@ def _between(low: PhaseSeconds, high: PhaseSeconds, fraction: float) -> PhaseSec
 
 
 def micro_batch_seconds(
-    trace: Trace, gpu: Gpu, recipe: Recipe, outlook: Outlook = Outlook.EXPECTED
+    trace: Trace, gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED
 ) -> MicroBatchSeconds | None:
     """One micro batch on ``gpu``; None if its speed is not known."""
-    speed = gpu_rates(gpu, recipe, outlook)
+    speed = gpu_rates(gpu, recipe, scenario)
     return None if speed is None else micro_batch_seconds_at(speed, trace, recipe)
 
 

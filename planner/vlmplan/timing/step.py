@@ -13,14 +13,14 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.timing.host import image_seconds, offload_seconds
-from vlmplan.timing.rates import STEP_SECONDS, Graded, Outlook
+from vlmplan.timing.rates import STEP_SECONDS, RangedValue, Scenario
 from vlmplan.timing.roofline import Busy, PhaseSeconds, micro_batch_seconds
 from vlmplan.timing.update import update_seconds
 from vlmplan.workload import Workload
 
-OVERLAP = Graded(0.4, OVERLAP_FRACTION, 0.95)
+OVERLAP = RangedValue(0.4, OVERLAP_FRACTION, 0.95)
 """Part of a collective that hides behind computation where DeepSpeed overlaps them. Assumed."""
-LINK_RATE = Graded(0.7, 1.0, 1.1)
+LINK_RATE = RangedValue(0.7, 1.0, 1.1)
 """What links give of what ``communication`` expects of them. Assumed: others share the switch, or nobody does."""
 PARTS = ("forward", "recompute", "backward", "communication", "optimizer", "offload", "images", "fixed")
 
@@ -92,23 +92,23 @@ def timed_step(
     communication = communication_seconds(
         step_collectives(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster
     )
-    steps: dict[Outlook, StepTime] = {}
+    steps: dict[Scenario, StepTime] = {}
     work, waiting = Busy(), 0.0
-    for outlook in Outlook:
-        seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe, outlook)
+    for scenario in Scenario:
+        seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe, scenario)
         if seconds is None or communication is None:
             return None
-        step = _step(table, seconds.phases, communication, recipe, cluster, workload, outlook)
+        step = _step(table, seconds.phases, communication, recipe, cluster, workload, scenario)
         if step is None:
             return None
-        steps[outlook] = step
-        if outlook is Outlook.EXPECTED:
+        steps[scenario] = step
+        if scenario is Scenario.EXPECTED:
             work, waiting = sum(seconds.busy, Busy()), seconds.waiting
     n = recipe.grad_accum
     return TimedStep(
-        expected=steps[Outlook.EXPECTED],
-        slow_seconds=steps[Outlook.SLOW].total,
-        fast_seconds=steps[Outlook.FAST].total,
+        expected=steps[Scenario.EXPECTED],
+        slow_seconds=steps[Scenario.SLOW].total,
+        fast_seconds=steps[Scenario.FAST].total,
         work=Busy(products=n * work.products, attention=n * work.attention, memory=n * work.memory),
         waiting=n * waiting,
     )
@@ -126,7 +126,7 @@ class BesidesComputing:
     def step_seconds(self, micro_batch: PhaseSeconds) -> float:
         """The expected total of a step with micro batches of (forward, recompute, backward) seconds."""
         forward, recompute, backward = (self.grad_accum * seconds for seconds in micro_batch)
-        shown = _shown_seconds(self.communication, self.overlaps, forward, recompute + backward, Outlook.EXPECTED)
+        shown = _shown_seconds(self.communication, self.overlaps, forward, recompute + backward, Scenario.EXPECTED)
         return forward + recompute + backward + shown + self.rest_seconds
 
 
@@ -137,7 +137,7 @@ def besides_computing(
     communication = communication_seconds(collectives, cluster)
     if communication is None or cluster.node.gpu.memory_bandwidth_bytes_per_second is None:
         return None
-    step = _step(table, (0.0, 0.0, 0.0), CommunicationSeconds(), recipe, cluster, workload, Outlook.EXPECTED)
+    step = _step(table, (0.0, 0.0, 0.0), CommunicationSeconds(), recipe, cluster, workload, Scenario.EXPECTED)
     if step is None:
         return None
     return BesidesComputing(
@@ -155,9 +155,9 @@ def _step(
     recipe: Recipe,
     cluster: Cluster,
     workload: Workload,
-    outlook: Outlook,
+    scenario: Scenario,
 ) -> StepTime | None:
-    offload = offload_seconds(table, recipe, cluster, outlook)
+    offload = offload_seconds(table, recipe, cluster, scenario)
     if offload is None:
         return None
     forward, recompute, backward = (recipe.grad_accum * seconds for seconds in micro_batch)
@@ -167,21 +167,21 @@ def _step(
         forward=forward,
         recompute=recompute,
         backward=backward,
-        communication=_shown_seconds(communication, recipe.zero.overlap_comm, forward, recompute + backward, outlook),
-        optimizer=0.0 if on_host else update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, outlook=outlook),
+        communication=_shown_seconds(communication, recipe.zero.overlap_comm, forward, recompute + backward, scenario),
+        optimizer=0.0 if on_host else update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, scenario=scenario),
         offload=offload,
-        images=image_seconds(workload, recipe, outlook),
-        fixed=STEP_SECONDS.at(outlook),
+        images=image_seconds(workload, recipe, scenario),
+        fixed=STEP_SECONDS.at(scenario),
     )
 
 
 def _shown_seconds(
-    communication: CommunicationSeconds, overlaps: bool, forward: float, backward: float, outlook: Outlook
+    communication: CommunicationSeconds, overlaps: bool, forward: float, backward: float, scenario: Scenario
 ) -> float:
     """Communication that computation of the same phase does not hide. Nothing hides what the update sends."""
-    rate = LINK_RATE.at(outlook)
+    rate = LINK_RATE.at(scenario)
     shown = communication.total / rate
     if overlaps:
-        fraction = OVERLAP.at(outlook) / rate
+        fraction = OVERLAP.at(scenario) / rate
         shown -= min(fraction * communication.forward, forward) + min(fraction * communication.backward, backward)
     return shown

@@ -8,7 +8,7 @@ the trainer has it unless asked.
 from vlmplan.engines.parameters import ParameterTable, partition_size
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import OptimizerKind, Precision, Recipe
-from vlmplan.timing.rates import BANDWIDTH_FRACTION, Outlook
+from vlmplan.timing.rates import BANDWIDTH_FRACTION, Scenario
 from vlmplan.units import DType
 
 FUSED_ADAMW_VALUES = 7
@@ -83,11 +83,11 @@ def _deepspeed_bytes(recipe: Recipe, p: int, m: int) -> int:
 
 
 def update_seconds(
-    table: ParameterTable, recipe: Recipe, *, num_ranks: int, gpu: Gpu, outlook: Outlook = Outlook.EXPECTED
+    table: ParameterTable, recipe: Recipe, *, num_ranks: int, gpu: Gpu, scenario: Scenario = Scenario.EXPECTED
 ) -> float:
     """One optimizer step of a rank. The GPU's bandwidth has to be known."""
     bandwidth = gpu.memory_bandwidth_bytes_per_second
     assert bandwidth is not None
     is_sharded = recipe.zero_stage in (1, 2, 3)
     elements = partition_size(table.num_trained, num_ranks) if is_sharded else table.num_trained
-    return elements * update_bytes_per_weight(table, recipe) / (bandwidth * BANDWIDTH_FRACTION.at(outlook))
+    return elements * update_bytes_per_weight(table, recipe) / (bandwidth * BANDWIDTH_FRACTION.at(scenario))

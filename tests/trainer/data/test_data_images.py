@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.forms import Reference
+from vlmplan_trainer.data.chat_formats import Reference
 from vlmplan_trainer.data.images import FORMATS, MAX_PIXELS, checked_size, located, opened
 
 

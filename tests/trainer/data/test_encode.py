@@ -16,7 +16,7 @@ from tokenizers.processors import TemplateProcessing
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder, TooLongError, overlapping
-from vlmplan_trainer.data.survey import surveyed
+from vlmplan_trainer.data.scan import scanned
 
 SAID = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30).filter(str.strip)
 IMAGE_SIZES = st.lists(st.tuples(st.integers(20, 90), st.integers(20, 90)), max_size=2).map(tuple)
@@ -97,7 +97,7 @@ def test_of_a_prompt_that_is_a_text_the_loss_is_on_the_completion_and_its_end_as
     assert (prompt[0] == tokenizer.bos_token_id) is has_bos
     made = text_encoder(tokenizer)
     assert as_lists(made.encode(sample)) == completion_by_trl(prompt, both)
-    assert surveyed(made, [sample]).lengths == [len(both)]
+    assert scanned(made, [sample]).lengths == [len(both)]
 
 
 def test_a_prompt_with_images_is_learnt_from_its_completion_on(qwen: Any):
@@ -176,17 +176,17 @@ def test_a_cut_keeps_the_beginning_and_is_counted(llama: Any, answer: str, seq_l
 def test_image_tokens_are_whole_or_the_sample_is_left_out(qwen: Any, sizes: tuple, seq_len: int):
     made = encoder(qwen, seq_len=seq_len)
     sample = question(answer="A cat. " * 20, sizes=sizes)
-    survey = surveyed(made, [sample])
+    scan = scanned(made, [sample])
     try:
         encoded = made.encode(sample)
     except TooLongError:
-        assert survey.num_skipped == made.num_skipped == 1
+        assert scan.num_skipped == made.num_skipped == 1
     else:
         assert encoded["input_ids"].shape[1] <= seq_len
         num_images = int((encoded["input_ids"] == qwen.image_token_id).sum())
         assert num_images == sum(made.meter.num_tokens(made.fit(size).canvas) for size in sizes)
         nothing_left = learned(made, encoded) == ""
-        assert (survey.num_skipped == 1) is nothing_left
+        assert (scan.num_skipped == 1) is nothing_left
 
 
 @pytest.mark.parametrize("sizes", [(), ((56, 56),), ((28, 56), (56, 28))])
@@ -196,9 +196,9 @@ def test_exactly_the_samples_that_leave_something_to_learn_are_kept(qwen: Any, s
     last_image = max((whole["input_ids"][0] == qwen.image_token_id).nonzero().flatten().tolist(), default=0)
     first_label = int((whole["labels"][0] != IGNORED_LABEL).nonzero()[0])
     for seq_len in range(2, whole["input_ids"].shape[1] + 2):
-        survey = surveyed(encoder(qwen, seq_len=seq_len), [sample])
-        assert len(survey.samples) == (first_label < seq_len)
-        for sentence in survey.sentences:
+        scan = scanned(encoder(qwen, seq_len=seq_len), [sample])
+        assert len(scan.samples) == (first_label < seq_len)
+        for sentence in scan.sentences:
             assert ("images do not fit" in sentence) is (last_image >= seq_len and bool(sizes))
 
 
@@ -210,10 +210,10 @@ def test_the_survey_knows_the_length_of_every_sample_without_opening_an_image(
     processor = qwen if family == "qwen2_vl" else FAMILIES[family]()
     made = encoder(processor, model_type=family, seq_len=seq_len)
     sample = question(said, sizes=sizes)
-    survey = surveyed(made, [sample])
-    for length in survey.lengths:
+    scan = scanned(made, [sample])
+    for length in scan.lengths:
         assert length == made.encode(sample)["input_ids"].shape[1]
-    assert survey.num_truncated == made.num_truncated
+    assert scan.num_truncated == made.num_truncated
 
 
 # What is left out and what is bad
@@ -222,9 +222,9 @@ def test_the_survey_knows_the_length_of_every_sample_without_opening_an_image(
 def survey_of(made: Encoder, *bad: Sample) -> list[str]:
     """The sentences of ``bad`` samples among good ones."""
     good = question(source="good:1")
-    survey = surveyed(made, [good, *bad, good])
-    assert (survey.samples, survey.num_skipped) == ([good, good], len({sample.source for sample in bad}))
-    return list(survey.sentences)
+    scan = scanned(made, [good, *bad, good])
+    assert (scan.samples, scan.num_skipped) == ([good, good], len({sample.source for sample in bad}))
+    return list(scan.sentences)
 
 
 def test_more_images_than_planned_are_left_out_and_counted(qwen: Any):
@@ -263,7 +263,7 @@ def test_a_bad_sample_stops_before_training_or_is_left_out(name: str, qwen: Any,
             assert sentence in found
         else:
             with pytest.raises(InputError, match=r"^some.jsonl:1: "):
-                surveyed(made, [question(), sample])
+                scanned(made, [question(), sample])
 
 
 def test_an_image_that_turns_out_broken_stops_training_or_teaches_nothing(qwen: Any, tmp_path: Path):
@@ -289,10 +289,10 @@ def test_a_survey_says_what_is_cut_left_out_and_made_smaller(qwen: Any):
         question(source="a:3", sizes=((90, 90),)),
         question(source="a:4", sizes=((28, 28), (28, 28))),
     ]
-    survey = surveyed(made, samples)
-    assert (survey.num_images_reduced, len(survey.sentences)) == (1, 1)
-    assert survey.sentences[0].startswith("a:4: ")
-    assert [survey.truncated, survey.skipped] == [{"a:2"}, {"a:4"}]
+    scan = scanned(made, samples)
+    assert (scan.num_images_reduced, len(scan.sentences)) == (1, 1)
+    assert scan.sentences[0].startswith("a:4: ")
+    assert [scan.truncated, scan.skipped] == [{"a:2"}, {"a:4"}]
 
 
 # Models that cannot be used

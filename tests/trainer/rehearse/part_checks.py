@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention, softmax
 from worlds import AMPERE, gpu, join, rehearsing
 
+from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.dispatch import Rehearsal, value_of
 from vlmplan_trainer.rehearse.ledger import NAMED_BYTES
-from vlmplan_trainer.rehearse.makers import Makers
 
 TURING = (7, 5)
 NUM_BYTES = 4 * 1000
@@ -143,9 +143,9 @@ class Layer(torch.nn.Module):
 
 def live_while_makers_are_asked(mode: Rehearsal) -> dict[str, Any]:
     """The highest moment of a module that rebinds its variable, in tensors, and who is said to have made the last."""
-    model, makers = Layer(), Makers()
-    makers.learn(model)
-    mode._maker = makers
+    model, attribution = Layer(), AllocationAttribution()
+    attribution.learn(model)
+    mode._maker = attribution
     x = gpu(NAMED_BYTES, dtype=torch.uint8)
     with torch.no_grad():
         result = model(x)

@@ -30,7 +30,7 @@ def one_kind_of_keys(mode: Rehearsal) -> str:
     return "moved"
 
 
-def telling_of_other_data(mode: Rehearsal) -> str:
+def patched_data_setter(mode: Rehearsal) -> str:
     weight = torch.nn.Parameter(torch.empty(2, 3))
     weight.data = weight.data.to(NAME)
     return (weight + weight).device.type

@@ -20,7 +20,7 @@ GATHERED = {
 COPIED = {"is a parameter": True, "has memory of its own": True}
 ANSWERS: dict[str, Any] = {
     "one_kind_of_keys": "moved",
-    "telling_of_other_data": "gpu",
+    "patched_data_setter": "gpu",
     "making_parameters_of_fake_tensors": ["Params4bit", "Parameter"],
     "copying_nothing_but_data": COPIED | {"has views in it": True, "has the original's attributes": False},
     "moving_modules_in_place": True,
@@ -41,7 +41,7 @@ ANSWERS: dict[str, Any] = {
 }
 WITHOUT: dict[str, Any] = {
     "one_kind_of_keys": "incompatible tensor type",
-    "telling_of_other_data": "cpu",
+    "patched_data_setter": "cpu",
     "making_parameters_of_fake_tensors": "not a subclass of the requested type",
     "copying_nothing_but_data": COPIED | {"has views in it": False, "has the original's attributes": True},
     "moving_modules_in_place": "Couldn't swap Linear.weight",

@@ -18,7 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan_trainer.data.chats import Sample
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.sampler import Shares, epoch_order
-from vlmplan_trainer.data.survey import Survey, surveyed
+from vlmplan_trainer.data.scan import DatasetScan, scanned
 
 PADS_TO = 8
 """Tensor cores want multiples of 8 tokens."""
@@ -29,7 +29,7 @@ BATCHES_AHEAD = 2
 class Batches:
     """The micro batches of one rank in one epoch, again and again.
 
-    Samples that cannot be trained on are left out first, unless a survey has done so; ``survey`` says which. Those at
+    Samples that cannot be trained on are left out first, unless a scan has done so; ``scan`` says which. Those at
     the end of an epoch that fill no whole step are left out of it, other ones in each epoch; ``num_left_over`` counts
     them. ``pads_to`` is the multiple that texts are padded to; the plan's length gives every micro batch that length.
 
@@ -41,7 +41,7 @@ class Batches:
 
     def __init__(
         self,
-        samples: Sequence[Sample] | Survey,
+        samples: Sequence[Sample] | DatasetScan,
         encoder: Encoder,
         *,
         micro_batch: int,
@@ -54,10 +54,10 @@ class Batches:
         num_workers: int = 0,
     ) -> None:
         self._shares = Shares(micro_batch=micro_batch, num_ranks=num_ranks, rank=rank, grad_accum=grad_accum)
-        self.survey = samples if isinstance(samples, Survey) else surveyed(encoder, samples)
-        self._samples, self._encoder, self._seed = self.survey.samples, encoder, seed
-        refuse_too_few(self.survey, samples_per_step=self._shares.samples_per_step)
-        self._lengths = self.survey.lengths if groups_by_length else None
+        self.scan = samples if isinstance(samples, DatasetScan) else scanned(encoder, samples)
+        self._samples, self._encoder, self._seed = self.scan.samples, encoder, seed
+        refuse_too_few(self.scan, samples_per_step=self._shares.samples_per_step)
+        self._lengths = self.scan.lengths if groups_by_length else None
         self._pads_to, self._num_workers = pads_to, num_workers
         with_images = sum(bool(sample.images) for sample in self._samples)
         self._shows_images = 0 < with_images < len(self._samples)
@@ -138,14 +138,14 @@ class Batches:
         return collated(rows, pad_id=self._encoder.pad_id, pads_to=self._pads_to, seq_len=self._encoder.seq_len)
 
 
-def refuse_too_few(survey: Survey, *, samples_per_step: int) -> None:
-    """Raise InputError if the samples of ``survey`` fill no step."""
-    if len(survey.samples) >= samples_per_step:
+def refuse_too_few(scan: DatasetScan, *, samples_per_step: int) -> None:
+    """Raise InputError if the samples of ``scan`` fill no step."""
+    if len(scan.samples) >= samples_per_step:
         return
-    left_out = f" after {survey.num_skipped} were left out" if survey.num_skipped else ""
-    first = f" (the first: {survey.sentences[0]})" if survey.sentences else ""
+    left_out = f" after {scan.num_skipped} were left out" if scan.num_skipped else ""
+    first = f" (the first: {scan.sentences[0]})" if scan.sentences else ""
     raise InputError(
-        f"the data has {len(survey.samples)} samples{left_out}{first}, but one step of the plan takes "
+        f"the data has {len(scan.samples)} samples{left_out}{first}, but one step of the plan takes "
         f"{samples_per_step}; more samples or a smaller --global-batch are needed"
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
 from vlmplan.json_reader import parse_json_object
-from vlmplan_trainer.data.forms import RawTurn, Reference, raw_sample
+from vlmplan_trainer.data.chat_formats import RawTurn, Reference, raw_sample
 from vlmplan_trainer.data.images import EmbeddedImage, ImageSource, checked_size, located
 
 MAX_SENTENCES = 20

@@ -18,7 +18,7 @@ from transformers import BatchFeature
 
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.chats import Sample
-from vlmplan_trainer.data.fitting import Fit, ImageFitter, ImageMeter, Size, fitted_image
+from vlmplan_trainer.data.downscaling import Downscaling, ImageDownscaler, ImageMeter, Size, downscaled_image
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
 
@@ -49,7 +49,7 @@ class Encoder:
     ``seq_len``, ``image_size`` (width, height) and ``images_per_sample`` are the plan's: longer samples are cut, larger
     images made smaller, and samples with more images left out. None leaves images as they are.
 
-    ``truncated`` and ``skipped`` are the sources of such samples, of all surveys and of all that were encoded.
+    ``truncated`` and ``skipped`` are the sources of such samples, of all scans and of all that were encoded.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Encoder:
         self._template = ChatTemplate(processor)
         self._accepted = accepted_names(model_type) if self.is_vision else {"input_ids", "attention_mask"}
         self.meter = ImageMeter(processor) if self.is_vision else None
-        self._fitter = ImageFitter(self.meter, image_size) if self.meter is not None else None
+        self._fitter = ImageDownscaler(self.meter, image_size) if self.meter is not None else None
         self.truncated: set[str] = set()
         self.skipped: set[str] = set()
 
@@ -166,7 +166,7 @@ class Encoder:
         bos = self.tokenizer.bos_token
         return (self.is_vision or rendered.is_plain) and not (bos is not None and rendered.text.startswith(bos))
 
-    def fit(self, size: Size) -> Fit:
+    def fit(self, size: Size) -> Downscaling:
         assert self._fitter is not None
         return self._fitter.fit(size)
 
@@ -180,7 +180,7 @@ class Encoder:
         images = []
         for number, part in enumerate(sample.images, start=1):
             image = opened(part.source, name=f"{sample.source}: image {number}")
-            images.append(fitted_image(image, self.fit(image.size)))
+            images.append(downscaled_image(image, self.fit(image.size)))
         options |= {"images": [images] if images else None, "return_text_replacement_offsets": True}
         try:
             return dict(self.processor(text=[rendered.text], **options))

@@ -17,7 +17,7 @@ from vlmplan_trainer.data.batches import refuse_too_few
 from vlmplan_trainer.data.chats import MAX_SENTENCES, ReadReport, Sample, read_chats
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder
-from vlmplan_trainer.data.survey import Survey, surveyed
+from vlmplan_trainer.data.scan import DatasetScan, scanned
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
 
@@ -76,10 +76,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """``samples`` are all that were read, ``survey`` has those to train on."""
+    """``samples`` are all that were read, ``scan`` has those to train on."""
 
     samples: list[Sample]
-    survey: Survey
+    scan: DatasetScan
     account: Account
 
 
@@ -100,12 +100,12 @@ def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
     processing = load_processing(plan, random_weights=options.random_weights)
     encoder = _encoder(plan, options, processing)
     train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)
-    refuse_too_few(train.survey, samples_per_step=plan.samples_per_step)
+    refuse_too_few(train.scan, samples_per_step=plan.samples_per_step)
     looked_at = None
     if evaluation is not None:
         looked_at = _gathered(str(options.eval_data), *evaluation, encoder)
         try:
-            refuse_too_few(looked_at.survey, samples_per_step=plan.recipe.micro_batch * plan.hardware.num_gpus)
+            refuse_too_few(looked_at.scan, samples_per_step=plan.recipe.micro_batch * plan.hardware.num_gpus)
         except InputError as error:
             raise InputError(f"--eval-data {options.eval_data}: {error}") from None
     return Data(processing=processing, encoder=encoder, train=train, evaluation=looked_at)
@@ -143,20 +143,20 @@ def _encoder(plan: Plan, options: TrainerOptions, processing: Processing) -> Enc
 
 def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> Gathered:
     say_phase(f"looking at {counted(len(samples), 'sample')}")
-    survey = surveyed(encoder, samples)
+    scan = scanned(encoder, samples)
     account = Account(
         name=name,
         forms=report.forms,
-        num_samples=len(survey.samples),
+        num_samples=len(scan.samples),
         num_bad=report.num_bad,
-        num_no_room=survey.num_skipped,
-        num_truncated=survey.num_truncated,
-        num_images=sum(len(sample.images) for sample in survey.samples),
-        num_images_reduced=survey.num_images_reduced,
-        shortest=min(survey.lengths, default=0),
-        median_length=median(survey.lengths or [0]),
-        longest=max(survey.lengths, default=0),
+        num_no_room=scan.num_skipped,
+        num_truncated=scan.num_truncated,
+        num_images=sum(len(sample.images) for sample in scan.samples),
+        num_images_reduced=scan.num_images_reduced,
+        shortest=min(scan.lengths, default=0),
+        median_length=median(scan.lengths or [0]),
+        longest=max(scan.lengths, default=0),
         seq_len=encoder.seq_len,
-        sentences=(*report.sentences, *survey.sentences)[:MAX_SENTENCES],
+        sentences=(*report.sentences, *scan.sentences)[:MAX_SENTENCES],
     )
-    return Gathered(samples=samples, survey=survey, account=account)
+    return Gathered(samples=samples, scan=scan, account=account)

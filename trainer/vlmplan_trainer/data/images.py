@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import parse_json_object, shown
-from vlmplan_trainer.data.forms import Reference, raw_sample
+from vlmplan_trainer.data.chat_formats import Reference, raw_sample
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -1,4 +1,4 @@
-"""The order of an epoch and whose turn it is.
+"""A distributed sampler: the order of an epoch, and which rank takes what.
 
 The order is a permutation by seed and epoch alone: the same on every rank and for every number of ranks. Together the
 ranks go through it from the front, ``micro_batch × num_ranks`` samples at a time, of which rank r takes the r-th

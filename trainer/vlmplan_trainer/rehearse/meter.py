@@ -15,7 +15,7 @@ from vlmplan_trainer.measure import Meter, PhaseMemory
 from vlmplan_trainer.rehearse.components import COMPONENTS, Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.ledger import NAMED_BYTES, Ledger
-from vlmplan_trainer.rehearse.unwatched import component_of, live_at_peaks
+from vlmplan_trainer.rehearse.offline_peaks import component_of, live_at_peaks
 
 NUM_LARGEST = 10
 

@@ -21,12 +21,12 @@ from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.loop import Rates, Trainer
 from vlmplan_trainer.models.load import load_model, torch_dtype
 from vlmplan_trainer.rehearse import autocast, collectives, device, kernels, shims
+from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.batch import Samples, micro_batch
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
-from vlmplan_trainer.rehearse.makers import Makers
 from vlmplan_trainer.rehearse.meter import PhaseMeter
 
 SCHEMA = "vlmplan.rehearsed/1"
@@ -78,7 +78,10 @@ def rehearse(request: Request) -> dict[str, Any]:
     plan = request.plan
     is_on_cpu = plan.hardware.vendor == "cpu"
     os.environ["DS_ACCELERATOR"] = "cpu"  # what DeepSpeed finds by itself when it is imported
-    ledger, makers = Ledger(counts_host_as_device=is_on_cpu, block_bytes=1 if is_on_cpu else GPU_BLOCK_BYTES), Makers()
+    ledger, attribution = (
+        Ledger(counts_host_as_device=is_on_cpu, block_bytes=1 if is_on_cpu else GPU_BLOCK_BYTES),
+        AllocationAttribution(),
+    )
     place = torch.device("cpu") if is_on_cpu else _registered(ledger, request)
     _start_ranks(request, is_on_cpu=is_on_cpu)
     warnings.filterwarnings("ignore")
@@ -91,12 +94,12 @@ def rehearse(request: Request) -> dict[str, Any]:
         ),
         flash_attention_from_torch() if not is_on_cpu else nullcontext(),
         fake_mode,
-        Rehearsal(fake_mode, ledger, makers) as mode,
+        Rehearsal(fake_mode, ledger, attribution) as mode,
     ):
         meter = PhaseMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
         with meter.phase("load"):
             loaded = load_model(plan, random_weights=True, device=place)
-        makers.learn(loaded.model)
+        attribution.learn(loaded.model)
         with meter.phase("init"):
             engine = make_engine(loaded.model, plan, device=place, weight_decay=0.0)
         config: Any = loaded.model.config

@@ -58,7 +58,7 @@ def one_kind_of_keys() -> Iterator[None]:
 
 
 @contextmanager
-def telling_of_other_data() -> Iterator[None]:
+def patched_data_setter() -> Iterator[None]:
     """Fake tensors know for themselves where they are and what they hold; they have to be told of other data."""
     plain: Any = torch.Tensor.data
 
@@ -385,7 +385,7 @@ DEVICE_SHIMS = (
     paging_in_host_memory,
 )
 SHIMS = (
-    telling_of_other_data,
+    patched_data_setter,
     making_parameters_of_fake_tensors,
     copying_nothing_but_data,
     moving_modules_in_place,

@@ -24,7 +24,7 @@ CANVAS_COLOUR = "white"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Downscaling:
     """An image is scaled to ``scaled`` and put in the middle of ``canvas``; both (width, height)."""
 
     scaled: Size
@@ -82,7 +82,7 @@ class ImageMeter:
         )
 
 
-class ImageFitter:
+class ImageDownscaler:
     """Fits images to the planned size (width, height), or leaves all as they are if that is None."""
 
     def __init__(self, meter: ImageMeter, planned: Size | None) -> None:
@@ -90,17 +90,17 @@ class ImageFitter:
         if planned is not None and not math.isfinite(meter.amounts(planned)[0]):
             raise InputError(f"the planned image size {planned[0]}x{planned[1]} is refused by the model's processor")
 
-    def fit(self, size: Size) -> Fit:
+    def fit(self, size: Size) -> Downscaling:
         """How an image of ``size`` is brought to what the plan has room for."""
         if self._planned is None or self._has_room(size):
-            return Fit(scaled=size, canvas=size)
+            return Downscaling(scaled=size, canvas=size)
         area = math.sqrt(math.prod(self._planned) / math.prod(size))
         for shrinkage in SHRINKAGES:
             scaled = _scaled(size, min(1.0, area) * shrinkage)
             if self._has_room(scaled):
-                return Fit(scaled=scaled, canvas=scaled)
+                return Downscaling(scaled=scaled, canvas=scaled)
         box = min(planned / side for planned, side in zip(self._planned, size, strict=True))
-        return Fit(scaled=_scaled(size, min(1.0, box)), canvas=self._planned)
+        return Downscaling(scaled=_scaled(size, min(1.0, box)), canvas=self._planned)
 
     def _has_room(self, size: Size) -> bool:
         assert self._planned is not None
@@ -108,7 +108,7 @@ class ImageFitter:
         return all(amount <= most for amount, most in zip(found, planned, strict=True))
 
 
-def fitted_image(image: "Image", fit: Fit) -> "Image":
+def downscaled_image(image: "Image", fit: Downscaling) -> "Image":
     from PIL import Image
 
     if image.size != fit.scaled:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.forms import RawTurn, Reference, raw_sample
+from vlmplan_trainer.data.chat_formats import RawTurn, Reference, raw_sample
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 

@@ -8,7 +8,7 @@ LIBRARIES = ("/deepspeed/", "/torch/optim/", "/bitsandbytes/", "/peft/", "/vlmpl
 OWN = ("/vlmplan_trainer/rehearse/",)
 
 
-class Makers:
+class AllocationAttribution:
     """Looks up the stack for what a reader knows by name."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from vlmplan_trainer.data.templates import TemplateError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class DatasetScan:
     """The samples to train on, with their ``lengths`` in tokens after the cut.
 
     ``truncated`` and ``skipped`` are sources, ``num_images_reduced`` images made smaller; ``sentences`` are of the
@@ -49,7 +49,7 @@ class _Images:
         return max((gained for place, gained in self.places if place < character), default=0)
 
 
-def surveyed(encoder: Encoder, samples: Iterable[Sample]) -> Survey:
+def scanned(encoder: Encoder, samples: Iterable[Sample]) -> DatasetScan:
     """The samples that can be trained on and how long they are, without opening an image.
 
     Raises InputError for the first bad one unless ``encoder.skips_bad``. Samples that do not fit the plan are left out.
@@ -78,7 +78,7 @@ def surveyed(encoder: Encoder, samples: Iterable[Sample]) -> Survey:
             truncated.add(sample.source)
     encoder.truncated |= truncated
     encoder.skipped |= skipped
-    return Survey(
+    return DatasetScan(
         samples=kept,
         lengths=lengths,
         truncated=truncated,
