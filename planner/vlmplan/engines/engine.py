@@ -89,10 +89,11 @@ class Engine:
     def begin_step(self) -> None:
         """Before the first micro batch of every step."""
 
-    def resume_accumulation(self) -> None:
-        """What earlier micro batches of a step leave to the last: a walk may begin with that."""
-        for ordinal, num_bytes in enumerate(self.table.gradient_sizes):
-            self.sink.allocate(ordinal, Component.GRADIENTS, num_bytes)
+    def resume_accumulation(self, ordinals: Iterable[int]) -> None:
+        """What earlier micro batches of a step leave to the last, where these weights get gradients: a walk may begin
+        with that."""
+        for ordinal in ordinals:
+            self.sink.allocate(ordinal, Component.GRADIENTS, self.table.gradient_sizes[ordinal])
 
     def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
         """``accumulates``: not the first of its step. ``is_last``: a step follows."""

@@ -15,7 +15,7 @@ class MicroBatchProfile:
     ``held_bytes``: weights that autograd's views keep whole where ZeRO-3 takes them away. ``unreleased_bytes``: weights
     of modules that stay whole to the end of backward. ``recomputed_bytes``: frozen weights of a layer that runs again.
     ``norm_peak``: the most with the float64 norm of one whole gradient, which an engine takes when a later one arrives
-    or when backward is over.
+    or when backward is over. ``gradient_bytes``: all gradients that arrive; a weight that nothing depends on has none.
     """
 
     forward_peak: int
@@ -25,6 +25,7 @@ class MicroBatchProfile:
     unreleased_bytes: int
     recomputed_bytes: int
     norm_peak: int
+    gradient_bytes: int
 
 
 def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
@@ -44,7 +45,7 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
     unreleased = sum([trace.sections[run.key].unreleased_bytes for run in trace.schedule])
     recomputed = max(section.recomputed_bytes for section in trace.sections.values())
     norm = _norm_peak(trace, {key: change for key, (_, _, change, _) in falls.items()}, live)
-    return MicroBatchProfile(forward_peak, dropped, kept, _held_bytes(trace), unreleased, recomputed, norm)
+    return MicroBatchProfile(forward_peak, dropped, kept, _held_bytes(trace), unreleased, recomputed, norm, gradients)
 
 
 def _norm_peak(trace: Trace, changes: Mapping[str, int], live: int) -> int:
@@ -129,4 +130,5 @@ def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) ->
         max(low.unreleased_bytes, high.unreleased_bytes),
         max(low.recomputed_bytes, high.recomputed_bytes),
         secant(low.norm_peak, high.norm_peak),
+        max(low.gradient_bytes, high.gradient_bytes),
     )

@@ -107,8 +107,9 @@ class Zero0(Engine):
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         largest = self.table.largest_trained * self.weight_bytes
         chunk = min(self.table.trained_bytes, CHUNK_ELEMENTS * self.weight_bytes + largest)
+        made = max(0, self.table.trained_bytes - profile.gradient_bytes)  # gradients of zero, before the reduction
         forward, backward = super().micro_batch_bound(profile, accumulates=accumulates)
-        return forward, backward + chunk
+        return forward, backward + made + chunk
 
     def collectives(self, trace: Trace) -> Sequence[Collectives]:
         chunks = len(chunk_elements(self.table.numels, CHUNK_ELEMENTS))

@@ -5,7 +5,7 @@ of a step, as they arrive with ``overlap_comm`` and else after it. Buckets are a
 (``use_multi_rank_bucket_allreduce``), and the rank keeps its share in a buffer of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -90,9 +90,9 @@ class Zero12(Engine):
             sink.free("clone")
         sink.transient(Component.TEMPORARIES, [master])
 
-    def resume_accumulation(self) -> None:
+    def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         if self.recipe.zero_stage == 1:
-            super().resume_accumulation()
+            super().resume_accumulation(ordinals)
             self._set_up_buckets()
         elif not self.offloads_optimizer:
             self.sink.allocate(EARLIER_PARTITION, Component.GRADIENTS, self.owned_bytes)

@@ -153,7 +153,7 @@ class Zero3(Engine):
                 self.sink.allocate(_secondary(entry), Component.WEIGHTS, self._secondary_bytes(entry.parameter))
             self._has_trained_copies = True
 
-    def resume_accumulation(self) -> None:
+    def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """Earlier gradients are in the shards."""
 
     def take_gradient(self, ordinal: int) -> None:

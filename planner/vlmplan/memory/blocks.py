@@ -15,6 +15,7 @@ class EngineBlocks(Sink):
 
     def allocate(self, owner: Hashable, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
         if num_bytes:
+            assert owner not in self._blocks, owner
             self._blocks[owner] = self._new(num_bytes, stream)
 
     def keep(self, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:

@@ -33,6 +33,7 @@ class PeakTracker(Sink):
 
     def allocate(self, owner: Hashable, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
         if num_bytes:
+            assert owner not in self._tensors, owner
             self._tensors[owner] = component, num_bytes
             self.keep(component, num_bytes)
 

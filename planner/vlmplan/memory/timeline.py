@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
+from vlmplan.engines.collectives import arrivals
 from vlmplan.engines.components import Components
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
@@ -68,7 +69,7 @@ def memory_timeline(
     engine.step(is_first=True)
     engine.begin_step()
     if recipe.grad_accum > 1:
-        engine.resume_accumulation()
+        engine.resume_accumulation([table.ordinal(*arrival) for arrival in arrivals(trace)])
     engine.begin_micro_batch(accumulates=recipe.grad_accum > 1, is_last=True)
     replay = MicroBatchReplay(engine, tracker, trace)
     tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(table, recipe)))
