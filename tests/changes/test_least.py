@@ -4,9 +4,10 @@ out, and results are changed only where nothing else is enough."""
 from dataclasses import dataclass
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from laws import law
 from vlmplan.changes.kinds import Change, Space
 from vlmplan.changes.least import least_combination
 from vlmplan.request import Request, parse
@@ -72,8 +73,7 @@ def all_requests(judge: Sums, letters: str) -> list[Request]:
     return [request for request in chosen if judge.fits(request)]
 
 
-@settings(max_examples=150, deadline=None)
-@given(judge=sums())
+@law(judge=sums(), quick=30, thorough=150)
 def test_the_least_combination_fits_and_nothing_of_it_can_be_left_out(judge: Sums):
     found = least_combination(SPACE, Request(), judge)
     if found is None:
@@ -85,8 +85,7 @@ def test_the_least_combination_fits_and_nothing_of_it_can_be_left_out(judge: Sum
         assert not judge.fits(found.request.with_options(dict.fromkeys(one.options)))
 
 
-@settings(max_examples=150, deadline=None)
-@given(judge=sums())
+@law(judge=sums(), quick=30, thorough=150)
 def test_results_change_only_where_they_must_and_samples_last(judge: Sums):
     found = least_combination(SPACE, Request(), judge)
     if found is None:

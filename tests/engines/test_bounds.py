@@ -8,9 +8,10 @@ from dataclasses import fields, replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from laws import law
 from planned import shortened
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.engines import engine_of
@@ -84,17 +85,23 @@ def sharded_recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-@settings(max_examples=150)
-@given(alias=st.sampled_from(list(LAYERS)), recipe=sharded_recipes(), num_ranks=st.sampled_from([1, 2, 8]))
+@law(
+    alias=st.sampled_from(list(LAYERS)),
+    recipe=sharded_recipes(),
+    num_ranks=st.sampled_from([1, 2, 8]),
+    quick=25,
+    thorough=150,
+)
 def test_bound_under_zero_is_never_below_the_timeline(alias: str, recipe: Recipe, num_ranks: int):
     assert bound(alias, recipe, num_ranks) >= timeline_peak(alias, recipe, num_ranks)
 
 
-@settings(max_examples=100)
-@given(
+@law(
     alias=st.sampled_from(list(LAYERS)),
     recipe=sharded_recipes().filter(lambda recipe: recipe.zero_stage == 3),
     num_ranks=st.sampled_from([1, 2, 8]),
+    quick=25,
+    thorough=100,
 )
 def test_timeline_of_stage_3_lies_between_what_each_section_takes_with_the_fewest_and_the_most_gathered_weights(
     alias: str, recipe: Recipe, num_ranks: int
@@ -108,8 +115,7 @@ def test_timeline_of_stage_3_lies_between_what_each_section_takes_with_the_fewes
     assert least <= forward_and_backward <= most
 
 
-@settings(max_examples=40)
-@given(
+@law(
     alias=st.sampled_from(list(LAYERS)),
     method=st.sampled_from(Method),
     precision=st.sampled_from(Precision),
@@ -118,6 +124,8 @@ def test_timeline_of_stage_3_lies_between_what_each_section_takes_with_the_fewes
     fuses=st.booleans(),
     caches_casts=st.booleans(),
     loss=st.sampled_from(LossKind),
+    quick=25,
+    thorough=40,
 )
 def test_bound_of_plain_pytorch_is_never_below_the_timeline(
     alias, method, precision, grad_accum, checkpoints, fuses, caches_casts, loss

@@ -1,9 +1,9 @@
 """A walk over gathered weights that leaves equal layers out says the same as one through all of them."""
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from laws import law
 from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
@@ -56,15 +56,16 @@ def key_of(trace: Trace, zero: ZeroSettings, *, is_alone: bool = False) -> WalkK
     return WalkKey(shape=None, sizes=zero, num_wrappers=3, is_alone=is_alone, trace=trace)
 
 
-@given(
+@law(
     trace=st.sampled_from(TRACES),
     prefetch=SIZES,
     live=SIZES,
     reuse=SIZES,
     threshold=st.sampled_from([0, 128, 10 * 128]),
     is_alone=st.booleans(),
+    quick=40,
+    thorough=150,
 )
-@settings(max_examples=150, deadline=None)
 def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, threshold, is_alone):
     zero = ZeroSettings(
         stage3_prefetch_bucket_size=prefetch,

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from laws import law
 from planned import shortened
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.engines import Engine, ModelStates, engine_of
@@ -79,8 +79,13 @@ def recipes(draw: Any) -> Recipe:
     )
 
 
-@settings(max_examples=150)
-@given(alias=st.sampled_from(list(MODELS)), recipe=recipes(), num_ranks=st.sampled_from([1, 2, 4, 6]))
+@law(
+    alias=st.sampled_from(list(MODELS)),
+    recipe=recipes(),
+    num_ranks=st.sampled_from([1, 2, 4, 6]),
+    quick=50,
+    thorough=150,
+)
 def test_states_in_closed_form_are_those_of_the_walk(alias: str, recipe: Recipe, num_ranks: int):
     if recipe.zero_stage is None:
         num_ranks = 1
