@@ -105,13 +105,7 @@ def recommend(
     plots = html is not None or svg is not None or (shows_pareto and not as_json)
     request = parse(given)
     found = requested_recommendation(request, catalog_files, today(), compares_all=plots)
-    rehearsal = None
-    if rehearses:
-        from vlmplan.cli.rehearse import rehearsed
-        from vlmplan.search.confirmation import confirmed
-
-        confirmation = confirmed(found, request.ds_config, rehearsed)
-        found, rehearsal = confirmation.found, confirmation.winner
+    found, rehearsal = _confirmed(found, request) if rehearses else (found, None)
     next_steps = _next_steps(found, request, out, force=force)
     next_steps += _write_pictures(found, pictures, force=force)
     answer = Answer(
@@ -125,6 +119,15 @@ def recommend(
     show = _print_json if as_json else _print_text
     show(answer, command_text(recommend, catalog_files, order=tuple(given)))
     return 0 if found.plans else EXIT_NOTHING_FITS
+
+
+def _confirmed(found: "Recommendation", request: "Request") -> tuple["Recommendation", "Comparison | None"]:
+    """The recommendation whose first plan a rehearsal confirms, and that rehearsal."""
+    from vlmplan.cli.rehearse import rehearsed
+    from vlmplan.search.confirmation import confirmed
+
+    confirmation = confirmed(found, request.ds_config, rehearsed)
+    return confirmation.found, confirmation.winner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

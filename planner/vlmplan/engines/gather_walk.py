@@ -11,8 +11,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
+from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_stretches import Stretch, of_weights, places_of, shortened
-from vlmplan.engines.gathering import GatheredWeights, Key, Sent, notify
+from vlmplan.engines.gathering import GatheredWeights, Key, notify
 from vlmplan.recipe import ZeroSettings
 
 
@@ -30,7 +31,7 @@ class PhaseGathers(NamedTuple):
     """Of forward or of backward: the collectives, and for each run of a section, as they follow each other, what is
     live meanwhile."""
 
-    sent: Sent
+    sent: GatherCounts
     live: list[LiveBytes]
 
 
@@ -138,7 +139,7 @@ class _Moment(NamedTuple):
     state: Hashable
     live_bytes: int
     next_prefetched_step: int
-    sent: Sent
+    sent: GatherCounts
 
 
 class WalkedSchedule:
@@ -192,7 +193,7 @@ class WalkedSchedule:
             return (place - edge, ordinal) if stretch.start <= place < stretch.stop else key
 
         gathered = self._gathered
-        sent = gathered.sent[phase].after(Sent())
+        sent = gathered.sent[phase].after(GatherCounts())
         return _Moment(gathered.state(name), gathered.live_bytes, gathered.next_prefetched_step, sent)
 
     def repeats(self, stretch: Stretch, phase: int) -> bool:

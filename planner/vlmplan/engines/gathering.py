@@ -3,17 +3,18 @@
 A simulation of ``PartitionedParameterCoordinator`` (``deepspeed/runtime/zero/partitioned_param_coordinator.py``,
 0.19.8) in its steady state, from the third forward on, when the order of modules is known and weights are prefetched.
 Every use of a module is a step: it fetches what is missing, prefetches what comes next, and releases what is not used
-again soon. Sizes are in elements as DeepSpeed counts them; ``gathered_bytes`` turns them into bytes.
+again soon. Limits are in elements, as DeepSpeed counts them.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from typing import Any
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.recipe import Recipe, ZeroSettings
 
 Key = tuple[int, int | None]
@@ -26,51 +27,6 @@ without; peft's two around the model. Each prefetches before it runs, forward an
 def num_wrappers(recipe: Recipe) -> int:
     """Modules without weights of their own around the first that has some."""
     return _WRAPPERS + (_ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
-
-
-@dataclass(slots=True)
-class Sent:
-    """Collectives that make weights whole, of one phase: how many, how many of them carry trained and frozen weights,
-    and how many weights of which size (in bytes, not padded) they carry, trained and frozen."""
-
-    num_gathers: int = 0
-    num_with_trained: int = 0
-    num_with_frozen: int = 0
-    trained: Counter[int] = field(default_factory=Counter[int])
-    frozen: Counter[int] = field(default_factory=Counter[int])
-
-    def add(self, trained: Sequence[int], frozen: Sequence[int]) -> None:
-        """One more, of weights of these sizes."""
-        self.num_gathers += 1
-        self.num_with_trained += bool(trained)
-        self.num_with_frozen += bool(frozen)
-        for size in trained:
-            self.trained[size] += 1
-        for size in frozen:
-            self.frozen[size] += 1
-
-    def after(self, earlier: "Sent", times: int = 1) -> "Sent":
-        """What was sent after ``earlier``, ``times`` over.
-
-        >>> Sent(7, 7, 0, Counter({4: 9})).after(Sent(5, 5, 0, Counter({4: 6})), times=2)
-        Sent(num_gathers=4, num_with_trained=4, num_with_frozen=0, trained=Counter({4: 6}), frozen=Counter())
-        """
-        return Sent(
-            (self.num_gathers - earlier.num_gathers) * times,
-            (self.num_with_trained - earlier.num_with_trained) * times,
-            (self.num_with_frozen - earlier.num_with_frozen) * times,
-            Counter({size: count * times for size, count in (self.trained - earlier.trained).items()}),
-            Counter({size: count * times for size, count in (self.frozen - earlier.frozen).items()}),
-        )
-
-    def plus(self, other: "Sent") -> "Sent":
-        return Sent(
-            self.num_gathers + other.num_gathers,
-            self.num_with_trained + other.num_with_trained,
-            self.num_with_frozen + other.num_with_frozen,
-            self.trained + other.trained,
-            self.frozen + other.frozen,
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -142,7 +98,7 @@ class GatheredWeights:
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
         self._sink = sink
         self._peak = 0
-        self.sent = (Sent(), Sent())
+        self.sent = (GatherCounts(), GatherCounts())
         self._weights: dict[Key, _Weight] = {}
         self._modules: dict[Key, _Module] = {}
         used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}

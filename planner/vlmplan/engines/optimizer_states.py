@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from vlmplan.recipe import OptimizerKind, Recipe
+from vlmplan.recipe import OptimizerKind, Precision, Recipe
 from vlmplan.units import DType
 
 NORM_BYTES = 8
@@ -90,3 +90,12 @@ def update_sizes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
     if recipe.optimizer is OptimizerKind.ADAMW and not recipe.fuses_optimizer:
         return [[prod(shape) * dtype.num_bytes for shape in shapes]]
     return []
+
+
+def overflow_check_bytes(recipe: Recipe) -> int:
+    """Bytes per element of looking for infinities in all of a rank's gradients at once, as ZeRO stage 3 does in fp16.
+
+    ``torch.isinf(self.grad_partitions_flat_buffer)`` in ``has_overflow`` is ``self.abs() == inf``
+    (``aten/src/ATen/native/TensorCompare.cpp``): absolute values in the type of the gradients, and a byte.
+    """
+    return recipe.trained_dtype.num_bytes + 1 if recipe.precision is Precision.FP16 else 0

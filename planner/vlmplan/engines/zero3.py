@@ -26,10 +26,10 @@ from vlmplan.engines.engine import Engine, ModelStates, weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gathering import GatheredWeights, num_wrappers
-from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
+from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes
 from vlmplan.engines.parameters import ParameterTable, sharded_elements, sub_group_elements
 from vlmplan.engines.profile import MicroBatchProfile
-from vlmplan.recipe import Precision, Recipe
+from vlmplan.recipe import Recipe
 
 NORM_ELEMENTS = 250_000_000
 """Elements at a time of the norm of an offloaded gradient (``_constant_buffered_norm2``)."""
@@ -386,15 +386,6 @@ class Zero3(Engine):
         shards = sum([count * self._shard_bytes(one) for one, count in self.table.kinds])
         small = [count * one.numel * one.dtype.num_bytes for one, count in self.table.kinds if self._is_persistent(one)]
         return shards, sum(small) if self.num_ranks > 1 else 0
-
-
-def overflow_check_bytes(recipe: Recipe) -> int:
-    """Bytes per element of looking for infinities in all of a rank's gradients at once, as stage 3 does in fp16.
-
-    ``torch.isinf(self.grad_partitions_flat_buffer)`` in ``has_overflow`` is ``self.abs() == inf``
-    (``aten/src/ATen/native/TensorCompare.cpp``): absolute values in the type of the gradients, and a byte.
-    """
-    return recipe.trained_dtype.num_bytes + 1 if recipe.precision is Precision.FP16 else 0
 
 
 def _shard(entry: NamedParameter) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from vlmplan.engines.optimizer_states import paged_bytes
+from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes
 from vlmplan.engines.parameters import (
     ParameterTable,
     fullest_rank,
@@ -17,7 +17,6 @@ from vlmplan.engines.parameters import (
     partition_size,
     sharded_elements,
 )
-from vlmplan.engines.zero3 import overflow_check_bytes
 from vlmplan.recipe import Method, Offload, Precision, Recipe
 from vlmplan.units import GIB, DType
 

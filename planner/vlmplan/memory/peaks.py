@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import cast
 
 from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, Parts, Run, Span, Trace, add_parts
-from vlmplan.engines.components import NOTHING, Components
+from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component, Sink, Stream
 from vlmplan.engines.gathering import GatheredWeights, notify
@@ -20,14 +20,17 @@ class PeakTracker(Sink):
         self._batch: Parts = NO_PARTS
         self._batch_bytes = 0
         self._peak_bytes = 0
-        self.peak: Components = NOTHING
+        self._at_peak: tuple[Sequence[int], Parts] = ((0,) * len(Component), NO_PARTS)
 
     def start_phase(self) -> None:
-        self.peak = self.now()
-        self._peak_bytes = self.peak.total
+        self._note(self._batch, self._held_bytes + self._batch_bytes)
+
+    @property
+    def peak(self) -> Components:
+        return _components(*self._at_peak)
 
     def now(self) -> Components:
-        return self._components(self._batch)
+        return _components(self._held, self._batch)
 
     # -- the engine's tensors ------------------------------------------------------------------------------------
 
@@ -40,8 +43,9 @@ class PeakTracker(Sink):
     def keep(self, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
         self._held[component] += num_bytes
         self._held_bytes += num_bytes
-        if self._held_bytes + self._batch_bytes > self._peak_bytes:
-            self._note(self._batch)
+        total = self._held_bytes + self._batch_bytes
+        if total > self._peak_bytes:
+            self._note(self._batch, total)
 
     def free(self, owner: Hashable) -> None:
         if owner in self._tensors:
@@ -56,9 +60,10 @@ class PeakTracker(Sink):
 
     def transient(self, component: Component, sizes: Sequence[int], stream: Stream = Stream.DEFAULT) -> None:
         num_bytes = sum(sizes)
-        if self._held_bytes + self._batch_bytes + num_bytes > self._peak_bytes:
+        total = self._held_bytes + self._batch_bytes + num_bytes
+        if total > self._peak_bytes:
             self._held[component] += num_bytes
-            self._note(self._batch)
+            self._note(self._batch, total)
             self._held[component] -= num_bytes
 
     def rename(self, owner: Hashable, new_owner: Hashable) -> None:
@@ -68,8 +73,9 @@ class PeakTracker(Sink):
     # -- the micro batch's tensors -------------------------------------------------------------------------------
 
     def span(self, span: Span) -> None:
-        if self._held_bytes + self._batch_bytes + sum(span.peak) > self._peak_bytes:
-            self._note(add_parts(self._batch, span.peak))
+        total = self._held_bytes + self._batch_bytes + sum(span.peak)
+        if total > self._peak_bytes:
+            self._note(add_parts(self._batch, span.peak), total)
         self._batch = add_parts(self._batch, span.delta)
         self._batch_bytes += sum(span.delta)
 
@@ -87,23 +93,21 @@ class PeakTracker(Sink):
         self._batch_bytes -= self._batch[0]
         self._batch = (0, *self._batch[1:])
 
-    # -- moments -------------------------------------------------------------------------------------------------
+    def _note(self, batch: Parts, total: int) -> None:
+        self._at_peak, self._peak_bytes = (tuple(self._held), batch), total
 
-    def _note(self, batch: Parts) -> None:
-        self.peak = self._components(batch)
-        self._peak_bytes = self.peak.total
 
-    def _components(self, batch: Parts) -> Components:
-        weights, gradients, states, activations, logits, buffers, temporaries = self._held
-        return Components(
-            weights=weights,
-            gradients=gradients + batch[3],
-            optimizer_states=states,
-            activations=activations + batch[0],
-            logits=logits + batch[1],
-            communication_buffers=buffers,
-            temporaries=temporaries + batch[2],
-        )
+def _components(held: Sequence[int], batch: Parts) -> Components:
+    weights, gradients, states, activations, logits, buffers, temporaries = held
+    return Components(
+        weights=weights,
+        gradients=gradients + batch[3],
+        optimizer_states=states,
+        activations=activations + batch[0],
+        logits=logits + batch[1],
+        communication_buffers=buffers,
+        temporaries=temporaries + batch[2],
+    )
 
 
 class MicroBatchReplay:

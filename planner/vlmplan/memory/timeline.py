@@ -13,6 +13,7 @@ from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.collectives import arrivals
 from vlmplan.engines.components import Components
+from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
@@ -53,40 +54,25 @@ def memory_timeline(
     """
     tracker = PeakTracker()
     engine = engine_of(table, recipe, num_ranks=num_ranks, rank=rank, sink=tracker)
-    phases: list[Phase] = []
-
-    def end_phase(name: str) -> None:
-        phases.append(Phase(name=name, resident=tracker.now(), peak=tracker.peak))
-        tracker.start_phase()
-
-    tracker.allocate("checkpoint", Component.TEMPORARIES, read_bytes)
-    engine.load(is_on_cpu=is_on_cpu)
-    tracker.free("checkpoint")
-    end_phase("load")
+    load = _load(engine, tracker, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
     engine.build()
-    end_phase("init")
-    engine.use_first()
-    engine.step(is_first=True)
-    engine.begin_step()
-    if recipe.grad_accum > 1:
-        engine.resume_accumulation([table.ordinal(*arrival) for arrival in arrivals(trace)])
-    engine.begin_micro_batch(accumulates=recipe.grad_accum > 1, is_last=True)
+    init = _ended("init", tracker)
+    _reach_last_micro_batch(engine, trace)
     replay = MicroBatchReplay(engine, tracker, trace)
     tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(table, recipe)))
     tracker.start_phase()
     replay.forward()
     tracker.free("casts")
-    end_phase("forward")
+    forward = _ended("forward", tracker)
     replay.backward()
     engine.reduce_gradients()
     replay.release_outputs()
-    end_phase("backward")
+    backward = _ended("backward", tracker)
     replay.begin_step()
     tracker.start_phase()
     engine.step(is_first=False)
-    end_phase("step")
-    end_phase("save")  # a checkpoint is written from where the tensors lie, also at stage 3
-    return Timeline(phases=tuple(phases))
+    step, save = _ended("step", tracker), _ended("save", tracker)  # written from where the tensors lie
+    return Timeline(phases=(load, init, forward, backward, step, save))
 
 
 def load_phase(
@@ -95,7 +81,29 @@ def load_phase(
     """The first phase alone: what the device holds while the checkpoint is read."""
     tracker = PeakTracker()
     engine = engine_of(table, recipe, num_ranks=num_ranks, sink=tracker)
+    return _load(engine, tracker, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
+
+
+def _load(engine: Engine, tracker: PeakTracker, *, is_on_cpu: bool, read_bytes: int) -> Phase:
     tracker.allocate("checkpoint", Component.TEMPORARIES, read_bytes)
     engine.load(is_on_cpu=is_on_cpu)
     tracker.free("checkpoint")
-    return Phase(name="load", resident=tracker.now(), peak=tracker.peak)
+    return _ended("load", tracker)
+
+
+def _reach_last_micro_batch(engine: Engine, trace: Trace) -> None:
+    """A first step, which makes the optimizer's states, and the earlier micro batches of a later one."""
+    accumulates = engine.recipe.grad_accum > 1
+    engine.use_first()
+    engine.step(is_first=True)
+    engine.begin_step()
+    if accumulates:
+        engine.resume_accumulation([engine.table.ordinal(*arrival) for arrival in arrivals(trace)])
+    engine.begin_micro_batch(accumulates=accumulates, is_last=True)
+
+
+def _ended(name: str, tracker: PeakTracker) -> Phase:
+    """The phase up to here; the next one begins."""
+    phase = Phase(name=name, resident=tracker.now(), peak=tracker.peak)
+    tracker.start_phase()
+    return phase

@@ -398,8 +398,5 @@ class Search:
         if key in self._unplaced:
             return "its tensors fit, but the allocator cannot place them; --expandable-segments lets it", None
         if key in self._host_short:
-            return self._host_reason(candidate, self._host_short[key]), None
+            return f"the host needs {gib_text(self._host_short[key])} and {candidate.host_text}", None
         return self.space.refusal(candidate.cluster)
-
-    def _host_reason(self, candidate: Candidate, needed: int) -> str:
-        return f"the host needs {gib_text(needed)} and {candidate.host_text}"
