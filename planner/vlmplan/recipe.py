@@ -88,7 +88,14 @@ def chunk_tokens(vocab_size: int) -> int:
 MAX_ELEMENTS = 10**18
 """What no bucket comes near."""
 PLAIN: Final = "none"
-"""The ``--zero-stage`` that means plain PyTorch on one GPU."""
+"""The ``--zero-stage`` that means PyTorch without DeepSpeed."""
+
+
+def engine_name(zero_stage: int | None, num_gpus: int) -> str:
+    """What answers call the engine of ``Recipe.zero_stage``: ``plain PyTorch``, ``DDP`` or ``ZeRO-2``."""
+    if zero_stage is not None:
+        return f"ZeRO-{zero_stage}"
+    return "plain PyTorch" if num_gpus == 1 else "DDP"
 
 
 ALPHA_PER_RANK = 2

@@ -205,16 +205,17 @@ def test_host_that_is_too_small_is_said_beside_the_verdict():
 
 
 @pytest.mark.parametrize(
-    ("recipe", "text"),
+    ("recipe", "num_gpus", "text"),
     [
-        (PLAIN, "plain PyTorch"),
-        (Recipe(zero_stage=0), "ZeRO-0"),
-        (Recipe(zero_stage=2, offload_optimizer=Offload.CPU), "ZeRO-2, optimizer on cpu"),
-        (OFFLOADED, "ZeRO-3, optimizer on cpu, weights on cpu"),
+        (PLAIN, 1, "plain PyTorch"),
+        (PLAIN, 2, "DDP"),
+        (Recipe(zero_stage=0), 1, "ZeRO-0"),
+        (Recipe(zero_stage=2, offload_optimizer=Offload.CPU), 2, "ZeRO-2, optimizer on cpu"),
+        (OFFLOADED, 2, "ZeRO-3, optimizer on cpu, weights on cpu"),
     ],
 )
-def test_engine_is_its_stage_and_what_is_offloaded(recipe: Recipe, text: str):
-    assert engine_text(recipe) == text
+def test_engine_is_its_stage_and_what_is_offloaded(recipe: Recipe, num_gpus: int, text: str):
+    assert engine_text(recipe, num_gpus) == text
 
 
 def test_recipe_in_words_names_everything_that_decides():
@@ -228,11 +229,11 @@ def test_recipe_in_words_names_everything_that_decides():
         attention=AttentionImplementation.EAGER,
         loss=LossKind.FULL,
     )
-    assert recipe_text(recipe, sees=False) == (
+    assert recipe_text(recipe, num_gpus=1, sees=False) == (
         "lora r7, bf16 (bf16 weights, fp32 adapters, autocast), plain PyTorch, adamw-8bit, micro batch 3 x 5, "
         "no checkpointing, eager attention, full loss, expandable segments"
     )
-    assert "adamw" not in recipe_text(PLAIN, sees=False)
+    assert "adamw" not in recipe_text(PLAIN, num_gpus=1, sees=False)
 
 
 DECIDING = {
@@ -252,16 +253,16 @@ DECIDING = {
 @pytest.mark.parametrize("name", DECIDING)
 def test_two_recipes_that_differ_in_what_decides_differ_in_words(name: str):
     base = Recipe(method=Method.LORA, zero_stage=0)
-    texts = [recipe_text(base.with_changes(**{name: value}), sees=False) for value in DECIDING[name]]
+    texts = [recipe_text(base.with_changes(**{name: value}), num_gpus=1, sees=False) for value in DECIDING[name]]
     assert len(set(texts)) == len(DECIDING[name])
 
 
 def test_checkpointing_of_one_part_is_said_where_the_other_part_runs():
     recipe = Recipe(activation_checkpointing=True, vision_activation_checkpointing=False)
-    assert ", checkpointing of language alone, " in recipe_text(recipe, sees=True)
-    assert ", checkpointing, " in recipe_text(recipe, sees=False)
+    assert ", checkpointing of language alone, " in recipe_text(recipe, num_gpus=1, sees=True)
+    assert ", checkpointing, " in recipe_text(recipe, num_gpus=1, sees=False)
     turned = Recipe(activation_checkpointing=False, vision_activation_checkpointing=True)
-    assert ", checkpointing of vision alone, " in recipe_text(turned, sees=True)
+    assert ", checkpointing of vision alone, " in recipe_text(turned, num_gpus=1, sees=True)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,11 @@ def _row(found: Advice, outcome: Outcome) -> tuple[str, ...]:
 def _setup_cells(plan: RankedPlan) -> tuple[str, str, str]:
     recipe = plan.estimate.recipe
     checkpoints = "yes" if recipe.activation_checkpointing else "no"
-    return engine_text(recipe), f"{recipe.micro_batch} x {recipe.grad_accum}", checkpoints
+    return (
+        engine_text(recipe, plan.estimate.cluster.num_gpus),
+        f"{recipe.micro_batch} x {recipe.grad_accum}",
+        checkpoints,
+    )
 
 
 def _time(plan: RankedPlan) -> str:

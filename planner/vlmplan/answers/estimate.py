@@ -172,7 +172,9 @@ def heading(estimate: Estimate) -> str:
 
 def setup_text(estimate: Estimate) -> str:
     """How it is trained: everything that decides bytes and seconds."""
-    return recipe_text(estimate.recipe, sees=estimate.workload.images_per_sample > 0)
+    return recipe_text(
+        estimate.recipe, num_gpus=estimate.cluster.num_gpus, sees=estimate.workload.images_per_sample > 0
+    )
 
 
 def _parts_text(estimate: Estimate) -> str:

@@ -112,7 +112,7 @@ def cells(point: Point, winner: RankedPlan) -> tuple[str, ...]:
         f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.id}",
         UNKNOWN if offer is None else offer.provider,
         recipe.method.value,
-        engine_text(recipe),
+        engine_text(recipe, cluster.num_gpus),
         f"{recipe.micro_batch} x {recipe.grad_accum}",
         "yes" if recipe.activation_checkpointing else "no",
     )

@@ -70,7 +70,7 @@ def print_notes(prepared: Prepared) -> None:
 def starting_text(plan: Plan) -> str:
     """What is started, and how."""
     hardware = plan.hardware
-    how = "in plain PyTorch" if plan.ds_config is None else "through DeepSpeed's launcher"
+    how = "through DeepSpeed's launcher" if plan.has_ranks else "in plain PyTorch"
     nodes = f" on {hardware.num_nodes} machines" if hardware.num_nodes > 1 else ""
     return f"starting {counted(hardware.num_gpus, 'rank')}{nodes} {how}, which takes a while"
 

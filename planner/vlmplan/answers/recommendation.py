@@ -170,7 +170,7 @@ def _cells(mark: str, plan: RankedPlan, on: date) -> tuple[str, ...]:
         f"{estimate.cluster.num_gpus} x {estimate.cluster.node.gpu.id}",
         UNKNOWN if plan.offer is None else plan.offer.provider,
         UNKNOWN if plan.usd_per_hour is None else f"{plan.usd_per_hour:.2f}",
-        engine_text(recipe),
+        engine_text(recipe, estimate.cluster.num_gpus),
         f"{recipe.micro_batch} x {recipe.grad_accum}",
         "yes" if recipe.activation_checkpointing else "no",
         f"{estimate.device.device_bytes / gib:.1f}",

@@ -1,14 +1,14 @@
 """A recipe in words: everything of it that decides memory and time."""
 
-from vlmplan.recipe import ALL_LINEAR, Method, Offload, Recipe
+from vlmplan.recipe import ALL_LINEAR, Method, Offload, Recipe, engine_name
 from vlmplan.units import DType
 
 SHORT_TYPES = {DType.FLOAT32: "fp32", DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
 
 
-def recipe_text(recipe: Recipe, *, sees: bool) -> str:
+def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     """A recipe in a few words: everything that decides memory and time. ``sees``: a vision encoder runs too."""
-    words = [_method_text(recipe), precision_text(recipe), engine_text(recipe)]
+    words = [_method_text(recipe), precision_text(recipe), engine_text(recipe, num_gpus)]
     if recipe.optimizer.value != "adamw":
         words.append(recipe.optimizer.value)
     words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}")
@@ -53,11 +53,9 @@ def _checkpointing_text(recipe: Recipe, *, sees: bool) -> str:
     return "checkpointing" if language else "no checkpointing"
 
 
-def engine_text(recipe: Recipe) -> str:
-    """Plain PyTorch or the ZeRO stage, copies of weights among neighbours, and what is offloaded."""
-    if recipe.zero_stage is None:
-        return "plain PyTorch"
-    text = f"ZeRO-{recipe.zero_stage}"
+def engine_text(recipe: Recipe, num_gpus: int) -> str:
+    """The engine, copies of weights among neighbours, and what is offloaded."""
+    text = engine_name(recipe.zero_stage, num_gpus)
     if recipe.hpz > 1:
         text += f", hpZ {recipe.hpz}"
     if recipe.offload_optimizer is not Offload.NONE:

@@ -7,7 +7,7 @@ import click
 from vlmplan.hardware import Cluster, cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.models.facts import ModelFacts
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Offload, Recipe, engine_name
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search.trainable import Trainable, Way
@@ -68,7 +68,9 @@ def print_trainable(
     say(f"{cluster_text(cluster)}: {len(fitting)} of {counted(len(rows), 'model')} can be trained")
     click.echo()
     if fitting:
-        cells = [_cells(row, row.best, num_params[row.model_id]) for row in fitting if row.best is not None]
+        cells = [
+            _cells(row, row.best, num_params[row.model_id], cluster.num_gpus) for row in fitting if row.best is not None
+        ]
         print_table(Table(titles=TITLES, rows=cells, number_columns=NUMBERS, least_first=("also", "host")))
         click.echo()
     say(*_legend(fitting, cluster, is_host_assumed=is_host_assumed))
@@ -78,13 +80,13 @@ def print_trainable(
         say(*(f"  {row.model_id}: {row.reason}" for row in left[:MAX_REASONS]))
 
 
-def _cells(row: Trainable, best: Way, num_params: int) -> tuple[str, ...]:
+def _cells(row: Trainable, best: Way, num_params: int, num_gpus: int) -> tuple[str, ...]:
     also = [f"{method.value} {_time(way)}" for method, way in row.ways.items() if method is not best.recipe.method]
     return (
         row.model_id,
         count_text(num_params),
         best.recipe.method.value,
-        _engine(best.recipe),
+        _engine(best.recipe, num_gpus),
         f"{best.device_bytes / GIB:.1f}",
         f"{best.host_bytes / GIB:.0f}",
         _time(best),
@@ -96,11 +98,10 @@ def _time(way: Way) -> str:
     return UNKNOWN if way.hours is None else duration_text(way.hours * SECONDS_PER_HOUR)
 
 
-def _engine(recipe: Recipe) -> str:
-    if recipe.zero_stage is None:
-        return "PyTorch"
+def _engine(recipe: Recipe, num_gpus: int) -> str:
     offloads = (recipe.offload_optimizer, recipe.offload_params) != (Offload.NONE, Offload.NONE)
-    return f"ZeRO-{recipe.zero_stage}{' + host' if offloads else ''}"
+    name = engine_name(recipe.zero_stage, num_gpus).removeprefix("plain ")
+    return f"{name}{' + host' if offloads else ''}"
 
 
 def _legend(fitting: Sequence[Trainable], cluster: Cluster, *, is_host_assumed: bool) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.recipe import (
@@ -24,6 +25,7 @@ from vlmplan.recipe import (
     OptimizerKind,
     Precision,
     Recipe,
+    engine_name,
 )
 from vlmplan.request import Options
 from vlmplan.rules import attention_implementations, model_facts
@@ -177,11 +179,13 @@ KEEPING: tuple[Callable[[Situation], Levels], ...] = (
 Engine = tuple[int | None, Offload, Offload]
 """(stage, where optimizer states are, where weights are)"""
 HOST, GPU = Offload.CPU, Offload.NONE
-ON_ONE_GPU: tuple[Engine, ...] = ((None, GPU, GPU), (2, HOST, GPU), (3, GPU, HOST), (3, HOST, HOST))
+PLAIN_ENGINE: Engine = (None, GPU, GPU)
+ON_ONE_GPU: tuple[Engine, ...] = ((2, HOST, GPU), (3, GPU, HOST), (3, HOST, HOST))
 ON_SEVERAL: tuple[Engine, ...] = (
     *((1, GPU, GPU), (2, GPU, GPU), (3, GPU, GPU)),
     *((2, HOST, GPU), (3, HOST, GPU), (3, GPU, HOST), (3, HOST, HOST)),
 )
+"""What is tried beside ``PLAIN_ENGINE``."""
 
 
 def engine_changes(at: Situation) -> Iterator[Change]:
@@ -200,7 +204,9 @@ def engine_changes(at: Situation) -> Iterator[Change]:
         without_file = {name: getattr(recipe, name).value for name in ("precision", "optimizer")}
         without_file |= {name: getattr(recipe, name) for name in ("micro_batch", "grad_accum")}
         without_file |= {"ds_config": None}
-    for engine in ON_ONE_GPU if at.cluster.num_gpus == 1 else ON_SEVERAL:
+    num_gpus = at.cluster.num_gpus
+    plain_ones = (PLAIN_ENGINE,) if None in stages_on(num_gpus) else ()
+    for engine in (*plain_ones, *(ON_ONE_GPU if num_gpus == 1 else ON_SEVERAL)):
         if at.is_on_cpu and HOST in engine:
             continue  # the ranks' own memory is the host's
         if engine == present and recipe.hpz == 1 and not at.has_ds_config:
@@ -214,12 +220,13 @@ def engine_changes(at: Situation) -> Iterator[Change]:
         }
         is_larger = (stage is None) is recipe.uses_deepspeed or engine.count(HOST) > present.count(HOST)
         options = without_file | (plain if stage is not None else {}) | options
-        yield Change(name=engine_name(engine), options=options, is_larger=is_larger)
+        yield Change(name=engine_title(engine, num_gpus), options=options, is_larger=is_larger)
 
 
-def engine_name(engine: Engine) -> str:
+def engine_title(engine: Engine, num_gpus: int) -> str:
+    """The engine and what is on the host, as tables name it."""
     stage, optimizer, params = engine
-    text = "plain PyTorch" if stage is None else f"ZeRO-{stage}"
+    text = engine_name(stage, num_gpus)
     on_host = [name for name, place in (("optimizer", optimizer), ("weights", params)) if place is HOST]
     return text + (f", {' and '.join(on_host)} on the host" if on_host else "")
 

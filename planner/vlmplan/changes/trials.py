@@ -75,12 +75,13 @@ class Trials:
         return self._setups[request]
 
     def _setup(self, request: Request) -> RequestedSetup:
-        machine = self._machine(request.hardware)
+        machine = self.machine(request.hardware)
         if self._own_setup is not None:
             return self._own_setup(request, machine[0])
         return requested_setup(request, machine, self._model)
 
-    def _machine(self, hardware: HardwareRequest) -> tuple[Cluster, Sequence[str]]:
+    def machine(self, hardware: HardwareRequest) -> tuple[Cluster, Sequence[str]]:
+        """The cluster that is asked for, and notes on it."""
         if hardware not in self._machines:
             self._machines[hardware] = requested_cluster(hardware, self._catalog)
         return self._machines[hardware]

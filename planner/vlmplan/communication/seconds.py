@@ -8,7 +8,7 @@ from vlmplan.engines.collectives import Collectives, StepPhase
 from vlmplan.hardware import Cluster
 
 OVERLAP_FRACTION = 0.7
-"""Part of a collective that hides behind computation where DeepSpeed overlaps them. Assumed."""
+"""Part of a collective that hides behind computation where an engine overlaps them. Assumed."""
 COLLECTIVE_LATENCY_SECONDS = LAUNCH_SECONDS
 """What every collective costs, however small, for choosing the size of buckets."""
 

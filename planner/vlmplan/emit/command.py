@@ -31,7 +31,7 @@ def launch_command(
     ``visible_devices`` is CUDA_VISIBLE_DEVICES, where the user has set it. Raises InputError if that names too few.
     """
     trainer = [TRAINER, "--plan", plan_path, *arguments]
-    if plan.ds_config is None:
+    if not plan.has_ranks:
         return [python or "python", "-m", *trainer]
     runner = ["deepspeed"] if python is None else [python, "-m", RUNNER]
     return [*runner, *_places(plan, hostfile, visible_devices), "--quiet", "--no_local_rank", "--module", *trainer]

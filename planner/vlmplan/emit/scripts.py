@@ -3,7 +3,8 @@
 import shlex
 
 from vlmplan.emit.command import launch_command
-from vlmplan.plan import Plan, stage_text
+from vlmplan.plan import Plan
+from vlmplan.recipe import engine_name
 
 HERE = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"'
 
@@ -26,7 +27,7 @@ def launch_script(plan: Plan) -> str:
 def title_of(plan: Plan) -> str:
     """Model, method, stage and GPUs, for a comment."""
     hardware = plan.hardware
-    method = f"{plan.recipe.method.value}, {stage_text(plan.recipe)}"
+    method = f"{plan.recipe.method.value}, {engine_name(plan.recipe.zero_stage, hardware.num_gpus)}"
     return f"{plan.workload.model.id}: {method}, {hardware.num_gpus} x {hardware.gpu_id}"
 
 
@@ -42,7 +43,7 @@ def _kept(name: str, value: str) -> str:
 
 def _choice_of_cards(plan: Plan) -> list[str]:
     """Lines that turn CUDA_VISIBLE_DEVICES into ``--include``, since the launcher ignores it beside ``--num_gpus``."""
-    if plan.ds_config is None:
+    if not plan.has_ranks:
         return []
     hardware = plan.hardware
     if hardware.num_nodes > 1:
@@ -77,7 +78,7 @@ def _choice_of_cards(plan: Plan) -> list[str]:
 def _command(plan: Plan) -> str:
     """The launch command, with the script's variables in place of what they stand for."""
     words = launch_command(plan, plan_path="$here/plan.json")
-    if plan.ds_config is not None:
+    if plan.has_ranks:
         is_alone = plan.hardware.num_nodes == 1
         first = words.index("--num_nodes" if is_alone else "--hostfile")
         words[first : words.index("--quiet")] = ["${cards[@]}" if is_alone else "${nodes[@]}"]

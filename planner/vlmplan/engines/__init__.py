@@ -4,7 +4,7 @@ An engine is one file: its walk tells a ``Sink`` what it allocates and frees, an
 in closed form, its bounds for searching and its collectives.
 """
 
-from vlmplan.engines.choice import engine_of
+from vlmplan.engines.choice import engine_of, overlapped_fraction, stages_on
 from vlmplan.engines.engine import Engine, ModelStates
 
-__all__ = ["Engine", "ModelStates", "engine_of"]
+__all__ = ["Engine", "ModelStates", "engine_of", "overlapped_fraction", "stages_on"]

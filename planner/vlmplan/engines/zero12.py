@@ -52,6 +52,13 @@ class Zero12(Engine):
         self._has_buckets = self._owns_partition = self._has_earlier = False
         self._is_last, self._reduces_on_arrival = True, False
 
+    @staticmethod
+    def overlapped_micro_batches(recipe: Recipe) -> int:
+        """Stage 1 sends in the last micro batch alone."""
+        if not recipe.zero.overlap_comm:
+            return 0
+        return recipe.grad_accum if recipe.zero_stage == 2 else 1
+
     @property
     def has_streams(self) -> bool:
         return self.recipe.zero.overlap_comm

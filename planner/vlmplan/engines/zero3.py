@@ -46,6 +46,10 @@ class Zero3(Engine):
         self._num_waiting = 0
         self._has_trained_copies = True
 
+    @staticmethod
+    def overlapped_micro_batches(recipe: Recipe) -> int:
+        return recipe.grad_accum if recipe.zero.overlap_comm else 0
+
     @property
     def has_streams(self) -> bool:
         return self.recipe.zero.overlap_comm

@@ -34,7 +34,7 @@ def _driver_problems(plan: Plan, facts: Facts, catalog: Catalog) -> Iterator[str
         visible = f" with CUDA_VISIBLE_DEVICES={facts.visible_devices}"
     if len(devices) < hardware.gpus_per_node:
         yield f"the plan is for {hardware.gpus_per_node} GPUs, but this machine has {len(devices)}{visible}; {REPLAN}"
-    if plan.ds_config is not None and not re.fullmatch(r"[0-9, ]*", facts.visible_devices or ""):
+    if plan.has_ranks and not re.fullmatch(r"[0-9, ]*", facts.visible_devices or ""):
         yield f"DeepSpeed's launcher takes GPUs by number, but CUDA_VISIBLE_DEVICES is {facts.visible_devices}"
     # Only the first ones are used.
     yield from _other_kinds(plan, devices[: hardware.gpus_per_node])

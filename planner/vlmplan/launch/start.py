@@ -56,7 +56,7 @@ def run_command(
         visible_devices=facts.visible_devices,
         arguments=arguments,
     )
-    if plan.ds_config is not None and plan.hardware.num_nodes == 1:
+    if plan.has_ranks and plan.hardware.num_nodes == 1:
         place = command.index("--no_local_rank")
         command[place:place] = ["--master_port", os.environ.get("MASTER_PORT") or str(free_port())]
     return command

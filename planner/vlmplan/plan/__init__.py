@@ -22,7 +22,6 @@ from vlmplan.plan.record import (
     Plan,
     PlannedHardware,
     PlannedOffer,
-    stage_text,
 )
 
 __all__ = [
@@ -36,6 +35,5 @@ __all__ = [
     "plan_from_json",
     "plan_text",
     "read_plan",
-    "stage_text",
     "write_plan",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 from vlmplan.deepspeed_config import merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.json_reader import JsonDict, shown
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Offload, Recipe, engine_name
 from vlmplan.versions import CHECKED_VERSIONS, VLMPLAN_VERSION
 from vlmplan.workload import Workload
 
@@ -113,7 +113,8 @@ class Plan:
     def __post_init__(self) -> None:
         if (self.ds_config is None) is self.recipe.uses_deepspeed:
             needs = "needs a ds_config" if self.recipe.uses_deepspeed else "has no ds_config"
-            raise InputError(f"the plan's recipe ({stage_text(self.recipe)}) {needs}")
+            name = engine_name(self.recipe.zero_stage, self.hardware.num_gpus)
+            raise InputError(f"the plan's recipe ({name}) {needs}")
         for name, value in self.environment.items():
             if name not in ENVIRONMENT_VARIABLES:
                 raise UnknownNameError("environment variable", name, ENVIRONMENT_VARIABLES, "a plan sets no others")
@@ -123,6 +124,11 @@ class Plan:
                 )
         if self.ds_config is not None:
             _check_agreement(self.ds_config, self.recipe, self.hardware.num_gpus)
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether processes have to find each other: DeepSpeed's launcher starts them, one on each GPU."""
+        return self.recipe.uses_deepspeed or self.hardware.num_gpus > 1
 
     @property
     def samples_per_step(self) -> int:
@@ -166,11 +172,6 @@ WORKLOAD_FIELDS = tuple(item.name for item in fields(Workload) if item.name != "
 
 def _plain_json(item: Any) -> JsonDict:
     return {entry.name: getattr(item, entry.name) for entry in fields(item)}
-
-
-def stage_text(recipe: Recipe) -> str:
-    """``ZeRO 2`` or ``plain PyTorch``."""
-    return "plain PyTorch" if recipe.zero_stage is None else f"ZeRO {recipe.zero_stage}"
 
 
 def _check_agreement(ds_config: Mapping[str, Any], recipe: Recipe, num_gpus: int) -> None:

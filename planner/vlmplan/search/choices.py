@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any, TypeVar
 
-from vlmplan.decided_recipe import DecidedRecipe, Stage
+from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.engines import stages_on
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, LossKind, Method, Offload, Precision, Recipe
 from vlmplan.rules import default_attention, model_facts, objection
@@ -115,9 +116,9 @@ class RecipeChoices:
         return objection(recipe, cluster=cluster, model=self._facts, given=self._given, global_batch=total)
 
     def _stages(self, cluster: Cluster) -> Iterator[tuple[int | None, Offload, Offload]]:
-        """(stage, optimizer offload, parameter offload), the simplest first: plain PyTorch is for one GPU."""
-        every: tuple[Stage, ...] = (PLAIN, 0, 1, 2, 3) if cluster.num_gpus == 1 else (0, 1, 2, 3)
-        stages = [stage if isinstance(stage, int) else None for stage in _open(self._fixed.zero_stage, every)]
+        """(stage, optimizer offload, parameter offload), the simplest first."""
+        decided = self._fixed.zero_stage
+        stages = stages_on(cluster.num_gpus) if decided is None else (None if decided == PLAIN else decided,)
         on_gpu, on_host = Offload.NONE, Offload.CPU
         seen: dict[tuple[int | None, Offload, Offload], None] = {}
         for optimizer, params in ((on_gpu, on_gpu), (on_host, on_gpu), (on_gpu, on_host), (on_host, on_host)):

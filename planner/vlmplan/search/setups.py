@@ -16,7 +16,7 @@ from vlmplan.estimate import Estimate, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import RESERVE_FRACTION, workspace_bytes
-from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings
+from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings, engine_name
 from vlmplan.search.choices import Engine, RecipeChoices
 from vlmplan.search.prepared_models import BatchSize, Bounds, MadeOnce, Prepared, PreparedModels, checkpoints
 from vlmplan.sizes import zero_settings
@@ -332,7 +332,7 @@ class SetupSpace:
         needed, setup = min(((self.needed_bytes(setup, cluster), setup) for setup in attempts), key=itemgetter(0))
         recipe = setup.recipe
         budget = self.models.budget_bytes(cluster)
-        engine = "plain PyTorch" if recipe.zero_stage is None else f"ZeRO-{recipe.zero_stage}"
+        engine = engine_name(recipe.zero_stage, cluster.num_gpus)
         offload = " with CPU offload" if recipe.offload_optimizer is not Offload.NONE else ""
         reason = (
             f"needs {gib_text(needed)} a GPU at the least ({recipe.method.value}, {engine}{offload}, "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.communication import OVERLAP_FRACTION, CommunicationSeconds, communication_seconds, step_collectives
+from vlmplan.engines import overlapped_fraction
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
@@ -19,7 +20,7 @@ from vlmplan.timing.update import update_seconds
 from vlmplan.workload import Workload
 
 OVERLAP = RangedValue(0.4, OVERLAP_FRACTION, 0.95)
-"""Part of a collective that hides behind computation where DeepSpeed overlaps them. Assumed."""
+"""Part of a collective that hides behind computation where an engine overlaps them. Assumed."""
 LINK_RATE = RangedValue(0.7, 1.0, 1.1)
 """What links give of what ``communication`` expects of them. Assumed: others share the switch, or nobody does."""
 PARTS = ("forward", "recompute", "backward", "communication", "optimizer", "offload", "images", "fixed")
@@ -116,17 +117,21 @@ def timed_step(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BesidesComputing:
-    """What a step of ``grad_accum`` micro batches takes besides computing them, whatever they are."""
+    """What a step of ``grad_accum`` micro batches takes besides computing them, whatever they are.
+
+    ``overlapped_fraction``: part of the micro batches behind which communication hides.
+    """
 
     communication: CommunicationSeconds
-    overlaps: bool
+    overlapped_fraction: float
     grad_accum: int
     rest_seconds: float
 
     def step_seconds(self, micro_batch: PhaseSeconds) -> float:
         """The expected total of a step with micro batches of (forward, recompute, backward) seconds."""
         forward, recompute, backward = (self.grad_accum * seconds for seconds in micro_batch)
-        shown = _shown_seconds(self.communication, self.overlaps, forward, recompute + backward, Scenario.EXPECTED)
+        computing = self.overlapped_fraction * forward, self.overlapped_fraction * (recompute + backward)
+        shown = _shown_seconds(self.communication, *computing, Scenario.EXPECTED)
         return forward + recompute + backward + shown + self.rest_seconds
 
 
@@ -142,7 +147,7 @@ def besides_computing(
         return None
     return BesidesComputing(
         communication=communication,
-        overlaps=recipe.zero.overlap_comm,
+        overlapped_fraction=overlapped_fraction(recipe, cluster.num_gpus),
         grad_accum=recipe.grad_accum,
         rest_seconds=step.total,
     )
@@ -163,11 +168,13 @@ def _step(
     forward, recompute, backward = (recipe.grad_accum * seconds for seconds in micro_batch)
     on_host = recipe.offload_optimizer is not Offload.NONE
     gpu, num_ranks = cluster.node.gpu, cluster.num_gpus
+    overlapped = overlapped_fraction(recipe, num_ranks)
+    computing = overlapped * forward, overlapped * (recompute + backward)
     return StepTime(
         forward=forward,
         recompute=recompute,
         backward=backward,
-        communication=_shown_seconds(communication, recipe.zero.overlap_comm, forward, recompute + backward, scenario),
+        communication=_shown_seconds(communication, *computing, scenario),
         optimizer=0.0 if on_host else update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, scenario=scenario),
         offload=offload,
         images=image_seconds(workload, recipe, scenario),
@@ -175,13 +182,10 @@ def _step(
     )
 
 
-def _shown_seconds(
-    communication: CommunicationSeconds, overlaps: bool, forward: float, backward: float, scenario: Scenario
-) -> float:
-    """Communication that computation of the same phase does not hide. Nothing hides what the update sends."""
+def _shown_seconds(communication: CommunicationSeconds, forward: float, backward: float, scenario: Scenario) -> float:
+    """Communication that computation of the same phase does not hide: ``forward`` and ``backward`` are the seconds of
+    it that run beside communication. Nothing hides what the update sends."""
     rate = LINK_RATE.at(scenario)
-    shown = communication.total / rate
-    if overlaps:
-        fraction = OVERLAP.at(scenario) / rate
-        shown -= min(fraction * communication.forward, forward) + min(fraction * communication.backward, backward)
-    return shown
+    fraction = OVERLAP.at(scenario) / rate
+    hidden = min(fraction * communication.forward, forward) + min(fraction * communication.backward, backward)
+    return communication.total / rate - hidden

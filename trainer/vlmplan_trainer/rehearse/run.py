@@ -144,7 +144,7 @@ def _start_ranks(request: Request, *, is_on_cpu: bool) -> None:
     ranks = {"RANK": request.rank, "LOCAL_RANK": 0, "WORLD_SIZE": plan.hardware.num_gpus}
     os.environ.update({name: str(value) for name, value in ranks.items()} | {"MASTER_ADDR": "127.0.0.1"})
     os.environ["MASTER_PORT"] = "1"  # never opened
-    if plan.ds_config is not None:
+    if plan.has_ranks:
         import deepspeed
 
         collectives.start(request.rank, plan.hardware.num_gpus, has_device=not is_on_cpu)
