@@ -21,8 +21,9 @@ from vlmplan.versions import CHECKED_VERSIONS
 STAND_IN = '''
 """Writes down how it was started, does what STAND_IN says, and lets the real package's other modules through.
 
-exit CODE (0 after a step), wait, shortage FILE: ends as a rank whose memory ran out does, which wrote that down like
-this, or results NAME...: leaves what the trainer leaves, but fails in the folders of these names.
+exit CODE (0 after a step, with a report), cut (0 without one), wait, shortage FILE: ends as a rank whose memory ran out
+does, which wrote that down like this, or results NAME...: leaves what the trainer leaves, but fails in the folders of
+these names.
 """
 import json, os, sys, time
 from pathlib import Path
@@ -44,9 +45,12 @@ if what == "results" and out.name not in words:
 if what == "shortage":
     (out / "out_of_memory-0.json").write_text(Path(*words).read_text())
     sys.exit(4)
+if what == "cut":
+    sys.exit(0)
 code = 5 if what == "results" else int(words[0])
 if not code:
     (out / "metrics.jsonl").write_text('{"step": 1}\\n')
+    (out / "report.json").touch()
 sys.exit(code)
 '''
 

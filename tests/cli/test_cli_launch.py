@@ -66,7 +66,7 @@ def test_options_become_a_plan_that_the_trainer_gets():
 def test_what_is_run_is_kept_beside_its_results():
     assert call("launch", *RECIPE, *TRAIN).code == DONE
     out = Path("out")
-    names = {path.name for path in out.iterdir()} - {"rank-0.json", "metrics.jsonl"}
+    names = {path.name for path in out.iterdir()} - {"rank-0.json", "metrics.jsonl", "report.json"}
     assert names == {"plan.json", "command.txt", "environment.txt", "versions.json", "run.json", "run.log"}
     command = (out / "command.txt").read_text()
     assert shlex.split(command)[3:] == recorded(out)["argv"]
@@ -78,6 +78,24 @@ def test_what_is_run_is_kept_beside_its_results():
     assert environ["DS_ACCELERATOR"] == "cpu"
     versions = json.loads((out / "versions.json").read_text())
     assert versions["packages"]["torch"] == installed_version("torch")
+
+
+def test_no_module_of_the_working_directory_is_run_in_place_of_the_trainer():
+    for name in ("vlmplan_trainer.py", "random.py", "json.py"):
+        Path(name).write_text("raise SystemExit('taken')")
+    found = call("launch", *RECIPE, *TRAIN, "--dry-run")
+    assert found.code == DONE, found.err
+    assert "7 samples to train on" in found.out
+    assert call("launch", *RECIPE, *TRAIN).out == "trained\n"
+
+
+def test_a_run_that_ends_with_0_and_leaves_no_new_report_has_failed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("STAND_IN", "cut")
+    for words in ((), ("--resume",)):  # the second time there is a report, which is of another run
+        found = call("launch", *RECIPE, *TRAIN, *words)
+        assert found.code == MENDABLE
+        assert "did not finish" in found.err
+        Path("out/report.json").touch()
 
 
 @pytest.mark.parametrize("code", [1, 3, 42])

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shlex
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 from launch_cases import cpu_plan, gpu_plan
 from vlmplan.emit import write_files
 from vlmplan.errors import InputError, UnavailableError
+from vlmplan.files import write_atomically
 from vlmplan.launch import demo
 from vlmplan.launch.run_folder import (
     LOG_FILE,
@@ -17,13 +19,14 @@ from vlmplan.launch.run_folder import (
     folder_problems,
     has_checkpoint,
     locked_log,
+    report_mark,
     run_texts,
     what_differs,
     write_run_files,
 )
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Method, OptimizerKind, Recipe
-from vlmplan.training import ADAPTER_FOLDER, CHECKPOINTS, MANIFEST, MERGED_FOLDER, MODEL_FOLDER
+from vlmplan.training import ADAPTER_FOLDER, CHECKPOINTS, MANIFEST, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE
 
 COMMAND = ["/env/python", "-m", "vlmplan_trainer", "--train-data", "my data.jsonl"]
 LORA = Recipe(zero_stage=2, micro_batch=3, method=Method.LORA)
@@ -238,3 +241,22 @@ def test_a_log_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="cannot be written"), locked_log(tmp_path / "file", resumes=False):
         pass
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO"])
+def test_a_log_that_is_no_regular_file_is_not_written_through(kind, tmp_path):
+    log, elsewhere = tmp_path / LOG_FILE, tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    log.symlink_to(elsewhere) if kind == "link" else os.mkfifo(log)
+    with pytest.raises(InputError, match=r"run\.log is a link or no regular file"), locked_log(tmp_path, resumes=True):
+        pass
+    assert elsewhere.read_text() == "mine"
+
+
+def test_a_report_is_told_from_one_that_was_there_before(tmp_path):
+    assert report_mark(tmp_path) is None
+    marks = []
+    for _ in range(2):
+        write_atomically(tmp_path / REPORT_FILE, "the same", force=True)
+        marks.append(report_mark(tmp_path))
+    assert marks[0] != marks[1]

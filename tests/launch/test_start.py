@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from launch_cases import cpu_plan, gpu_plan, is_alive, script, sound_facts, wait_for
 from vlmplan.errors import UnavailableError
-from vlmplan.launch import start
+from vlmplan.launch import silence, start
 from vlmplan.launch.start import ending, follow, run_command, run_environment, shell_text
 from vlmplan.recipe import Recipe
 
@@ -47,12 +48,12 @@ else:
 that comes to a new process before it has its bearings (``_PySignal_AfterFork``)."""
 
 
-def followed(command: list[str], *, is_one_node: bool = True, **environment: str) -> tuple[int, bytes]:
+def followed(command: list[str], *, shared_folder: Path | None = None, **environment: str) -> tuple[int, bytes]:
     log = io.BytesIO()
-    return follow(command, environment, log, is_one_node=is_one_node), log.getvalue()
+    return follow(command, environment, log, shared_folder=shared_folder), log.getvalue()
 
 
-def with_signals(command: list[str], folder: Path, *signums: int, is_one_node: bool = True) -> int:
+def with_signals(command: list[str], folder: Path, *signums: int, shared_folder: Path | None = None) -> int:
     """The exit code of a run that gets these signals, half a second apart, once it is ready."""
 
     def send() -> None:
@@ -64,7 +65,7 @@ def with_signals(command: list[str], folder: Path, *signums: int, is_one_node: b
     thread = threading.Thread(target=send)
     thread.start()
     try:
-        return followed([*command, str(folder)], is_one_node=is_one_node)[0]
+        return followed([*command, str(folder)], shared_folder=shared_folder)[0]
     finally:
         thread.join()
 
@@ -82,6 +83,33 @@ def test_a_run_that_the_system_kills_ends_with_128_and_the_signal(tmp_path):
     assert followed(killed)[0] == 128 + 9
 
 
+@pytest.mark.parametrize(("code", "expected"), [(247, 128 + 9), (245, 128 + 11), (255, 255)])
+def test_what_deepspeeds_launcher_makes_of_a_rank_that_a_signal_ended_is_put_right(code, expected, tmp_path):
+    assert followed(script(tmp_path / "s.py", f"sys.exit({code})"))[0] == expected
+
+
+RANK_THAT_OUTLIVES = """
+signal.signal(signal.SIGTERM, save)
+heard, said = os.pipe()
+if os.fork():
+    os.read(heard, 1)
+    sys.exit(0)
+os.write(said, b"!")
+for _ in range(1200):
+    print("step", flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_ranks_whose_launcher_ends_before_anything_is_finished_are_asked_to_save(is_finished, monkeypatch, tmp_path):
+    monkeypatch.setattr(start, "LEFTOVER_SECONDS", 1.0)
+    command, began = script(tmp_path / "s.py", SAVING + RANK_THAT_OUTLIVES), time.monotonic()
+    assert follow([*command, str(tmp_path)], {}, io.BytesIO(), is_finished=lambda: is_finished) == 0
+    assert (tmp_path / "saved-15").exists() is not is_finished
+    assert time.monotonic() - began < 20
+
+
 @pytest.mark.parametrize(
     ("code", "part"),
     [
@@ -89,7 +117,6 @@ def test_a_run_that_the_system_kills_ends_with_128_and_the_signal(tmp_path):
         (130, "SIGINT"),
         (143, "SIGTERM"),
         (128 + 9, "memory"),
-        (256 - 9, "memory"),
         (255, "code 255"),
     ],
 )
@@ -111,11 +138,13 @@ def test_what_cannot_be_started_is_one_sentence(tmp_path):
         (signal.SIGTERM, 143, True, signal.SIGTERM),
         (signal.SIGINT, 130, True, signal.SIGTERM),  # DeepSpeed's launcher would end in a traceback
         (signal.SIGINT, 130, False, signal.SIGINT),  # with which it stops the other nodes
+        (signal.SIGHUP, 129, True, signal.SIGTERM),  # of which the launcher would die alone
+        (signal.SIGHUP, 129, False, signal.SIGTERM),
     ],
 )
 def test_a_signal_reaches_every_process_and_all_are_waited_for(signum, code, is_one_node, received, tmp_path):
     command = script(tmp_path / "s.py", LAUNCHER_OF_A_RANK)
-    assert with_signals(command, tmp_path, signum, is_one_node=is_one_node) == code
+    assert with_signals(command, tmp_path, signum, shared_folder=None if is_one_node else tmp_path) == code
     assert (tmp_path / f"saved-{int(received)}").exists()
 
 
@@ -192,6 +221,40 @@ def test_a_terminal_that_goes_away_does_not_end_the_run(monkeypatch, tmp_path):
     assert (code, log) == (0, b"1\n2\n")
 
 
+def test_a_rank_that_is_stopped_is_named_once_and_the_run_goes_on(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(silence, "STOPPED_SECONDS", 0.3)
+    code = """
+if not os.fork():
+    os.environ["RANK"] = "1"
+    os.execv(sys.executable, [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "rank"])
+child = os.wait3(os.WUNTRACED)[0]
+time.sleep(1)
+os.kill(child, signal.SIGCONT)
+os.wait()
+print("went on")
+"""
+    _, log = followed(script(tmp_path / "s.py", code))
+    sentence, rest = log.decode().split("\n", 1)
+    assert re.fullmatch(r"vlmplan: rank 1 \(process \d+\) is stopped, .*`kill -CONT \d+` lets it go on", sentence)
+    assert rest == "went on\n"
+    assert capsys.readouterr().out == log.decode()
+
+
+def test_a_long_silence_is_said_with_what_the_ranks_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(silence, "SILENT_SECONDS", 0.3)
+    code = "if not os.fork():\n    os.execve(sys.executable, [sys.executable, '-c', 'input()'], {'RANK': '0'})\n"
+    listen = "read, write = os.pipe(); os.dup2(read, 0)\n"
+    _, log = followed(script(tmp_path / "s.py", listen + code + "time.sleep(1.2)\nos.close(write)\n"))
+    assert re.match(rb"vlmplan: nothing has come from the run for [^:]+(: rank 0 waits)?\n", log)
+    assert log.count(b"nothing has come") == 1
+
+
+def test_a_log_that_cannot_be_written_any_more_is_said_and_the_run_goes_on(capsys, tmp_path):
+    with open("/dev/full", "ab", buffering=0) as log:
+        assert follow(script(tmp_path / "s.py", "print(1)\ntime.sleep(0.3)\nprint(2)"), {}, log) == 0
+    assert capsys.readouterr().out == "vlmplan: /dev/full is not written from here on: No space left on device\n1\n2\n"
+
+
 # -- command and environment -----------------------------------------------------------------------------------------
 
 
@@ -243,7 +306,10 @@ def test_other_nodes_get_the_variables_through_deepspeeds_own_file(monkeypatch, 
     plan = gpu_plan(num_nodes=2)
     assert run_environment(plan, sound_facts(), Path("o"), {})["DS_ENV_FILE"] == str(tmp_path / "o" / "environment.txt")
     assert "DS_ENV_FILE" not in run_environment(gpu_plan(), sound_facts(), Path("o"), {})
-    (tmp_path / ".deepspeed_env").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / ".deepspeed_env").touch()  # the launcher is started elsewhere
+    assert "DS_ENV_FILE" in run_environment(plan, sound_facts(), Path("o"), {})
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert "DS_ENV_FILE" not in run_environment(plan, sound_facts(), Path("o"), {})
 
 
@@ -257,6 +323,25 @@ def test_the_run_sees_the_environment_on_top_of_the_callers(monkeypatch, tmp_pat
     monkeypatch.setenv("FROM_CALLER", "1")
     code = "print(os.environ['FROM_CALLER'], os.environ['FROM_PLAN'])"
     assert followed(script(tmp_path / "s.py", code), FROM_PLAN="2")[1] == b"1 2\n"
+
+
+def test_no_module_of_the_working_directory_is_imported(monkeypatch, tmp_path):
+    (tmp_path / "random.py").write_text("raise SystemExit('taken')")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"mine{os.pathsep}")  # the empty part stands for the working directory
+    command = [sys.executable, "-c", "import random, own, os; print(random.random() < 1, os.listdir())"]
+    assert followed(command) == (0, b"True []\n")
+    assert followed(command, shared_folder=tmp_path) == (0, b"True []\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"random.py", "mine"}
+
+
+def test_a_run_is_not_a_rank_of_whoever_started_the_shell(monkeypatch, tmp_path):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "5")
+    code = "print([name for name in os.environ if 'RANK' in name or name == 'WORLD_SIZE'])"
+    assert followed(script(tmp_path / "s.py", code))[1] == b"[]\n"
 
 
 def test_a_run_asks_nothing_of_the_terminal(tmp_path):

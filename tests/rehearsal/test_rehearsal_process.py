@@ -224,3 +224,9 @@ def is_running(pid: int) -> bool:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_no_module_of_the_working_directory_is_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "random.py").write_text("raise SystemExit('taken')")
+    monkeypatch.chdir(tmp_path)
+    assert process.answer_of([sys.executable, "-c", "import random; print('{}')"], "", print) == {}

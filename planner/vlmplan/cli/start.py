@@ -5,27 +5,44 @@ import click
 from vlmplan.answers.launch import print_notes, starting_text
 from vlmplan.cli.out_of_memory import tell_out_of_memory
 from vlmplan.errors import VlmplanError
+from vlmplan.launch.preflight import writes_report_here
 from vlmplan.launch.prepared import Prepared
-from vlmplan.launch.run_folder import COMMAND_FILE, LOG_FILE, has_checkpoint, locked_log, write_run_files
-from vlmplan.launch.start import ending, follow
+from vlmplan.launch.run_folder import (
+    COMMAND_FILE,
+    LOG_FILE,
+    has_checkpoint,
+    locked_log,
+    report_mark,
+    write_run_files,
+)
+from vlmplan.launch.start import CUT_OFF, ending, follow
 from vlmplan.shortage import remove_shortages
 from vlmplan.training import EXIT_OUT_OF_MEMORY
 
 
 def start(prepared: Prepared) -> int:
-    """Write the run's files, run it and return its exit code; 1 where something is in the way."""
+    """Write the run's files, run it and return its exit code; 1 where something is in the way, or it did not finish."""
     print_notes(prepared)
     if prepared.findings.problems:
         return VlmplanError.exit_code
     folder = prepared.options.output_dir
     click.echo(f"{starting_text(prepared.plan)}; {folder / LOG_FILE} keeps what it prints", err=True)
-    with locked_log(folder, resumes=prepared.options.resume) as log:
+    is_seen, before = writes_report_here(prepared.plan, prepared.facts, prepared.hostfile), report_mark(folder)
+
+    def is_finished() -> bool:
+        return not is_seen or report_mark(folder) not in (None, before)
+
+    with locked_log(folder, resumes=prepared.options.resume, command=prepared.texts[COMMAND_FILE]) as log:
         write_run_files(folder, prepared.texts)
         remove_shortages(folder)
-        log.write(f"$ {prepared.texts[COMMAND_FILE]}".encode())
-        code = follow(prepared.command, prepared.environment, log, is_one_node=prepared.plan.hardware.num_nodes == 1)
+        shared = None if prepared.plan.hardware.num_nodes == 1 else folder
+        code = follow(prepared.command, prepared.environment, log, shared_folder=shared, is_finished=is_finished)
+    is_cut_off = code == 0 and not is_finished()
+    if is_cut_off:
+        code = VlmplanError.exit_code
     if code:
+        how = CUT_OFF if is_cut_off else ending(code)
         goes_on = ", --resume goes on" if code != EXIT_OUT_OF_MEMORY and has_checkpoint(folder) else ""
-        click.echo(f"vlmplan: {ending(code)}; {folder / LOG_FILE} has what it printed{goes_on}", err=True)
+        click.echo(f"vlmplan: {how}; {folder / LOG_FILE} has what it printed{goes_on}", err=True)
         tell_out_of_memory(prepared, code)
     return code

@@ -1,15 +1,13 @@
 """What the data of a run is like, for --dry-run: the trainer reads it as its start would, in a process of its own."""
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
+from vlmplan.child_process import child_environment, empty_folder
 from vlmplan.emit import PLAN_FILE
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan, write_plan
@@ -35,12 +33,13 @@ class DataLook:
 
 def looked_at(plan: Plan, options: TrainerOptions, environment: Mapping[str, str]) -> DataLook:
     """What the start of this run would find in its data. Takes as long as that: it reads and encodes every text."""
-    with tempfile.TemporaryDirectory(prefix="vlmplan-") as folder:
-        path = Path(folder) / PLAN_FILE
+    with empty_folder() as folder, empty_folder() as elsewhere:
+        path = folder / PLAN_FILE
         write_plan(plan, path)
         done = subprocess.run(  # noqa: S603 - this interpreter, a list of words
             [sys.executable, "-m", LOOK, "--plan", str(path), *options.arguments()],
-            env={**os.environ, **environment},
+            env=child_environment(environment),
+            cwd=elsewhere,
             capture_output=True,
             text=True,
             errors="replace",

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vlmplan.child_process import child_environment, empty_folder
 from vlmplan.errors import MissingPackageError, UnavailableError
 from vlmplan.launch.run_folder import RUN_FILES, held_run_problem
 from vlmplan.request import Options
@@ -59,9 +60,16 @@ def write_demo_model(folder: Path) -> Path:
     if missing:
         raise MissingPackageError(f"training needs {', '.join(missing)}, not installed here: {INSTALL}")
     folder = folder.absolute()
-    done = subprocess.run(  # noqa: S603 - this interpreter, a list of words
-        [sys.executable, "-c", WRITE_MODEL, str(folder)], capture_output=True, text=True, errors="replace", check=False
-    )
+    with empty_folder() as elsewhere:
+        done = subprocess.run(  # noqa: S603 - this interpreter, a list of words
+            [sys.executable, "-c", WRITE_MODEL, str(folder)],
+            env=child_environment(),
+            cwd=elsewhere,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UnavailableError(f"the demo's model cannot be written to {folder}: {last}")

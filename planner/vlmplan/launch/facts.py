@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vlmplan.child_process import child_environment, empty_folder
 from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.files import proc_bytes
 from vlmplan.json_reader import JsonDict
@@ -105,14 +106,17 @@ def facts_of_this_machine(plan: Plan, output_dir: Path) -> Facts:
 def torch_sees() -> TorchSight | str:
     """What another process that imports torch says, or a sentence on why it says nothing."""
     try:
-        done = subprocess.run(  # noqa: S603 - this interpreter, a constant
-            [sys.executable, "-c", TORCH_QUESTION],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TORCH_SECONDS,
-            check=False,
-        )
+        with empty_folder() as elsewhere:
+            done = subprocess.run(  # noqa: S603 - this interpreter, a constant
+                [sys.executable, "-c", TORCH_QUESTION],
+                env=child_environment(),
+                cwd=elsewhere,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=TORCH_SECONDS,
+                check=False,
+            )
     except subprocess.TimeoutExpired:
         return f"torch has not answered within {TORCH_SECONDS} seconds which GPUs it sees"
     if done.returncode:

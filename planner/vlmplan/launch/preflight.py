@@ -75,8 +75,22 @@ def runs_here(plan: Plan, facts: Facts, hostfile: Path | None) -> bool:
         hosts = () if hostfile is None else tuple(read_hostfile(hostfile))
     except VlmplanError:
         return False
-    mine = facts.host_name.partition(".")[0]
-    return any(host == "localhost" or host.partition(".")[0] == mine for host in hosts)
+    return any(_is_this_machine(host, facts) for host in hosts)
+
+
+def writes_report_here(plan: Plan, facts: Facts, hostfile: Path | None) -> bool:
+    """Whether the first rank, which writes the report, runs on this machine; False where that is not known."""
+    if plan.hardware.num_nodes == 1:
+        return True
+    try:
+        first = next(iter(() if hostfile is None else read_hostfile(hostfile)), None)
+    except VlmplanError:
+        return False
+    return first is not None and _is_this_machine(first, facts)
+
+
+def _is_this_machine(host: str, facts: Facts) -> bool:
+    return host == "localhost" or host.partition(".")[0] == facts.host_name.partition(".")[0]
 
 
 def _verdict_problems(plan: Plan) -> Iterator[str]:

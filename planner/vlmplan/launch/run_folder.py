@@ -16,13 +16,14 @@ import contextlib
 import json
 import os
 import shlex
+import stat
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vlmplan.emit import DS_CONFIG_FILE, PLAN_FILE, file_texts
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
-from vlmplan.files import write_atomically
+from vlmplan.files import READABLE, write_atomically
 from vlmplan.launch.plan_changes import plan_changes, plan_problems
 from vlmplan.plan import Plan, read_plan
 from vlmplan.run_record import RECORD_FILE, RunRecord, record_text
@@ -102,6 +103,15 @@ def result_in(folder: Path) -> str | None:
     return next((name for name in written if os.path.lexists(folder / name)), None)
 
 
+def report_mark(folder: Path) -> tuple[int, int] | None:
+    """By what a report is told from a later one, which is another file; None where there is none."""
+    try:
+        found = (folder / REPORT_FILE).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def _going_on(folder: Path) -> str:
     return f"another run is going on in {folder}; wait for it, or give another folder"
 
@@ -111,6 +121,8 @@ def _is_locked(log: Path) -> bool:
     try:
         import fcntl
 
+        if not log.is_file():
+            return False
         with log.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -171,10 +183,11 @@ def write_run_files(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def locked_log(folder: Path, *, resumes: bool) -> Generator[BinaryIO]:
-    """run.log to append to, which nobody else can have at the same time.
+def locked_log(folder: Path, *, resumes: bool, command: str = "") -> Generator[BinaryIO]:
+    """run.log to append to, which nobody else can have at the same time, with the ``command`` as its next line.
 
-    Raises InputError where another run is going on in the folder, or was started there meanwhile.
+    Raises InputError where another run is going on in the folder, or was started there meanwhile; UnavailableError
+    where it cannot be written.
     """
     if os.name != "posix":
         raise UnavailableError("launch needs Linux or macOS; on Windows, run it inside WSL")
@@ -184,13 +197,8 @@ def locked_log(folder: Path, *, resumes: bool) -> Generator[BinaryIO]:
     held = None if resumes else held_run_problem(folder)
     if held is not None:
         raise InputError(held)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        is_new = not path.exists()
-        log = path.open("ab")
-    except OSError as error:
-        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
-    with log:
+    is_new = not os.path.lexists(path)
+    with _opened_log(path) as log:
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -201,4 +209,20 @@ def locked_log(folder: Path, *, resumes: bool) -> Generator[BinaryIO]:
                     f"{path} is there already and cannot be locked, so another run may be going on; "
                     "delete it if none is, or give another folder"
                 ) from None
+        try:
+            log.write(f"$ {command}".encode() if command else b"")
+        except OSError as error:
+            raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
         yield log
+
+
+def _opened_log(path: Path) -> BinaryIO:
+    """Unbuffered: what a full disk does not take is not tried again when the log is closed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            raise InputError(f"{path} is a link or no regular file, and is not written through; take it away")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        return open(os.open(path, flags, READABLE), "ab", buffering=0)
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None

@@ -3,7 +3,9 @@
 The run is a process group of its own: signals that vlmplan gets go to all of it, once as they came, and as SIGKILL
 where it has not ended ``GRACE_SECONDS`` later or the user asks a second time. DeepSpeed's launcher
 (``launcher/runner.py``, ``launch.py`` 0.19.8) dies of a signal before its ranks have ended, so the end of a run is
-that nobody holds its output any more, and its exit code is 128 + the signal, whatever the launcher says.
+that nobody holds its output any more, and its exit code is 128 + the signal, whatever the launcher says. Where the
+launcher is killed, it even ends with 0: whether a run has finished is seen by what it leaves, and ranks that outlive
+their launcher are asked to save and end.
 """
 
 import codecs
@@ -23,13 +25,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
+from vlmplan.child_process import child_environment, empty_folder
 from vlmplan.emit.command import launch_command
 from vlmplan.errors import UnavailableError
 from vlmplan.launch.facts import Facts
 from vlmplan.launch.run_folder import ENVIRONMENT_FILE
+from vlmplan.launch.silence import Silence
 from vlmplan.plan import Plan
 from vlmplan.step_bar import StepBar, can_draw
-from vlmplan.training import STARTED
+from vlmplan.training import REPORT_FILE, STARTED
 
 GRACE_SECONDS = 60.0
 """How long a run may take to end after a signal. A choice: DeepSpeed gives each rank 30 seconds."""
@@ -39,7 +43,13 @@ POLL_SECONDS = 0.2
 REPEAT_SECONDS = 1.0
 """A second signal sooner than this is the first one's echo: terminal and wrapper (``uv run``) both send Ctrl-C."""
 CHUNK_BYTES = 1 << 16
+KILLED_CODES = {256 - signum: 128 + signum for signum in range(2, 32)}
+"""DeepSpeed's launcher ends with minus the signal that ended a rank, of which the system keeps 256 less it."""
+OF_LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""Variables that a launcher sets for its ranks: those of a shell that another launcher started are not this run's."""
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+HANGUP = getattr(signal, "SIGHUP", 0)
+"""0 on Windows, which has none."""
 DS_ENV_FILE = "DS_ENV_FILE"
 """Names the file whose variables DeepSpeed's launcher sets on the other nodes (``runner.py``)."""
 
@@ -84,8 +94,9 @@ def run_environment(plan: Plan, facts: Facts, output_dir: Path, existing: Mappin
 
 
 def _has_own_ds_env() -> bool:
-    """Whether the user has a file for DeepSpeed's launcher, which another one would hide."""
-    return any((folder / ".deepspeed_env").is_file() for folder in (Path.home(), Path.cwd()))
+    """Whether the user has a file for DeepSpeed's launcher, which another one would hide. One in the working directory
+    counts for nothing: the launcher is started elsewhere."""
+    return (Path.home() / ".deepspeed_env").is_file()
 
 
 def shell_text(command: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -105,21 +116,49 @@ class Stop:
     since: float = 0.0
 
 
-def follow(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO, *, is_one_node: bool = True) -> int:
+def follow(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: BinaryIO,
+    *,
+    shared_folder: Path | None = None,
+    is_finished: Callable[[], bool] = lambda: True,
+) -> int:
     """Run ``command`` in this environment, show and log what it prints; its exit code, 128 + N for signal N.
 
     Its output is a pipe, so what it prints is for a log; in a terminal the steps of the trainer become a bar.
+    ``is_finished`` says whether the run has left its result.
 
     On one node Ctrl-C is handed on as SIGTERM, which means the same to the trainer: of SIGINT DeepSpeed's launcher ends
-    in a traceback. With several it stops the other nodes (``runner.py``, ``sigkill_handler``).
+    in a traceback. With several it stops the other nodes (``runner.py``, ``sigkill_handler``), to whose working
+    directory the launcher changes everywhere: it is made in ``shared_folder``, which is None for one node. SIGHUP, of
+    which the launcher dies and its ranks do not hear, is handed on as SIGTERM too.
     Raises UnavailableError if it cannot be started.
     """
+    with empty_folder(shared_folder) as place:
+        return _follow_in(place, command, environment, log, is_one_node=shared_folder is None, is_finished=is_finished)
+
+
+def _follow_in(
+    place: Path,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: BinaryIO,
+    *,
+    is_one_node: bool,
+    is_finished: Callable[[], bool],
+) -> int:
     stop = Stop()
-    with _forwarded(stop, {signal.SIGINT: signal.SIGTERM} if is_one_node else {}) as forward_to:
+    variables = child_environment({**environment, STARTED: f"{time.time():.3f}"})
+    for name in OF_LAUNCHERS:
+        variables.pop(name, None)
+    handed_on_as = {HANGUP: signal.SIGTERM} | ({signal.SIGINT: signal.SIGTERM} if is_one_node else {})
+    with _forwarded(stop, handed_on_as) as forward_to:
         try:
             process = subprocess.Popen(  # noqa: S603 - a list of words, no shell
                 list(command),
-                env={**os.environ, **environment, STARTED: f"{time.time():.3f}"},
+                env=variables,
+                cwd=place,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -130,18 +169,21 @@ def follow(command: Sequence[str], environment: Mapping[str, str], log: BinaryIO
         forward_to.append(process.pid)
         if stop.signum is not None:  # it came while the process was being started
             _signal_group(process.pid, signal.SIGTERM if is_one_node else stop.signum)
-        _copy_output(process, log, stop)
+        _copy_output(process, log, stop, is_finished)
         code = process.wait()
         forward_to.clear()
     if stop.signum is not None:
         return 128 + stop.signum
-    return 128 - code if code < 0 else code
+    return 128 - code if code < 0 else KILLED_CODES.get(code, code)
+
+
+CUT_OFF = f"the run ended before it wrote {REPORT_FILE}, so it did not finish (its launcher was killed, say)"
+"""How a run ended whose launcher says that all is well."""
 
 
 def ending(code: int) -> str:
-    """How a run ended, in words. DeepSpeed's launcher makes 256 - N of a rank that signal N ended."""
-    killed = 128 + signal.SIGKILL
-    if code in (killed, 256 - signal.SIGKILL):
+    """How a run ended, in words."""
+    if code == 128 + signal.SIGKILL:
         return f"the run was killed (exit code {code}), as the system does when the host's memory runs out"
     try:
         return f"the run was stopped by {signal.Signals(code - 128).name}"
@@ -180,28 +222,56 @@ def _signal_group(group: int, signum: int) -> None:
         os.killpg(group, signum)
 
 
-def _copy_output(process: "subprocess.Popen[bytes]", log: BinaryIO, stop: Stop) -> None:
-    """Show and log until nobody holds the other end; kill who still does too long after the end was due."""
+def _copy_output(
+    process: "subprocess.Popen[bytes]", log: BinaryIO, stop: Stop, is_finished: Callable[[], bool]
+) -> None:
+    """Show and log until nobody holds the other end; kill who still does too long after the end was due.
+
+    Who holds it after the run's own process, while nothing is finished, is asked to end: ranks save then.
+    """
     assert process.stdout is not None
-    pipe, decoder = process.stdout.fileno(), codecs.getincrementaldecoder("utf-8")("replace")
+    pipe, silence = process.stdout.fileno(), Silence(process.pid)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     ended: float | None = None
     with process.stdout, _shown() as show:
+        write = _written(log, show)
         while True:
             if select.select([pipe], [], [], POLL_SECONDS)[0]:
                 chunk = os.read(pipe, CHUNK_BYTES)
                 if not chunk:
                     return
-                log.write(chunk)
-                log.flush()
+                silence.heard()
+                write(chunk)
                 show(decoder.decode(chunk))
-                continue
+            elif (sentence := silence.sentence()) is not None:
+                write(f"vlmplan: {sentence}\n".encode())
+                show(f"vlmplan: {sentence}\n")
             now = time.monotonic()
             if ended is None and process.poll() is not None:
                 ended = now
+                if stop.signum is None and not is_finished():
+                    _signal_group(process.pid, signal.SIGTERM)
             is_late = stop.signum is not None and now - stop.since > GRACE_SECONDS
             if is_late or (stop.signum is None and ended is not None and now - ended > LEFTOVER_SECONDS):
                 _signal_group(process.pid, signal.SIGKILL)
                 return
+
+
+def _written(log: BinaryIO, show: Callable[[str], None]) -> Callable[[bytes], None]:
+    """What to call with what goes to the log. A disk that is full does not end the run, which may go on elsewhere."""
+    is_whole = True
+
+    def write(chunk: bytes) -> None:
+        nonlocal is_whole
+        try:
+            if is_whole:
+                log.write(chunk)
+                log.flush()
+        except OSError as error:
+            is_whole = False
+            show(f"vlmplan: {getattr(log, 'name', 'the log')} is not written from here on: {error.strerror}\n")
+
+    return write
 
 
 @contextmanager

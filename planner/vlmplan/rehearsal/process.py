@@ -12,9 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from vlmplan.child_process import child_environment, empty_folder
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.json_reader import JsonDict, JsonObject, parse_json_object
 from vlmplan.plan import Plan
@@ -49,9 +51,17 @@ def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) 
 
 def answer_of(command: Sequence[str], request: str, say: Callable[[str], None]) -> JsonDict:
     """The JSON object that ``command`` prints. However this ends, the process has ended too."""
+    with empty_folder() as elsewhere:
+        return _answer_from(elsewhere, command, request, say)
+
+
+def _answer_from(folder: Path, command: Sequence[str], request: str, say: Callable[[str], None]) -> JsonDict:
+    """The same, with ``folder`` as the working directory of the process."""
     try:
         process = subprocess.Popen(  # noqa: S603 - this interpreter, a list of words
             list(command),
+            env=child_environment(),
+            cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
