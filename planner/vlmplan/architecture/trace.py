@@ -167,6 +167,9 @@ class Section:
     """Weights of modules that backward fetches and does not release."""
     recomputed_bytes: int = 0
     """Frozen weights that stay whole while the section is run again."""
+    memo: dict[Any, Any] = field(default_factory=dict[Any, Any], compare=False)
+    """What others have found out about this section once it was recorded, by keys of theirs: several traces may have
+    it."""
 
 
 class Run(NamedTuple):

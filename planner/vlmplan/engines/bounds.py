@@ -12,7 +12,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.gather_walk import LiveBytes, gather_walk
 from vlmplan.engines.gathering import num_wrappers
-from vlmplan.engines.profile import MicroBatchProfile, rise
+from vlmplan.engines.profile import MicroBatchProfile, Rise, section_rises
 from vlmplan.engines.zero3 import Zero3
 
 
@@ -65,10 +65,9 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     recipe, num_ranks = engine.recipe, engine.num_ranks
     if engine.gathers_weights:
         walk = gather_walk(trace, recipe.zero, num_wrappers=num_wrappers(recipe), is_alone=num_ranks == 1)
-    rises = {key: rise(section.forward) for key, section in trace.sections.items()}
-    falls = {key: rise(section.backward) for key, section in trace.sections.items()}
-    forward = [rises[run.key] for run in trace.schedule]
-    backward = [falls[run.key] for run in reversed(trace.schedule)]
+    rises = {key: section_rises(section) for key, section in trace.sections.items()}
+    forward = [rises[run.key].forward for run in trace.schedule]
+    backward = [rises[run.key].backward for run in reversed(trace.schedule)]
     live, forward_least, forward_most = _with_gathered(0, forward, None if walk is None else walk.forward.live)
     _, backward_least, backward_most = _with_gathered(live, backward, None if walk is None else walk.backward.live)
     padding = 0 if walk is None else walk.num_weights * num_ranks
@@ -78,12 +77,12 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
 
 
 def _with_gathered(
-    live: int, rises: Sequence[tuple[int, int, int, int]], gathered: Sequence[LiveBytes] | None
+    live: int, rises: Sequence[Rise], gathered: Sequence[LiveBytes] | None
 ) -> tuple[int, int, int]:
     """(live bytes after all ``rises`` of sections, at least and at most the highest moment with the weights that are
     there meanwhile)."""
     least = most = 0
-    for (peak, _, change, _), weights in zip(rises, gathered or repeat(LiveBytes(0, 0), len(rises)), strict=True):
-        least, most = max(least, live + peak + weights.least), max(most, live + peak + weights.most)
-        live += change
+    for rise, weights in zip(rises, gathered or repeat(LiveBytes(0, 0), len(rises)), strict=True):
+        least, most = max(least, live + rise.peak + weights.least), max(most, live + rise.peak + weights.most)
+        live += rise.change
     return live, least, most

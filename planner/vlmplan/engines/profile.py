@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Span, Trace
+from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Section, Span, Trace
 from vlmplan.engines.optimizer_states import NORM_BYTES
 
 
@@ -28,42 +29,78 @@ class MicroBatchProfile:
     gradient_bytes: int
 
 
+class Rise(NamedTuple):
+    """One phase of a section: peaks without gradients and with those that it makes, its change without them, and their
+    bytes."""
+
+    peak: int
+    kept_peak: int
+    change: int
+    gradient_bytes: int
+
+
+class Norms(NamedTuple):
+    """Of the gradients of a section: most bytes of a norm with what is live when a later one of them arrives, largest
+    norm, most that is live as one arrives, itself included."""
+
+    within: int
+    largest: int
+    highest: int
+
+
+class SectionRises(NamedTuple):
+    """What a section adds to the micro batch, wherever it runs. ``has_views``: autograd holds views of its weights."""
+
+    forward: Rise
+    backward: Rise
+    norms: Norms
+    has_views: bool
+
+
+def section_rises(section: Section) -> SectionRises:
+    """Found once for all traces that have the section."""
+    if section_rises not in section.memo:
+        section.memo[section_rises] = SectionRises(
+            _rise(section.forward),
+            _rise(section.backward),
+            _norms(section.backward),
+            any(isinstance(event, Hold) for event in section.forward),
+        )
+    return section.memo[section_rises]
+
+
 def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
+    rises = {key: section_rises(section) for key, section in trace.sections.items()}
     live = forward_peak = 0
-    rises = {key: rise(section.forward) for key, section in trace.sections.items()}
     for run in trace.schedule:
-        peak, _, delta, _ = rises[run.key]
-        forward_peak = max(forward_peak, live + peak)
-        live += delta
-    falls = {key: rise(section.backward) for key, section in trace.sections.items()}
+        rise = rises[run.key].forward
+        forward_peak = max(forward_peak, live + rise.peak)
+        live += rise.change
     dropped = kept = gradients = 0
     for run in reversed(trace.schedule):
-        peak, kept_peak, delta, ready = falls[run.key]
-        dropped, kept = max(dropped, live + peak), max(kept, live + gradients + kept_peak)
-        live += delta
-        gradients += ready
+        rise = rises[run.key].backward
+        dropped, kept = max(dropped, live + rise.peak), max(kept, live + gradients + rise.kept_peak)
+        live += rise.change
+        gradients += rise.gradient_bytes
     unreleased = sum([trace.sections[run.key].unreleased_bytes for run in trace.schedule])
     recomputed = max(section.recomputed_bytes for section in trace.sections.values())
-    norm = _norm_peak(trace, {key: change for key, (_, _, change, _) in falls.items()}, live)
-    return MicroBatchProfile(forward_peak, dropped, kept, _held_bytes(trace), unreleased, recomputed, norm, gradients)
+    held = _held_bytes(trace) if any(found.has_views for found in rises.values()) else 0
+    norm = _norm_peak(trace, rises, live)
+    return MicroBatchProfile(forward_peak, dropped, kept, held, unreleased, recomputed, norm, gradients)
 
 
-def _norm_peak(trace: Trace, changes: Mapping[str, int], live: int) -> int:
-    """Walks back from the end of backward, when ``live`` bytes are left; ``changes`` are those over each section, both
-    without gradients."""
-    norms = {key: _norms(section.backward) for key, section in trace.sections.items()}
+def _norm_peak(trace: Trace, rises: Mapping[str, SectionRises], live: int) -> int:
+    """Walks back from the end of backward, when ``live`` bytes are left beside gradients."""
     most, later = 0, live
     for run in trace.schedule:
-        live -= changes[run.key]
-        within, largest, highest = norms[run.key]
-        most = max(most, live + within, later + largest)
-        later = max(later, live + highest)
+        _, backward, norms, _ = rises[run.key]
+        live -= backward.change
+        most = max(most, live + norms.within, later + norms.largest)
+        later = max(later, live + norms.highest)
     return most
 
 
-def _norms(events: Iterable[Event]) -> tuple[int, int, int]:
-    """Of the gradients of a section: (most bytes of a norm with what is live when a later one of them arrives, largest
-    norm, most that is live as one arrives, itself included)."""
+def _norms(events: Iterable[Event]) -> Norms:
     live = within = largest = highest = 0
     for event in events:
         if isinstance(event, Span):
@@ -72,7 +109,7 @@ def _norms(events: Iterable[Event]) -> tuple[int, int, int]:
             within, highest = max(within, live + largest), max(highest, live)
             largest = max(largest, NORM_BYTES * event.parameter.numel)
             live -= event.num_bytes
-    return within, largest, highest
+    return Norms(within, largest, highest)
 
 
 def _held_bytes(trace: Trace) -> int:
@@ -102,8 +139,7 @@ def _views_rise(events: Iterable[Event], views: dict[int, int]) -> tuple[int, in
     return peak, live
 
 
-def rise(events: Iterable[Event]) -> tuple[int, int, int, int]:
-    """(peak without gradients, peak with those of the section, change without them, bytes of them) of a section."""
+def _rise(events: Iterable[Event]) -> Rise:
     live = peak = kept_peak = gradients = 0
     for event in events:
         if isinstance(event, Span):
@@ -113,7 +149,7 @@ def rise(events: Iterable[Event]) -> tuple[int, int, int, int]:
         elif isinstance(event, GradientReady):
             live -= event.num_bytes
             gradients += event.num_bytes
-    return peak, kept_peak, live, gradients
+    return Rise(peak, kept_peak, live, gradients)
 
 
 def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) -> MicroBatchProfile:
