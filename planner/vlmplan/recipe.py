@@ -136,6 +136,16 @@ class ZeroSettings:
                 raise InputError(f"zero_optimization.{field.name} is {value}; {allowed} elements are needed")
 
 
+    def read_by(self, stage: int | None) -> "ZeroSettings":
+        """Those that a stage reads, and defaults for the rest: the stage does the same with either."""
+        if stage is None or stage == 0:
+            return ZeroSettings()
+        if stage == 3:
+            return self
+        rest = {field.name: field.default for field in fields(self) if field.name.startswith("stage3_")}
+        return replace(self, **rest)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """Every setting of a training run that the planner decides, resolved."""
@@ -259,6 +269,19 @@ class Recipe:
 
     def with_changes(self, **changes: Any) -> "Recipe":
         return replace(self, **changes)
+
+    def without_micro_batch(self) -> "Recipe":
+        """The same for all recipes that differ in nothing but how micro batches are computed and how many there are: of
+        these an engine asks nothing before one runs. Sizes that the stage does not read are left out too."""
+        return self.with_changes(
+            micro_batch=1,
+            grad_accum=1,
+            activation_checkpointing=True,
+            vision_activation_checkpointing=True,
+            attention=AttentionImplementation.SDPA,
+            loss=LossKind.CHUNKED,
+            zero=self.zero.read_by(self.zero_stage),
+        )
 
     def as_json(self) -> JsonDict:
         """Every option as resolved, under the names of the command line (underscores for dashes)."""

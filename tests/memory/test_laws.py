@@ -15,7 +15,7 @@ from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import fullest_rank, owned_elements, partition_of, sharded_elements
 from vlmplan.errors import VlmplanError
 from vlmplan.estimate import Estimate, Estimator
-from vlmplan.memory.timeline import memory_timeline
+from vlmplan.memory.timeline import StartedRun, memory_timeline
 from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.rules import check, model_facts
 from vlmplan.workload import ModelFiles, Workload
@@ -125,6 +125,53 @@ def test_a_higher_zero_stage_never_holds_more_model_states(alias, fields, num_ra
         timeline = memory_timeline(made.table, made.trace(staged, (8, 0)), staged, num_ranks=num_ranks)
         held.append(states_bytes(timeline.phases[3].resident))  # weights, states and the gradients of the micro batch
     assert held == sorted(held, reverse=True)
+
+
+micro_batches = st.fixed_dictionaries(
+    {
+        "micro_batch": st.integers(1, 2),
+        "grad_accum": st.sampled_from([1, 3]),
+        "loss": st.sampled_from(LossKind),
+        "activation_checkpointing": st.booleans(),
+        "vision_activation_checkpointing": st.booleans(),
+    }
+)
+
+
+@law(models, recipes, st.lists(micro_batches, min_size=2, max_size=3), st.sampled_from([1, 2, 3]), quick=QUICK)
+def test_a_run_goes_on_with_any_micro_batch_as_a_new_run_does(alias, fields, batches, num_ranks):
+    recipe = Recipe(**{**fields, "zero": SMALL_BUCKETS})
+    estimated(alias, recipe)
+    made = estimator_of(workload_of(alias), recipe)
+    run = StartedRun(made.table, recipe.without_micro_batch(), num_ranks=num_ranks)
+    for changes in batches:
+        other = recipe.with_changes(**changes)
+        trace = made.trace(other, (8, 0))
+        assert run.timeline(trace, other) == memory_timeline(made.table, trace, other, num_ranks=num_ranks)
+
+
+zero_sizes = st.fixed_dictionaries(
+    {
+        **{name: st.sampled_from([2_000, 3_000_000]) for name in ("reduce_bucket_size", "allgather_bucket_size")},
+        **{
+            f"stage3_{name}": st.sampled_from([0, 3_000_000])
+            for name in ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters")
+        },
+        **{name: st.booleans() for name in ("overlap_comm", "contiguous_gradients")},
+    }
+)
+
+
+@law(models, recipes, zero_sizes, st.sampled_from([1, 2]), quick=QUICK)
+def test_a_stage_does_the_same_whatever_the_sizes_that_it_does_not_read(alias, fields, sizes, num_ranks):
+    zero = ZeroSettings(**sizes)
+    recipe = Recipe(**{**fields, "zero": zero})
+    estimated(alias, recipe)
+    made = estimator_of(workload_of(alias), recipe)
+    trace = made.trace(recipe, (8, 0))
+    alike = recipe.with_changes(zero=zero.read_by(recipe.zero_stage))
+    first, second = (memory_timeline(made.table, trace, one, num_ranks=num_ranks) for one in (recipe, alike))
+    assert first == second
 
 
 @law(models, recipes, st.sampled_from([1, 4]), quick=QUICK)

@@ -23,7 +23,7 @@ from vlmplan.memory.host import HostMemory, host_memory, read_bytes, stored_dtyp
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.reservation import MicroBatch, peak_reserved_bytes
-from vlmplan.memory.timeline import Timeline, memory_timeline
+from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import AttentionImplementation, LossKind, Method, Recipe
 from vlmplan.sample_images import sample_image
@@ -51,6 +51,7 @@ class Estimator:
         self._traces: dict[Any, Trace] = {}
         self._operations: dict[Any, tuple[Trace, Operations]] = {}
         self._backends: dict[Any, AttentionBackend] = {}
+        self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
         self.widest_head = widest_head
 
     def trace(self, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
@@ -178,15 +179,19 @@ class Estimator:
     def timeline_of_tensors(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The same without workspaces: of a cluster it asks the number of GPUs, the kernels that they meet, and whether
         they are the host itself."""
-        capability, is_on_cpu = cluster.node.gpu.compute_capability, cluster.node.gpu.vendor is Vendor.CPU
-        return memory_timeline(
-            self.table,
-            self.trace(recipe, capability),
-            recipe,
-            num_ranks=cluster.num_gpus,
-            is_on_cpu=is_on_cpu,
-            read_bytes=self._read_bytes(recipe) if is_on_cpu else 0,
-        )
+        gpu = cluster.node.gpu
+        trace = self.trace(recipe, gpu.compute_capability)
+        return self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.vendor is Vendor.CPU).timeline(trace, recipe)
+
+    def _started(self, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool) -> StartedRun:
+        """The run before any micro batch, one for all recipes that differ in these alone."""
+        key = (recipe.without_micro_batch(), num_ranks, is_on_cpu)
+        if key not in self._runs:
+            read_bytes = self._read_bytes(recipe) if is_on_cpu else 0
+            self._runs[key] = StartedRun(
+                self.table, recipe, num_ranks=num_ranks, is_on_cpu=is_on_cpu, read_bytes=read_bytes
+            )
+        return self._runs[key]
 
     def host(self, recipe: Recipe, cluster: Cluster) -> HostMemory:
         """What a node's host holds beside its devices."""

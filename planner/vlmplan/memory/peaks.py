@@ -93,6 +93,10 @@ class PeakTracker(Sink):
         self._batch_bytes -= self._batch[0]
         self._batch = (0, *self._batch[1:])
 
+    def forget_batch(self) -> None:
+        """What a micro batch has left is gone: another begins."""
+        self._batch, self._batch_bytes = NO_PARTS, 0
+
     def _note(self, batch: Parts, total: int) -> None:
         self._at_peak, self._peak_bytes = (tuple(self._held), batch), total
 

@@ -37,42 +37,69 @@ class Timeline:
         return self.peak_phase.peak
 
 
-def memory_timeline(
-    table: ParameterTable,
-    trace: Trace,
-    recipe: Recipe,
-    *,
-    num_ranks: int = 1,
-    rank: int | None = None,
-    is_on_cpu: bool = False,
-    read_bytes: int = 0,
-) -> Timeline:
-    """Phases of training ``table``'s model on ``num_ranks`` GPUs, each running ``trace`` as its micro batch.
+class StartedRun:
+    """A run after its first step on one rank, from which a later step with any micro batch goes on.
 
-    ``rank`` looks at one rank instead of the fullest (a rehearsal sees one). ``is_on_cpu``: the ranks' devices are the
-    host itself; ``read_bytes``: what the rank that reads the checkpoint holds of it there (``host.read_bytes``).
+    A step leaves an engine as it was before, so one walk from load to the first step serves all micro batches.
+    ``recipe`` may differ from theirs in what ``Recipe.without_micro_batch`` leaves out.
     """
-    tracker = PeakTracker()
-    engine = engine_of(table, recipe, num_ranks=num_ranks, rank=rank, sink=tracker)
-    load = _load(engine, tracker, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
-    engine.build()
-    init = _ended("init", tracker)
-    _reach_last_micro_batch(engine, trace)
-    replay = MicroBatchReplay(engine, tracker, trace)
-    tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(table, recipe)))
-    tracker.start_phase()
-    replay.forward()
-    tracker.free("casts")
-    forward = _ended("forward", tracker)
-    replay.backward()
-    engine.reduce_gradients()
-    replay.release_outputs()
-    backward = _ended("backward", tracker)
-    replay.begin_step()
-    tracker.start_phase()
-    engine.step(is_first=False)
-    step, save = _ended("step", tracker), _ended("save", tracker)  # written from where the tensors lie
-    return Timeline(phases=(load, init, forward, backward, step, save))
+
+    def __init__(
+        self,
+        table: ParameterTable,
+        recipe: Recipe,
+        *,
+        num_ranks: int = 1,
+        rank: int | None = None,
+        is_on_cpu: bool = False,
+        read_bytes: int = 0,
+    ) -> None:
+        """``rank`` looks at one rank instead of the fullest (a rehearsal sees one). ``is_on_cpu``: the ranks' devices
+        are the host itself; ``read_bytes``: what the rank that reads the checkpoint holds of it there
+        (``host.read_bytes``)."""
+        self._table = table
+        self._tracker = tracker = PeakTracker()
+        self._engine = engine = engine_of(table, recipe, num_ranks=num_ranks, rank=rank, sink=tracker)
+        self._load = _load(engine, tracker, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
+        engine.build()
+        self._init = _ended("init", tracker)
+        engine.use_first()
+        engine.step(is_first=True)
+
+    def timeline(self, trace: Trace, recipe: Recipe) -> Timeline:
+        """The phases with a later step whose micro batches are like ``trace``, that of ``recipe``."""
+        engine, tracker = self._engine, self._tracker
+        self._reach_last_micro_batch(trace, accumulates=recipe.grad_accum > 1)
+        replay = MicroBatchReplay(engine, tracker, trace)
+        tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(self._table, recipe)))
+        tracker.start_phase()
+        replay.forward()
+        tracker.free("casts")
+        forward = _ended("forward", tracker)
+        replay.backward()
+        engine.reduce_gradients()
+        replay.release_outputs()
+        backward = _ended("backward", tracker)
+        replay.begin_step()
+        tracker.start_phase()
+        engine.step(is_first=False)
+        step, save = _ended("step", tracker), _ended("save", tracker)  # written from where the tensors lie
+        return Timeline(phases=(self._load, self._init, forward, backward, step, save))
+
+    def _reach_last_micro_batch(self, trace: Trace, *, accumulates: bool) -> None:
+        """The earlier micro batches of a step."""
+        self._tracker.forget_batch()
+        self._engine.begin_step()
+        if accumulates:
+            self._engine.resume_accumulation([self._table.ordinal(*arrival) for arrival in arrivals(trace)])
+        self._engine.begin_micro_batch(accumulates=accumulates, is_last=True)
+
+
+def memory_timeline(
+    table: ParameterTable, trace: Trace, recipe: Recipe, *, num_ranks: int = 1, rank: int | None = None
+) -> Timeline:
+    """Phases of training ``table``'s model on ``num_ranks`` GPUs, each running ``trace`` as its micro batch."""
+    return StartedRun(table, recipe, num_ranks=num_ranks, rank=rank).timeline(trace, recipe)
 
 
 def load_phase(
@@ -89,17 +116,6 @@ def _load(engine: Engine, tracker: PeakTracker, *, is_on_cpu: bool, read_bytes: 
     engine.load(is_on_cpu=is_on_cpu)
     tracker.free("checkpoint")
     return _ended("load", tracker)
-
-
-def _reach_last_micro_batch(engine: Engine, trace: Trace) -> None:
-    """A first step, which makes the optimizer's states, and the earlier micro batches of a later one."""
-    accumulates = engine.recipe.grad_accum > 1
-    engine.use_first()
-    engine.step(is_first=True)
-    engine.begin_step()
-    if accumulates:
-        engine.resume_accumulation([engine.table.ordinal(*arrival) for arrival in arrivals(trace)])
-    engine.begin_micro_batch(accumulates=accumulates, is_last=True)
 
 
 def _ended(name: str, tracker: PeakTracker) -> Phase:

@@ -188,7 +188,7 @@ class PreparedModels:
         gpu = cluster.node.gpu
         estimator, _ = self.estimator(recipe)
         key = _TimelineKey(
-            recipe=recipe,
+            recipe=recipe.with_changes(zero=recipe.zero.read_by(recipe.zero_stage)),
             num_ranks=cluster.num_gpus,
             backend=estimator.backend(recipe, gpu.compute_capability),
             is_on_cpu=gpu.vendor is Vendor.CPU,
