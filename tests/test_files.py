@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.files import EXECUTABLE, READABLE, refuse_existing, write_atomically
+from vlmplan.files import (
+    EXECUTABLE,
+    MAX_TEXT_BYTES,
+    READABLE,
+    open_regular,
+    refuse_existing,
+    text_of,
+    write_atomically,
+)
 
 
 def test_text_is_written_as_utf_8_with_plain_line_ends(tmp_path: Path):
@@ -81,3 +89,45 @@ def test_umask_takes_from_the_mode(tmp_path: Path, mode: int):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode & ~0o027
+
+
+# Reading
+
+
+def entries(folder: Path) -> dict[str, Path]:
+    """What is no regular file, by kind."""
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to("/dev/zero")
+    return {"a pipe": folder / "pipe", "a device": folder / "link"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes and devices in the file system")
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str):
+    path = entries(tmp_path)[kind]
+    with pytest.raises(UnavailableError, match=f"it is {kind}, and only regular files are read"):
+        text_of(path, name="the file")
+    with pytest.raises(OSError, match=kind):
+        open_regular(path)
+
+
+def test_folder_is_no_text(tmp_path: Path):
+    with pytest.raises(UnavailableError, match="cannot be read: Is a directory"):
+        text_of(tmp_path, name="the file")
+
+
+def test_text_is_read_up_to_a_size_that_is_said(tmp_path: Path):
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(MAX_TEXT_BYTES)
+    assert len(text_of(path, name="the file")) == MAX_TEXT_BYTES
+    with path.open("wb") as file:
+        file.truncate(2**40)  # of which nothing takes room
+    with pytest.raises(InputError, match="the file has more than 16 MiB"):
+        text_of(path, name="the file")
+
+
+def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path):
+    (tmp_path / f".file.{os.getpid()}.tmp").touch()
+    write_atomically(tmp_path / "file", "x")
+    assert (tmp_path / "file").read_text() == "x"

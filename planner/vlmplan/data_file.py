@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vlmplan.errors import InputError, UnavailableError
+from vlmplan.files import open_regular
 from vlmplan.json_reader import json_mistakes
 
 BOM = b"\xef\xbb\xbf"
+MAX_SAMPLE_BYTES = 64 * 2**20
+"""Longest sample: some dozen images in base64. What is made of it in memory is many times as much."""
+MAX_LIST_BYTES = 2 * 2**30
+"""Longest list, which is read as a whole; the largest published one (LLaVA's 665k chats) has 1 GiB."""
 BLANKS = re.compile(r"[ \t\n\r]*")
 
 
@@ -32,10 +37,10 @@ def records_in(path: Path) -> Iterator[Record]:
     Raises UnavailableError for a file that cannot be read, InputError for a list that is broken, at the place.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             is_list = _first_letter(file) == b"["
             file.seek(0)
-            yield from _records_of_list(path, file.read()) if is_list else _records_of_lines(path, file)
+            yield from _records_of_list(path, _whole(path, file)) if is_list else _records_of_lines(path, file)
     except FileNotFoundError:
         raise UnavailableError(f"{path} does not exist") from None
     except OSError as error:
@@ -58,10 +63,28 @@ def _first_letter(file: BinaryIO) -> bytes:
 
 def _records_of_lines(path: Path, file: BinaryIO) -> Iterator[Record]:
     offset = 0
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(iter(lambda: file.readline(MAX_SAMPLE_BYTES + 1), b""), start=1):
+        _check_length(f"{path}:{number}", len(line))
         if line.removeprefix(BOM).strip():
             yield Record(source=f"{path}:{number}", offset=offset, content=line)
         offset += len(line)
+
+
+def _check_length(source: str, num_bytes: int) -> None:
+    if num_bytes > MAX_SAMPLE_BYTES:
+        raise InputError(
+            f"{source} has more than {MAX_SAMPLE_BYTES // 2**20} MiB; that is the most that a sample may have"
+        )
+
+
+def _whole(path: Path, file: BinaryIO) -> bytes:
+    content = file.read(MAX_LIST_BYTES + 1)
+    if len(content) > MAX_LIST_BYTES:
+        raise InputError(
+            f"{path} is a list of more than {MAX_LIST_BYTES // 2**30} GiB, which is read as a whole; with an object in "
+            f"each line (JSONL) it may have any length"
+        )
+    return content
 
 
 def _records_of_list(path: Path, content: bytes) -> Iterator[Record]:
@@ -80,6 +103,7 @@ def _records_of_list(path: Path, content: bytes) -> Iterator[Record]:
         end = _end_of_value(decoder, text, at, source=f"{path}[{index}]")
         offset += len(text[before:at].encode())
         item = text[at:end].encode()
+        _check_length(f"{path}[{index}]", len(item))
         yield Record(source=f"{path}[{index}]", offset=offset, content=item)
         offset, before, index = offset + len(item), end, index + 1
         at = _after_blanks(text, end)

@@ -1,14 +1,25 @@
-"""Text files: read with one sentence for what is wrong; written whole or not at all, and over others only if asked."""
+"""Files: read where they are regular and no larger than what is said, with one sentence for what is wrong; written whole
+or not at all, and over others only if asked.
 
+``open_regular`` is the one place where a file that somebody names is opened: a pipe would wait for a writer for ever, a
+device may never end.
+"""
+
+import errno
 import io
 import os
+import stat
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from vlmplan.errors import InputError, UnavailableError
 
 EXECUTABLE = 0o777
 READABLE = 0o666
+MAX_TEXT_BYTES = 16 * 2**20
+"""Largest text that is read whole: plans, configurations and catalogs have some hundred KiB."""
+KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
 NOT_JSON = ", so it is no JSON file"
 """What follows from a file's not being text, where JSON is needed."""
 SHIPPED_CATALOG = "gpu_catalog.yaml"
@@ -32,27 +43,50 @@ def shipped_catalog_path(package: Path) -> Path:
     raise UnavailableError(f"{SHIPPED_CATALOG} is missing from this installation; install vlmplan again")
 
 
-def text_of(path: Path, *, name: str, otherwise: str = "") -> str:
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """The regular file at ``path``, to read from. Raises OSError for anything else, without waiting for it."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        kind = next((kind for is_kind, kind in KINDS if is_kind(mode)), None)
+        if kind is not None:
+            raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are read", os.fspath(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def content_of(path: Path, *, most_bytes: int = MAX_TEXT_BYTES) -> bytes | None:
+    """What a regular file holds; None for more than ``most_bytes``. Raises OSError where it cannot be read."""
+    with open_regular(path) as file:
+        content = file.read(most_bytes + 1)
+    return content if len(content) <= most_bytes else None
+
+
+def text_of(path: Path, *, name: str, otherwise: str = "", most_bytes: int = MAX_TEXT_BYTES) -> str:
     """What a text file holds. ``name`` is what errors call it, ``otherwise`` what follows from its not being text.
 
-    Raises UnavailableError if the file cannot be read, InputError if it is not in UTF-8.
+    Raises UnavailableError if the file cannot be read, InputError if it is not in UTF-8 or has more than ``most_bytes``.
     """
-    text = text_if_there(path, name=name, otherwise=otherwise)
+    text = text_if_there(path, name=name, otherwise=otherwise, most_bytes=most_bytes)
     if text is None:
         raise UnavailableError(f"{name} does not exist")
     return text
 
 
-def text_if_there(path: Path, *, name: str, otherwise: str = "", most_bytes: int | None = None) -> str | None:
-    """``text_of``, or None where there is no such file. Raises InputError for one of more than ``most_bytes`` too."""
+def text_if_there(path: Path, *, name: str, otherwise: str = "", most_bytes: int = MAX_TEXT_BYTES) -> str | None:
+    """``text_of``, or None where there is no such file."""
     try:
-        with path.open("rb") as file:
-            content = file.read(-1 if most_bytes is None else most_bytes + 1)
+        content = content_of(path, most_bytes=most_bytes)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: characters that no path has
         return None
     except OSError as error:
         raise UnavailableError(f"{name} cannot be read: {error.strerror}") from None
-    if most_bytes is not None and len(content) > most_bytes:
+    if content is None:
         raise InputError(f"{name} has more than {most_bytes // 2**20} MiB{otherwise}")
     try:
         return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
@@ -81,9 +115,10 @@ def write_atomically(path: Path, content: str | bytes, *, force: bool = False, m
         data = content if isinstance(content, bytes) else content.encode("utf-8")
     except UnicodeEncodeError:
         raise InputError(f"{path} cannot be written: a name in it is not UTF-8 text") from None
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A new name each time: what a killed process left may have any process's id, in containers often the same.
+        beside = path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             with open(descriptor, "wb") as file:

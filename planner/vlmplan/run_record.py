@@ -17,7 +17,7 @@ from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
 
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.files import write_atomically
+from vlmplan.files import open_regular, write_atomically
 from vlmplan.json_reader import JsonObject, read_json_object
 from vlmplan.training import DATA_SOURCES, LEARNING_RATES, TrainerOptions, flag
 
@@ -108,7 +108,7 @@ def keep_record(options: TrainerOptions, method: str) -> None:
 def data_mark(path: Path) -> DataMark:
     """Raises OSError if the file cannot be read."""
     digest, num_bytes = hashlib.sha256(), 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
             num_bytes += len(chunk)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from vlmplan.errors import VlmplanError
-from vlmplan.files import write_atomically
+from vlmplan.files import text_if_there, write_atomically
 
 
 def user_cache_dir() -> Path | None:
@@ -26,8 +26,8 @@ def kept_text(*parts: str) -> str | None:
     if folder is None:
         return None
     try:
-        return folder.joinpath(*parts).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return text_if_there(folder.joinpath(*parts), name="the kept copy")
+    except VlmplanError:
         return None
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from vlmplan.catalog import Catalog
 from vlmplan.data_file import num_records_in
 from vlmplan.errors import VlmplanError
+from vlmplan.files import open_regular
 from vlmplan.launch.devices import gpu_problems
 from vlmplan.launch.extensions import lock_sentence
 from vlmplan.launch.facts import FLASH_ATTENTION, Facts
@@ -241,7 +242,7 @@ def _file_problem(path: Path) -> str | None:
     try:
         if path.is_dir():
             return "is a folder; a file is needed"
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             while chunk := file.read(CHUNK_BYTES):
                 if chunk.strip():
                     return None

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 from vlmplan.emit import DS_CONFIG_FILE, PLAN_FILE, file_texts
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
-from vlmplan.files import READABLE, write_atomically
+from vlmplan.files import READABLE, text_if_there, write_atomically
 from vlmplan.launch.plan_changes import plan_changes, plan_problems
 from vlmplan.plan import Plan, read_plan
 from vlmplan.run_record import RECORD_FILE, RunRecord, record_text
@@ -175,9 +175,10 @@ def run_texts(
 def write_run_files(folder: Path, texts: Mapping[str, str]) -> None:
     """Write the files; a plan.json that says something else is kept under the next free number."""
     path = folder / PLAN_FILE
-    if path.is_file() and path.read_text(encoding="utf-8") != texts[PLAN_FILE]:
+    before = text_if_there(path, name=str(path))
+    if before not in (None, texts[PLAN_FILE]):
         number = next(number for number in range(1, 10**6) if not (folder / f"plan-{number}.json").exists())
-        write_atomically(folder / f"plan-{number}.json", path.read_text(encoding="utf-8"))
+        write_atomically(folder / f"plan-{number}.json", before)
     for name, text in texts.items():
         write_atomically(folder / name, text, force=True)
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from vlmplan.errors import UnavailableError
+from vlmplan.errors import UnavailableError, VlmplanError
+from vlmplan.files import text_if_there
 from vlmplan.models.hub_names import (
     CONFIG,
     FILE_NAMES,
@@ -102,10 +103,8 @@ def cached_files(wanted: HubId) -> HubFiles | None:
 def _small_text(path: Path) -> str | None:
     """The text of a file of at most ``MAX_BYTES``; None where there is none."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        return content.decode("utf-8") if len(content) <= MAX_BYTES else None
-    except (OSError, UnicodeDecodeError):
+        return text_if_there(path, name=str(path), most_bytes=MAX_BYTES)
+    except VlmplanError:
         return None
 
 
