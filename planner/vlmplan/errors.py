@@ -13,6 +13,9 @@ Mistakes of our own raise ``AssertionError``.
 
 from collections.abc import Iterable
 
+MAX_NAME_CHARACTERS = 100
+"""Of a name in an error; a longer one resembles no known one."""
+
 
 class VlmplanError(Exception):
     """Base of all errors that the user can mend."""
@@ -41,7 +44,8 @@ class UnknownNameError(InputError):
             text = f"known: {', '.join(names)}"
         else:
             text = f"{len(names)} are known"
-        super().__init__(f"unknown {kind} {name!r}; {text}" + (f" ({hint})" if hint else ""))
+        shown = repr(name if len(name) <= MAX_NAME_CHARACTERS else name[: MAX_NAME_CHARACTERS - 3] + "...")
+        super().__init__(f"unknown {kind} {shown}; {text}" + (f" ({hint})" if hint else ""))
 
 
 class MissingPackageError(VlmplanError):
@@ -62,6 +66,8 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that ``name`` most likely meant, best first, at most ``count``; may be empty."""
     from difflib import get_close_matches
 
+    if len(name) > MAX_NAME_CHARACTERS:
+        return []
     folded = {candidate.casefold(): candidate for candidate in known}
     wanted = name.casefold()
     contained = sorted((c for c in folded if wanted in c or c in wanted), key=lambda c: (abs(len(c) - len(wanted)), c))

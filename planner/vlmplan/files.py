@@ -1,5 +1,5 @@
-"""Files: read where they are regular and no larger than what is said, with one sentence for what is wrong; written whole
-or not at all, and over others only if asked.
+"""Files: read if they are regular and no larger than is said, with one sentence for what is wrong; written whole or not
+at all, and over others only if asked.
 
 ``open_regular`` is the one place where a file that somebody names is opened: a pipe would wait for a writer for ever, a
 device may never end.
@@ -70,7 +70,7 @@ def content_of(path: Path, *, most_bytes: int = MAX_TEXT_BYTES) -> bytes | None:
 def text_of(path: Path, *, name: str, otherwise: str = "", most_bytes: int = MAX_TEXT_BYTES) -> str:
     """What a text file holds. ``name`` is what errors call it, ``otherwise`` what follows from its not being text.
 
-    Raises UnavailableError if the file cannot be read, InputError if it is not in UTF-8 or has more than ``most_bytes``.
+    Raises UnavailableError if the file cannot be read, InputError if it is not in UTF-8 or larger than ``most_bytes``.
     """
     text = text_if_there(path, name=name, otherwise=otherwise, most_bytes=most_bytes)
     if text is None:

@@ -120,8 +120,11 @@ def shown(value: Any, limit: int = 60) -> str:
     """A value as it stands in JSON, cut short."""
     try:
         text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        text = repr(value)
+    except (TypeError, ValueError, RecursionError):
+        try:
+            text = repr(value)
+        except (ValueError, RecursionError):  # Python writes no integer of more than 4300 digits
+            text = f"a value of the kind {type(value).__name__} that is too long to be shown"
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 

@@ -1,9 +1,11 @@
-"""YAML text → plain values: safely, every key once, not deeper than anything here needs, mistakes as one sentence.
+"""YAML text → plain values: safely, every key once, no deeper or larger than anything here needs, mistakes as one
+sentence. An alias counts as all that it stands for: twelve lines of aliases of aliases are a text without end.
 
 A module of its own because importing PyYAML takes longer than reading the shipped catalog.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -14,11 +16,17 @@ from vlmplan.json_reader import repeated, too_deep, too_many_digits
 
 MAX_DEPTH = 20
 """A catalog needs 4, a curriculum 3."""
+MAX_NODES = 200_000
+"""Values and keys; 10,000 offers in a catalog have 160,000."""
+MAX_NUMBER_CHARACTERS = 1000
+"""Of a scalar that could be a number, which for some forms takes the square of its length to read."""
+NUMBER_BEGINS = tuple("+-.0123456789")
+NUMBER_CHARACTERS = frozenset("+-_.:0123456789abcdefABCDEFxo")
 
 
 def parse_yaml(text: str, *, source: str) -> list[Any]:
     """The documents in ``text``; ``source`` names it in errors. Raises InputError for what is not YAML."""
-    _require_shallow(source, text)
+    _require_modest(source, text)
     return list(yaml_documents(source, text))
 
 
@@ -48,14 +56,53 @@ def _loader() -> Any:
     return type("UniqueKeyLoader", (base,), {"construct_mapping": construct_unique_keys})
 
 
-def _require_shallow(source: str, text: str) -> None:
-    """Raise InputError for deep nesting, before libyaml recurses into it without a limit and crashes."""
+@dataclass(slots=True)
+class _Extent:
+    """Of a value: itself and all that is in it, and the levels below it."""
+
+    num_nodes: int = 1
+    depth: int = 0
+
+    def add(self, part: "_Extent") -> None:
+        self.num_nodes += part.num_nodes
+        self.depth = max(self.depth, 1 + part.depth)
+
+
+def _require_modest(source: str, text: str) -> None:
+    """Raise InputError for what is nested deeply, before libyaml recurses into it without a limit and crashes, and for
+    aliases that stand for more than anything needs."""
     events: Any = cast(Any, yaml).parse(text, Loader=_loader())
-    depth = 0
+    open_parts = [_Extent()]
+    names: list[str | None] = [None]
+    anchored: dict[str | None, _Extent] = {}
     for event in _said_clearly(source, events):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
+        if isinstance(event, yaml.CollectionStartEvent):
+            open_parts.append(_Extent())
+            names.append(event.anchor)
+            part = None
+        elif isinstance(event, yaml.CollectionEndEvent):
+            part = open_parts.pop()
+            anchored[names.pop()] = part
+        elif isinstance(event, yaml.ScalarEvent):
+            part = anchored[event.anchor] = _Extent()
+            _require_short_number(source, event.value)
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in names:
+                raise InputError(f"{source} has the alias *{event.anchor} within what it stands for")
+            part = anchored.get(event.anchor)  # of an unknown one the parser says so
+        else:
+            continue
+        if part is not None:
+            open_parts[-1].add(part)
+        if len(open_parts) + open_parts[-1].depth > MAX_DEPTH + 1:
             raise InputError(too_deep(source))
+        if sum(part.num_nodes for part in open_parts) > MAX_NODES:
+            raise InputError(f"{source} has more than {MAX_NODES:,} values, those that its aliases repeat included")
+
+
+def _require_short_number(source: str, text: str) -> None:
+    if len(text) > MAX_NUMBER_CHARACTERS and text.startswith(NUMBER_BEGINS) and NUMBER_CHARACTERS.issuperset(text):
+        raise InputError(too_many_digits(source))
 
 
 def _said_clearly(source: str, parts: Iterator[object]) -> Iterator[object]:
@@ -70,7 +117,7 @@ def _said_clearly(source: str, parts: Iterator[object]) -> Iterator[object]:
         raise InputError(f"{source} is not YAML: {error.problem or error.context}{place}") from None
     except yaml.YAMLError as error:
         raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
-    except ValueError as error:  # of a number of thousands of digits, or of a day that no calendar has
-        said = str(error)
-        message = too_many_digits(source) if "digits" in said else f"{source} is not YAML: {said}"
-        raise InputError(message) from None
+    except ValueError as error:  # of a day that no calendar has
+        raise InputError(f"{source} is not YAML: {error}") from None
+    except (KeyError, AttributeError, IndexError, TypeError):  # PyYAML's constructors believe in the tags of a text
+        raise InputError(f"{source} is not YAML: a value is not what its tag (!!bool, !!timestamp) says") from None

@@ -1,4 +1,5 @@
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -647,3 +648,24 @@ def test_a_wheel_is_built_with_the_compiled_catalog(tmp_path: Path):
         text = wheel.read("vlmplan/gpu_catalog.yaml").decode()
         content = wheel.read("vlmplan/data/gpu_catalog.jsonl").decode("ascii")
     assert content == compiled_catalog.compiled(text, yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("gpus: {rtx-4090: {memory_mib: 1.0e+308}}", "gpus.rtx-4090.memory_mib"),
+        ("gpus: {rtx-4090: {max_gpus_per_node: 100000}}", "gpus.rtx-4090.max_gpus_per_node"),
+        ("offers: [{gpu: rtx-4090, num_gpus: 100000}]", "offers[0].num_gpus"),
+        ("offers: [{gpu: rtx-4090, usd_per_hour: 1.0e+300}]", "offers[0].usd_per_hour"),
+    ],
+)
+def test_numbers_that_nothing_comes_near_are_refused(tmp_path: Path, text: str, key: str):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(InputError, match=re.escape(f"mine.yaml: {key} is ") + ".* and at most "):
+        load_catalog([tmp_path / "mine.yaml"])
+
+
+def test_many_patterns_are_refused_before_they_are_tried(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("hide:\n" + "- a*b?c\n" * 1001)
+    with pytest.raises(InputError, match=r"mine.yaml: hide has 1,001 entries; at most 1,000 can be"):
+        load_catalog([tmp_path / "mine.yaml"])

@@ -169,7 +169,7 @@ def test_a_file_that_may_not_be_read_or_a_folder_that_may_not_be_written_is_name
         ("offers: [{gpu: t4, pricing: cheap}]", ['pricing is "cheap"', "on_demand"]),
         ("discounts: [{provider: runpod, fraction: 2}]", ["fraction is 2", "0 to 1"]),
         ("hide: [nobody-of-this-name]", ["'nobody-of-this-name'", "hide[0]"]),
-        ("gpus: &a {x: *a}", ["'x'"]),
+        ("gpus: &a {x: *a}", ["*a"]),
         ("gpus: *nowhere", ["undefined alias"]),
         ("[" * 5000, ["nested too deeply"]),
     ],

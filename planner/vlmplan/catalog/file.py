@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import cast
 
 from vlmplan.catalog import rules as catalog_rules
-from vlmplan.catalog.rules import SECTIONS, Fields, checked, checked_mapping, checked_selector
+from vlmplan.catalog.rules import MAX_SELECTORS, SECTIONS, Fields, checked, checked_mapping, checked_selector
 from vlmplan.errors import InputError, nearest
 from vlmplan.files import text_of
 from vlmplan.json_reader import not_allowed, read_json_object, unknown_key
 
+SELECTING = ("hide", "discounts")
 REFRESHED_FILE_NAME = "refreshed_prices.json"
 
 
@@ -63,8 +64,11 @@ class Sections:
         if section is None:
             return []
         if isinstance(section, list):
-            return cast(list[object], section)
-        if isinstance(section, str | dict) and key in ("hide", "discounts"):
+            entries = cast(list[object], section)
+            if key in SELECTING and len(entries) > MAX_SELECTORS:
+                raise InputError(f"{self.name}: {key} has {len(entries):,} entries; at most {MAX_SELECTORS:,} can be")
+            return entries
+        if isinstance(section, str | dict) and key in SELECTING:
             return [cast(object, section)]
         raise not_allowed(self.name, key, self[key], "a list")
 

@@ -17,6 +17,13 @@ from vlmplan.json_reader import JsonObject, not_allowed, unknown_key
 SCHEMA = "vlmplan.catalog/1"
 SECTIONS = ("schema", "sources", "gpus", "price_lists", "offers", "hide", "discounts")
 
+MAX_NUMBER = 10**9
+"""No rate, size or price in the units of a catalog comes near it."""
+MAX_GPUS_PER_NODE = 1024
+"""NVIDIA's NVL576 is the largest that is announced as one machine."""
+MAX_SELECTORS = 1000
+"""Entries of ``hide`` and ``discounts``, each of which is compared with every offer."""
+
 Fields = Mapping[str, Any]
 """The keys and values of one GPU or offer as the file has them."""
 
@@ -86,14 +93,17 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def _number(*, above: float | None = None, at_least: float | None = None, whole: bool = False) -> Rule:
+def _number(
+    *, above: float | None = None, at_least: float | None = None, most: int = MAX_NUMBER, whole: bool = False
+) -> Rule:
     def accepts(value: object) -> bool:
         if not _is_number(value) or (whole and not isinstance(value, int)):
             return False
         number = cast(float, value)
-        return (above is None or number > above) and (at_least is None or number >= at_least)
+        return (above is None or number > above) and (at_least is None or number >= at_least) and number <= most
 
     bound = f"above {above:g}" if above is not None else f"of at least {at_least:g}"
+    bound += f" and at most {most:,}"
     return Rule(needed=f"a {'whole ' if whole else ''}number {bound}", accepts=accepts)
 
 
@@ -143,6 +153,7 @@ TEXT = Rule(needed="text", accepts=lambda v: isinstance(v, str) and bool(v.strip
 _TEXTS = Rule(needed="a list of texts", accepts=_is_texts)
 _BOOLEAN = Rule(needed="true or false", accepts=lambda v: isinstance(v, bool))
 _COUNT = _number(at_least=1, whole=True)
+_GPUS_PER_NODE = _number(at_least=1, most=MAX_GPUS_PER_NODE, whole=True)
 _TEXT, _FACT, _POSITIVE, _COUNT_OR_NULL = (
     TEXT.or_null(),
     _BOOLEAN.or_null(),
@@ -185,7 +196,7 @@ GPU_RULES: Rules = {
     "form_factor": _TEXT,
     "tdp_w": _POSITIVE,
     "tdp_note": _TEXT,
-    "max_gpus_per_node": _COUNT_OR_NULL,
+    "max_gpus_per_node": _GPUS_PER_NODE.or_null(),
     "host_cpu_arch": _TEXT,
     "launch_year": _number(at_least=2000, whole=True).or_null(),
     "launch_price_usd": _POSITIVE,
@@ -215,7 +226,7 @@ PRICE_LIST_RULES: Rules = {
 OFFER_RULES: Rules = {
     **PRICE_LIST_RULES,
     "gpu": TEXT,
-    "num_gpus": _COUNT,
+    "num_gpus": _GPUS_PER_NODE,
     "price_list": TEXT,
     "sku": _TEXT,
     "usd_per_hour": _USD,
@@ -227,7 +238,7 @@ OFFER_REQUIRED = ("gpu", "num_gpus", "provider", "pricing", "usd_per_hour")
 
 SELECTOR_RULES: Rules = {
     "gpu": TEXT,
-    "num_gpus": _COUNT,
+    "num_gpus": _GPUS_PER_NODE,
     "provider": TEXT,
     "sku": TEXT,
     "region": TEXT,
