@@ -1,5 +1,7 @@
 """A stand-in for the Hugging Face Hub on 127.0.0.1 that remembers what it was asked."""
 
+import contextlib
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -88,3 +90,27 @@ def running_hub() -> Iterator[FakeHub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def endless_server(start: bytes, again: bytes) -> Iterator[str]:
+    """The address of a server that answers with ``start`` and then with ``again`` and again, ten times a second."""
+    is_closing = threading.Event()
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(start)
+                while not is_closing.wait(0.1):
+                    connection.sendall(again)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        is_closing.set()
+        listener.close()

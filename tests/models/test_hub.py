@@ -11,7 +11,7 @@ from huggingface_hub import get_session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hub_server import Answer, FakeHub, isolated_cache, running_hub
+from hub_server import Answer, FakeHub, endless_server, isolated_cache, running_hub
 from vlmplan import __version__
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import hub, hub_network
@@ -303,9 +303,82 @@ def test_a_silent_server_is_given_up_on(fake_hub: FakeHub, monkeypatch: pytest.M
     assert time.monotonic() - start < 5
 
 
-def test_a_slow_server_is_given_up_on(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub_network, "DEADLINE_SECONDS", -1.0)
-    assert "takes more than" in sentence()
+@pytest.mark.parametrize(
+    ("start", "again"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"X-More: 1\r\n"),
+        (b"HTTP/1.1 200 OK\r\nX-", b"a"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", b" "),
+    ],
+    ids=["headers", "one header", "100 Continue", "body"],
+)
+def test_a_server_that_never_ends_is_given_up_on(
+    hub_environment: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, again: bytes
+):
+    monkeypatch.setattr(hub_network, "DEADLINE_SECONDS", 0.5)
+    begin = time.monotonic()
+    with endless_server(start, again) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        assert "takes more than 0.5 s to answer" in sentence()
+    assert time.monotonic() - begin < 5
+
+
+def test_the_deadline_is_one_of_all_files_together(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub_network, "DEADLINE_SECONDS", 1.0)
+    for name in FILE_NAMES:
+        fake_hub.put(REPO, name, Answer(body=LLAMA, seconds_of_silence=0.6))
+    assert "takes more than 1 s to answer" in sentence()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        b"<html><body>Please sign in to use the network</body></html>",
+        b'{"error": "sign in"}',
+        b"[]",
+        b"",
+        b"[" * 100_000,
+    ],
+)
+def test_a_page_that_is_no_configuration_is_not_kept(fake_hub: FakeHub, tmp_path: Path, page: bytes):
+    fake_hub.put(REPO, CONFIG, Answer(body=page))
+    assert "answers with what is no configuration (config.json of org/name " in sentence()
+    assert not list((tmp_path / "cache").rglob("*.json"))
+    fake_hub.put(REPO, CONFIG, Answer(body=LLAMA))
+    assert hub_files(wanted()).texts[CONFIG] == LLAMA.decode()
+
+
+def test_a_page_in_place_of_the_image_settings_is_not_kept(fake_hub: FakeHub, tmp_path: Path):
+    fake_hub.put(REPO, PREPROCESSOR, Answer(body=b"<html>Please sign in</html>"), revision=COMMIT)
+    assert "preprocessor_config.json of org/name is not JSON" in sentence()
+    assert not list((tmp_path / "cache").rglob("*.json"))
+
+
+def test_a_page_that_an_earlier_version_kept_is_asked_for_again(fake_hub: FakeHub, tmp_path: Path):
+    hub_files(wanted())
+    (kept,) = (tmp_path / "cache" / "vlmplan" / "hub").rglob("*.json")
+    values = json.loads(kept.read_text())
+    kept.write_text(json.dumps(values | {"texts": {CONFIG: "<html>Please sign in</html>"}}))
+    assert hub_files(wanted()).texts[CONFIG] == LLAMA.decode()
+
+
+def test_an_old_copy_serves_where_a_network_wants_a_sign_in(fake_hub: FakeHub, tmp_path: Path):
+    hub_files(wanted())
+    (kept,) = (tmp_path / "cache" / "vlmplan" / "hub").rglob("*.json")
+    values = json.loads(kept.read_text())
+    kept.write_text(json.dumps(values | {"fetched_at": 0}))
+    fake_hub.put(REPO, CONFIG, Answer(body=b"<html>Please sign in</html>"))
+    found = hub_files(wanted())
+    assert found.texts[CONFIG] == LLAMA.decode()
+    assert "answers with what is no configuration" in found.notes[0]
+
+
+def test_words_of_a_server_do_nothing_to_a_terminal(hub_environment: Path, monkeypatch: pytest.MonkeyPatch):
+    answer = b"HTTP/1.1 500 \x1b]0;x\x07\x1b[2J gone\r\nContent-Length: 0\r\n\r\n"
+    with endless_server(answer, b"") as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        assert sentence().isprintable()
 
 
 def test_without_a_server_the_sentence_says_so(hub_environment: Path, monkeypatch: pytest.MonkeyPatch):
@@ -314,7 +387,13 @@ def test_without_a_server_the_sentence_says_so(hub_environment: Path, monkeypatc
     assert message.startswith("org/name is in no cache of this machine, and 127.0.0.1:1 cannot be reached (")
 
 
-@pytest.mark.parametrize("value", ["huggingface.co", "ftp://x", "file:///etc", "https://", "https://user:secret@host"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("huggingface.co", "ftp://x", "file:///etc", "https://", "https://user:secret@host"),
+        *("http://[::1", "http://a:b", "http://a:99999", "http://a b", "http://a\x1b[2J"),
+    ],
+)
 def test_an_endpoint_that_is_no_web_address_is_refused(
     hub_environment: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ):
@@ -364,7 +443,9 @@ def test_the_token_follows_a_redirect_within_the_server(fake_hub: FakeHub, monke
     assert token_sent(fake_hub, 1) == "Bearer hf_secret"
 
 
-@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x"])
+@pytest.mark.parametrize(
+    "target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "http://[::1", "http://a:b/x", "//", "http:\\x"]
+)
 def test_no_redirect_leads_out_of_the_web(fake_hub: FakeHub, target: str):
     fake_hub.put(REPO, CONFIG, Answer(status=302, headers={"Location": target}))
     sentence()

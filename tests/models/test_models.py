@@ -316,7 +316,7 @@ def test_a_model_on_the_hub_is_found_with_commit_and_revision(fake_hub: FakeHub)
 def test_a_configuration_from_the_hub_is_checked_like_any_other(fake_hub: FakeHub):
     for body, part in ((b"<html>", "is not JSON"), (b"[]", "holds"), (b"{}", "has no model_type")):
         fake_hub.put("org/name", CONFIG, Answer(body=body), revision=part.replace(" ", ""))
-        with pytest.raises(InputError, match=f"config.json of org/name@{part.replace(' ', '')} {part}"):
+        with pytest.raises(UnavailableError, match=f"config.json of org/name@{part.replace(' ', '')} {part}"):
             find_model(f"org/name@{part.replace(' ', '')}")
 
 
@@ -392,7 +392,7 @@ def test_the_probe_gets_no_token_and_no_network(tmp_path: Path, monkeypatch: pyt
     script = "import json, os, sys\nprint(json.dumps({'error': 'refused', 'message': json.dumps(sorted(os.environ))}))"
     (tmp_path / "probe.py").write_text(script, encoding="utf-8")
     monkeypatch.setattr(model_probe, "probe_path", lambda package: tmp_path / "probe.py")
-    monkeypatch.setattr(model_probe, "one_line", lambda text: text)
+    monkeypatch.setattr(model_probe, "part_of_a_sentence", lambda text: text)
     monkeypatch.setattr(model_probe, "version", lambda name: "1")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     write_model(tmp_path / "a", {"model_type": "x"})

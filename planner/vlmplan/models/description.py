@@ -81,9 +81,9 @@ def why_unsupported(model: ModelFiles) -> str:
 def _image_settings(texts: Mapping[str, str], source: str) -> JsonDict | None:
     """The settings of the image processor; newer checkpoints keep them in processor_config.json."""
     if PREPROCESSOR in texts:
-        return _json_object(texts[PREPROCESSOR], source=source.replace(CONFIG, PREPROCESSOR))
+        return parsed_settings(texts[PREPROCESSOR], source=source.replace(CONFIG, PREPROCESSOR))
     if PROCESSOR in texts:
-        settings = _json_object(texts[PROCESSOR], source=source.replace(CONFIG, PROCESSOR)).get("image_processor")
+        settings = parsed_settings(texts[PROCESSOR], source=source.replace(CONFIG, PROCESSOR)).get("image_processor")
         if isinstance(settings, dict):
             return cast(JsonDict, settings)
     return None
@@ -91,15 +91,15 @@ def _image_settings(texts: Mapping[str, str], source: str) -> JsonDict | None:
 
 def parsed_config(text: str, *, source: str) -> JsonDict:
     """The object in a config.json. Raises InputError if it is none, or says no model_type."""
-    config = _json_object(text, source=source)
+    config = parsed_settings(text, source=source)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise InputError(f"{source} has no model_type, so it does not describe a Hugging Face model")
     return config
 
 
-def _json_object(text: str, *, source: str) -> JsonDict:
-    """As transformers reads JSON: repeated keys are allowed, and Infinity, which becomes ``{"__float__": ...}``."""
+def parsed_settings(text: str, *, source: str) -> JsonDict:
+    """The object in a file, as transformers reads JSON: with repeated keys, and Infinity as ``{"__float__": ...}``."""
     return parse_json_object(text, source=source, constant=lambda name: {"__float__": name}, may_repeat=True)
 
 

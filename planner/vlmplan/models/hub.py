@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from vlmplan.errors import UnavailableError, VlmplanError
+from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import text_if_there
+from vlmplan.models.description import parsed_config, parsed_settings
 from vlmplan.models.hub_names import (
     CONFIG,
     FILE_NAMES,
@@ -30,7 +31,7 @@ from vlmplan.models.hub_names import (
     is_commit,
     is_revision,
 )
-from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file
+from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file, within_deadline
 from vlmplan.user_cache import keep_text, kept_text
 
 KEPT_SCHEMA = 1
@@ -60,7 +61,7 @@ def hub_files(wanted: HubId) -> HubFiles:
             return kept.files
         raise UnavailableError(f"{wanted} is in no cache of this machine, and HF_HUB_OFFLINE forbids to fetch it")
     try:
-        return _fetched(wanted)
+        return within_deadline(lambda: _fetched(wanted))
     except UnreachableError as error:
         if kept is None:
             raise UnavailableError(f"{wanted} is in no cache of this machine, and {error}") from None
@@ -136,7 +137,9 @@ def _kept(wanted: HubId) -> _Kept | None:
         source = str(values["source"])
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    if CONFIG not in texts:
+    try:
+        parsed_config(texts.get(CONFIG, ""), source=CONFIG)
+    except InputError:
         return None
     return _Kept(files=HubFiles(texts=texts, source=f"{source} (kept copy)"), age_seconds=age)
 
@@ -159,11 +162,23 @@ def _fetched(wanted: HubId) -> HubFiles:
         name, settings = PROCESSOR, fetched_file(wanted.repo, revision, PROCESSOR)
     if settings is not None:
         texts[name] = settings.text
+    _check(texts, wanted)
     commit = _commit(config)
     source = urlsplit(endpoint()).netloc + (f", commit {commit[:12]}" if commit else "")
     kept = {"schema": KEPT_SCHEMA, "fetched_at": time.time(), "source": source, "texts": texts}
     keep_text(json.dumps(kept), *_place(wanted))
     return HubFiles(texts=texts, source=source)
+
+
+def _check(texts: Mapping[str, str], wanted: HubId) -> None:
+    """Raise UnreachableError for what is no configuration, before it is kept: the sign-in page of a network, say, which
+    answers for every server."""
+    try:
+        for name, text in texts.items():
+            (parsed_config if name == CONFIG else parsed_settings)(text, source=f"{name} of {wanted}")
+    except InputError as error:
+        server = urlsplit(endpoint()).netloc
+        raise UnreachableError(f"{server} answers with what is no configuration ({error})") from None
 
 
 def _commit(fetched: Fetched) -> str | None:

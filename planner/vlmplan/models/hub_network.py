@@ -8,15 +8,16 @@ Importing ``huggingface_hub`` takes longer than a whole estimate, so it is impor
 """
 
 import os
-import time
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from vlmplan import __version__
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.models.hub_names import MAX_BYTES
+from vlmplan.plain_text import printable
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -24,9 +25,13 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINT = "https://huggingface.co"
 TIMEOUT_SECONDS = 10.0
 """Longest silence of the server. The Hub client's own default (``huggingface_hub.constants``)."""
-DEADLINE_SECONDS = 30.0
-"""Longest time for one file, however slowly it comes."""
+DEADLINE_SECONDS = 15.0
+"""Longest time for all that is asked about one model: the address, redirects, headers and files, however slowly
+they come. A choice: what answers at all takes a second."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+T = TypeVar("T")
 
 
 class UnreachableError(UnavailableError):
@@ -44,10 +49,39 @@ class Fetched:
 def endpoint() -> str:
     """The server, without a slash at its end. Raises InputError if ``HF_ENDPOINT`` is no web address."""
     text = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+    try:
+        parts = urlsplit(text)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # brackets that nothing closes, a port of letters
+        is_address, parts = False, urlsplit("")
+    if not is_address or "@" in parts.netloc or not text.isprintable() or " " in text:
         raise InputError(f"HF_ENDPOINT is {text!r}; an address such as {DEFAULT_ENDPOINT} is needed")
     return text.rstrip("/")
+
+
+def within_deadline(ask: Callable[[], T]) -> T:
+    """What ``ask`` gives or raises; UnreachableError if that takes more than ``DEADLINE_SECONDS``.
+
+    It asks in a thread, which is left alone then: no timeout of the client's is one of a whole exchange, and what a
+    server can draw out (a header byte by byte, ``100 Continue`` for ever) is without end.
+    """
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            answers.append(ask())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(DEADLINE_SECONDS)
+    if errors:
+        raise errors[0]
+    if not answers:
+        raise UnreachableError(f"{_host()} takes more than {DEADLINE_SECONDS:g} s to answer")
+    return answers[0]
 
 
 def fetched_file(repo: str, revision: str, name: str) -> Fetched | None:
@@ -60,13 +94,12 @@ def fetched_file(repo: str, revision: str, name: str) -> Fetched | None:
     from huggingface_hub.utils import hf_raise_for_status
 
     url = hf_hub_url(repo, name, revision=revision, endpoint=endpoint())
-    deadline = time.monotonic() + DEADLINE_SECONDS
     try:
         with get_session().stream("GET", url, headers=_headers(), timeout=TIMEOUT_SECONDS) as response:
             hf_raise_for_status(response)
             if url.startswith("https:") and response.url.scheme != "https":
                 raise UnreachableError(f"{_host()} cannot be reached (it redirects to {response.url.scheme})")
-            text = _text(response.iter_bytes(), deadline, f"{name} of {repo}")
+            text = _text(response.iter_bytes(), f"{name} of {repo}")
             return Fetched(text=text, commit=response.headers.get("X-Repo-Commit"))
     except EntryNotFoundError:
         return None
@@ -98,15 +131,13 @@ def _token() -> str | None:
     return token if token.isascii() and token.isprintable() and is_private else None
 
 
-def _text(chunks: Iterable[bytes], deadline: float, what: str) -> str:
-    """The body, as far as it stays within the limits of size and time."""
+def _text(chunks: Iterable[bytes], what: str) -> str:
+    """The body, as far as it stays within the limit of size."""
     content = bytearray()
     for chunk in chunks:
         content += chunk
         if len(content) > MAX_BYTES:
             raise UnavailableError(f"{what} has more than {MAX_BYTES // 2**20} MiB, so it is no configuration")
-        if time.monotonic() > deadline:
-            raise UnreachableError(f"{_host()} takes more than {DEADLINE_SECONDS:.0f} s for one file")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError:
@@ -130,7 +161,7 @@ def _refusal(error: "HfHubHTTPError", repo: str, revision: str) -> str:
     if status in (401, 404):
         token = "which your HF_TOKEN may not see" if _token() else "for which HF_TOKEN must be set"
         return f"{_host()} has no model {repo}, or it is private, {token}"
-    return f"{_host()} answers {status} {error.response.reason_phrase} for {repo}; try again later"
+    return f"{_host()} answers {status} {printable(error.response.reason_phrase)} for {repo}; try again later"
 
 
 def _reason(error: BaseException) -> str:

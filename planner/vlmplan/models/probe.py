@@ -19,6 +19,7 @@ from typing import Any
 from vlmplan.architecture.layout import LAYOUT_SCHEMA, ModelLayout, layout_from_json
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.json_reader import JsonDict
+from vlmplan.plain_text import one_line
 from vlmplan.user_cache import keep_text, kept_text
 
 TIMEOUT_SECONDS = 180.0
@@ -106,12 +107,12 @@ def _answer(config: Mapping[str, Any]) -> JsonDict:
         return json.loads(done.stdout)
     except ValueError:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UnavailableError(f"transformers could not be asked about the model: {one_line(last)}") from None
+        raise UnavailableError(f"transformers could not be asked about the model: {part_of_a_sentence(last)}") from None
 
 
 def _refusal(model_type: str, kind: str, message: str, *, brings_own_code: bool) -> Exception:
     """The probe's answer as an error that says what to do."""
-    message = one_line(message)
+    message = part_of_a_sentence(message)
     if kind == "missing":
         return MissingPackageError(f"transformers cannot be imported ({message}); pip install 'vlmplan[train]'")
     if kind == "unknown" and brings_own_code:
@@ -123,7 +124,7 @@ def _refusal(model_type: str, kind: str, message: str, *, brings_own_code: bool)
     return InputError(f"transformers refuses this config.json of model_type {model_type!r}: {message}")
 
 
-def one_line(text: str, limit: int = 300) -> str:
-    """Text of somebody else's as a part of a sentence: one line, cut short, without a full stop."""
-    joined = " ".join(text.split()).rstrip(".")
+def part_of_a_sentence(text: str, limit: int = 300) -> str:
+    """Text of somebody else's in one line, cut short, without a full stop."""
+    joined = one_line(text).rstrip(".")
     return joined if len(joined) <= limit else joined[: limit - 3] + "..."
