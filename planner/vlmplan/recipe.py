@@ -135,7 +135,6 @@ class ZeroSettings:
                 allowed = f"{least} or more" if value < least else f"at most {MAX_ELEMENTS:.0e}"
                 raise InputError(f"zero_optimization.{field.name} is {value}; {allowed} elements are needed")
 
-
     def read_by(self, stage: int | None) -> "ZeroSettings":
         """Those that a stage reads, and defaults for the rest: the stage does the same with either."""
         if stage is None or stage == 0:

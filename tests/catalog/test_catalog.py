@@ -669,3 +669,20 @@ def test_many_patterns_are_refused_before_they_are_tried(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("hide:\n" + "- a*b?c\n" * 1001)
     with pytest.raises(InputError, match=r"mine.yaml: hide has 1,001 entries; at most 1,000 can be"):
         load_catalog([tmp_path / "mine.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (r'gpus: {rtx-4090: {name: "a\e[2Jb"}}', "gpus.rtx-4090.name"),
+        (r'gpus: {rtx-4090: {aliases: ["a\u202eb"]}}', "gpus.rtx-4090.aliases"),
+        (r'gpus: {rtx-4090: {note: "a\ab"}}', "gpus.rtx-4090.note"),
+        (r'offers: [{provider: "a\nb"}]', "offers[0].provider"),
+        (r'offers: [{sku: "a\rb"}]', "offers[0].sku"),
+        (r'sources: {"a": "b\0"}', "sources.a"),
+    ],
+)
+def test_names_that_steer_a_terminal_are_refused(tmp_path: Path, text: str, key: str):
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(InputError, match=re.escape(f"mine.yaml: {key} is ") + ".*printable|a list of texts"):
+        load_catalog([tmp_path / "mine.yaml"])

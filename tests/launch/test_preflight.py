@@ -255,9 +255,23 @@ def test_a_machine_that_does_not_train_needs_no_gpu(tmp_path):
     only(found(gpu_plan(num_nodes=2), tmp_path, inside, hosts).problems, "no driver")
 
 
+def test_hosts_are_names_and_addresses_with_or_without_a_user(tmp_path):
+    hosts = ["node-1", "node_2.cluster", "10.0.0.1", "user@node-3", "fe80::1"]
+    text = "".join(f"{host} slots=8 # a comment\n" for host in hosts)
+    assert list(read_hostfile(hostfile_of(tmp_path, text))) == hosts
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("node-1 4\n", "hosts:1 is 'node-1 4'"), ("a slots=1\n\na slots=2\n", "hosts:3 names a a second")],
+    [
+        ("node-1 4\n", 'hosts:1 is "node-1 4"'),
+        ("a slots=1\n\na slots=2\n", "hosts:3 names a a second"),
+        ("-oProxyCommand=touch${IFS}x slots=1\n", "HOST a name or an address"),
+        ("^file slots=1\n", "hosts:1 is"),
+        ("a,b slots=1\n", "hosts:1 is"),
+        ("a@-b slots=1\n", "hosts:1 is"),
+        ("a slots=99999999999999999999\n", "hosts:1 is"),
+    ],
 )
 def test_a_hostfile_that_deepspeed_would_not_read_is_refused(text: str, part: str, tmp_path):
     with pytest.raises(InputError, match=part):

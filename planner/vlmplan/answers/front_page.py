@@ -1,7 +1,6 @@
 """Cost against time as a picture: every setup a dot in the colour of its method, the front a line through its own."""
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from vlmplan.answers.front import TITLES, WINS_BY, front_table
 from vlmplan.answers.offers import money_line
@@ -15,6 +14,7 @@ from vlmplan.render.picture import (
     TOP,
     WIDTH,
     html_table,
+    markup,
     page,
     paragraph,
     svg_element,
@@ -111,7 +111,7 @@ def _dots(found: Recommendation, plot: _Plot) -> Iterator[str]:
             seen.add(place)
             yield (
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{FILLS[method]}" fill-opacity="0.55">'
-                f"<title>{escape(_about(point))}</title></circle>"
+                f"<title>{markup(_about(point))}</title></circle>"
             )
 
 
@@ -135,7 +135,7 @@ def _winner(found: Recommendation, plot: _Plot) -> Iterator[str]:
 def _ring(plot: _Plot, at: tuple[float, float], radius: int, colour: str, about: str) -> str:
     return (
         f'<circle cx="{plot.x(at[0]):.1f}" cy="{plot.y(at[1]):.1f}" r="{radius}" fill="{colour}" '
-        f'stroke="{FRONT_COLOUR}"><title>{escape(about)}</title></circle>'
+        f'stroke="{FRONT_COLOUR}"><title>{markup(about)}</title></circle>'
     )
 
 

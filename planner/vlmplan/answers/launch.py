@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from datetime import date
 
-import click
-
 from vlmplan.answers.to_fit import Command, way_out_parts
 from vlmplan.json_reader import JsonDict
 from vlmplan.launch.curriculum import Step
@@ -13,7 +11,7 @@ from vlmplan.launch.run_folder import LOG_FILE
 from vlmplan.launch.start import shell_text
 from vlmplan.notes import caveats, footnotes
 from vlmplan.plan import Plan
-from vlmplan.render.lines import say, say_command
+from vlmplan.render.lines import say, say_command, tell
 from vlmplan.search.way_out import WayOut
 from vlmplan.units import count_text, counted, duration_text, gib_text
 
@@ -60,11 +58,11 @@ def print_notes(prepared: Prepared) -> None:
     """Print notes and problems to standard error."""
     sentences = (*prepared.notes, *prepared.findings.warnings)
     for sentence in caveats(sentences):
-        click.echo(f"caution: {sentence}", err=True)
+        tell(f"caution: {sentence}")
     for sentence in footnotes(sentences):
-        click.echo(f"note: {sentence}", err=True)
+        tell(f"note: {sentence}")
     for sentence in prepared.findings.problems:
-        click.echo(f"vlmplan: {sentence}", err=True)
+        tell(f"vlmplan: {sentence}")
 
 
 def starting_text(plan: Plan) -> str:
@@ -78,9 +76,9 @@ def starting_text(plan: Plan) -> str:
 def print_way_out(found: WayOut, command: Command, on: date) -> None:
     """Print to standard error what would fit."""
     for sentence, lead, changed in way_out_parts(found, on):
-        click.echo(sentence, err=True)
+        tell(sentence)
         if changed is not None:
-            click.echo(f"{lead} {command(changed)}", err=True)
+            tell(f"{lead} {command(changed)}")
 
 
 def step_line(step: Step) -> str:

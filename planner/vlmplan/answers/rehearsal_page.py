@@ -4,7 +4,6 @@ The horizontal axis counts allocations and releases; each phase has its own back
 """
 
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from vlmplan.answers.estimate import heading, setup_text
 from vlmplan.answers.rehearsal import error_text, rehearsed_line, shape_text, verdict_line
@@ -18,6 +17,7 @@ from vlmplan.render.picture import (
     TOP,
     WIDTH,
     html_table,
+    markup,
     page,
     paragraph,
     svg_element,
@@ -91,10 +91,10 @@ def _backgrounds(found: Comparison) -> Iterator[str]:
         name = f"{mark.name} {mark.step}" if mark.step else mark.name
         yield (
             f'<rect x="{x:.1f}" y="{TOP}" width="{end - x:.1f}" height="{PLOT_HEIGHT}" '
-            f'fill="{FILLS.get(mark.name, "#ffffff")}"><title>{escape(name)}</title></rect>'
+            f'fill="{FILLS.get(mark.name, "#ffffff")}"><title>{markup(name)}</title></rect>'
         )
         if end - x >= NAME_WIDTH * len(name):
-            yield f'<text x="{x + 3:.1f}" y="{TOP - 5}" font-size="11">{escape(name)}</text>'
+            yield f'<text x="{x + 3:.1f}" y="{TOP - 5}" font-size="11">{markup(name)}</text>'
 
 
 def _levels(highest: int) -> Iterator[str]:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from typing import Any
 
-from vlmplan.catalog.refresh import Answer, printable
+from vlmplan.catalog.refresh import Answer
 from vlmplan.errors import MissingPackageError
+from vlmplan.plain_text import one_line
 
 PUBLISHED = ("aws", "azure", "cloudrift", "gcp", "lambdalabs", "nebius", "oci", "runpod", "verda")
 ASKED = (("vastai", "VastAIProvider"), ("vultr", "VultrProvider"), ("lium", "LiumProvider"))
@@ -102,6 +103,6 @@ def _failure(ask: Callable[[], object]) -> str | None:
     try:
         ask()
     except Exception as error:
-        words = printable(str(error)) or type(error).__name__
+        words = one_line(str(error)) or type(error).__name__
         return words if len(words) <= 160 else f"{words[:157]}..."
     return None

@@ -21,6 +21,7 @@ from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import write_atomically
 from vlmplan.hardware import Gpu, Pricing
 from vlmplan.json_reader import JsonDict
+from vlmplan.plain_text import one_line
 from vlmplan.units import GIB
 
 MEMORY_TOLERANCE_FRACTION = 0.08
@@ -111,11 +112,6 @@ def _is_about(gpu: Gpu, num_bytes: float) -> bool:
     return gpu.memory_bytes is not None and abs(gpu.memory_bytes - num_bytes) <= MEMORY_TOLERANCE_FRACTION * num_bytes
 
 
-def printable(text: str) -> str:
-    """``text`` from elsewhere in one line that does nothing to a terminal."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
-
-
 def provider_of(name: str) -> str:
     """The catalog's name of a provider."""
     return PROVIDERS.get(name, name)
@@ -160,7 +156,7 @@ def _offers_of(answer: Answer, names: CardNames, unknown: Counter[str], *, sourc
             continue
         gpu_id = names.gpu_id(item)
         if gpu_id is None:
-            unknown[f"{printable(item.gpu_name)} {item.gpu_memory or 0:g} GB"] += 1
+            unknown[f"{one_line(item.gpu_name)} {item.gpu_memory or 0:g} GB"] += 1
         else:
             groups.setdefault((gpu_id, item.gpu_count, pricing_of(item)), []).append(item)
     day = (answer.as_of or today).isoformat()
@@ -176,8 +172,8 @@ def _offer(gpu_id: str, pricing: Pricing, item: Item) -> JsonDict:
     fields: JsonDict = {
         "gpu": gpu_id,
         "num_gpus": item.gpu_count,
-        "sku": printable(item.instance_name) or None,
-        "region": printable(item.location) or None,
+        "sku": one_line(item.instance_name) or None,
+        "region": one_line(item.location) or None,
         "pricing": pricing.value,
         "usd_per_hour": item.price,
         "vcpus": int(item.cpu) if item.cpu >= 1 else None,

@@ -127,7 +127,7 @@ def _is_day_or_month(value: object) -> bool:
 
 
 def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in cast(list[object], value))
+    return isinstance(value, list) and all(map(NAME.accepts, cast(list[object], value)))
 
 
 def _is_pci_ids(value: object) -> bool:
@@ -141,30 +141,39 @@ def _is_compute_capability(value: object) -> bool:
 def _is_text_or_text_table(value: object) -> bool:
     if isinstance(value, dict):
         table = cast(dict[object, object], value)
-        return all(isinstance(text, str) for pair in table.items() for text in pair)
-    return isinstance(value, str)
+        return all(_is_printable(text) for pair in table.items() for text in pair)
+    return _is_printable(value)
 
 
 def _is_name_table(value: object) -> bool:
     return isinstance(value, dict) and all(map(_is_texts, cast(dict[object, object], value).values()))
 
 
-TEXT = Rule(needed="text", accepts=lambda v: isinstance(v, str) and bool(v.strip()))
+def _is_printable(value: object) -> bool:
+    """Lines of text, without what steers a terminal or turns the direction of writing."""
+    return isinstance(value, str) and all(map(str.isprintable, value.splitlines()))
+
+
+TEXT = Rule(needed="printable text", accepts=lambda v: _is_printable(v) and bool(cast(str, v).strip()))
+NAME = Rule(
+    needed="printable text in one line", accepts=lambda v: isinstance(v, str) and v.isprintable() and bool(v.strip())
+)
 _TEXTS = Rule(needed="a list of texts", accepts=_is_texts)
 _BOOLEAN = Rule(needed="true or false", accepts=lambda v: isinstance(v, bool))
 _COUNT = _number(at_least=1, whole=True)
 _GPUS_PER_NODE = _number(at_least=1, most=MAX_GPUS_PER_NODE, whole=True)
-_TEXT, _FACT, _POSITIVE, _COUNT_OR_NULL = (
+_TEXT, _NAME, _FACT, _POSITIVE, _COUNT_OR_NULL = (
     TEXT.or_null(),
+    NAME.or_null(),
     _BOOLEAN.or_null(),
     _number(above=0).or_null(),
     _COUNT.or_null(),
 )
 
 GPU_RULES: Rules = {
-    "name": TEXT,
+    "name": NAME,
     "vendor": _one_of([vendor.value for vendor in Vendor if vendor is not Vendor.CPU]),
-    "architecture": _TEXT,
+    "architecture": _NAME,
     "compute_capability": Rule(needed='text in quotes such as "8.9"', accepts=_is_compute_capability).or_null(),
     "aliases": _TEXTS,
     "pci_device_ids": Rule(
@@ -176,7 +185,7 @@ GPU_RULES: Rules = {
     "memory_basis": _TEXT,
     "memory_mib_alternatives": Rule(needed="a list of {mib, when}", accepts=lambda v: isinstance(v, list)),
     "cuda_visible_mib": _number(at_least=1024).or_null(),
-    "memory_type": _TEXT,
+    "memory_type": _NAME,
     "memory_bandwidth_gb_s": _POSITIVE,
     "sm_count": _COUNT_OR_NULL,
     "boost_mhz": _POSITIVE,
@@ -193,11 +202,11 @@ GPU_RULES: Rules = {
         "gen": _one_of([*PCIE_BYTES_PER_SECOND_PER_LANE, None]),
         "lanes": _one_of([1, 2, 4, 8, 16, None]),
     },
-    "form_factor": _TEXT,
+    "form_factor": _NAME,
     "tdp_w": _POSITIVE,
     "tdp_note": _TEXT,
     "max_gpus_per_node": _GPUS_PER_NODE.or_null(),
-    "host_cpu_arch": _TEXT,
+    "host_cpu_arch": _NAME,
     "launch_year": _number(at_least=2000, whole=True).or_null(),
     "launch_price_usd": _POSITIVE,
     "launch_price_is_rounded": _BOOLEAN,
@@ -214,21 +223,21 @@ FRACTION = Rule(
 )
 
 PRICE_LIST_RULES: Rules = {
-    "provider": TEXT,
-    "region": _TEXT,
+    "provider": NAME,
+    "region": _NAME,
     "pricing": _PRICING,
     "as_of": Rule(needed="a day such as 2026-05-24, or a month such as 2026-05", accepts=_is_day_or_month).or_null(),
-    "as_of_basis": _TEXT,
-    "source": _TEXT,
-    "license": _TEXT,
+    "as_of_basis": _NAME,
+    "source": _NAME,
+    "license": _NAME,
     "note": _TEXT,
 }
 OFFER_RULES: Rules = {
     **PRICE_LIST_RULES,
-    "gpu": TEXT,
+    "gpu": NAME,
     "num_gpus": _GPUS_PER_NODE,
-    "price_list": TEXT,
-    "sku": _TEXT,
+    "price_list": NAME,
+    "sku": _NAME,
     "usd_per_hour": _USD,
     "spot_usd_per_hour": _USD.or_null(),
     "vcpus": _COUNT_OR_NULL,
@@ -237,11 +246,11 @@ OFFER_RULES: Rules = {
 OFFER_REQUIRED = ("gpu", "num_gpus", "provider", "pricing", "usd_per_hour")
 
 SELECTOR_RULES: Rules = {
-    "gpu": TEXT,
+    "gpu": NAME,
     "num_gpus": _GPUS_PER_NODE,
-    "provider": TEXT,
-    "sku": TEXT,
-    "region": TEXT,
+    "provider": NAME,
+    "sku": NAME,
+    "region": NAME,
     "pricing": _PRICING,
 }
 DISCOUNT_RULES: Rules = {**SELECTOR_RULES, "fraction": FRACTION}

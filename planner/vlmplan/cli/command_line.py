@@ -11,6 +11,7 @@ from typing import Any, TextIO
 import click
 
 from vlmplan.errors import VlmplanError
+from vlmplan.plain_text import one_line, printable
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "recommend": ("vlmplan.cli.recommend", "Find the cheapest hardware and setup that trains a model."),
@@ -73,7 +74,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code: Any = cli.main(args=arguments, prog_name="vlmplan", standalone_mode=False, color=color)
         return code if isinstance(code, int) else 0
     except VlmplanError as error:
-        click.echo(f"vlmplan: {error}", err=True)
+        click.echo(f"vlmplan: {printable(str(error))}", err=True)
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
@@ -96,7 +97,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _sentence(error: click.ClickException) -> str:
-    return " ".join(error.format_message().split()).rstrip(".")
+    return one_line(error.format_message()).rstrip(".")
 
 
 def main() -> None:

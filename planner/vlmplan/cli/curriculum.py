@@ -30,6 +30,7 @@ from vlmplan.launch.curriculum import OfAllStages, Stage, Step, changes, planned
 from vlmplan.launch.prepared import Prepared, prepare, with_data
 from vlmplan.launch.resuming import kept_options
 from vlmplan.render import lines
+from vlmplan.render.lines import tell
 from vlmplan.run_record import OF_EACH_START
 from vlmplan.yaml_reader import parse_yaml
 
@@ -194,10 +195,10 @@ def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
         return _show(left, seen, as_json=as_json)
     has_problems = bool(changed) or any(prepared.findings.problems for prepared in seen)
     for sentence in changed:
-        click.echo(f"vlmplan: {sentence}", err=True)
+        tell(f"vlmplan: {sentence}")
     for step, prepared in zip(left, seen, strict=True):
         if prepared.findings.problems:
-            click.echo(step.title, err=True)
+            tell(step.title)
             print_notes(prepared)
     if has_problems:
         return VlmplanError.exit_code

@@ -14,6 +14,7 @@ import click
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
 from vlmplan.cli.options import ClickValues, today, words_of
 from vlmplan.errors import InputError, VlmplanError
+from vlmplan.render.lines import tell
 from vlmplan.run_record import RECORD_FILE
 from vlmplan.training import TrainerOptions
 
@@ -126,7 +127,7 @@ def _way_out(prepared: "Prepared", request: "Request | None") -> "WayOut | None"
             return way_out_of_plan(prepared.plan, present, prepared.catalog_files)
         return found_way_out(request, present, prepared.catalog_files)
     except VlmplanError as error:
-        click.echo(f"vlmplan: what would fit cannot be said: {error}", err=True)
+        tell(f"vlmplan: what would fit cannot be said: {error}")
         return None
 
 
@@ -192,7 +193,7 @@ def _demo_model(trainer: TrainerOptions, folder: Path) -> str:
         raise InputError(problem)
     model = trainer.output_dir / MODEL_FOLDER
     if not (trainer.resume and (model / "config.json").is_file()):
-        click.echo("writing the demo's model, for which torch and transformers are loaded", err=True)
+        tell("writing the demo's model, for which torch and transformers are loaded")
         model = write_demo_model(folder / MODEL_FOLDER)
     return str(model.absolute())
 

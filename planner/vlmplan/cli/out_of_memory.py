@@ -8,8 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import click
-
 from vlmplan.answers.out_of_memory import fullest, host_sentence, remedy_sentence, shortage_sentence
 from vlmplan.catalog import load_catalog
 from vlmplan.cli.launch_options import parser
@@ -18,6 +16,7 @@ from vlmplan.errors import VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smallest_remedy
 from vlmplan.launch.prepared import Prepared
+from vlmplan.render.lines import tell
 from vlmplan.shortage import Shortage, read_shortages
 from vlmplan.training import EXIT_OUT_OF_MEMORY, TrainerOptions, default_of
 
@@ -32,15 +31,15 @@ def tell_out_of_memory(prepared: Prepared, code: int) -> None:
     shortages = read_shortages(prepared.options.output_dir) if code else []
     if not shortages:
         if code == EXIT_OUT_OF_MEMORY:
-            click.echo("vlmplan: memory ran out on a rank whose folder is not on this machine", err=True)
+            tell("vlmplan: memory ran out on a rank whose folder is not on this machine")
         return
     worst = fullest(shortages)
-    click.echo(f"vlmplan: {shortage_sentence(shortages)}", err=True)
+    tell(f"vlmplan: {shortage_sentence(shortages)}")
     try:
         for line in _advice(prepared, worst):
-            click.echo(line, err=True)
+            tell(line)
     except VlmplanError as error:
-        click.echo(f"vlmplan: what would fit cannot be said: {error}", err=True)
+        tell(f"vlmplan: what would fit cannot be said: {error}")
 
 
 def _advice(prepared: Prepared, shortage: Shortage) -> Iterator[str]:

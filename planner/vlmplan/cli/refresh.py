@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from vlmplan.errors import MissingPackageError, UnavailableError
+from vlmplan.render.lines import tell
 
 REFRESH: Callable[[Any], Any] = click.option(
     "--refresh-prices",
@@ -29,8 +30,8 @@ def refresh_prices(on: date) -> None:
             raise UnavailableError(f"gpuhunt has none ({found.failure or 'of a card that the catalog knows'})")
         path = write_refreshed(found.offers)
     except (MissingPackageError, UnavailableError) as error:
-        click.echo(f"prices are not refreshed, the old ones stay: {error}", err=True)
+        tell(f"prices are not refreshed, the old ones stay: {error}")
         return
     for line in found.lines:
-        click.echo(line, err=True)
-    click.echo(f"{len(found.offers)} prices are now in {path}", err=True)
+        tell(line)
+    tell(f"{len(found.offers)} prices are now in {path}")

@@ -21,6 +21,7 @@ from vlmplan.cli.options import (
     today,
 )
 from vlmplan.errors import InputError, VlmplanError
+from vlmplan.render.lines import tell
 
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
@@ -146,7 +147,7 @@ def _way_out(found: "Comparison", asked: AskedPlan, catalog_files: tuple[Path, .
             return way_out_of_plan(asked.plan, found.estimate, catalog_files, accepts=accepts)
         return found_way_out(asked.request, found.estimate, catalog_files, accepts=accepts)
     except VlmplanError as error:
-        click.echo(f"vlmplan: what would fit cannot be said: {error}", err=True)
+        tell(f"vlmplan: what would fit cannot be said: {error}")
         return None
 
 

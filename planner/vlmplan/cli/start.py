@@ -1,7 +1,5 @@
 """A prepared run of ``vlmplan launch``, started and followed to its end."""
 
-import click
-
 from vlmplan.answers.launch import print_notes, starting_text
 from vlmplan.cli.out_of_memory import tell_out_of_memory
 from vlmplan.errors import VlmplanError
@@ -16,6 +14,7 @@ from vlmplan.launch.run_folder import (
     write_run_files,
 )
 from vlmplan.launch.start import CUT_OFF, ending, follow
+from vlmplan.render.lines import tell
 from vlmplan.shortage import remove_shortages
 from vlmplan.training import EXIT_OUT_OF_MEMORY
 
@@ -26,7 +25,7 @@ def start(prepared: Prepared) -> int:
     if prepared.findings.problems:
         return VlmplanError.exit_code
     folder = prepared.options.output_dir
-    click.echo(f"{starting_text(prepared.plan)}; {folder / LOG_FILE} keeps what it prints", err=True)
+    tell(f"{starting_text(prepared.plan)}; {folder / LOG_FILE} keeps what it prints")
     is_seen, before = writes_report_here(prepared.plan, prepared.facts, prepared.hostfile), report_mark(folder)
 
     def is_finished() -> bool:
@@ -43,6 +42,6 @@ def start(prepared: Prepared) -> int:
     if code:
         how = CUT_OFF if is_cut_off else ending(code)
         goes_on = ", --resume goes on" if code != EXIT_OUT_OF_MEMORY and has_checkpoint(folder) else ""
-        click.echo(f"vlmplan: {how}; {folder / LOG_FILE} has what it printed{goes_on}", err=True)
+        tell(f"vlmplan: {how}; {folder / LOG_FILE} has what it printed{goes_on}")
         tell_out_of_memory(prepared, code)
     return code

@@ -9,7 +9,8 @@ Source: slurm.schedmd.com, sbatch.html and srun.html.
 
 import re
 
-from vlmplan.emit.scripts import one_line, title_of
+from vlmplan.emit.scripts import title_of
+from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
 from vlmplan.units import GIB, duration_text
 

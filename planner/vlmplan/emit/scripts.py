@@ -3,6 +3,7 @@
 import shlex
 
 from vlmplan.emit.command import launch_command
+from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
 from vlmplan.recipe import engine_name
 
@@ -29,11 +30,6 @@ def title_of(plan: Plan) -> str:
     hardware = plan.hardware
     method = f"{plan.recipe.method.value}, {engine_name(plan.recipe.zero_stage, hardware.num_gpus)}"
     return f"{plan.workload.model.id}: {method}, {hardware.num_gpus} x {hardware.gpu_id}"
-
-
-def one_line(text: str) -> str:
-    """``text`` without line breaks and other control characters: it goes into a comment."""
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
 
 
 def _kept(name: str, value: str) -> str:

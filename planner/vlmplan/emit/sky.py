@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vlmplan.emit.cluster import job_name
-from vlmplan.emit.scripts import one_line, title_of
+from vlmplan.emit.scripts import title_of
 from vlmplan.emit.sky_facts import (
     CLOUDS_WITH_BUCKETS,
     CLOUDS_WITH_CACHED_MOUNTS,
@@ -26,6 +26,7 @@ from vlmplan.emit.sky_facts import (
 )
 from vlmplan.emit.wheel import wheel_name
 from vlmplan.json_reader import JsonDict
+from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation
 from vlmplan.training import CHECKPOINTS, MANIFEST

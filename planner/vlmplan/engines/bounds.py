@@ -76,9 +76,7 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     return most, held + max(forward_least, backward_least)
 
 
-def _with_gathered(
-    live: int, rises: Sequence[Rise], gathered: Sequence[LiveBytes] | None
-) -> tuple[int, int, int]:
+def _with_gathered(live: int, rises: Sequence[Rise], gathered: Sequence[LiveBytes] | None) -> tuple[int, int, int]:
     """(live bytes after all ``rises`` of sections, at least and at most the highest moment with the weights that are
     there meanwhile)."""
     least = most = 0

@@ -6,8 +6,11 @@ from pathlib import Path
 
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
+from vlmplan.json_reader import shown
 
-LINE = re.compile(r"(\S+)\s+slots=(\d+)")
+LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,9})\s*(#.*)?")
+HOST = re.compile(r"(\w[\w.-]*@)?\w[\w.:-]*", re.ASCII)
+"""An address or a name, with a user or without; nothing that ssh, or pdsh, would take for an option or a pattern."""
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
@@ -18,9 +21,9 @@ def read_hostfile(path: Path) -> dict[str, int]:
         line = line.strip()
         if not line or line.startswith("#"):
             continue
-        match = LINE.match(line)
-        if match is None:
-            raise InputError(f"{path}:{number} is {line!r}; HOST slots=GPUS is needed")
+        match = LINE.fullmatch(line)
+        if match is None or not HOST.fullmatch(match[1]):
+            raise InputError(f"{path}:{number} is {shown(line)}; HOST slots=GPUS is needed, HOST a name or an address")
         host, count = match[1], int(match[2])
         if host in slots:
             raise InputError(f"{path}:{number} names {host} a second time; one line for each host is needed")

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from vlmplan.plain_text import printable_line
+
 LEAST_COLUMNS = 40
 """Narrower terminals are taken as this wide: nothing could be read on them. A choice."""
 PIPE_COLUMNS = 80
@@ -39,13 +41,19 @@ def picture_width() -> int:
 def say(*lines: str) -> None:
     """Print sentences to standard output, each folded to the width."""
     width = line_width()
-    for line in lines:
+    for line in map(printable_line, lines):
         for part in [line] if width is None else folded(line, width):
             click.echo(part)
 
 
+def tell(line: str) -> None:
+    """Print a sentence to standard error."""
+    click.echo(printable_line(line), err=True)
+
+
 def say_command(lead: str, command: str) -> None:
     """Print a command after words that lead to it; folded so that it can still be pasted into a shell."""
+    lead, command = printable_line(lead), printable_line(command)
     width = line_width()
     if width is None or cell_width(f"{lead} {command}") <= width:
         click.echo(f"{lead} {command}")

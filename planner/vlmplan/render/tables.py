@@ -8,10 +8,11 @@ needs gets a block of lines for each row: a number is never cut.
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 
+from vlmplan.plain_text import printable_line
 from vlmplan.render.lines import cell_width, cut, folded, line_width
 
 GAP = "  "
@@ -52,6 +53,7 @@ def can_show(text: str) -> bool:
 
 def print_table(table: Table) -> None:
     """Print ``table`` to standard output in the form that suits its width."""
+    table = replace(table, rows=[[printable_line(cell) for cell in row] for row in table.rows])
     width = line_width()
     if sys.stdout.isatty() and width is not None and _ruled_width(table) <= width:
         _print_ruled(table, width)

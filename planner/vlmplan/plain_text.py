@@ -1,0 +1,39 @@
+"""Text of others (names, folders, a server's words) made safe to show: what steers a terminal, reorders a line or makes
+an SVG no XML is written out as in Python's own strings, ``\\x1b`` and ``\\u202e``. A leaf.
+
+What prints makes it so (``render.lines``, ``render.tables``, ``render.picture``), so that no name has to be looked at
+before.
+"""
+
+import re
+
+OWN_COLOURS = re.compile("(\x1b\\[(?:0|1|[39][0-7])m)")
+"""What ``click.style`` writes for a colour, for bold, and for the end of both; nothing worse can be had of them."""
+
+
+def printable(text: str) -> str:
+    """``text`` without characters of control, of writing direction, or of no shape.
+
+    >>> printable("a\\tb\\x1b[2J"), printable("模型")
+    ('a\\\\tb\\\\x1b[2J', '模型')
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def one_line(text: str) -> str:
+    """``text`` as a part of a line, where its look matters less: blanks for breaks and for what is not printable.
+
+    >>> one_line(" a\\n\\x1b b ")
+    'a b'
+    """
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+
+
+def printable_line(text: str) -> str:
+    """``printable``, with the colours that vlmplan itself has put there."""
+    if text.isprintable():
+        return text
+    parts = OWN_COLOURS.split(text)
+    return "".join(part if number % 2 else printable(part) for number, part in enumerate(parts))
