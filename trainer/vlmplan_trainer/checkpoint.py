@@ -1,107 +1,196 @@
 """Checkpoints that are whole or not there: written beside their place, listed file by file, then renamed.
 
-A folder ``step-00000042`` counts only with its ``complete.json``, whose files must all be there in their sizes. A
-process that is killed while it writes leaves a folder with another name, which the next run removes.
+A folder ``step-00000042`` counts only with its ``complete.json`` (``manifest``), whose files must all be there, as they
+were written. A process that is killed while it writes leaves a folder with another name, which the next run removes.
+What is promised of them, and the test of each promise: ``docs/checkpoints.md``.
 """
 
-import json
+import contextlib
 import os
 import shutil
 from argparse import Namespace
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.training import CHECKPOINTS, MANIFEST
+from vlmplan.units import counted, gib_text
 from vlmplan_trainer.engines import Engine
 from vlmplan_trainer.loop import Position
+from vlmplan_trainer.manifest import (
+    Manifest,
+    content_problem,
+    file_names,
+    flush,
+    folder_name,
+    read_manifest,
+    size_problem,
+    synced_marks,
+)
+from vlmplan_trainer.out_of_memory import is_out_of_memory
+from vlmplan_trainer.safe_loading import data_only, refuse_paths
 
-UNFINISHED = ".unfinished"
-UNIVERSAL = ".universal"
+UNFINISHED, UNIVERSAL, DAMAGED = ".unfinished", ".universal", ".damaged"
+LONGEST_REASON = 300
+PASSING = (UNFINISHED, DAMAGED)
+"""Ends of names of folders that the next checkpoint removes."""
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
 
 
 def save_checkpoint(
-    engine: Engine, output_dir: Path, position: Position, *, keep_last: int, run: dict[str, Any]
+    engine: Engine, output_dir: Path, position: Position, *, keep_last: int, run: Mapping[str, Any]
 ) -> Path:
     """Write a checkpoint of every rank, publish it, and remove all but the newest ``keep_last``.
 
-    ``run`` says what must be equal when the run goes on (samples, epochs, seed).
+    ``run`` says what must be equal when the run goes on. Raises UnavailableError where it cannot be written; what was
+    there before is there still.
     """
-    place = output_dir / CHECKPOINTS / f"step-{position.step:08d}"
+    place = output_dir / CHECKPOINTS / folder_name(position.step)
     writing = place.with_name(place.name + UNFINISHED)
-    if engine.rank == 0:
-        shutil.rmtree(writing, ignore_errors=True)
-        writing.mkdir(parents=True)
-    engine.barrier()
-    state = {"position": asdict(position), "run": run}
-    engine.save(writing, state)
-    torch.save(torch.get_rng_state(), writing / f"random-{engine.rank}.pt")
-    engine.barrier()
-    if engine.rank == 0:
-        _publish(writing, place, state | {"num_ranks": engine.num_ranks})
-        _remove_old(output_dir, keep_last)
-    engine.barrier()
+    with _named_failures(place):
+        if engine.rank == 0:
+            shutil.rmtree(writing, ignore_errors=True)
+            writing.mkdir(parents=True)
+        engine.barrier()
+        engine.save(writing, {})
+        torch.save(torch.get_rng_state(), writing / f"random-{engine.rank}.pt")
+        engine.barrier()
+        share = file_names(writing)[engine.rank :: engine.num_ranks]
+        files = {name: mark for marks in _of_all_ranks(synced_marks(writing, share)) for name, mark in marks.items()}
+        if engine.rank == 0:
+            manifest = Manifest(position=position, run=run, num_ranks=engine.num_ranks, files=files)
+            _publish(writing, place, manifest)
+            _remove_old(output_dir, keep_last)
+        engine.barrier()
     return place
 
 
-def _publish(writing: Path, place: Path, state: dict[str, Any]) -> None:
-    files = {str(file.relative_to(writing)): file.stat().st_size for file in writing.rglob("*") if file.is_file()}
-    for name in files:
-        _flush(writing / name)
-    manifest = writing / MANIFEST
-    manifest.write_text(json.dumps(state | {"files": files}, indent=1))
-    _flush(manifest)
+@contextlib.contextmanager
+def _named_failures(place: Path) -> Iterator[None]:
+    """Within, a failure to write says where, why and what is left. torch's own writer says "unexpected pos 64 vs 0" of
+    a disk that is full (``caffe2/serialize/inline_container.cc`` 2.13)."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError):
+            why = error.strerror or str(error)
+        elif "inline_container" in str(error) or "PytorchStreamWriter" in str(error):
+            why = "its file system takes no more"
+        else:
+            raise
+        try:
+            free = f"; {gib_text(shutil.disk_usage(place.parent).free)} are free there"
+        except OSError:
+            free = ""
+        before = whole_checkpoints(place.parents[1])
+        left = f"{before[-1].name} is whole, and --resume goes on from it" if before else "there is none before it"
+        raise UnavailableError(f"the checkpoint {place} cannot be written: {why}{free}; {left}") from None
+
+
+def _publish(writing: Path, place: Path, manifest: Manifest) -> None:
+    path = writing / MANIFEST
+    path.write_text(manifest.text(), encoding="utf-8")
+    flush(path)
+    for folder, _, _ in os.walk(writing):
+        flush(Path(folder))
     if place.exists():
         shutil.rmtree(place)
     os.replace(writing, place)
-    _flush(place.parent)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush(place.parent)
 
 
 def _remove_old(output_dir: Path, keep_last: int) -> None:
     for old in whole_checkpoints(output_dir)[:-keep_last]:
         (old / MANIFEST).unlink()  # from here on nobody trusts it
         shutil.rmtree(old)
-    for unfinished in (output_dir / CHECKPOINTS).glob(f"*{UNFINISHED}"):
-        shutil.rmtree(unfinished)
+    for folder in (output_dir / CHECKPOINTS).iterdir():
+        if folder.suffix in PASSING:
+            shutil.rmtree(folder)
 
 
 def whole_checkpoints(output_dir: Path) -> list[Path]:
-    """Checkpoints that were written to their end, oldest first."""
+    """Checkpoints that were written to their end and have all of their files in their sizes, oldest first."""
+    return [place for place in _published(output_dir) if size_problem(place) is None]
+
+
+def _published(output_dir: Path) -> list[Path]:
+    """Folders with the name of a checkpoint, oldest first, whatever they hold."""
     found = sorted((output_dir / CHECKPOINTS).glob("step-*"))
-    return [place for place in found if not place.name.endswith(UNFINISHED) and is_whole(place)]
+    return [place for place in found if place.name.removeprefix("step-").isdecimal()]
 
 
-def is_whole(place: Path) -> bool:
-    """Whether every file that the manifest names is there in its size."""
-    try:
-        files = json.loads((place / MANIFEST).read_text())["files"]
-        return all((place / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def _of_all_ranks(value: Any) -> list[Any]:
+    """What each rank gives, in the order of ranks."""
+    if not torch.distributed.is_initialized():
+        return [value]
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, value)
+    return found
 
 
-def newest_checkpoint(output_dir: Path) -> Path:
-    """The checkpoint to go on from. Raises InputError if there is none."""
-    whole = whole_checkpoints(output_dir)
-    if not whole:
-        folder = output_dir / CHECKPOINTS
+# -- going on --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The checkpoint to go on from; ``notes`` say what is wrong with newer ones."""
+
+    place: Path
+    manifest: Manifest
+    notes: tuple[str, ...] = ()
+
+
+def newest_checkpoint(output_dir: Path, rank: int = 0, num_ranks: int = 1) -> Found:
+    """The newest checkpoint whose files are all as they were written; ranks share the reading, and agree.
+
+    Newer ones that are damaged get another name, so that nothing takes them for whole. Raises InputError, naming what
+    is damaged, if there is none.
+    """
+    published = _of_all_ranks(_published(output_dir) if rank == 0 else None)[0]
+    damaged: list[tuple[Path, str]] = []
+    for place in reversed(published):
+        problem = _problem(place, rank, num_ranks)
+        if problem is None:
+            notes = tuple(_named(place, damaged, is_first=rank == 0))
+            return Found(place=place, manifest=read_manifest(place), notes=notes)
+        damaged.append((place, problem))
+    folder = output_dir / CHECKPOINTS
+    if not damaged:
         raise InputError(f"--resume: {folder} holds no whole checkpoint; leave --resume out to start anew")
-    return whole[-1]
+    found = "; ".join(f"{place.name}: {problem}" for place, problem in damaged)
+    raise InputError(
+        f"--resume: no checkpoint in {folder} is whole ({found}); bring one back from a copy, or start anew in another "
+        f"--output-dir"
+    )
 
 
-def manifest_of(place: Path) -> dict[str, Any]:
-    return json.loads((place / MANIFEST).read_text())
+def _problem(place: Path, rank: int, num_ranks: int) -> str | None:
+    """What is wrong with a checkpoint, the same on every rank."""
+    problem = size_problem(place)
+    if not any(_of_all_ranks(problem)):
+        manifest = read_manifest(place)
+        problem = content_problem(place, manifest, list(manifest.files)[rank::num_ranks])
+    return next((found for found in _of_all_ranks(problem) if found is not None), None)
+
+
+def _named(place: Path, damaged: list[tuple[Path, str]], *, is_first: bool) -> Iterator[str]:
+    """Give the damaged checkpoints another name; what is said of each, and of the steps that are lost with them."""
+    for other, problem in damaged:
+        kept = other.with_name(other.name + DAMAGED)
+        if is_first:
+            shutil.rmtree(kept, ignore_errors=True)
+            other.rename(kept)
+        yield f"the checkpoint {other.name} is damaged ({problem}); it is {kept.name} until another one is written"
+    if damaged:
+        first = int(place.name.removeprefix("step-"))
+        num_lost = int(damaged[0][0].name.removeprefix("step-")) - first
+        yield f"{place.name} is whole; {counted(num_lost, 'step')} after step {first} are trained again"
 
 
 def universal_form(place: Path, engine_folder: str, *, is_first: bool) -> Path:
@@ -124,21 +213,39 @@ def universal_form(place: Path, engine_folder: str, *, is_first: bool) -> Path:
             "strict": True,
             "inject_missing_state": True,
         }
-        convert(Namespace(**arguments))
+        with data_only(place):
+            refuse_paths(place / engine_folder)
+            convert(Namespace(**arguments))
     return universal
 
 
-def load_checkpoint(engine: Engine, place: Path, run: dict[str, Any], *, universal: Path | None = None) -> Position:
+def load_checkpoint(engine: Engine, found: Found, *, universal: Path | None = None) -> Position:
     """Weights, optimizer and position, the tensors from the ``universal`` form of it if there is one.
 
-    Raises InputError if the run is another one.
+    Raises InputError for a checkpoint that is whole and holds what this run cannot use.
     """
-    said = manifest_of(place)["run"]
-    for key, value in run.items():
-        if said.get(key) != value:
-            raise InputError(f"--resume: {place} is of a run with {key} {said.get(key)}, this one has {value}")
-    state = engine.load(place if universal is None else universal)
-    random = place / f"random-{engine.rank}.pt"
-    if random.exists():
-        torch.set_rng_state(torch.load(random, weights_only=True))
-    return Position(**state["position"])
+    try:
+        with data_only(found.place):
+            engine.load(found.place if universal is None else universal)
+            random = found.place / f"random-{engine.rank}.pt"
+            if random.exists():
+                torch.set_rng_state(torch.load(random, weights_only=True))
+    except VlmplanError:
+        raise
+    except Exception as error:  # DeepSpeed and torch raise anything at all for what they do not expect
+        if isinstance(error, (RuntimeError, MemoryError)) and is_out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
+        raise InputError(f"--resume: {found.place} cannot be loaded into this run: {reason}") from None
+    return found.manifest.position
+
+
+def check_run(found: Found, run: Mapping[str, Any]) -> None:
+    """Raise InputError, on every rank, where rank 0 knows that the checkpoint is of another run than ``run``."""
+    said = found.manifest.run
+    differing = [
+        f"{key} {said[key]}, this one has {value}" for key, value in run.items() if said.get(key, value) != value
+    ]
+    problem = _of_all_ranks(differing[0] if differing else None)[0]
+    if problem is not None:
+        raise InputError(f"--resume: {found.place} is of a run with {problem}")

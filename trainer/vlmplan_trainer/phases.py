@@ -23,8 +23,18 @@ def seconds_so_far() -> float:
     return max(0.0, time.time() - begun)
 
 
+def rank_here() -> int:
+    """This process's rank. One that is alone is the first, whatever a shell that another launcher started says."""
+    return int(os.environ.get("RANK", "0")) if os.environ.get("WORLD_SIZE", "1") != "1" else 0
+
+
+def is_first() -> bool:
+    """Whether this rank speaks for all."""
+    return rank_here() == 0
+
+
 def say_phase(text: str) -> None:
     """Say what begins now; nothing from other ranks than the first."""
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         sys.stdout.write(f"{seconds_so_far():7.1f} s  {text}\n")
         sys.stdout.flush()

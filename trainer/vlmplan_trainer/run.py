@@ -4,7 +4,7 @@ import json
 import math
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,21 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import write_atomically
+from vlmplan.json_reader import read_json_object
 from vlmplan.plan import Plan
 from vlmplan.run_record import keep_record
 from vlmplan.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted
-from vlmplan_trainer.checkpoint import load_checkpoint, manifest_of, newest_checkpoint, save_checkpoint, universal_form
+from vlmplan_trainer.checkpoint import (
+    Found,
+    check_run,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+    universal_form,
+)
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.gather import Data, gathered_data
@@ -32,10 +41,11 @@ from vlmplan_trainer.models.load import Loaded, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
-from vlmplan_trainer.phases import say_phase
+from vlmplan_trainer.phases import is_first, rank_here, say_phase
 from vlmplan_trainer.progress import Watcher
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
 from vlmplan_trainer.result import about_result, result_folder
+from vlmplan_trainer.signature import run_signature
 from vlmplan_trainer.stopping import exit_code
 
 SPEED_STEPS = 20
@@ -73,6 +83,8 @@ class Run:
     batches: Batches
     evaluation: Evaluation | None
     trainer: Trainer
+    signature: Mapping[str, Any]
+    """What has to be the same for the run to go on."""
 
     @property
     def num_left_out(self) -> int:
@@ -83,17 +95,6 @@ class Run:
     def stopped_by(self) -> int | None:
         """The signal that has ended the run before its last step."""
         return self.trainer.stopped_by if self.trainer.position.step < self.trainer.rates.num_steps else None
-
-    @property
-    def signature(self) -> dict[str, Any]:
-        """What has to be the same for a run to go on."""
-        return {
-            "samples": len(self.data.train.samples),
-            "seed": self.options.seed,
-            "samples a step": self.plan.samples_per_step,
-            "method": self.plan.recipe.method.value,
-            "grouping by length": self.options.group_by_length,
-        }
 
 
 def run(plan: Plan, options: Options) -> int:
@@ -116,22 +117,24 @@ def run(plan: Plan, options: Options) -> int:
 
 def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device, meter: Meter) -> int:
     weights = "drawing its weights" if options.random_weights else f"reading its weights from {plan.model_source}"
+    signature = run_signature(plan, options, num_samples=len(data.train.samples))
+    found = _found(plan, options, signature) if options.resume else None
     say_phase(f"building the model, {weights}")
     with meter.phase("load"):
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed, adapter=options.adapter)
         meter.count(loaded.model)
-    place = newest_checkpoint(options.output_dir) if options.resume else None
-    universal = None if place is None else _universal(place, plan)
+    universal = None if found is None else _universal(found, plan)
     stage = plan.recipe.zero_stage
     say_phase("making the optimizer" if stage is None else f"starting DeepSpeed, ZeRO-{stage}")
     with meter.phase("init"):
         engine = make_engine(
             loaded.model, plan, device=device, weight_decay=options.weight_decay, is_universal=universal is not None
         )
-    made = _assembled(plan, options, data, loaded, engine, meter)
-    if place is not None:
-        say_phase(f"going on from {place}")
-        made.trainer.position = load_checkpoint(engine, place, made.signature, universal=universal)
+    made = _assembled(plan, options, data, loaded, engine, meter, signature)
+    if found is not None:
+        _refuse_finished(made, found)
+        say_phase(f"going on from {found.place}")
+        made.trainer.position = load_checkpoint(engine, found, universal=universal)
         meter.step = made.trainer.position.step
         made.batches.resume(made.trainer.position.num_samples)
     if engine.rank == 0:
@@ -146,16 +149,51 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
     return 0
 
 
-def _universal(place: Path, plan: Plan) -> Path | None:
+def _found(plan: Plan, options: Options, signature: Mapping[str, Any]) -> Found:
+    """The checkpoint to go on from, looked at before anything is loaded."""
+    say_phase("checking the checkpoints")
+    found = newest_checkpoint(options.output_dir, rank_here(), plan.hardware.num_gpus)
+    check_run(found, signature)
+    if is_first():
+        sys.stdout.writelines(f"note: {note}\n" for note in found.notes)
+        sys.stdout.flush()
+    return found
+
+
+def _refuse_finished(made: Run, found: Found) -> None:
+    """Raise InputError where nothing is left to be done: the report of a run that has ended is its own."""
+    step, path = found.manifest.position.step, made.options.output_dir / REPORT_FILE
+    if step < made.trainer.rates.num_steps or not path.is_file():
+        return
+    try:
+        is_reported = read_json_object(path).get("steps") == step
+    except VlmplanError:
+        return
+    if is_reported:
+        raise InputError(
+            f"--resume: the run in {made.options.output_dir} is finished: its {counted(step, 'step')} are done and "
+            f"{REPORT_FILE} is written; --max-steps or --epochs beyond that goes on with it"
+        )
+
+
+def _universal(found: Found, plan: Plan) -> Path | None:
     """The form of a checkpoint that another number of ranks can read, where it was made by another number."""
-    if not plan.recipe.zero_stage or manifest_of(place)["num_ranks"] == plan.hardware.num_gpus:
+    if not plan.recipe.zero_stage or found.manifest.num_ranks == plan.hardware.num_gpus:
         return None
-    made = universal_form(place, TAG, is_first=torch.distributed.get_rank() == 0)
+    made = universal_form(found.place, TAG, is_first=torch.distributed.get_rank() == 0)
     torch.distributed.barrier()
     return made
 
 
-def _assembled(plan: Plan, options: Options, data: Data, loaded: Loaded, engine: Engine, meter: Meter) -> Run:
+def _assembled(
+    plan: Plan,
+    options: Options,
+    data: Data,
+    loaded: Loaded,
+    engine: Engine,
+    meter: Meter,
+    signature: Mapping[str, Any],
+) -> Run:
     workload, recipe = plan.workload, plan.recipe
     # Synthetic samples have the shape of the plan, so that memory and speed can be held against it.
     pads_to = PADS_TO if options.dummy_data is None else workload.seq_len
@@ -184,7 +222,8 @@ def _assembled(plan: Plan, options: Options, data: Data, loaded: Loaded, engine:
         samples_per_step=plan.samples_per_step,
         dtype=torch_dtype(recipe.precision.dtype),
     )
-    return Run(plan, options, data, loaded, engine, meter, batches, _evaluation_of(plan, data, engine), trainer)
+    evaluation = _evaluation_of(plan, data, engine)
+    return Run(plan, options, data, loaded, engine, meter, batches, evaluation, trainer, signature)
 
 
 def _evaluation_of(plan: Plan, data: Data, engine: Engine) -> Evaluation | None:
