@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import InputError
-from vlmplan.hardware import Node
+from vlmplan.hardware import MAX_GPUS_PER_NODE, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
 
@@ -30,6 +30,11 @@ class GpuChoice:
             raise InputError(f"GPU {self.name!r} is not a name; write NAME or NAME:COUNT")
         if self.num_gpus is not None and self.num_gpus < 1:
             raise InputError(f"{self.name}:{self.num_gpus} asks for {self.num_gpus} GPUs; at least 1 is needed")
+        if self.num_gpus is not None and self.num_gpus > MAX_GPUS_PER_NODE:
+            raise InputError(
+                f"{self.name}:{self.num_gpus} asks for {self.num_gpus} GPUs; at most {MAX_GPUS_PER_NODE:,} are in "
+                f"a machine, and several machines are --num-nodes N"
+            )
 
     @property
     def is_this_machine(self) -> bool:

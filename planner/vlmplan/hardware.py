@@ -29,6 +29,11 @@ PCIE_BYTES_PER_SECOND_PER_LANE = {
 specifications 1.0 to 6.0: 8b/10b, then 128b/130b, then 242 of a flit's 256 bytes). Packet headers still
 come off it."""
 
+MAX_GPUS_PER_NODE = 1024
+"""NVIDIA's NVL576 is the largest that is announced as one machine."""
+MAX_NUM_NODES = 100_000
+"""What no cluster comes near: the largest have some ten thousand machines."""
+
 PRICE_CURRENT_DAYS = 365
 """Assumed: an older price still informs, but it may not pass for today's."""
 
@@ -190,6 +195,10 @@ class Node:
 
     def __post_init__(self) -> None:
         _require(self.num_gpus >= 1, f"a node of {self.num_gpus} GPUs; it must be at least 1")
+        _require(
+            self.num_gpus <= MAX_GPUS_PER_NODE,
+            f"a node of {self.num_gpus:,} x {self.gpu.id}; it must be at most {MAX_GPUS_PER_NODE:,}",
+        )
         for name in ("host_ram_bytes", "num_vcpus"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"{name} is {value}; it must be above 0 or unknown")
@@ -220,6 +229,10 @@ class Cluster:
 
     def __post_init__(self) -> None:
         _require(self.num_nodes >= 1, f"a cluster of {self.num_nodes} nodes; it must be at least 1")
+        _require(
+            self.num_nodes <= MAX_NUM_NODES,
+            f"a cluster of {self.num_nodes:,} nodes; it must be at most {MAX_NUM_NODES:,}",
+        )
         rate = self.inter_node_bytes_per_second
         _require(rate is None or rate > 0, f"inter_node_bytes_per_second is {rate}; it must be above 0 or unknown")
 

@@ -15,6 +15,8 @@ from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.files import NOT_JSON, text_of
 
 T = TypeVar("T")
+MAX_WHOLE = 2**63 - 1
+"""The largest number of bytes, or of anything else, that a file or a tensor can have."""
 JsonDict = dict[str, Any]
 """A JSON object as Python has it: of a document that is printed, kept or read."""
 
@@ -181,12 +183,14 @@ class JsonObject:
         value = self.raw(key)
         return value if isinstance(value, str) else self.refuse(key, "text")
 
-    def count(self, key: str, *, least: int = 0) -> int:
+    def count(self, key: str, *, least: int = 0, most: int = MAX_WHOLE) -> int:
         """A whole number; ``5e8`` is one, ``true`` and ``0.5`` are not."""
         value = self.raw(key)
         is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not is_whole or value < least:
             self.refuse(key, f"a whole number of {least} or more")
+        if value > most:
+            self.refuse(key, f"a whole number of at most {most:,}")
         return int(value)
 
     def number(self, key: str, *, least: float = 0.0) -> float:

@@ -9,6 +9,7 @@ batch, padded as the trainer pads them.
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,6 +29,8 @@ NUM_MICRO_BATCHES = 160
 """How many are replayed. A choice: most lengths have come by then, and all together take seconds."""
 NUM_LENGTHS = 64
 """Different lengths of micro batches that are replayed at most; others are rounded up to one of them."""
+MAX_DRAWS = 1000
+"""Samples of a micro batch that are drawn one by one."""
 MAX_LENGTHS = 10**7
 """Lengths in a file that are read."""
 
@@ -48,8 +51,18 @@ class SampleLengths:
         """
         drawn = random.Random(f"{self.shortest}/{self.longest}/{micro_batch}")
         step = -(-self.longest // (NUM_LENGTHS * PADS_TO)) * PADS_TO
-        longest = [max(self._drawn(drawn) for _ in range(micro_batch)) for _ in range(num_drawn)]
+        in_order = sorted(self.known) if micro_batch > MAX_DRAWS else []
+        longest = [self._longest(drawn, micro_batch, in_order) for _ in range(num_drawn)]
         return tuple(min(self.longest, -(-length // step) * step) for length in longest)
+
+    def _longest(self, drawn: random.Random, micro_batch: int, in_order: Sequence[int]) -> int:
+        """The longest sample of a micro batch; of a very large one by the chance that none is longer."""
+        if micro_batch <= MAX_DRAWS:
+            return max(self._drawn(drawn) for _ in range(micro_batch))
+        place = drawn.random() ** (1 / micro_batch)
+        if in_order:
+            return in_order[int(place * len(in_order))]
+        return self.shortest + int(place * (self.longest - self.shortest + 1))
 
     def _drawn(self, drawn: random.Random) -> int:
         return drawn.choice(self.known) if self.known else drawn.randint(self.shortest, self.longest)

@@ -12,6 +12,7 @@ from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
+from vlmplan.units import divisors
 
 NODE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 PAYING_FRACTION = 0.5
@@ -82,7 +83,7 @@ def _shared(recipe: Recipe, samples: int, cluster: Cluster) -> Recipe:
     """``recipe`` with batches that make ``samples`` a step on the cluster: exactly where that divides, else the least
     number above it."""
     per_gpu = -(-samples // cluster.num_gpus)
-    micro_batch = next(size for size in range(min(recipe.micro_batch, per_gpu), 0, -1) if per_gpu % size == 0)
+    micro_batch = max(size for size in divisors(per_gpu) if size <= recipe.micro_batch)
     return recipe.with_changes(micro_batch=micro_batch, grad_accum=per_gpu // micro_batch)
 
 

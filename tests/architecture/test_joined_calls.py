@@ -10,6 +10,7 @@ import pytest
 
 from planned import shortened
 from vlmplan.architecture.attention import AttentionBackend, joins_calls
+from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Drop, Event, Hold, Trace
 from vlmplan.estimate import Estimator
@@ -87,20 +88,20 @@ def test_windows_of_all_images_are_one_node():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "autocast", "implementation"),
-    [((3, 4), None, "sdpa"), ((4, 4), DType.FLOAT16, "sdpa"), ((4, 4), None, "eager")],
+    ("runs", "autocast", "implementation"),
+    [(((3, 1), (5, 1)), None, "sdpa"), (((4, 2),), DType.FLOAT16, "sdpa"), (((4, 2),), None, "eager")],
     ids=["a later call is larger", "the inputs are cast", "scores are written out"],
 )
 def test_calls_that_leave_something_else_are_not_joined(
-    lengths: tuple[int, ...], autocast: DType | None, implementation: str
+    runs: tuple[tuple[int, int], ...], autocast: DType | None, implementation: str
 ):
     backend = AttentionBackend(implementation=implementation)
     tape = Tape(autocast=autocast)
-    q = tape.tensor((1, 16, sum(lengths), 80), DType.BFLOAT16)
-    assert not joins_calls(backend, q, lengths)
+    q = tape.tensor((1, 16, 8, 80), DType.BFLOAT16)
+    assert not joins_calls(backend, q, PackedLengths(runs))
 
 
 def test_calls_are_joined_but_for_a_tape_that_runs_every_one():
-    shape = (1, 16, 7, 80)
-    assert joins_calls(AttentionBackend(), Tape().tensor(shape, DType.BFLOAT16), (4, 3))
-    assert not joins_calls(AttentionBackend(), EveryCall().tensor(shape, DType.BFLOAT16), (4, 3))
+    shape, lengths = (1, 16, 7, 80), PackedLengths(((4, 1), (3, 1)))
+    assert joins_calls(AttentionBackend(), Tape().tensor(shape, DType.BFLOAT16), lengths)
+    assert not joins_calls(AttentionBackend(), EveryCall().tensor(shape, DType.BFLOAT16), lengths)

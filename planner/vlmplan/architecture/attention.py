@@ -5,11 +5,11 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 ``aten/src/ATen/native/transformers/cuda/{sdp_utils.cpp,attention.cu,attention_backward.cu}``.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tensor import ForwardTape, Node, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError
@@ -94,8 +94,8 @@ def attend(
     is_causal: bool,
     mask: Tensor | None = None,
     scores: Scores = PLAIN_SCORES,
-    lengths: Sequence[int] = (),
-    calls: Sequence[int] = (),
+    lengths: PackedLengths | None = None,
+    calls: PackedLengths | None = None,
 ) -> Tensor:
     """Attention of q over k and v; the result has shape (batch, tokens, heads * head_dim).
 
@@ -123,13 +123,14 @@ def attend(
         q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
     if kernel is Kernel.MATH:
         return _math(q, k, v, is_causal=is_causal, dropout=scores.dropout)
-    num_pairs = sum([length**2 for length in lengths or calls]) or batch * num_tokens * k.shape[2]
+    packed = lengths or calls
+    num_pairs = batch * num_tokens * k.shape[2] if packed is None else packed.num_pairs
     is_causal = is_causal and mask is None  # a kernel with a mask skips nothing
     out = _fused(backend, kernel, q, k, v, num_pairs=num_pairs, is_causal=is_causal, mask=mask, calls=calls)
     return out.view(batch, num_tokens, num_heads * head_dim)
 
 
-def joins_calls(backend: AttentionBackend, q: Tensor, lengths: Sequence[int]) -> bool:
+def joins_calls(backend: AttentionBackend, q: Tensor, lengths: PackedLengths) -> bool:
     """Whether one ``attend`` with ``calls`` leaves the trace that one call for each of the ``lengths`` leaves.
 
     It does where a fused kernel allocates nothing but what it saves and one workspace at a time. Backward runs the
@@ -139,7 +140,7 @@ def joins_calls(backend: AttentionBackend, q: Tensor, lengths: Sequence[int]) ->
     tape, head_dim = q.tape, q.shape[-1]
     kernel = backend.kernel(head_dim=head_dim, is_grouped=False, has_mask=False, dtype=tape.autocast or q.dtype)
     is_fused = kernel in (Kernel.FLASH, Kernel.EFFICIENT) and tape.autocast in (None, q.dtype)
-    return is_fused and not tape.runs_every_call and lengths[0] == max(lengths)
+    return is_fused and not tape.runs_every_call and lengths.first == lengths.longest
 
 
 def heads_together(backend: AttentionBackend, q: Tensor, k: Tensor, out: Tensor, *, has_mask: bool) -> Tensor:
@@ -185,7 +186,7 @@ def _fused(
     num_pairs: int,
     is_causal: bool,
     mask: Tensor | None,
-    calls: Sequence[int] = (),
+    calls: PackedLengths | None = None,
 ) -> Tensor:
     """One kernel: saves q, k, v, the result and a log-sum-exp per row; a mask is saved as a bias in q's type."""
     tape = q.tape
@@ -200,13 +201,14 @@ def _fused(
     if bias is not None and kernel is Kernel.EFFICIENT and backend.has_workspaces:
         bias = _aligned(bias)
     flops = 2 * 2 * num_pairs * num_heads * head_dim
-    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, backend.has_workspaces, calls)
+    num_calls, first = (1, num_tokens) if calls is None else (calls.count, calls.first)
+    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, backend.has_workspaces, num_calls, first)
     node = tape.node((q, k, v), _fused_backward, (q.detached(), k.detached(), v.detached(), bias), meta)
     out = tape.tensor(q.shape, q.dtype, node)
     log_sum_exp = tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32)
     tape.save(node, out, log_sum_exp)
     hbm_bytes = 2 * q.num_bytes + k.num_bytes + v.num_bytes
-    tape.attend(flops, hbm_bytes, is_causal=is_causal, num_kernels=len(calls) or 1)
+    tape.attend(flops, hbm_bytes, is_causal=is_causal, num_kernels=num_calls)
     return out
 
 
@@ -228,13 +230,13 @@ def _fused_backward(node: Node, grads: Grads) -> Grads:
     and dv of every query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike)."""
     (g,) = grads
     assert g is not None
-    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, has_workspaces, calls = node.meta
+    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, has_workspaces, num_calls, first = node.meta
     tape = g.tape
     batch, num_heads, num_tokens, head_dim = q_shape
-    if calls:
+    if first < num_tokens:
         # The first call's backward runs last: what the others saved is gone, and the workspaces are its own.
-        _free_all_but(node, calls[0], num_tokens)
-        num_tokens = calls[0]
+        _free_all_but(node, first, num_tokens)
+        num_tokens = first
     result = [tape.tensor(shape, dtype) for shape in (q_shape, k_shape, v_shape)]
     workspaces: list[Tensor] = []
     if has_workspaces:
@@ -245,7 +247,7 @@ def _fused_backward(node: Node, grads: Grads) -> Grads:
                 expanded = (batch, num_heads, *k_shape[2:])
                 workspaces += [tape.tensor(expanded, dtype), tape.tensor(expanded, dtype)]
     # Five products of the forward's size where the forward has two: the scores are computed again.
-    tape.attend(flops * 5 // 2, 4 * g.num_bytes, is_causal=is_causal, num_kernels=len(calls) or 1)
+    tape.attend(flops * 5 // 2, 4 * g.num_bytes, is_causal=is_causal, num_kernels=num_calls)
     del workspaces
     return list(result)
 

@@ -11,7 +11,7 @@ from datetime import date
 from typing import Any, cast
 
 from vlmplan.errors import InputError
-from vlmplan.hardware import PCIE_BYTES_PER_SECOND_PER_LANE, Pricing, Vendor
+from vlmplan.hardware import MAX_GPUS_PER_NODE, PCIE_BYTES_PER_SECOND_PER_LANE, Pricing, Vendor
 from vlmplan.json_reader import JsonObject, not_allowed, unknown_key
 
 SCHEMA = "vlmplan.catalog/1"
@@ -19,8 +19,6 @@ SECTIONS = ("schema", "sources", "gpus", "price_lists", "offers", "hide", "disco
 
 MAX_NUMBER = 10**9
 """No rate, size or price in the units of a catalog comes near it."""
-MAX_GPUS_PER_NODE = 1024
-"""NVIDIA's NVL576 is the largest that is announced as one machine."""
 MAX_SELECTORS = 1000
 """Entries of ``hide`` and ``discounts``, each of which is compared with every offer."""
 

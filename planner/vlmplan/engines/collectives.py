@@ -118,3 +118,24 @@ def chunk_elements(numels: Sequence[int], limit: int) -> list[int]:
             chunks.append(running)
             running = 0
     return [*chunks, running] if running else chunks
+
+
+def num_chunks(pieces: Sequence[tuple[int, int]], limit: int) -> int:
+    """``len(chunk_elements(...))`` of pieces that are given as (elements, how many), in a time that does not depend on
+    how many there are.
+
+    >>> num_chunks([(3, 3)], 5), num_chunks([(1, 1), (3, 10**12), (2, 1)], 5)
+    (2, 500000000001)
+    """
+    num_whole = running = 0
+    for numel, count in pieces:
+        if not numel:
+            continue
+        missing = (limit - running) // numel + 1  # pieces that make the chunk exceed the limit
+        if count < missing:
+            running += count * numel
+            continue
+        more, rest = divmod(count - missing, limit // numel + 1)
+        num_whole += 1 + more
+        running = rest * numel
+    return num_whole + (running > 0)

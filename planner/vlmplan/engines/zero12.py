@@ -7,7 +7,6 @@ of a step, as they arrive with ``overlap_comm`` and else after it. Buckets are a
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import (
@@ -15,7 +14,7 @@ from vlmplan.engines.collectives import (
     Collectives,
     Reductions,
     StepPhase,
-    chunk_elements,
+    num_chunks,
     overfills,
     reductions,
 )
@@ -311,7 +310,8 @@ class Zero12(Engine):
         for ordinal in reduced.larger:
             end = self.table.ends[ordinal]
             start = end - self.table.numels[ordinal]
-            places = [start, *range((start // size + 1) * size, end, size), end]
-            pieces = [after - before for before, after in pairwise(places)]
-            num_cuts += len(chunk_elements(pieces, self._bucket_elements)) - 1
+            first = min(end, (start // size + 1) * size) - start
+            num_whole, last = divmod(end - start - first, size)
+            pieces = [(first, 1), (size, num_whole), (last, 1)]
+            num_cuts += num_chunks(pieces, self._bucket_elements) - 1
         return num_cuts

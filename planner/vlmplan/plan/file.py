@@ -8,6 +8,7 @@ from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
+from vlmplan.hardware import MAX_GPUS_PER_NODE, MAX_NUM_NODES
 from vlmplan.json_reader import JsonObject, read_json_object
 from vlmplan.plan.record import (
     SCHEMA,
@@ -89,8 +90,8 @@ def _hardware(section: JsonObject) -> PlannedHardware:
         gpu_id=section.text("gpu_id"),
         gpu_name=section.text("gpu_name"),
         vendor=section.choice("vendor", VENDORS),
-        gpus_per_node=section.count("gpus_per_node", least=1),
-        num_nodes=section.count("num_nodes", least=1),
+        gpus_per_node=section.count("gpus_per_node", least=1, most=MAX_GPUS_PER_NODE),
+        num_nodes=section.count("num_nodes", least=1, most=MAX_NUM_NODES),
         usable_bytes=section.count("usable_bytes"),
         host_ram_bytes=section.maybe("host_ram_bytes", section.count),
     )

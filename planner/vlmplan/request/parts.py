@@ -6,8 +6,8 @@ from enum import Enum
 
 from vlmplan.errors import InputError
 from vlmplan.gpu_choice import GpuChoice
-from vlmplan.hardware import Pricing
-from vlmplan.units import GIB, MAX_COUNT
+from vlmplan.hardware import MAX_NUM_NODES, Pricing
+from vlmplan.units import GIB
 from vlmplan.workload import DEFAULT_IMAGE_SIZE
 
 MAX_INTER_NODE_GBIT = 1_000_000
@@ -47,8 +47,8 @@ class HardwareRequest:
         gib, gbit = self.host_ram_gib, self.inter_node_gbit
         if gib is not None and not 0 < gib <= MAX_HOST_RAM_GIB:
             raise InputError(f"--host-ram is {gib:g}; above 0 and at most {MAX_HOST_RAM_GIB:,} GiB is needed")
-        if self.num_nodes is not None and not 1 <= self.num_nodes <= MAX_COUNT:
-            allowed = "1 or more" if self.num_nodes < 1 else f"at most {MAX_COUNT:,}"
+        if self.num_nodes is not None and not 1 <= self.num_nodes <= MAX_NUM_NODES:
+            allowed = "1 or more" if self.num_nodes < 1 else f"at most {MAX_NUM_NODES:,}"
             raise InputError(f"--num-nodes is {self.num_nodes}; {allowed} is needed")
         if gbit is not None and not 0 < gbit <= MAX_INTER_NODE_GBIT:
             raise InputError(f"--inter-node-gbit is {gbit:g}; above 0 and at most {MAX_INTER_NODE_GBIT:,} is needed")

@@ -26,6 +26,7 @@ from vlmplan.workload import (
     DEFAULT_IMAGE_SIZE,
     DEFAULT_NUM_SAMPLES,
     DEFAULT_SEQ_LEN,
+    MAX_NUM_SAMPLES,
     ModelFiles,
     Workload,
 )
@@ -116,6 +117,12 @@ def resolved_recipe(
             sizes = batch_sizes(global_batch, cluster.num_gpus, decided.micro_batch, decided.grad_accum)
             decided = replace(decided, **sizes)
         recipe = decided.recipe()
+    samples = recipe.micro_batch * recipe.grad_accum * cluster.num_gpus
+    if samples > MAX_NUM_SAMPLES:
+        raise InputError(
+            f"--micro-batch {recipe.micro_batch} x --grad-accum {recipe.grad_accum} x {cluster.num_gpus} GPUs are "
+            f"{samples:,} samples a step; at most {MAX_NUM_SAMPLES:,} can be planned"
+        )
     warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
     return recipe, [problem.sentence for problem in warnings]
 

@@ -11,6 +11,7 @@ from vlmplan.hardware import Cluster, Offer
 from vlmplan.request import Options, Request
 from vlmplan.search import RankedPlan
 from vlmplan.search.clusters import Candidate, candidates
+from vlmplan.units import divisors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,6 @@ def _same_batch(request: Request, trials: Trials, cluster: Cluster) -> Options |
     each, rest = divmod(samples, cluster.num_gpus)
     if rest:
         return None
-    size = next(size for size in range(min(micro_batch, each), 0, -1) if each % size == 0)
+    size = max(size for size in divisors(each) if size <= micro_batch)
     follows = request.workload.global_batch is not None and request.recipe.grad_accum is None
     return {"micro_batch": size} | ({} if follows else {"grad_accum": each // size})

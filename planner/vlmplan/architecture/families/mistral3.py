@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llava import Llava, LlavaModel
+from vlmplan.architecture.families.packed_patches import by_image
 from vlmplan.architecture.families.text import ties_word_embeddings
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.model import Batch
@@ -67,8 +68,7 @@ class Mistral3Model(LlavaModel):
         features = self.selected(output)
         _, num_patches, width = features.shape
         features = self.multi_modal_projector(features.view(num_patches, width), batch.num_images)
-        num_tokens, width = features.shape
-        return ops.split(features, *[(num_tokens // batch.num_images, width)] * batch.num_images)
+        return by_image(features, batch.num_images)
 
 
 def build(config: Config) -> Llava:

@@ -12,6 +12,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.packed_lengths import PackedLengths, shares
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -19,7 +20,7 @@ from vlmplan.units import DType
 class PatchContext(RotaryContext):
     """Rotary positions of the patches, and how many patches attend to each other.
 
-    ``lengths`` are the patches of each image, ``windows`` those of each attention window.
+    ``lengths`` are the patches of each image, ``windows`` those of each attention window, which may be the image.
     """
 
     __slots__ = ("lengths", "windows")
@@ -28,11 +29,11 @@ class PatchContext(RotaryContext):
         self,
         backend: AttentionBackend,
         positions: tuple[Tensor, Tensor],
-        lengths: Sequence[int],
-        windows: Sequence[int] = (),
+        lengths: PackedLengths,
+        windows: PackedLengths | None = None,
     ) -> None:
         super().__init__(backend, *positions)
-        self.lengths, self.windows = lengths, windows
+        self.lengths, self.windows = lengths, windows or lengths
 
 
 class PatchAttention(Module):
@@ -44,7 +45,7 @@ class PatchAttention(Module):
         self.qkv = Linear(width, 3 * width, bias=qkv_bias)
         self.proj = Linear(width, width, bias=output_bias)
 
-    def forward(self, x: Tensor, context: PatchContext, lengths: Sequence[int]) -> Tensor:
+    def forward(self, x: Tensor, context: PatchContext, lengths: PackedLengths) -> Tensor:
         num_patches, width = x.shape
         head_dim = width // self.num_heads
         head = (self.num_heads, num_patches, head_dim)
@@ -54,8 +55,10 @@ class PatchAttention(Module):
             q, k, v = (part.view(1, *head) for part in (q, k, v))
             return self.proj(attend(context.backend, q, k, v, is_causal=False, lengths=lengths).view(*x.shape))
         # The lists live until the end of this function as they do there.
-        calls = lengths if joins_calls(context.backend, q, lengths) else ()
-        shapes = [(1, self.num_heads, length, head_dim) for length in ((num_patches,) if calls else lengths)]
+        calls = lengths if joins_calls(context.backend, q, lengths) else None
+        # Equal sequences that are recorded at once are heads of one: a call has one sample, whose heads take no copies.
+        sizes = lengths.calls() if calls is None else [(num_patches, 1)]
+        shapes = [(1, count * self.num_heads, length, head_dim) for length, count in sizes]
         parts = [ops.split(part, *shapes) for part in (q, k, v)]
         outs = [attend(context.backend, *part, is_causal=False, calls=calls) for part in zip(*parts, strict=True)]
         out = ops.concatenate(outs, x.shape)
@@ -87,10 +90,16 @@ class PatchEmbed(Module):
         return self.proj(ops.to(pixels, self.proj.weight.dtype))
 
 
-def patch_lengths(batch: Batch) -> tuple[int, ...]:
+def patch_lengths(batch: Batch) -> PackedLengths:
     """Patches of each image of the batch."""
     assert batch.image is not None
-    return (batch.image.num_patches,) * batch.num_images
+    return PackedLengths(((batch.image.num_patches, 1),), batch.num_images)
+
+
+def num_patches(batch: Batch) -> int:
+    """Of all images of the batch."""
+    assert batch.image is not None
+    return batch.image.num_patches * batch.num_images
 
 
 def patch_positions(x: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
@@ -101,8 +110,13 @@ def patch_positions(x: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
 
 def joined_features(features: Tensor, num_images: int) -> Tensor:
     """The features of all images, split by image by the encoder and concatenated again by its caller: a copy."""
+    return ops.concatenate(by_image(features, num_images), features.shape)
+
+
+def by_image(features: Tensor, num_images: int) -> Sequence[Tensor]:
+    """Views of the features (tokens, width) of each image; of very many, of several images at once."""
     num_tokens, width = features.shape
-    return ops.concatenate(ops.split(features, *[(num_tokens // num_images, width)] * num_images), features.shape)
+    return ops.split(features, *[(num_tokens // num_images * share, width) for share in shares(num_images)])
 
 
 def scattered(ids: Tensor, embeddings: Tensor, features: Tensor) -> Tensor:

@@ -11,9 +11,11 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, attend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import GatedMlp
+from vlmplan.architecture.families.packed_patches import by_image
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, RMSNorm
+from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -24,7 +26,7 @@ class PixtralContext:
     __slots__ = ("backend", "cos", "lengths", "mask", "sin")
 
     def __init__(
-        self, backend: AttentionBackend, cos: Tensor, sin: Tensor, mask: Tensor | None, lengths: Sequence[int]
+        self, backend: AttentionBackend, cos: Tensor, sin: Tensor, mask: Tensor | None, lengths: PackedLengths | None
     ) -> None:
         self.backend, self.cos, self.sin, self.mask, self.lengths = backend, cos, sin, mask, lengths
 
@@ -89,16 +91,17 @@ class PixtralVision(Module):
             # Views of the convolution's result, one per image, live as long as this function.
             patches = self.patch_conv(ops.to(pixels, self.patch_conv.weight.dtype))
             num_patches, width = patches.shape
-            per_image = (num_patches // batch.num_images, width)
-            patches = ops.slices(patches, per_image, batch.num_images)
-            x = ops.concatenate(patches, (1, num_patches, width))
+            per_image = num_patches // batch.num_images
+            views = by_image(patches, batch.num_images) if batch.num_images > 1 else [patches.view(num_patches, width)]
+            del patches
+            x = ops.concatenate(views, (1, num_patches, width))
             x = self.ln_pre(x)
             positions = tape.tensor((num_patches, 2), DType.INT64)
             angles = (1, 1, num_patches, self.head_dim)
             cos, sin = tape.tensor(angles, x.dtype), tape.tensor(angles, x.dtype)
-            mask, lengths = None, [per_image[0]] * batch.num_images
+            mask, lengths = None, PackedLengths(((per_image, 1),), batch.num_images)
             if backend.implementation != "flash_attention_2":
-                mask, lengths = tape.tensor((1, 1, num_patches, num_patches), x.dtype), []
+                mask, lengths = tape.tensor((1, 1, num_patches, num_patches), x.dtype), None
             context = PixtralContext(backend, cos, sin, mask, lengths)
             del cos, sin, mask
         last, held = self.transformer.run(x, lambda layer, hidden: layer(hidden, context))

@@ -21,19 +21,21 @@ from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Module, RMSNorm, Stack
+from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
 
-def window_lengths(image: ImageShape, *, merge_size: int, merged_per_side: int) -> tuple[int, ...]:
-    """Patches in each attention window of one image, row by row.
+def window_lengths(image: ImageShape, *, merge_size: int, merged_per_side: int) -> tuple[tuple[int, int], ...]:
+    """(patches, windows) of attention windows of one image, row by row.
 
     The grid of merged tokens is cut into squares of ``merged_per_side``; those at the right and lower edge are smaller.
     """
     rows, columns = image.num_patch_rows // merge_size, image.num_patch_columns // merge_size
     heights = [min(merged_per_side, rows - top) for top in range(0, rows, merged_per_side)]
-    widths = [min(merged_per_side, columns - left) for left in range(0, columns, merged_per_side)]
-    return tuple(height * width * merge_size**2 for height in heights for width in widths)
+    num_whole, rest = divmod(columns, merged_per_side)
+    widths = [(width, count) for width, count in ((merged_per_side, num_whole), (rest, 1)) if width and count]
+    return tuple((height * width * merge_size**2, count) for height in heights for width, count in widths)
 
 
 class VisionBlock(Module):
@@ -86,7 +88,7 @@ class VisionTransformer(Module):
             # cos and sin are put into the order of the windows like the patches, one by one.
             positions = patch_positions(x, self.head_dim)
             positions = patch_positions(x, self.head_dim)
-            context = PatchContext(backend, positions, patch_lengths(batch), windows * batch.num_images)
+            context = PatchContext(backend, positions, patch_lengths(batch), PackedLengths(windows, batch.num_images))
         embedded = [x]
         del x  # the first block's input does not outlive the block
         x = self.blocks.run(embedded.pop(), lambda block, hidden: block(hidden, context))

@@ -18,6 +18,7 @@ from vlmplan.architecture.families.packed_patches import (
     PatchEmbed,
     Sequential,
     joined_features,
+    num_patches,
     patch_lengths,
     patch_positions,
     scattered,
@@ -139,7 +140,7 @@ class Qwen2VL(Model):
             self.tie_weights()
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
-        return (sum(patch_lengths(batch)), self.model.visual.patch_embed.patch_numel)
+        return (num_patches(batch), self.model.visual.patch_embed.patch_numel)
 
     def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
         """``mm_token_type_ids`` and ``image_grid_thw``."""

@@ -34,7 +34,6 @@ from vlmplan.architecture.ops.layout import (
     rotate,
     shift_weight,
     slice_last,
-    slices,
     split,
 )
 from vlmplan.architecture.ops.norms import layer_norm, mean_last, softmax, total
@@ -73,7 +72,6 @@ __all__ = [
     "sigmoid",
     "silu",
     "slice_last",
-    "slices",
     "softmax",
     "split",
     "tanh",

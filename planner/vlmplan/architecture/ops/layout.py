@@ -110,11 +110,6 @@ def shift_weight(weight: Parameter, dtype: DType, tape: ForwardTape) -> Tensor:
     return tape.tensor(weight.shape, dtype, node)
 
 
-def slices(x: Tensor, shape: tuple[int, ...], count: int) -> list[Tensor]:
-    """``torch.split`` of x into ``count`` views of ``shape``; x itself where there is one."""
-    return [x.view(*shape)] if count == 1 else split(x, *[shape] * count)
-
-
 def expand_weight(weight: Parameter, shape: tuple[int, ...], tape: ForwardTape) -> Tensor:
     """``weight.expand(shape)``: a view of a learned vector or table; its gradient is summed over the copies."""
     node = tape.node((weight,), _expand_weight_backward, meta=(weight.shape, weight.dtype))
