@@ -38,6 +38,7 @@ OTHER: dict[str, Any] = {
     "warmup_fraction": 0.25,
     "schedule": "constant",
     "save_every": 7,
+    "save_minutes": 0.25,
     "keep_last": 11,
     "max_steps": 13,
     "seed": 17,

@@ -21,7 +21,7 @@ OPTIONS = st.builds(
     image_folder=st.none() | st.just(Path("/images")),
     **dict.fromkeys(("save_every", "max_steps"), st.none() | COUNTS),
     **dict.fromkeys(("keep_last", "seed", "measured_steps"), COUNTS),
-    learning_rate=st.none() | RATES,
+    **dict.fromkeys(("learning_rate", "save_minutes"), st.none() | RATES),
     **dict.fromkeys(("weight_decay", "warmup_fraction"), RATES),
     adapter=st.none() | st.just(Path("/adapter")),
     **{name: st.booleans() for name in ("resume", "skip_bad_samples", "group_by_length", "merge_adapters")},
@@ -64,6 +64,7 @@ def test_data_comes_from_one_place(given_sources):
     ("values", "sentence"),
     [
         ({"save_every": 0}, "--save-every is 0; 1 or more"),
+        ({"save_minutes": -1.0}, "--save-minutes is -1.0; 0 or more"),
         ({"seed": -1}, "--seed is -1; 0 or more"),
         ({"learning_rate": float("nan")}, "--learning-rate is nan; 0 or more"),
         ({"weight_decay": float("inf")}, "--weight-decay is inf"),
@@ -81,3 +82,16 @@ def test_what_the_trainer_would_refuse_is_refused_before_anything_starts(values,
 def test_adapters_cannot_be_merged_into_random_weights():
     with pytest.raises(InputError, match="--merge-adapters needs a checkpoint to merge into"):
         TrainerOptions(output_dir=Path("o"), dummy_data=2, merge_adapters=True, random_weights=True)
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        ({}, 30 * 60),
+        ({"save_every": 7}, None),
+        ({"save_every": 7, "save_minutes": 3.0}, 3 * 60),
+        ({"save_minutes": 0.0}, None),
+    ],
+)
+def test_a_checkpoint_is_due_after_half_an_hour_unless_told_otherwise(values, seconds: float | None):
+    assert TrainerOptions(output_dir=Path("o"), dummy_data=1, **values).save_seconds == seconds

@@ -26,8 +26,8 @@ RECORD_FILE = "run.json"
 OF_EACH_START = ("output_dir", "resume")
 """Options that say where a run is, not what it is: they are not kept."""
 MAY_CHANGE = (
-    *("eval_data", "image_folder", "save_every", "keep_last", "max_steps", "merge_adapters", "measured_steps"),
-    "monitor",
+    *("eval_data", "image_folder", "save_every", "save_minutes", "keep_last", "max_steps"),
+    *("merge_adapters", "measured_steps", "monitor"),
 )
 """Options that a resumed run may be given anew: where its images are, what is looked at, written and when it stops.
 ``max_steps`` is where the schedule of the learning rate ends, so that from there on it is the one of the new length.

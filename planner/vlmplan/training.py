@@ -27,6 +27,9 @@ EXIT_OUT_OF_MEMORY = 4
 """Exit code of a rank whose memory ran out: after those of every command, 0 to 3; 128 + N is of signals."""
 MONITOR_PACKAGES = {"tensorboard": ("deepspeed", "tensorboard"), "wandb": ("deepspeed", "wandb"), "csv": ("deepspeed",)}
 """The monitors that a run can write curves to, through DeepSpeed, and the packages that each needs."""
+SAVE_MINUTES = 30.0
+"""Minutes between checkpoints where nothing else is asked for: what a killed run loses at most. A choice: saving 7
+billion weights with their optimizer, some 100 GB, takes a minute or two."""
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 """torch's defaults, written out because bitsandbytes and DeepSpeed have others for some optimizers."""
 SEPARATOR = "  "
@@ -40,7 +43,8 @@ LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "meas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
-    """What the user asks of the trainer beside the plan. ``learning_rate`` None: by method.
+    """What the user asks of the trainer beside the plan. ``learning_rate`` None: by method. ``save_minutes`` None:
+    ``SAVE_MINUTES``, or never where ``save_every`` says when; 0: never.
 
     Raises InputError for what is not allowed.
     """
@@ -60,6 +64,7 @@ class TrainerOptions:
     warmup_fraction: float = 0.03
     schedule: str = "cosine"
     save_every: int | None = None
+    save_minutes: float | None = None
     keep_last: int = 2
     max_steps: int | None = None
     seed: int = 0
@@ -76,7 +81,7 @@ class TrainerOptions:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{flag(name)} is {value}; {least} or more is needed")
-        for name in ("learning_rate", "weight_decay"):
+        for name in ("learning_rate", "weight_decay", "save_minutes"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise InputError(f"{flag(name)} is {value}; 0 or more is needed")
@@ -84,6 +89,12 @@ class TrainerOptions:
             raise InputError("--merge-adapters needs a checkpoint to merge into; --random-weights has none")
         if not 0 <= self.warmup_fraction <= 1:
             raise InputError(f"--warmup-fraction is {self.warmup_fraction}; a number from 0 to 1 is needed")
+
+    @property
+    def save_seconds(self) -> float | None:
+        """Seconds after which a checkpoint is due; None where time does not decide."""
+        default = SAVE_MINUTES if self.save_every is None else 0
+        return 60 * (default if self.save_minutes is None else self.save_minutes) or None
 
     def arguments(self) -> list[str]:
         """The trainer's command line, without what is the default. Paths are absolute: other nodes start elsewhere."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vlmplan_trainer import loop
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.chats import Sample
 from vlmplan_trainer.data.scan import DatasetScan
@@ -53,11 +54,10 @@ class Watching:
         return list(values)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_no_micro_batch_is_alive_when_the_optimizer_steps(num_workers: int):
+def batches_of(num_workers: int) -> Batches:
     encoder: Any = PlainTexts()
     samples = [Sample(source=f"some.jsonl:{index}", turns=()) for index in range(NUM_SAMPLES)]
-    batches = Batches(
+    return Batches(
         DatasetScan(samples=samples, lengths=[8] * NUM_SAMPLES),
         encoder,
         micro_batch=MICRO_BATCH,
@@ -67,6 +67,11 @@ def test_no_micro_batch_is_alive_when_the_optimizer_steps(num_workers: int):
         seed=0,
         num_workers=num_workers,
     )
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_no_micro_batch_is_alive_when_the_optimizer_steps(num_workers: int):
+    batches = batches_of(num_workers)
     engine: Any = Watching()
     rates = Rates(peak=1.0, num_steps=4, warmup_fraction=0.0, schedule="constant")
     meter = Meter(torch.device("cpu"), num_steps=1)
@@ -74,3 +79,20 @@ def test_no_micro_batch_is_alive_when_the_optimizer_steps(num_workers: int):
     assert [report.step for report in trainer.epoch(batches)] == [1, 2, 3, 4]
     assert len(engine.given) == 3 * NUM_SAMPLES
     assert engine.alive_in_step == [0] * 4
+
+
+@pytest.mark.parametrize(("save_seconds", "due"), [(None, []), (5.0, [3]), (2.0, [2, 4]), (100.0, [])])
+def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last(save_seconds, due, monkeypatch):
+    engine: Any = Watching()
+    rates = Rates(peak=1.0, num_steps=4, warmup_fraction=0.0, schedule="constant")
+    meter = Meter(torch.device("cpu"), num_steps=0)
+    now = 0.0
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now)
+    trainer = Trainer(engine, meter, rates, grad_accum=GRAD_ACCUM, samples_per_step=3, save_seconds=save_seconds)
+    found = []
+    for report in trainer.epoch(batches_of(0)):
+        now += 3.0
+        if trainer.is_save_due:
+            found.append(report.step)
+            trainer.saved()
+    assert found == due

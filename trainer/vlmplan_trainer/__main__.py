@@ -1,14 +1,22 @@
 """Train what a plan says: ``python -m vlmplan_trainer --plan FILE --train-data FILE --output-dir DIR``."""
 
-import os
+import re
 import sys
+import time
 from collections.abc import Sequence
 
 from vlmplan.errors import VlmplanError
 from vlmplan_trainer.options import started
-from vlmplan_trainer.phases import say_phase
+from vlmplan_trainer.phases import is_first, rank_here, say_phase
 
 EXIT_MENDABLE, EXIT_INTERRUPTED = 1, 130
+OTHERS_SECONDS = 2.0
+"""How long another rank than the first waits before it says why it fails: of what all find, the first speaks, and
+launchers end the others a second later (``deepspeed/launcher/launch.py`` 0.19.8)."""
+LOST_RANK = re.compile(
+    r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|Timed out waiting"
+)
+"""What gloo, NCCL and torch's store say where another rank is gone (``torch.distributed`` 2.13)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,11 +32,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return run(plan, options)
     except VlmplanError as error:
-        if os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"vlmplan_trainer: {error}\n")
+        _say_failure(str(error))
+        return EXIT_MENDABLE
+    except RuntimeError as error:
+        if not LOST_RANK.search(str(error)):
+            raise
+        _say_failure("another rank has ended, so this one ends too; what that one said is the reason")
         return EXIT_MENDABLE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def _say_failure(sentence: str) -> None:
+    """On standard error, with the rank where it is not the first."""
+    if not is_first():
+        time.sleep(OTHERS_SECONDS)
+        sentence = f"rank {rank_here()}: {sentence}"
+    sys.stderr.write(f"vlmplan_trainer: {sentence}\n")
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":

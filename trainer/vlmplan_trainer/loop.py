@@ -94,8 +94,10 @@ class Trainer:
         grad_accum: int,
         samples_per_step: int,
         dtype: torch.dtype = torch.float32,
+        save_seconds: float | None = None,
     ) -> None:
-        """``dtype``: the type that the model computes in, and gets pixels in."""
+        """``dtype``: the type that the model computes in, and gets pixels in. ``save_seconds``: after how many a
+        checkpoint is due; None: never."""
         self.engine, self.meter, self.rates = engine, meter, rates
         self._dtype = dtype
         self._grad_accum, self._samples_per_step = grad_accum, samples_per_step
@@ -103,6 +105,13 @@ class Trainer:
         self.stop = StopRequest()
         self.stopped_by: int | None = None
         """The signal that some rank had got when the last step ended; the same on all ranks."""
+        self.is_save_due = False
+        """Whether it was time for a checkpoint when the last step ended; the same on all ranks."""
+        self._save_seconds, self._saved_at = save_seconds, time.monotonic()
+
+    def saved(self) -> None:
+        """A checkpoint has been written."""
+        self._saved_at = time.monotonic()
 
     def epoch(self, batches: MicroBatches) -> Iterator[StepReport]:
         """The rest of the current epoch, a step at a time."""
@@ -134,8 +143,9 @@ class Trainer:
         with meter.phase("step"):
             result = engine.step(rate)
         meter.end_step()
-        loss, *votes = engine.totals([loss_sum, *self.stop.votes()])
-        self.stopped_by = agreed(votes)
+        is_due = self._save_seconds is not None and time.monotonic() - self._saved_at >= self._save_seconds
+        loss, num_due, *votes = engine.totals([loss_sum, is_due, *self.stop.votes()])
+        self.stopped_by, self.is_save_due = agreed(votes), num_due > 0
         seconds = time.perf_counter() - start
         position.step += 1
         position.num_samples += self._samples_per_step

@@ -13,6 +13,7 @@ from vlmplan.errors import InputError
 from vlmplan.plan import Plan, read_plan
 from vlmplan.run_record import no_record, read_record, resumed
 from vlmplan.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
+from vlmplan_trainer.phases import is_first, rank_here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ def started(arguments: Sequence[str] | None = None) -> tuple[Options, Plan]:
     """
     options = parse_options(sys.argv[1:] if arguments is None else arguments)
     plan = read_plan(options.plan)
+    if rank_here() == 0 and plan.hardware.num_gpus == 1:  # alone, whatever a shell of another launcher says
+        os.environ.update(RANK="0", LOCAL_RANK="0")
     for name, value in plan.environment.items():
         os.environ.setdefault(name, value)  # before torch is imported, which reads them once
     for module in ("torch.distributed", "transformers"):  # notes for those who write code on them
@@ -69,6 +72,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--warmup-fraction", type=float, metavar="X", help="part of all steps")
     add("--schedule", choices=SCHEDULES, help="of the learning rate after warmup")
     add("--save-every", type=int, metavar="N", help="a checkpoint every N steps; one comes at the end anyway")
+    add("--save-minutes", type=float, metavar="X", help="and every X minutes: 30, or 0 (never) with --save-every")
     add("--keep-last", type=int, metavar="N", help="checkpoints that are kept")
     add("--max-steps", type=int, metavar="N", help="stop there")
     add("--seed", type=int, metavar="N")
@@ -91,6 +95,6 @@ def _resumed(given: dict[str, Any]) -> dict[str, Any]:
     found = resumed(record, {name: value for name, value in given.items() if name != "plan"})
     if found.problems:
         raise InputError("; ".join(found.problems))
-    if os.environ.get("RANK", "0") == "0":
+    if is_first():
         sys.stdout.writelines(f"note: {sentence}\n" for sentence in found.changes)
     return {item.name: getattr(found.options, item.name) for item in fields(found.options)} | {"plan": plan}

@@ -2,12 +2,14 @@
 
 import json
 import math
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
+from vlmplan.errors import UnavailableError
 from vlmplan.files import write_atomically
 from vlmplan.plan import Plan
 from vlmplan.step_bar import StepBar, can_draw
@@ -23,6 +25,7 @@ class Watcher:
 
     ``first_step``: steps that are done; what an earlier run wrote of later ones is dropped. ``num_slow_steps``: the
     first ones of this process, which say little of the time that is left. ``of_every_step``: what every line has.
+    ``on_lost_output`` is called when nobody reads any more what it prints.
     """
 
     def __init__(
@@ -35,7 +38,9 @@ class Watcher:
         first_step: int,
         num_slow_steps: int = 1,
         of_every_step: Mapping[str, Any] | None = None,
+        on_lost_output: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_lost_output = on_lost_output
         self._plan, self._num_steps = plan, num_steps
         self._of_every_step = dict(of_every_step or {})
         self._remaining = Remaining(num_slow_steps)
@@ -54,11 +59,15 @@ class Watcher:
     def say(self, text: str) -> None:
         if self._metrics is None:
             return
-        if self._bar is not None:
-            self._bar.feed(text + "\n")
-        else:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+        try:
+            if self._bar is not None:
+                self._bar.feed(text + "\n")
+            else:
+                sys.stdout.write(text + "\n")
+                sys.stdout.flush()
+        except OSError:  # whoever read it is gone: vlmplan launch was killed, say
+            self._bar, sys.stdout = None, open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+            self._on_lost_output()
 
     def step(self, report: StepReport, meter: Meter) -> None:
         if self._metrics is None:
@@ -75,8 +84,10 @@ class Watcher:
 
     def _write(self, values: Mapping[str, Any]) -> None:
         assert self._metrics is not None
-        self._metrics.write(json.dumps(values) + "\n")
-        self._metrics.flush()
+        try:
+            self._metrics.write(json.dumps(values).encode() + b"\n")
+        except OSError as error:
+            raise UnavailableError(f"{self._metrics.name} cannot be written: {error.strerror}") from None
 
     def _parts(self, report: StepReport, meter: Meter) -> list[str]:
         planned = self._plan.expected.step_seconds
@@ -95,17 +106,25 @@ class Watcher:
         ]
 
 
-def _after(path: Path, last_step: int) -> TextIO:
-    """The file to append to, without lines of steps after ``last_step`` or half a line of a run that was killed."""
-    if path.exists():
-        kept = [line for line in path.read_text().splitlines(keepends=True) if _step_of(line) <= last_step]
-        write_atomically(path, "".join(kept), force=True)
-    return path.open("a")
+def _after(path: Path, last_step: int) -> BinaryIO:
+    """The file to append to, without lines of steps after ``last_step`` or half a line of a run that was killed.
+
+    Unbuffered: a line is written whole or raises. Raises UnavailableError where the file cannot be had.
+    """
+    if os.path.lexists(path):
+        if not path.is_file():
+            raise UnavailableError(f"{path} is no regular file")
+        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= last_step]
+        write_atomically(path, b"".join(kept), force=True)
+    try:
+        return path.open("ab", buffering=0)
+    except OSError as error:
+        raise UnavailableError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _step_of(line: str) -> float:
+def _step_of(line: bytes) -> float:
     """The step that a line is about; infinite where it is none."""
     try:
-        return int(json.loads(line)["step"]) if line.endswith("\n") else math.inf
-    except (ValueError, KeyError, TypeError):
+        return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return math.inf

@@ -15,6 +15,7 @@ from rich.console import Console
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.json_reader import read_json_object
+from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.plan import Plan
 from vlmplan.run_record import keep_record
 from vlmplan.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
@@ -99,6 +100,11 @@ class Run:
 
 def run(plan: Plan, options: Options) -> int:
     """Train what ``plan`` says on what ``options`` say. Raises InputError for what the user can mend."""
+    with rank_lock(options.output_dir, rank_here()):
+        return _run(plan, options)
+
+
+def _run(plan: Plan, options: Options) -> int:
     torch.manual_seed(options.seed)
     check_monitors(options.monitor)
     data = gathered_data(plan, options)  # bad data stops a run before its model is loaded
@@ -221,6 +227,7 @@ def _assembled(
         grad_accum=recipe.grad_accum,
         samples_per_step=plan.samples_per_step,
         dtype=torch_dtype(recipe.precision.dtype),
+        save_seconds=options.save_seconds,
     )
     evaluation = _evaluation_of(plan, data, engine)
     return Run(plan, options, data, loaded, engine, meter, batches, evaluation, trainer, signature)
@@ -247,7 +254,8 @@ def _batches(plan: Plan, scan: DatasetScan, encoder: Encoder, engine: Engine, *,
 
 
 def _train(made: Run) -> list[StepReport]:
-    """Steps until the run's last, or until a signal; a checkpoint every ``save_every`` and at the end."""
+    """Steps until the run's last, or until a signal; a checkpoint every ``save_every``, after its time and at the
+    end."""
     trainer, options, rank = made.trainer, made.options, made.engine.rank
     first, num_steps = trainer.position.step, trainer.rates.num_steps
     reports: list[StepReport] = []
@@ -260,6 +268,7 @@ def _train(made: Run) -> list[StepReport]:
         first_step=first,
         num_slow_steps=max(1, options.measured_steps if made.engine.device.type == "cpu" else 1),
         of_every_step={"num_left_out": made.num_left_out},
+        on_lost_output=trainer.stop.ask,
     )
     with watcher, trainer.stop:
         for sentence in _about_run(made):
@@ -270,7 +279,8 @@ def _train(made: Run) -> list[StepReport]:
                 watcher.step(report, made.meter)
                 monitors.step(report, made.meter)
                 is_last = report.step == num_steps or made.stopped_by is not None
-                if is_last or (options.save_every is not None and report.step % options.save_every == 0):
+                is_its_step = options.save_every is not None and report.step % options.save_every == 0
+                if is_last or is_its_step or trainer.is_save_due:
                     _save(made)
                 if is_last:
                     break
@@ -304,6 +314,7 @@ def _save(made: Run) -> None:
             keep_last=made.options.keep_last,
             run=made.signature,
         )
+    made.trainer.saved()
 
 
 def _finish(made: Run, reports: Sequence[StepReport]) -> None:

@@ -1,4 +1,5 @@
-"""Graceful shutdown: SIGTERM and Ctrl-C let the optimizer step end and a checkpoint be saved; a second one does not.
+"""Graceful shutdown: SIGTERM, Ctrl-C and SIGHUP (a terminal or a connection that is gone) let the optimizer step end
+and a checkpoint be saved; a second one does not.
 
 DeepSpeed's launcher (``launcher/launch.py`` 0.19.8, ``terminate_process_tree``) sends SIGTERM to a rank again when it
 gets a signal itself, and SIGKILL 30 seconds later: what has not been saved by then is lost, and ``--resume`` goes on
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 ECHO_SECONDS = 3.0
 """A signal sooner than this after the first is its echo: terminal and launcher both send one. A choice."""
 
@@ -44,6 +45,11 @@ class StopRequest:
         elif time.monotonic() - self._since >= ECHO_SECONDS:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
+
+    def ask(self) -> None:
+        """As if the terminal had gone away, which is the last of the signals."""
+        if self.signum is None:
+            self.signum, self._since = SIGNALS[-1], time.monotonic()
 
     def votes(self) -> list[float]:
         """This rank's share of what all ranks sum up: one for the signal that it got."""

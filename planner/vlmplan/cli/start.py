@@ -5,6 +5,7 @@ from vlmplan.cli.out_of_memory import tell_out_of_memory
 from vlmplan.errors import VlmplanError
 from vlmplan.launch.preflight import writes_report_here
 from vlmplan.launch.prepared import Prepared
+from vlmplan.launch.rank_locks import wait_for_old_ranks
 from vlmplan.launch.run_folder import (
     COMMAND_FILE,
     LOG_FILE,
@@ -32,6 +33,7 @@ def start(prepared: Prepared) -> int:
         return not is_seen or report_mark(folder) not in (None, before)
 
     with locked_log(folder, resumes=prepared.options.resume, command=prepared.texts[COMMAND_FILE]) as log:
+        wait_for_old_ranks(folder, lambda sentence: tell(f"vlmplan: {sentence}"))
         write_run_files(folder, prepared.texts)
         remove_shortages(folder)
         shared = None if prepared.plan.hardware.num_nodes == 1 else folder

@@ -180,10 +180,17 @@ def disk_bytes(plan: Plan, options: TrainerOptions) -> int:
 
     One checkpoint only where none is saved on the way, or where earlier ones are there already.
     """
-    keeps = options.save_every is not None and not options.resume
+    keeps = _saves_on_the_way(plan, options) and not options.resume
     merged = 2 * plan.num_params if options.merge_adapters else 0  # 16-bit weights
     num_checkpoints = options.keep_last + 1 if keeps else 1
     return plan.expected.checkpoint_bytes * num_checkpoints + plan.expected.export_bytes + merged
+
+
+def _saves_on_the_way(plan: Plan, options: TrainerOptions) -> bool:
+    """Whether a checkpoint comes before the one at the end; a run of unknown time may be long enough for it."""
+    if options.save_seconds is None or plan.expected.step_seconds is None:
+        return options.save_every is not None or options.save_seconds is not None
+    return options.save_every is not None or plan.expected.num_steps * plan.expected.step_seconds > options.save_seconds
 
 
 def _disk_problems(plan: Plan, options: TrainerOptions, facts: Facts) -> Iterator[str]:
