@@ -98,8 +98,13 @@ def _unary_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def power(x: Tensor) -> Tensor:
-    """``x.pow(number)``: saves x; backward writes ``x.pow(number - 1)``, a multiple of it, and the product with g."""
+    """``x.pow(number)``: saves x; backward writes ``x.pow(number - 1)``, a multiple of it, and the product with g.
+
+    Under autocast in float32 (``aten/src/ATen/autocast_mode.h``, AT_FORALL_FP32).
+    """
     tape = x.tape
+    if tape.autocast is not None:
+        x = to(x, DType.FLOAT32)
     node = tape.node((x,), _power_backward, (x.detached(),) if x.requires_grad else ())
     out = tape.tensor(x.shape, x.dtype, node)
     tape.move(2 * x.num_bytes)
