@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from forked import main
+from torch.nn.parallel import DistributedDataParallel
 from worlds import gpu, join, rehearsing
 
 from vlmplan.recipe import Offload, Recipe
@@ -89,6 +90,23 @@ def raising_after_backward(mode: Rehearsal) -> list[str]:
         except ValueError as error:
             found.append(str(error))
     return found
+
+
+def knowing_used_weights(mode: Rehearsal) -> list[Any]:
+    """Whether gradients lie in one bucket, and what is sent for a step of two weights of which one is used."""
+    join(0, 2)
+    layers = torch.nn.ModuleDict({name: torch.nn.Linear(3, 5, bias=False, device=NAME) for name in ("used", "unused")})
+    layers.forward = lambda batch: layers["used"](batch)
+    for layer in layers.values():
+        layer.weight.grad = gpu(5, 3)
+    ddp = DistributedDataParallel(
+        layers, gradient_as_bucket_view=True, find_unused_parameters=True, broadcast_buffers=False, init_sync=False
+    )
+    mode.collectives.key = ("backward", 1)
+    ddp(gpu(2, 3)).sum().backward()
+    places = {layer.weight.grad.untyped_storage()._cdata for layer in layers.values()}
+    sent = [(one["kind"], one["count"], one["num_bytes"]) for one in mode.collectives.as_json() if one["step"] == 1]
+    return [len(places), *sent]
 
 
 def trusting_other_ranks(mode: Rehearsal) -> None:

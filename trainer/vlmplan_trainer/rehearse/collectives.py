@@ -4,21 +4,53 @@ Bytes are those of the larger side on this rank: what ``all_gather`` fills, what
 ``all_reduce`` and ``broadcast`` work on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import timedelta
+from typing import Any, ClassVar
+from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed._meta_registrations import _META_FUNCTIONS
+from torch.futures import Future
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_iter
 
 from vlmplan_trainer.rehearse.device import NAME
 
 BACKEND = "rehearsal"
-ANSWERS: dict[str, Callable[..., Any]] = _META_FUNCTIONS
+
+
+class Reduced(dist.Work):
+    """An all-reduce that is done, and whose future has its tensors, as the reducer of ``DistributedDataParallel`` asks
+    for. It keeps none of them alive."""
+
+    newest: ClassVar["Reduced | None"] = None
+    """The last one; C++ asks at once, and finds the methods here only while the object lives."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = [ref(tensor) for tensor in tensors]
+        Reduced.newest = self
+
+    def wait(self, timeout: timedelta = timedelta()) -> bool:
+        return True
+
+    def get_future(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result([tensor() for tensor in self._tensors])
+        return future
+
+
+def _reduced(tensors: Sequence[torch.Tensor], *more: Any) -> Any:
+    if not tensors[0].is_floating_point():
+        return _META_FUNCTIONS["allreduce_"](tensors, *more)
+    return tensors, Reduced(tensors).boxed()
+
+
+ANSWERS: dict[str, Callable[..., Any]] = {**_META_FUNCTIONS, "allreduce_": _reduced}
 """torch's own for meta tensors: what was given, and work that is done. Through its dispatcher they take ten times as
 long."""
 

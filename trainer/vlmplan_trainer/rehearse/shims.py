@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from vlmplan_trainer.engines.optimizers import CPU_ADAM
 from vlmplan_trainer.rehearse import ranks
@@ -282,6 +283,34 @@ def raising_after_backward() -> Iterator[None]:
         yield
 
 
+HOST = torch.device("cpu")
+
+
+class RealZeros(TorchDispatchMode):
+    """Zeros on the host are real tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.zeros.default and kwargs.get("device", HOST) == HOST:
+            with _disable_current_modes():
+                return torch.zeros(args[0], dtype=kwargs.get("dtype"))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def knowing_used_weights() -> Iterator[None]:
+    """The reducer of ``DistributedDataParallel`` asserts that the host's list of used weights and its pinned copy are
+    in different places (``all_reduce_local_used_map``). Fake tensors have none, so the list is a real one."""
+    make = torch.distributed.Reducer
+
+    def make_with_real_list(*args: Any, **kwargs: Any) -> Any:
+        with RealZeros():
+            return make(*args, **kwargs)
+
+    with replaced(torch.distributed, "Reducer", make_with_real_list):
+        yield
+
+
 @contextmanager
 def recording_no_streams() -> Iterator[None]:
     """``record_stream`` wants a stream of torch's own kind. It keeps freed memory from other streams for a while, which
@@ -381,6 +410,7 @@ DEVICE_SHIMS = (
     asking_for_the_device_by_default,
     making_numbers_on_the_host,
     raising_after_backward,
+    knowing_used_weights,
     recording_no_streams,
     paging_in_host_memory,
 )
