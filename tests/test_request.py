@@ -233,8 +233,8 @@ def test_given_fields_are_never_changed():
 
 
 def test_what_cannot_run_is_refused_and_what_is_rarely_wanted_is_told():
-    with pytest.raises(InputError, match="--zero-stage none is for one GPU"):
-        resolved({"zero_stage": None}, num_gpus=2)
+    with pytest.raises(InputError, match="--precision bf16-pure does not go with --zero-stage 0"):
+        resolved({"zero_stage": 0, "precision": Precision.BF16_PURE}, num_gpus=2)
     _, warnings = resolved_recipe(decided(zero_stage=2), cluster(), LLAMA)
     assert any("shards nothing" in warning for warning in warnings)
 

@@ -113,7 +113,12 @@ def test_hpz_waits_less_for_a_slow_network():
 
 def test_node_counts_whose_gpus_hpz_does_not_divide_are_left_out():
     assert [point.num_gpus for point in found(gpus=1, hpz=4).weak] == [4, 8, 16, 32, 64, 128]
-    assert [point.num_gpus for point in found(None, gpus=1).weak] == [1]
+
+
+def test_plain_pytorch_goes_on_as_ddp():
+    alone, *several = found(None, gpus=1).weak
+    assert [point.num_gpus for point in several] == [2, 4, 8, 16, 32, 64, 128]
+    assert alone.communication_seconds == 0 < min(point.communication_seconds for point in several)
 
 
 def test_usd_is_of_all_nodes_for_the_run():

@@ -87,8 +87,6 @@ def recipes(draw: Any) -> Recipe:
     thorough=150,
 )
 def test_states_in_closed_form_are_those_of_the_walk(alias: str, recipe: Recipe, num_ranks: int):
-    if recipe.zero_stage is None:
-        num_ranks = 1
     if num_ranks % recipe.hpz:
         recipe = recipe.with_changes(hpz=1)
     table = ParameterTable(prepared_model(shortened(alias, **MODELS[alias]).config, recipe))

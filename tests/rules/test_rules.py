@@ -64,10 +64,6 @@ def case(recipe: Recipe, where: Cluster | None = None, model: ModelFacts | None 
 
 
 CASES: dict[str, tuple[list[Case], list[Case]]] = {
-    "plain_pytorch_is_for_one_gpu": (
-        [case(PLAIN, cluster(2)), case(PLAIN, cluster(1, num_nodes=2))],
-        [case(PLAIN, cluster(1)), case(ZERO_2, cluster(2)), case(PLAIN)],
-    ),
     "offloaded_optimizer_needs_a_stage": (
         [case(Recipe(zero_stage=stage, **CPU_OFFLOAD)) for stage in (None, 0)],
         [case(Recipe(zero_stage=stage, **CPU_OFFLOAD)) for stage in (1, 2, 3)],

@@ -29,8 +29,8 @@ WORDS = ("--dummy-data", "48", "--learning-rate", "1e-2", "--max-steps", str(NUM
 QUICK = (*WORDS, "--measured-steps", "1")
 """Following every storage takes as long as a step itself."""
 RUNS = [
-    *(("llama", "full", stage) for stage in "0123"),
-    *(("qwen2_vl", "lora", stage) for stage in "23"),
+    *(("llama", "full", stage) for stage in ("none", *"0123")),
+    *(("qwen2_vl", "lora", stage) for stage in ("none", *"23")),
     *(("qwen2_vl", "qlora", stage) for stage in "12"),
 ]
 """What every change is tried with; ``every_run.py`` beside this file tries all that a plan may combine."""
@@ -39,10 +39,11 @@ STARTED_AGAIN = [("qwen2_vl", "lora", "3"), ("qwen2_vl", "qlora", "2")]
 
 OFFLOADED = {"offload_optimizer": "cpu"}
 LLAMA = ("llama", "full")
-RESUMED = {"2-stopped-resumed": "2-stopped", "2-offloaded-stopped-resumed": "2-offloaded-stopped"}
+STOPPED = ("none-stopped", "2-stopped", "2-offloaded-stopped")
+RESUMED = {f"{name}-resumed": name for name in STOPPED}
 """In whose folder each goes on."""
 IN_EVERY_RUN = {
-    *("llama-full-2", "llama-full-3", "qwen2_vl-lora-3", "qwen2_vl-lora-3-again", "fp16-overflows"),
+    *("llama-full-none", "llama-full-2", "llama-full-3", "qwen2_vl-lora-3", "qwen2_vl-lora-3-again", "fp16-overflows"),
     *("2-stopped", "2-stopped-resumed", "unbroken"),
 }
 LONG = ("--dummy-data", "96", "--learning-rate", "1e-2", "--max-steps", "10", "--save-every", "2", "--keep-last", "2")
@@ -102,10 +103,10 @@ class Runs:
         }
         if can_compile():
             jobs["3-offloaded"] = (plan_of(models, *LLAMA, "3", **OFFLOADED, offload_params="cpu"), QUICK)
-        for name, options in (("2-stopped", {}), ("2-offloaded-stopped", OFFLOADED)):
+        for name, options in (("none-stopped", {}), ("2-stopped", {}), ("2-offloaded-stopped", OFFLOADED)):
             if options and not can_compile():
                 continue
-            followed = plan_of(models, *LLAMA, "2", **options)
+            followed = plan_of(models, *LLAMA, name.partition("-")[0], **options)
             jobs[name] = (followed, (*QUICK, "--monitor", "csv"))
             jobs[f"{name}-resumed"] = (followed, (*QUICK, "--monitor", "csv", "--resume"))
         return jobs
@@ -147,9 +148,9 @@ def test_the_loss_falls_without_deepspeed(models, tmp_path, method):
 @pytest.mark.parametrize(
     ("family", "method", "stages"),
     [
-        ("llama", "full", "23"),
+        ("llama", "full", ("none", *"23")),
         pytest.param("llama", "full", "0123", marks=sweep),
-        pytest.param("qwen2_vl", "lora", "23", marks=sweep),
+        pytest.param("qwen2_vl", "lora", ("none", *"23"), marks=sweep),
         pytest.param("qwen2_vl", "qlora", "12", marks=sweep),
     ],
 )
@@ -159,7 +160,7 @@ def test_all_stages_take_the_same_steps(outcomes, family, method, stages):
         assert losses == pytest.approx(first, rel=0.004)  # bf16 has 8 bits: 1/256
 
 
-@pytest.mark.parametrize("stage", [2, 3, pytest.param(0, marks=sweep), pytest.param(1, marks=sweep)])
+@pytest.mark.parametrize("stage", ["none", 2, 3, pytest.param(0, marks=sweep), pytest.param(1, marks=sweep)])
 def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     outcome = outcomes[f"llama-full-{stage}"]
     # What a message, the last activations or a weight that a thread of transformers' reads held may go a moment later.
@@ -264,17 +265,18 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(outcomes):
 
 
 @pytest.mark.parametrize(
-    ("name", "tolerance"),
+    ("name", "unbroken", "tolerance"),
     [
-        ("2-stopped-resumed", 0.0),
+        ("2-stopped-resumed", "llama-full-2", 0.0),
+        pytest.param("none-stopped-resumed", "llama-full-none", 0.0, marks=sweep),
         # The kernel on the host rounds in another order than torch's.
-        pytest.param("2-offloaded-stopped-resumed", 0.004, marks=[sweep, needs_compiler]),
+        pytest.param("2-offloaded-stopped-resumed", "llama-full-2", 0.004, marks=[sweep, needs_compiler]),
     ],
 )
-def test_a_stopped_run_goes_on_as_if_nothing_had_happened(outcomes, name, tolerance):
+def test_a_stopped_run_goes_on_as_if_nothing_had_happened(outcomes, name, unbroken, tolerance):
     found = outcomes[name]
     assert found.code == 0, found.code
-    assert found.losses == pytest.approx(outcomes["llama-full-2"].losses, rel=tolerance, abs=0)
+    assert found.losses == pytest.approx(outcomes[unbroken].losses, rel=tolerance, abs=0)
     with (found.folder / "monitor" / "csv" / "Train_loss.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["step", "loss"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from vlmplan.engines.ddp import DataParallel
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Sink
 from vlmplan.engines.parameters import ParameterTable, fullest_rank
@@ -11,9 +12,9 @@ from vlmplan.engines.zero3 import Zero3
 from vlmplan.engines.zero12 import Zero12
 from vlmplan.recipe import Recipe
 
-ON_SEVERAL_GPUS: Mapping[int | None, type[Engine]] = {0: Zero0, 1: Zero12, 2: Zero12, 3: Zero3}
+ON_ONE_GPU: Mapping[int | None, type[Engine]] = {None: PlainPyTorch, 0: Zero0, 1: Zero12, 2: Zero12, 3: Zero3}
 """By ``Recipe.zero_stage``, the simplest first."""
-ON_ONE_GPU: Mapping[int | None, type[Engine]] = {None: PlainPyTorch, **ON_SEVERAL_GPUS}
+ON_SEVERAL_GPUS: Mapping[int | None, type[Engine]] = {**ON_ONE_GPU, None: DataParallel}
 
 
 def stages_on(num_gpus: int) -> tuple[int | None, ...]:

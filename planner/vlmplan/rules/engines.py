@@ -6,13 +6,6 @@ from vlmplan.rules.base import RuleBook, Situation
 ENGINE_RULES = RuleBook()
 
 
-@ENGINE_RULES.error("vlmplan_trainer: the plain loop has no data parallelism")
-def plain_pytorch_is_for_one_gpu(situation: Situation) -> str | None:
-    if situation.recipe.zero_stage is not None or situation.num_gpus in (None, 1):
-        return None
-    return f"--zero-stage none is for one GPU, but there are {situation.num_gpus}; give --zero-stage 0, 1, 2 or 3"
-
-
 @ENGINE_RULES.error("runtime/engine.py _do_optimizer_sanity_check: without ZeRO nothing reads offload_optimizer (seen)")
 def offloaded_optimizer_needs_a_stage(situation: Situation) -> str | None:
     recipe = situation.recipe
@@ -66,7 +59,7 @@ def pure_bf16_is_plain_or_sharded(situation: Situation) -> str | None:
         return None
     return (
         "--precision bf16-pure does not go with --zero-stage 0, whose optimizer always keeps float32 master weights; "
-        "give stage 1, 2 or 3, or none on one GPU"
+        "give stage 1, 2 or 3, or none"
     )
 
 

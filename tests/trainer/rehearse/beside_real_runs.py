@@ -33,7 +33,7 @@ WORDS = (
 """One more, so that the checkpoint is measured too."""
 SHAPE = {"seq_len": 256, "image_size": "112x112", "images_per_sample": 1, "micro_batch": 2, "num_samples": 32}
 METHODS = ("full", "lora", "qlora")
-STAGES: Mapping[int, tuple[str, ...]] = {1: ("none",), 2: ("0", "1", "2", "3")}
+STAGES: Mapping[int, tuple[str, ...]] = {1: ("none",), 2: ("none", "0", "1", "2", "3")}
 """By the number of ranks."""
 UNUSUAL: Mapping[str, dict[str, Any]] = {
     "accumulation": {"grad_accum": 2},
@@ -41,7 +41,7 @@ UNUSUAL: Mapping[str, dict[str, Any]] = {
     "whole_loss": {"loss": "full"},
     "offload": {"offload_optimizer": "cpu"},
 }
-WITH_UNUSUAL = ("full-2", "full-3", "lora-none")
+WITH_UNUSUAL = ("full-none", "full-2", "full-3", "lora-none")
 
 
 def write_model(folder: Path) -> Path:

@@ -6,10 +6,10 @@ from rehearsals import many_rehearsed, really_run, rehearsed, request_for
 
 TOLERANCE = 0.005
 PLAIN = ["lora-none-whole_loss"]
-IN_EVERY_RUN = {"lora-2": 0, "full-3": 1}
+IN_EVERY_RUN = {"full-none-accumulation": 0, "lora-2": 0, "full-3": 1}
 """And the rank that is rehearsed."""
-SHARDED = ["full-0", "qlora-1", "lora-2", "full-3"]
-RANKS = [*((name, 0) for name in SHARDED), ("full-3", 1)]
+ON_TWO = ["lora-none", "qlora-none", "full-0", "qlora-1", "lora-2", "full-3"]
+RANKS = [*((name, 0) for name in ON_TWO), ("full-3", 1)]
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def test_two_ranks_have_the_bytes_of_their_rehearsals_in_every_phase_of_every_st
 
 
 @pytest.mark.sweep
-def test_two_ranks_have_the_bytes_of_their_rehearsals_under_every_stage(model, tmp_path):
-    plans = {name: plan_named(model, name, num_ranks=2) for name in SHARDED}
+def test_two_ranks_have_the_bytes_of_their_rehearsals_under_every_engine(model, tmp_path):
+    plans = {name: plan_named(model, name, num_ranks=2) for name in ON_TWO}
     assert_equal(compared(plans, tmp_path, num_ranks=2, asked=RANKS))
 
 

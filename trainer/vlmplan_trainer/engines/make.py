@@ -9,20 +9,26 @@ from vlmplan.errors import InputError
 from vlmplan.plan import Plan
 from vlmplan.recipe import Precision
 from vlmplan_trainer.engines.base import Engine, LossModule
+from vlmplan_trainer.engines.ddp import DdpEngine
 from vlmplan_trainer.engines.plain import PlainEngine
 from vlmplan_trainer.engines.zero import ZeroEngine
 
 
 def start_process_group(plan: Plan, *, is_needed: bool = False) -> None:
-    """Join the other ranks, where the plan has any engine but plain PyTorch or ``is_needed`` (DeepSpeed's monitor asks
-    for the rank). Raises InputError on a wrong count, and where DeepSpeed cannot compute as the plan says."""
+    """Join the other ranks, where the plan has any or ``is_needed`` (DeepSpeed's monitor asks for the rank).
+
+    Raises InputError on a wrong count, and where DeepSpeed cannot compute as the plan says.
+    """
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if num_ranks != plan.hardware.num_gpus:
         raise InputError(
             f"the plan is for {plan.hardware.num_gpus} GPUs, but {num_ranks} ranks were started (WORLD_SIZE); "
             f"start it with launch.sh or vlmplan launch"
         )
+    is_on_cpu = plan.hardware.vendor == "cpu"
     if plan.ds_config is None and not is_needed:
+        if plan.has_ranks and not torch.distributed.is_initialized():
+            torch.distributed.init_process_group("gloo" if is_on_cpu else "nccl")
         return
     import deepspeed
 
@@ -32,7 +38,7 @@ def start_process_group(plan: Plan, *, is_needed: bool = False) -> None:
         # Port 0: any that is free.
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         os.environ.update(alone)
-    if plan.hardware.vendor == "cpu" or plan.ds_config is None:
+    if is_on_cpu or not plan.has_ranks:
         init_gloo()
     else:
         deepspeed.init_distributed(verbose=False)
@@ -87,8 +93,9 @@ def device_of(plan: Plan) -> torch.device:
 def make_engine(
     model: torch.nn.Module, plan: Plan, *, device: torch.device, weight_decay: float, is_universal: bool = False
 ) -> Engine:
-    """Plain PyTorch or DeepSpeed, as the plan says."""
+    """Plain PyTorch, alone or data-parallel, or DeepSpeed, as the plan says."""
     module = LossModule(model, is_chunked=plan.recipe.loss.value == "chunked")
     if plan.ds_config is None:
-        return PlainEngine(module.to(device), plan.recipe, device=device, weight_decay=weight_decay)
+        kind = DdpEngine if plan.has_ranks else PlainEngine
+        return kind(module.to(device), plan.recipe, device=device, weight_decay=weight_decay)
     return ZeroEngine(module, plan, weight_decay=weight_decay, is_universal=is_universal)

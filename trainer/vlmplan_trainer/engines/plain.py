@@ -16,7 +16,11 @@ STATE_FILE = "state.pt"
 
 
 class PlainEngine:
-    rank, num_ranks, loss_scale = 0, 1, 1
+    rank, num_ranks = 0, 1
+
+    @property
+    def loss_scale(self) -> int:
+        return 1
 
     def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
         self._module, self._recipe, self.device = module, recipe, device
@@ -59,8 +63,11 @@ class PlainEngine:
             self._scaler.step(self._optimizer)
             self._scaler.update()
             is_skipped = self._scaler.get_scale() < before
-        self._optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         return StepResult(grad_norm=norm, is_skipped=is_skipped)
+
+    def _forget_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
 
     def totals(self, values: Sequence[float]) -> list[float]:
         return list(values)
