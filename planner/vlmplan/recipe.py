@@ -176,7 +176,7 @@ class Recipe:
     expandable_segments: bool = True
     """``PYTORCH_ALLOC_CONF=expandable_segments:True``: memory that is free inside torch can take any shape."""
     zero_stage: int | None = None
-    """0 to 3, or None for plain PyTorch."""
+    """0 to 3, or None for PyTorch without DeepSpeed: plain on one GPU, ``DistributedDataParallel`` on several."""
     offload_optimizer: Offload = Offload.NONE
     offload_params: Offload = Offload.NONE
     hpz: int = 1

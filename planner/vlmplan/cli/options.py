@@ -82,7 +82,9 @@ RECIPE: tuple[Decorator, ...] = (
         "no-expandable-segments",
         "torch's allocator with segments that grow, as launch.sh of recommend sets it.",
     ),
-    _choice("--zero-stage", ("none", "0", "1", "2", "3"), "none is plain PyTorch on one GPU."),
+    _choice(
+        "--zero-stage", ("none", "0", "1", "2", "3"), "none is PyTorch without DeepSpeed, on several GPUs its DDP."
+    ),
     click.option(
         "--ds-config", type=FILE, metavar="FILE", help='A ds_config.json, taken as it is; "auto" as transformers does.'
     ),
