@@ -21,6 +21,7 @@ from trainer_runs import Outcome, planned, start, train, train_all, train_here
 from transformers import AutoModelForImageTextToText
 
 from vlmplan.plan import Plan, write_plan
+from vlmplan_trainer.data.dummy import coloured_png
 from vlmplan_trainer.engines.optimizers import COMPILING
 from vlmplan_trainer.models.tiny import write_tiny_model
 
@@ -43,9 +44,18 @@ STOPPED = ("none-stopped", "2-stopped", "2-offloaded-stopped")
 RESUMED = {f"{name}-resumed": name for name in STOPPED}
 """In whose folder each goes on."""
 IN_EVERY_RUN = {
-    *("llama-full-none", "llama-full-2", "llama-full-3", "qwen2_vl-lora-3", "qwen2_vl-lora-3-again", "fp16-overflows"),
+    *(
+        "llama-full-none",
+        "none-mixed",
+        "llama-full-2",
+        "llama-full-3",
+        "qwen2_vl-lora-3",
+        "qwen2_vl-lora-3-again",
+        "fp16-overflows",
+    ),
     *("2-stopped", "2-stopped-resumed", "unbroken"),
 }
+MIXED = ("--learning-rate", "1e-2", "--max-steps", "3")
 LONG = ("--dummy-data", "96", "--learning-rate", "1e-2", "--max-steps", "10", "--save-every", "2", "--keep-last", "2")
 sweep = pytest.mark.sweep
 needs_compiler = pytest.mark.skipif(not can_compile(), reason="no C++ compiler or no ninja to build cpu_adam with")
@@ -101,6 +111,8 @@ class Runs:
             "fp16-overflows": (fp16, (*QUICK, "--max-steps", "2")),
             "unbroken": (plan_of(models, *LLAMA, "2"), LONG),
         }
+        mixed = ("--train-data", str(some_with_images(folder / "mixed")), *MIXED)
+        jobs["none-mixed"] = (plan_of(models, "qwen2_vl", "full", "none", micro_batch=1), mixed)
         if can_compile():
             jobs["3-offloaded"] = (plan_of(models, *LLAMA, "3", **OFFLOADED, offload_params="cpu"), QUICK)
         for name, options in (("none-stopped", {}), ("2-stopped", {}), ("2-offloaded-stopped", OFFLOADED)):
@@ -115,6 +127,19 @@ class Runs:
 @pytest.fixture(scope="module")
 def outcomes(models, tmp_path_factory) -> Runs:
     return Runs(models, tmp_path_factory)
+
+
+def some_with_images(folder: Path) -> Path:
+    """Chats of which every fifth has an image: most micro batches of a rank have none."""
+    folder.mkdir()
+    (folder / "red.png").write_bytes(coloured_png((255, 0, 0), (56, 56)))
+    lines = []
+    for number in range(48):
+        image = [] if number % 5 else [{"type": "image", "image": "red.png"}]
+        asked = {"role": "user", "content": [*image, {"type": "text", "text": f"What is {number}?"}]}
+        lines.append(json.dumps({"messages": [asked, {"role": "assistant", "content": f"A number: {number}"}]}))
+    (folder / "chats.jsonl").write_text("\n".join(lines))
+    return folder / "chats.jsonl"
 
 
 def overflowing(plan: Plan) -> Plan:
@@ -168,6 +193,18 @@ def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     assert outcome.error_of("init, peak") == pytest.approx(0, abs=0.03)
     assert outcome.error_of("step, peak") == pytest.approx(0, abs=0.03)
     assert outcome.error_of("peak allocated") == pytest.approx(0, abs=0.08)
+
+
+def test_ddp_learns_what_one_rank_does_though_a_rank_may_have_no_image_for_the_vision_tower(models, outcomes, tmp_path):
+    alone = plan_of(models, "qwen2_vl", "full", "none", 1, micro_batch=1)
+    same = train_here(alone, tmp_path, "--train-data", str(some_with_images(tmp_path / "mixed")), *MIXED)
+    found = outcomes["none-mixed"]
+    assert found.code == same.code == 0, (found.code, same.err)
+    assert found.losses[-1] < found.losses[0]
+    assert found.losses == pytest.approx(same.losses, rel=0.001)  # sums of bf16 products in another order
+    assert [line["grad_norm"] for line in found.metrics] == pytest.approx(
+        [line["grad_norm"] for line in same.metrics], rel=0.01
+    )
 
 
 @sweep

@@ -1,5 +1,6 @@
 """Train what a plan says: ``python -m vlmplan_trainer --plan FILE --train-data FILE --output-dir DIR``."""
 
+import os
 import re
 import sys
 import time
@@ -17,12 +18,17 @@ LOST_RANK = re.compile(
     r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|Timed out waiting"
 )
 """What gloo, NCCL and torch's store say where another rank is gone (``torch.distributed`` 2.13)."""
+QUIET_REDUCER = ("TORCH_CPP_LOG_LEVEL", "ERROR")
+"""Without it the reducer of ``DistributedDataParallel`` warns on every rank that no weight went unused in a first step
+(``search_unused_parameters`` in ``reducer.cpp``, torch 2.13), which says nothing of later ones."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run to the end, and return the exit code. What the user can mend is one sentence on standard error."""
     try:
         options, plan = started(arguments)
+        if plan.has_ranks and plan.ds_config is None:
+            os.environ.setdefault(*QUIET_REDUCER)
         say_phase(f"loading torch, transformers{' and DeepSpeed' if plan.ds_config is not None else ''}")
         from transformers.utils import logging
 
