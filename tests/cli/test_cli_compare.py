@@ -38,14 +38,13 @@ def test_stages_are_all_there_and_the_one_that_was_asked_for_is_marked():
     variants = call("estimate", *SETUP, "--zero-stage", "3", "--compare", "zero", "--json").document["variants"]
     assert [one["options"]["zero_stage"] for one in variants][:5] == ["none", "0", "1", "2", "3"]
     assert [one["name"] for one in variants if one["is_present"]] == ["ZeRO-3"]
-    assert variants[0]["verdict"] == "refused"
+    assert variants[0]["name"] == "DDP"
 
 
 def test_rows_keep_to_80_columns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = call("estimate", "--model", "llama-3.1-70b", "--gpu", "a100-sxm4-80gb:8", "--compare", "zero")
     assert max(map(len, shown.out.splitlines())) <= 80
-    assert "--zero-stage none is for one GPU" in " ".join(shown.out.split())
     (present,) = (line for line in shown.out.splitlines() if line.startswith("ZeRO-2 *"))
     assert present.endswith("no")
 

@@ -195,11 +195,8 @@ class States:
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         stage = recipe.zero_stage
-        key: Any = stage
-        if stage in (1, 2):
-            key = (stage, recipe.offload_optimizer, num_ranks)
-        elif stage == 3:
-            key = (stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, recipe.zero, num_ranks)
+        sizes = recipe.zero if stage == 3 else None
+        key = (stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, sizes, num_ranks)
         if key not in self._states:
             self._states[key] = self.engine(recipe, num_ranks).states()
         return self._states[key]
