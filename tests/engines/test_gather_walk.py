@@ -1,5 +1,8 @@
 """A walk over gathered weights that leaves equal layers out says the same as one through all of them."""
 
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
 import pytest
 from hypothesis import strategies as st
 
@@ -9,9 +12,13 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
-from vlmplan.engines.gather_stretches import shortened
+from vlmplan.engines.events import Component, Sink, Stream
+from vlmplan.engines.gather_stretches import of_weights, shortened
 from vlmplan.engines.gather_walk import WalkedSchedule, WalkKey, gather_walk
-from vlmplan.recipe import Method, Recipe, ZeroSettings
+from vlmplan.engines.gathering import notify
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.zero3 import Zero3
+from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings
 
 NUM_LAYERS = 31
 LLAMA = {
@@ -27,7 +34,13 @@ LLAMA = {
 LAYER_NUMEL = 128 * 128 + 2 * 64 * 128 + 128 * 128 + 3 * 352 * 128
 
 
-def trace_of(*, is_efficient: bool, checkpoints: bool, method: Method = Method.FULL) -> Trace:
+class Made(NamedTuple):
+    table: ParameterTable
+    recipe: Recipe
+    trace: Trace
+
+
+def made(*, is_efficient: bool, checkpoints: bool, method: Method = Method.FULL) -> Made:
     recipe = Recipe(
         method=method,
         zero_stage=3,
@@ -38,22 +51,24 @@ def trace_of(*, is_efficient: bool, checkpoints: bool, method: Method = Method.F
     model = prepared_model(LLAMA, recipe)
     set_checkpointing(list(model.stacks()), recipe)
     tape = Tape(keeps_linear_inputs=recipe.keeps_linear_inputs)
-    return model.run(tape, Batch(micro_batch=1, num_tokens=8), AttentionBackend(), chunks_loss=True)
+    trace = model.run(tape, Batch(micro_batch=1, num_tokens=8), AttentionBackend(), chunks_loss=True)
+    return Made(ParameterTable(model), recipe, trace)
 
 
-TRACES = [
-    trace_of(is_efficient=is_efficient, checkpoints=checkpoints, method=method)
+MADE = [
+    made(is_efficient=is_efficient, checkpoints=checkpoints, method=method)
     for is_efficient in (True, False)
     for checkpoints in (True, False)
     for method in (Method.FULL, Method.LORA)
 ]
+TRACES = [one.trace for one in MADE]
 SIZES = st.sampled_from(
     [0, 1, 128, 40_000, LAYER_NUMEL, LAYER_NUMEL + 1, 3 * LAYER_NUMEL, 50 * LAYER_NUMEL]
 ) | st.integers(0, 8 * LAYER_NUMEL)
 
 
-def key_of(trace: Trace, zero: ZeroSettings, *, is_alone: bool = False) -> WalkKey:
-    return WalkKey(shape=None, sizes=zero, num_wrappers=3, is_alone=is_alone, trace=trace)
+def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2) -> WalkKey:
+    return WalkKey(shape=None, sizes=zero, num_wrappers=3, num_ranks=num_ranks, trace=trace)
 
 
 @law(
@@ -62,19 +77,19 @@ def key_of(trace: Trace, zero: ZeroSettings, *, is_alone: bool = False) -> WalkK
     live=SIZES,
     reuse=SIZES,
     threshold=st.sampled_from([0, 128, 10 * 128]),
-    is_alone=st.booleans(),
+    num_ranks=st.sampled_from([1, 2, 3]),
     quick=40,
     thorough=150,
 )
-def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, threshold, is_alone):
+def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, threshold, num_ranks):
     zero = ZeroSettings(
         stage3_prefetch_bucket_size=prefetch,
         stage3_max_live_parameters=live,
         stage3_max_reuse_distance=reuse,
         stage3_param_persistence_threshold=threshold,
     )
-    through_all = WalkedSchedule(key_of(trace, zero, is_alone=is_alone), trace.schedule, []).whole()
-    assert gather_walk(trace, zero, num_wrappers=3, is_alone=is_alone) == through_all
+    through_all = WalkedSchedule(key_of(trace, zero, num_ranks=num_ranks), trace.schedule, []).whole()
+    assert gather_walk(trace, zero, num_wrappers=3, num_ranks=num_ranks) == through_all
 
 
 @pytest.mark.parametrize("trace", TRACES)
@@ -91,3 +106,67 @@ def test_with_the_sizes_that_are_chosen_for_speed_or_memory_most_layers_are_left
     walked = WalkedSchedule(key, schedule, stretches)
     assert [walked.repeats(stretch, phase) for stretch in stretches for phase in (0, 1)] == [True, True]
     assert NUM_LAYERS - 13 <= len(trace.schedule) - len(schedule) <= NUM_LAYERS - 5
+
+
+class CountedBytes(Sink):
+    """Bytes of what is allocated now, and the most since ``most_bytes`` was set."""
+
+    def __init__(self) -> None:
+        self.live_bytes = self.most_bytes = 0
+        self._sizes: dict[Hashable, int] = {}
+
+    def allocate(self, owner: Hashable, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
+        assert owner not in self._sizes
+        self._sizes[owner] = num_bytes
+        self.live_bytes += num_bytes
+        self.most_bytes = max(self.most_bytes, self.live_bytes)
+
+    def free(self, owner: Hashable) -> None:
+        self.live_bytes -= self._sizes.pop(owner, 0)
+
+    def transient(self, component: Component, sizes: Sequence[int], stream: Stream = Stream.DEFAULT) -> None:
+        self.most_bytes = max(self.most_bytes, self.live_bytes + sum(sizes))
+
+
+@law(
+    number=st.integers(0, len(MADE) - 1),
+    prefetch=SIZES,
+    live=SIZES,
+    reuse=SIZES,
+    threshold=st.sampled_from([0, 128, 10 * 128]),
+    num_ranks=st.sampled_from([1, 2, 3, 4]),
+    offloads=st.booleans(),
+    quick=20,
+    thorough=100,
+)
+def test_a_replay_has_the_bytes_of_the_tensors_that_come_and_go(
+    number, prefetch, live, reuse, threshold, num_ranks, offloads
+):
+    """On any number of ranks, whatever they pad weights by, with shards that come from the host."""
+    one = MADE[number]
+    zero = ZeroSettings(
+        stage3_prefetch_bucket_size=prefetch,
+        stage3_max_live_parameters=live,
+        stage3_max_reuse_distance=reuse,
+        stage3_param_persistence_threshold=threshold,
+        memory_efficient_linear=one.recipe.zero.memory_efficient_linear,
+    )
+    offload = Offload.CPU if offloads or num_ranks == 1 else Offload.NONE
+    engine = Zero3(one.table, one.recipe.with_changes(zero=zero, offload_params=offload), num_ranks=num_ranks)
+    sink = CountedBytes()
+    gathered, gathers = engine.gathered_weights(one.trace, sink), engine.gather_replay(one.trace)
+    assert gathered is not None
+    assert gathers is not None
+    phases = ((False, one.trace.forward(), gathers.forward), (True, one.trace.backward(), gathers.backward))
+    for is_late, phase, replayed in phases:
+        for (run, section), found in zip(phase, replayed.runs(), strict=True):
+            events = of_weights(section.backward if is_late else section.forward)
+            for event, (after, most) in zip(events, found, strict=True):
+                before = sink.most_bytes = sink.live_bytes
+                notify(gathered, event, run)
+                assert (sink.live_bytes, sink.most_bytes) == (after, max(before, most))
+        if is_late:
+            gathered.end_backward()
+        assert sink.live_bytes == replayed.left_bytes
+    gathered.partition_all()
+    assert sink.live_bytes == gathers.never_freed_bytes

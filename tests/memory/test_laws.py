@@ -143,6 +143,7 @@ def test_a_run_goes_on_with_any_micro_batch_as_a_new_run_does(alias, fields, bat
     recipe = Recipe(**{**fields, "zero": SMALL_BUCKETS})
     estimated(alias, recipe)
     made = estimator_of(workload_of(alias), recipe)
+    num_ranks = num_ranks if recipe.uses_deepspeed else 1
     run = StartedRun(made.table, recipe.without_micro_batch(), num_ranks=num_ranks)
     for changes in batches:
         other = recipe.with_changes(**changes)
@@ -170,6 +171,7 @@ def test_a_stage_does_the_same_whatever_the_sizes_that_it_does_not_read(alias, f
     made = estimator_of(workload_of(alias), recipe)
     trace = made.trace(recipe, (8, 0))
     alike = recipe.with_changes(zero=zero.read_by(recipe.zero_stage))
+    num_ranks = num_ranks if recipe.uses_deepspeed else 1
     first, second = (memory_timeline(made.table, trace, one, num_ranks=num_ranks) for one in (recipe, alike))
     assert first == second
 

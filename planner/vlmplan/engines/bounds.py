@@ -10,7 +10,7 @@ from itertools import repeat
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine, ModelStates
-from vlmplan.engines.gather_walk import LiveBytes, gather_walk
+from vlmplan.engines.gather_walk import NOTHING_GATHERED, RunBytes, gather_walk
 from vlmplan.engines.gathering import num_wrappers
 from vlmplan.engines.profile import MicroBatchProfile, Rise, section_rises
 from vlmplan.engines.zero3 import Zero3
@@ -64,7 +64,7 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     walk = None
     recipe, num_ranks = engine.recipe, engine.num_ranks
     if engine.gathers_weights:
-        walk = gather_walk(trace, recipe.zero, num_wrappers=num_wrappers(recipe), is_alone=num_ranks == 1)
+        walk = gather_walk(trace, recipe.zero, num_wrappers=num_wrappers(recipe), num_ranks=min(num_ranks, 2))
     rises = {key: section_rises(section) for key, section in trace.sections.items()}
     forward = [rises[run.key].forward for run in trace.schedule]
     backward = [rises[run.key].backward for run in reversed(trace.schedule)]
@@ -76,11 +76,11 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     return most, held + max(forward_least, backward_least)
 
 
-def _with_gathered(live: int, rises: Sequence[Rise], gathered: Sequence[LiveBytes] | None) -> tuple[int, int, int]:
+def _with_gathered(live: int, rises: Sequence[Rise], gathered: Sequence[RunBytes] | None) -> tuple[int, int, int]:
     """(live bytes after all ``rises`` of sections, at least and at most the highest moment with the weights that are
     there meanwhile)."""
     least = most = 0
-    for rise, weights in zip(rises, gathered or repeat(LiveBytes(0, 0), len(rises)), strict=True):
+    for rise, weights in zip(rises, gathered or repeat(NOTHING_GATHERED, len(rises)), strict=True):
         least, most = max(least, live + rise.peak + weights.least), max(most, live + rise.peak + weights.most)
         live += rise.change
     return live, least, most

@@ -22,6 +22,7 @@ from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import NOTHING, Components
 from vlmplan.engines.events import NULL_SINK, Component, Sink
+from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gathering import GatheredWeights
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
 from vlmplan.engines.parameters import ParameterTable
@@ -124,6 +125,11 @@ class Engine:
     def gathers_weights(self) -> bool:
         """Whether weights come and go during a micro batch."""
         return False
+
+    def gather_replay(self, trace: Trace) -> GatherReplay | None:
+        """The bytes of weights that come and go during a micro batch, from the third of all on; None where all stay."""
+        del trace
+        return None
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
         """Weights that come and go during a micro batch; None where all stay. ``is_first``: it is the first of all."""

@@ -16,37 +16,58 @@ from vlmplan.engines.gather_stretches import Stretch, of_weights, places_of, sho
 from vlmplan.engines.gathering import GatheredWeights, Key, notify
 from vlmplan.recipe import ZeroSettings
 
+EventBytes = tuple[int, int, Sequence[tuple[int, int]]]
+"""Of one event about weights: the bytes after it, the most during it, and for each gather the bytes just after it and
+those of its buffer (``GatheredWeights.gathers``)."""
 
-class LiveBytes(NamedTuple):
-    """The fewest and the most bytes of gathered weights while a section runs."""
 
-    least: int
-    most: int
+class RunBytes(NamedTuple):
+    """Bytes of gathered weights while a section runs: at its ``start``, and beyond these the fewest, the most, and
+    those of every event about weights."""
 
-    def plus(self, num_bytes: int) -> "LiveBytes":
-        return LiveBytes(self.least + num_bytes, self.most + num_bytes)
+    start: int
+    least_change: int
+    most_change: int
+    changes: Sequence[EventBytes]
+
+    @property
+    def least(self) -> int:
+        return self.start + self.least_change
+
+    @property
+    def most(self) -> int:
+        return self.start + self.most_change
+
+    def plus(self, num_bytes: int) -> "RunBytes":
+        return self._replace(start=self.start + num_bytes)
+
+
+NOTHING_GATHERED = RunBytes(0, 0, 0, ())
 
 
 class PhaseGathers(NamedTuple):
-    """Of forward or of backward: the collectives, and for each run of a section, as they follow each other, what is
-    live meanwhile."""
+    """Of forward or of backward: the collectives, for each run of a section, as they follow each other, what is live
+    meanwhile, and what is ``left`` when the phase is over."""
 
     sent: GatherCounts
-    live: list[LiveBytes]
+    live: list[RunBytes]
+    left: int
 
 
 class GatherWalk(NamedTuple):
-    """``num_weights`` are those that come and go: what a rank's share is padded by for each depends on the ranks."""
+    """``num_weights`` are those that come and go: what a rank's share is padded by for each depends on the ranks.
+    ``never_freed`` are the bytes that are still live when the optimizer's step has begun."""
 
     forward: PhaseGathers
     backward: PhaseGathers
     num_weights: int
+    never_freed: int
 
 
-def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, is_alone: bool = False) -> GatherWalk:
-    """A micro batch on several ranks; ``is_alone``: on one, which brings weights from the host.
+def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, num_ranks: int = 2) -> GatherWalk:
+    """A micro batch on ``num_ranks``; one that is alone brings weights from the host.
 
-    Any number of ranks above one sends the same, and has the same live but for what shares are padded by.
+    Any number of ranks above one sends the same, and has the same live but for what weights are padded by.
     """
     sizes = ZeroSettings(
         stage3_prefetch_bucket_size=zero.stage3_prefetch_bucket_size,
@@ -54,9 +75,9 @@ def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, is_alone
         stage3_max_live_parameters=zero.stage3_max_live_parameters,
         stage3_max_reuse_distance=zero.stage3_max_reuse_distance,
     )
-    key = (gather_walk, sizes, num_wrappers, is_alone)
+    key = (gather_walk, sizes, num_wrappers, num_ranks)
     if key not in trace.memo:
-        trace.memo[key] = _walked(WalkKey(_shape(trace), sizes, num_wrappers, is_alone, trace))
+        trace.memo[key] = _walked(WalkKey(_shape(trace), sizes, num_wrappers, num_ranks, trace))
     return trace.memo[key]
 
 
@@ -67,7 +88,7 @@ class WalkKey:
     shape: Any
     sizes: ZeroSettings
     num_wrappers: int
-    is_alone: bool
+    num_ranks: int
     trace: Trace = field(compare=False)
 
     @property
@@ -161,12 +182,13 @@ class WalkedSchedule:
         self._gathered = GatheredWeights(
             trace=trace,
             zero=walk.sizes,
-            num_ranks=1 if walk.is_alone else 2,
+            num_ranks=walk.num_ranks,
             num_wrappers=walk.num_wrappers,
-            offloads=walk.is_alone,
+            offloads=walk.num_ranks == 1,
             omitted=self._omitted(schedule, events),
         )
-        self._live: tuple[list[LiveBytes], list[LiveBytes]] = ([], [])
+        self._live: tuple[list[RunBytes], list[RunBytes]] = ([], [])
+        self._left: list[int] = []
         self._moments: dict[tuple[int, int], _Moment] = {}
         watched = {place: stretch for stretch in stretches for place in stretch.edges}
         for phase, places in enumerate((range(self._size), reversed(range(self._size)))):
@@ -175,6 +197,10 @@ class WalkedSchedule:
                 if edge in watched:
                     self._moments[phase, edge] = self._moment(watched[edge], edge, phase)
                 self._live[phase].append(_live_bytes(self._gathered, events[phase][run.key], run))
+            if phase:
+                self._gathered.end_backward()
+            self._left.append(self._gathered.live_bytes)
+        self._gathered.partition_all()
 
     def _omitted(self, schedule: Sequence[Run], events: Sequence[Mapping[str, Sequence[Event]]]) -> dict[int, int]:
         """Elements of the modules that are left out before a step."""
@@ -215,7 +241,7 @@ class WalkedSchedule:
         before, cut, after = (self._moments[phase, edge] for edge in stretch.edges)
         return (after, cut, before) if phase else (before, cut, after)
 
-    def _periods(self, stretch: Stretch, phase: int) -> tuple[list[LiveBytes], list[LiveBytes]]:
+    def _periods(self, stretch: Stretch, phase: int) -> tuple[list[RunBytes], list[RunBytes]]:
         """What is live in the periods before and after the cut, in the order of the phase."""
         live, period = self._live[phase], stretch.period
         cut = self._size - stretch.cut if phase else stretch.cut
@@ -224,19 +250,19 @@ class WalkedSchedule:
     def whole(self) -> GatherWalk:
         """The walk with all that was left out."""
         forward, live_bytes = self._whole_phase(0, 0)
-        backward, _ = self._whole_phase(1, live_bytes)
+        backward, live_bytes = self._whole_phase(1, live_bytes)
         num_weights = len(self._gathered.weights)
         for stretch in self._stretches:
             period = range(stretch.cut - stretch.period, stretch.cut)
             used = [key for key in self._gathered.weights if self._places.get(key, (-1, 0))[0] in period]
             num_weights += stretch.num_omitted * len(used)
-        return GatherWalk(forward, backward, num_weights)
+        return GatherWalk(forward, backward, num_weights, self._gathered.live_bytes + live_bytes)
 
     def _whole_phase(self, phase: int, more: int) -> tuple[PhaseGathers, int]:
         """A phase, and the bytes that are live at its end beyond those of the schedule as it was walked through;
         ``more``: these bytes at its beginning."""
         sent, done = self._gathered.sent[phase], 0
-        live: list[LiveBytes] = []
+        live: list[RunBytes] = []
         for stretch in reversed(self._stretches) if phase else self._stretches:
             cut = self._size - stretch.cut if phase else stretch.cut
             first, middle, _ = self._around(stretch, phase)
@@ -248,7 +274,7 @@ class WalkedSchedule:
                 live += [one.plus(more + number * growth) for one in earlier]
             more, done = more + stretch.num_omitted * growth, cut
         live += [one.plus(more) for one in self._live[phase][done:]]
-        return PhaseGathers(sent, live), more
+        return PhaseGathers(sent, live, self._left[phase] + more), more
 
 
 def _first_steps(
@@ -263,9 +289,13 @@ def _first_steps(
     return before, after[::-1]
 
 
-def _live_bytes(gathered: GatheredWeights, events: Iterable[Event], run: Run) -> LiveBytes:
-    least = most = gathered.live_bytes
+def _live_bytes(gathered: GatheredWeights, events: Iterable[Event], run: Run) -> RunBytes:
+    start = least = most = gathered.live_bytes
+    changes: list[EventBytes] = []
     for event in events:
-        most = max(most, notify(gathered, event, run))
-        least = min(least, gathered.live_bytes)
-    return LiveBytes(least, most)
+        highest = notify(gathered, event, run)
+        after = gathered.live_bytes
+        most, least = max(most, highest), min(least, after)
+        gathers = gathered.gathers if isinstance(event, Fetch) else ()
+        changes.append((after - start, highest - start, [(live - start, flat) for live, flat in gathers]))
+    return RunBytes(start, least - start, most - start, changes)

@@ -31,8 +31,10 @@ def num_wrappers(recipe: Recipe) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Storage:
-    """A whole weight. Views that autograd has saved keep it when DeepSpeed takes it from the weight."""
+    """A whole weight, in ``num_bytes`` with what it is padded by. Views that autograd has saved keep it when DeepSpeed
+    takes it from the weight."""
 
+    num_bytes: int
     num_views: int = 0
     is_released: bool = False
 
@@ -76,8 +78,9 @@ class GatheredWeights:
     """The gathered weights of one rank over one micro batch.
 
     ``live_bytes`` is what they take now, flat buffers of collectives included; ``fetch`` returns the most that was
-    live during it; ``sent`` are the collectives so far, of forward and of backward. Weights up to the persistence
-    threshold are always whole and not counted here.
+    live during it, but for shards that come from the host, and ``gathers`` are the gathers during it: what was live
+    just after, and bytes of the flat buffer, of which such a shard is one rank's part. ``sent`` are the collectives so
+    far, of forward and of backward. Weights up to the persistence threshold are always whole and not counted here.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class GatheredWeights:
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
         self._sink = sink
         self._peak = 0
+        self.gathers: list[tuple[int, int]] = []
         self.sent = (GatherCounts(), GatherCounts())
         self._weights: dict[Key, _Weight] = {}
         self._modules: dict[Key, _Module] = {}
@@ -173,6 +177,8 @@ class GatheredWeights:
         module = self._steps[self._step]
         self._active[module] = None
         self._peak = self.live_bytes
+        if self.gathers:
+            self.gathers = []
         if self._step in self._outermost_steps:
             for _ in range(self._num_wrappers):
                 self._prefetch()
@@ -237,8 +243,7 @@ class GatheredWeights:
             return
         storage.num_views -= 1
         if storage.is_released and not storage.num_views:
-            self.live_bytes -= weight.num_bytes
-            self._sink.free(storage)
+            self._free(storage)
 
     def _take(self, weight: _Weight, storage: _Storage) -> None:
         """The whole weight goes, but for views of it."""
@@ -246,8 +251,11 @@ class GatheredWeights:
         storage.is_released = True
         self._num_available -= weight.numel
         if not storage.num_views:
-            self.live_bytes -= weight.num_bytes
-            self._sink.free(storage)
+            self._free(storage)
+
+    def _free(self, storage: _Storage) -> None:
+        self.live_bytes -= storage.num_bytes
+        self._sink.free(storage)
 
     def _gather(self, weights: list[_Weight]) -> None:
         """Start one collective. A single weight lands in its own buffer; several share a flat one.
@@ -256,22 +264,24 @@ class GatheredWeights:
         """
         is_alone = self._num_ranks == 1
         flat = 0 if is_alone else sum([self._aligned_bytes(weight) for weight in weights])
-        gather = _Gather(flat, len(weights), storages={weight: _Storage() for weight in weights})
+        is_single = len(weights) == 1
+        storages = {weight: _Storage(flat if is_single and flat else weight.num_bytes) for weight in weights}
+        gather = _Gather(flat, len(weights), storages=storages)
         for weight in weights:
             weight.gather = gather
             self._num_available += weight.numel
-        if is_alone or len(weights) == 1:
-            for weight in weights:
-                self._allocate(gather.storages[weight], flat or weight.num_bytes)
+        if is_alone or is_single:
+            for storage in storages.values():
+                self._allocate(storage, storage.num_bytes)
         else:
             self._allocate(gather, flat)
         if self._offloads and not is_alone:
             shards = [self._aligned_bytes(weight) // self._num_ranks for weight in weights]
             self._sink.transient(Component.WEIGHTS, shards, Stream.GATHER)
-        self.live_bytes += sum([weight.num_bytes for weight in weights]) if is_alone else flat
         self._count(weights)
-        from_host = flat // self._num_ranks if self._offloads else 0
-        self._peak = max(self._peak, self.live_bytes + from_host)
+        self._peak = max(self._peak, self.live_bytes)
+        if not is_alone:
+            self.gathers.append((self.live_bytes, flat))
 
     def _count(self, weights: list[_Weight]) -> None:
         sent = self.sent[self._step >= self._outermost_steps[1]]
@@ -287,15 +297,11 @@ class GatheredWeights:
             gather.is_done = True
             for other, storage in gather.storages.items():
                 other.storage = storage
-            if self._num_ranks == 1:
-                pass
-            elif len(gather.storages) == 1:
-                self.live_bytes += weight.num_bytes - gather.flat_bytes
-                gather.flat_bytes = 0
-            else:
-                for other, storage in gather.storages.items():
-                    self.live_bytes += other.num_bytes
-                    self._allocate(storage, other.num_bytes)
+            if len(gather.storages) == 1:
+                gather.flat_bytes = 0  # it is the weight's own
+            elif self._num_ranks > 1:
+                for storage in gather.storages.values():
+                    self._allocate(storage, storage.num_bytes)
         self._peak = max(self._peak, self.live_bytes)
         gather.num_waiting -= 1
         if gather.num_waiting == 0:
@@ -306,6 +312,7 @@ class GatheredWeights:
         return -(-weight.num_bytes // self._num_ranks) * self._num_ranks
 
     def _allocate(self, owner: _Storage | _Gather, num_bytes: int) -> None:
+        self.live_bytes += num_bytes
         self._sink.allocate(owner, Component.WEIGHTS, num_bytes, Stream.GATHER)
 
     def _drop_from_queue(self) -> None:

@@ -24,6 +24,7 @@ from vlmplan.engines.collectives import (
 from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import Engine, ModelStates, weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gathering import GatheredWeights, num_wrappers
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes
@@ -236,6 +237,16 @@ class Zero3(Engine):
     def gathers_weights(self) -> bool:
         """There is something to fetch from: other ranks, or the host."""
         return self.num_ranks > 1 or self.offloads_weights
+
+    def gather_replay(self, trace: Trace) -> GatherReplay | None:
+        """Ranks that pad no weight have the same live, however many they are."""
+        if not self.gathers_weights:
+            return None
+        gathered = [one for one, _ in self.table.kinds if not self._is_persistent(one)]
+        is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
+        num_ranks = self.num_ranks if is_padded else min(self.num_ranks, 2)
+        walk = gather_walk(trace, self.recipe.zero, num_wrappers=num_wrappers(self.recipe), num_ranks=num_ranks)
+        return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
         """In the first micro batch of all the order of modules is not known: nothing is prefetched, and nothing kept

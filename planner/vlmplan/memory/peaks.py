@@ -7,7 +7,7 @@ from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, Parts, Ru
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component, Sink, Stream
-from vlmplan.engines.gathering import GatheredWeights, notify
+from vlmplan.engines.gather_replay import PhaseReplay
 
 
 class PeakTracker(Sink):
@@ -15,7 +15,7 @@ class PeakTracker(Sink):
 
     def __init__(self) -> None:
         self._held = [0] * len(Component)
-        self._held_bytes = 0
+        self._held_bytes = self._gathered_bytes = 0
         self._tensors: dict[Hashable, tuple[Component, int]] = {}
         self._batch: Parts = NO_PARTS
         self._batch_bytes = 0
@@ -70,6 +70,18 @@ class PeakTracker(Sink):
         if owner in self._tensors:
             self._tensors[new_owner] = self._tensors.pop(owner)
 
+    def gather(self, num_bytes: int, most_bytes: int) -> None:
+        """Gathered weights take ``num_bytes`` from now on, and took up to ``most_bytes`` just before."""
+        held, before = self._held, self._gathered_bytes
+        total = self._held_bytes + self._batch_bytes + most_bytes - before
+        if total > self._peak_bytes:
+            held[Component.WEIGHTS] += most_bytes - before
+            self._note(self._batch, total)
+            held[Component.WEIGHTS] += before - most_bytes
+        held[Component.WEIGHTS] += num_bytes - before
+        self._held_bytes += num_bytes - before
+        self._gathered_bytes = num_bytes
+
     # -- the micro batch's tensors -------------------------------------------------------------------------------
 
     def span(self, span: Span) -> None:
@@ -119,20 +131,17 @@ class MicroBatchReplay:
 
     def __init__(self, engine: Engine, tracker: PeakTracker, trace: Trace) -> None:
         self._engine, self._tracker, self._trace = engine, tracker, trace
-        self._gathered: GatheredWeights | None = engine.gathered_weights(trace, tracker)
+        self._gathers = engine.gather_replay(trace)
 
     def forward(self) -> None:
-        merged = self._trace.merged_sections()
-        for run, section in self._trace.forward():
-            self._run(section.forward if self._gathered is not None else merged[run.key][0], run)
+        self._run_phase(0, self._trace.schedule, None if self._gathers is None else self._gathers.forward)
 
     def backward(self) -> None:
-        merged = self._trace.merged_sections()
-        for run, section in self._trace.backward():
-            self._run(section.backward if self._gathered is not None else merged[run.key][1], run)
+        gathers = None if self._gathers is None else self._gathers.backward
+        self._run_phase(1, self._trace.schedule[::-1], gathers)
         self._engine.end_backward()
-        if self._gathered is not None:
-            self._gathered.end_backward()
+        if gathers is not None:
+            self._tracker.gather(gathers.left_bytes, gathers.left_bytes)
 
     def release_outputs(self) -> None:
         """What backward leaves: the model's outputs."""
@@ -143,11 +152,22 @@ class MicroBatchReplay:
     def begin_step(self) -> None:
         """The optimizer takes over from the micro batch."""
         self._tracker.release_batch()
-        if self._gathered is not None:
-            self._gathered.partition_all()
+        if self._gathers is not None:
+            self._tracker.gather(self._gathers.never_freed_bytes, self._gathers.never_freed_bytes)
 
-    def _run(self, events: Iterable[Event], run: Run) -> None:
-        engine, tracker, gathered = self._engine, self._tracker, self._gathered
+    def _run_phase(self, phase: int, schedule: Sequence[Run], gathers: PhaseReplay | None) -> None:
+        if gathers is None:
+            merged = self._trace.merged_sections()
+            for run in schedule:
+                self._run(merged[run.key][phase], run, ())
+            return
+        for run, weights in zip(schedule, gathers.runs(), strict=True):
+            section = self._trace.sections[run.key]
+            self._run(section.backward if phase else section.forward, run, weights)
+
+    def _run(self, events: Iterable[Event], run: Run, weights: Iterable[tuple[int, int]]) -> None:
+        """``weights``: what ``PhaseReplay.runs`` says of the events about them."""
+        engine, tracker, gathered = self._engine, self._tracker, iter(weights)
         for event in events:
             if isinstance(event, Span):
                 tracker.span(event)
@@ -156,5 +176,5 @@ class MicroBatchReplay:
                 engine.expect_gradient()
                 tracker.hand_over(event, ordinal)
                 engine.take_gradient(ordinal)
-            elif gathered is not None:
-                notify(gathered, event, run)
+            else:
+                tracker.gather(*next(gathered))
