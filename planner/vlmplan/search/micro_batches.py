@@ -10,7 +10,7 @@ from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_prof
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.memory.host import PROCESS_BYTES
-from vlmplan.recipe import Recipe, chunk_tokens
+from vlmplan.recipe import LossKind, Recipe, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, Rates, gpu_rates, micro_batch_seconds_at
 
@@ -125,6 +125,10 @@ class MicroBatches:
     def trace(self) -> Trace:
         """One of the micro batches: they all use the same weights in the same order."""
         return self.traced(self.sizes[0]).trace
+
+    def with_loss(self, loss: LossKind) -> "MicroBatches":
+        """The same with another loss, which uses the weights in the same order."""
+        return self._traced.micro_batches(self._switches._replace(loss=loss))
 
     def traced(self, micro_batch: int) -> CombinedTrace:
         """The micro batch itself."""

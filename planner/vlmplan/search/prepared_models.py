@@ -20,7 +20,7 @@ from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.timeline import Timeline
-from vlmplan.recipe import LossKind, Recipe
+from vlmplan.recipe import Recipe
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.micro_batches import Capability, MicroBatches, Peaks, States, TracedBatches
 from vlmplan.timing import BesidesComputing, PhaseSeconds, besides_computing, micro_batch_seconds
@@ -103,10 +103,19 @@ class PreparedModels:
         self._timelines: dict[_TimelineKey, Timeline] = {}
         self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
         self._disks: dict[Any, DiskSpace] = {}
+        self._orders: dict[Any, int] = {}
+        self._unbatched: dict[int, Recipe] = {}
 
     def with_batch(self, recipe: Recipe, size: BatchSize) -> Recipe:
         """The recipe with this batch, one object."""
-        return self._of.get(recipe, _with_batch, *size)
+        recipe = self._any_batch(recipe)
+        batched = self._of.get(recipe, _with_batch, *size)
+        self._unbatched[id(batched)] = recipe
+        return batched
+
+    def _any_batch(self, recipe: Recipe) -> Recipe:
+        """The one object that stands for the recipe with all its batches."""
+        return self._unbatched.get(id(recipe), recipe)
 
     def estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
         return self._of.get(recipe, self._new_estimator)
@@ -135,7 +144,10 @@ class PreparedModels:
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         """What a GPU holds throughout the step."""
-        return self._of.get(recipe, self.estimator(recipe)[1].states, num_ranks)
+        return self._of.get(self._any_batch(recipe), self._new_states, num_ranks)
+
+    def _new_states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
+        return self.estimator(recipe)[1].states(recipe, num_ranks)
 
     # -- bytes ---------------------------------------------------------------------------------------------------
 
@@ -204,6 +216,9 @@ class PreparedModels:
 
     def disk(self, recipe: Recipe) -> DiskSpace:
         """Disk space of the run, on any cluster."""
+        return self._of.get(self._any_batch(recipe), self._new_disk)
+
+    def _new_disk(self, recipe: Recipe) -> DiskSpace:
         estimator, _ = self.estimator(recipe)
         offload = (recipe.offload_optimizer, recipe.offload_params)
         key = (id(estimator), recipe.zero_stage, recipe.optimizer, *offload)
@@ -227,6 +242,7 @@ class PreparedModels:
 
     def seconds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> float | None:
         """Seconds of the whole run with another batch, by secants; None if a speed is not known."""
+        recipe = self._any_batch(recipe)
         micro_batch = self._micro_batch_seconds(recipe, cluster, size[0])
         besides = None if micro_batch is None else self.besides_computing(recipe, cluster, size)
         if micro_batch is None or besides is None:
@@ -246,38 +262,40 @@ class PreparedModels:
         """The same for all ways to compute a micro batch that use weights in the same order. What a GPU sends to itself
         takes no time."""
         sends = sends and cluster.num_gpus > 1
-        key = (self._of.get(recipe, self._order_of_weights), id(cluster), size, sends)
+        key = (self._of.get(self._any_batch(recipe), self._order_of_weights), id(cluster), size, sends)
         if key not in self._besides:
-            batched = self.with_batch(recipe, size)
             table = self.estimator(recipe)[0].table
-            capability = cluster.node.gpu.compute_capability
-            collectives = self._of.get(batched, self._new_collectives, cluster.num_gpus, capability) if sends else ()
+            collectives = self._collectives(recipe, cluster, size) if sends else ()
+            batched = self.with_batch(recipe, size)
             self._besides[key] = cluster, besides_computing(table, collectives, batched, cluster, self.workload)
         return self._besides[key][1]
 
-    def _order_of_weights(self, recipe: Recipe) -> Any:
+    def _order_of_weights(self, recipe: Recipe) -> int:
         """What tells apart recipes that start different collectives or update different states.
 
         Stage 3 gathers weights again for layers that run again.
         """
         estimator, _ = self.estimator(recipe)
         engine = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, recipe.zero)
-        return id(estimator), engine, checkpoints(recipe) if recipe.zero_stage == 3 else None
+        order = id(estimator), engine, checkpoints(recipe) if recipe.zero_stage == 3 else None
+        return self._orders.setdefault(order, len(self._orders))
 
-    def _new_collectives(self, recipe: Recipe, num_ranks: int, capability: Capability) -> tuple[Collectives, ...]:
+    def _collectives(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> tuple[Collectives, ...]:
+        capability = cluster.node.gpu.compute_capability
+        return self._of.get(self._any_batch(recipe), self._new_collectives, cluster.num_gpus, capability, size)
+
+    def _new_collectives(
+        self, recipe: Recipe, num_ranks: int, capability: Capability, size: BatchSize
+    ) -> tuple[Collectives, ...]:
         """What a step sends: weights and gradients, whatever the micro batch and the loss."""
-        alike = self._of.get(recipe, _with_loss, self._switches[0].loss)
-        trace = self.micro_batches(alike, capability).trace
-        return step_collectives(self.estimator(recipe)[0].table, recipe, num_ranks=num_ranks, trace=trace)
+        trace = self.micro_batches(recipe, capability).with_loss(self._switches[0].loss).trace
+        batched = self.with_batch(recipe, size)
+        return step_collectives(self.estimator(recipe)[0].table, batched, num_ranks=num_ranks, trace=trace)
 
 
 def checkpoints(recipe: Recipe) -> tuple[bool, bool]:
     """Of the language model's layers, and of all others."""
     return recipe.activation_checkpointing, recipe.vision_activation_checkpointing
-
-
-def _with_loss(recipe: Recipe, loss: LossKind) -> Recipe:
-    return recipe.with_changes(loss=loss)
 
 
 def _with_batch(recipe: Recipe, micro_batch: int, grad_accum: int) -> Recipe:
