@@ -166,11 +166,9 @@ class Engine:
     def _load_weights(self) -> None:
         """Each weight straight to where it stays. With packed ones in the order of their names, one by one, adapters
         after them, and then peft's upcast makes float32 copies (``param.data = param.data.to(float32)``)."""
-        entries = list(self.table.entries)
-        if any(entry.parameter.stored_bytes is not None for entry in entries):
-            added = self.trained
-            entries = [entry for entry in entries if not entry.parameter.requires_grad]
-            entries = [*sorted(entries, key=_loading_order), *added]
+        entries = self.table.entries
+        if any(one.stored_bytes is not None for one, _ in self.table.kinds):
+            entries = [*self.table.frozen_by_name, *self.trained]
         upcast: list[NamedParameter] = []
         for entry in entries:
             arriving = arriving_bytes(entry.parameter, self.recipe)
@@ -215,12 +213,6 @@ def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
         return parameter.numel * parameter.dtype.num_bytes
     is_upcast = recipe.upcasts_frozen and not parameter.requires_grad and parameter.dtype is DType.FLOAT32
     return parameter.numel * recipe.precision.dtype.num_bytes if is_upcast else 0
-
-
-def _loading_order(entry: NamedParameter) -> list[tuple[bool, int, str]]:
-    """Names part by part, numbers as numbers and before words (transformers' ``dot_natural_key``; weights that are
-    quantised as they are read come one by one, without threads: ``core_model_loading.py``)."""
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in entry.name.split(".")]
 
 
 def weight(entry: NamedParameter) -> tuple[str, str]:

@@ -8,7 +8,7 @@ the same before two layers that follow each other and after them, it is the same
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Section, Trace
 from vlmplan.engines.gathering import Key
@@ -37,20 +37,42 @@ class Stretch:
         return self.cut - self.period, self.cut, self.cut + self.period
 
 
+WEIGHT_USES = frozenset((Fetch, Release, Hold, Drop))
+
+
 def of_weights(events: Iterable[Event]) -> list[WeightUse]:
-    return [event for event in events if isinstance(event, Fetch | Release | Hold | Drop)]
+    return cast(list[WeightUse], [event for event in events if type(event) in WEIGHT_USES])
+
+
+class SectionUses(NamedTuple):
+    """How a section uses weights, in forward and in backward; ``kind`` is equal for sections that use weights of the
+    same sizes in the same way."""
+
+    forward: list[WeightUse]
+    backward: list[WeightUse]
+    kind: Any
+
+
+def section_uses(section: Section) -> SectionUses:
+    """Found once for all walks through the section."""
+    if section_uses not in section.memo:
+        forward, backward = of_weights(section.forward), of_weights(section.backward)
+        section.memo[section_uses] = SectionUses(forward, backward, _kind(forward, backward))
+    return section.memo[section_uses]
 
 
 def shortened(trace: Trace, reach: int) -> tuple[list[Run], list[Stretch]]:
     """The schedule without most of its equal layers, and where they were. ``reach``: elements of weights that may be
     whole at a time."""
     numbers: dict[Any, int] = {}
-    kinds = {key: numbers.setdefault(_kind(section), len(numbers)) for key, section in trace.sections.items()}
+    uses = {key: section_uses(section) for key, section in trace.sections.items()}
+    kinds = {key: numbers.setdefault(one.kind, len(numbers)) for key, one in uses.items()}
+    numels = {key: _numel(one) for key, one in uses.items()}
     schedule: list[Run] = []
     stretches: list[Stretch] = []
     copied = 0
     for start, stop, period in _repeats([None if run.layer is None else kinds[run.key] for run in trace.schedule]):
-        numel = sum([_numel(trace.sections[run.key]) for run in trace.schedule[start : start + period]])
+        numel = sum([numels[run.key] for run in trace.schedule[start : start + period]])
         num_reached = -(-reach // numel) if numel else 0
         before, after = num_reached + MORE_BEFORE, num_reached + MORE_AFTER
         num_omitted = (stop - start) // period - before - after
@@ -91,8 +113,8 @@ def _end(kinds: list[int | None], start: int, period: int) -> int:
     return stop
 
 
-def _kind(section: Section) -> Any:
-    """Equal for sections that use weights of the same sizes in the same way."""
+def _kind(forward: Iterable[WeightUse], backward: Iterable[WeightUse]) -> Any:
+    """See ``SectionUses``."""
     numbers: dict[Any, int] = {}
     sizes: list[Any] = []
 
@@ -117,16 +139,13 @@ def _kind(section: Section) -> Any:
             return number(("view", one.handle)), None, parameter(one.parameter)
         return number(("view", one.handle)), None
 
-    forward, backward = (
-        tuple(event(one) for one in of_weights(events)) for events in (section.forward, section.backward)
-    )
-    return forward, backward, tuple(sizes)
+    return tuple([event(one) for one in forward]), tuple([event(one) for one in backward]), tuple(sizes)
 
 
 def places_of(trace: Trace) -> dict[Key, tuple[int, int]]:
     """Of the modules and weights that layers use, by their keys: the place of the run in the schedule, and which of its
     modules and weights they are."""
-    used = {key: _used(section) for key, section in trace.sections.items()}
+    used = {key: _used(section_uses(section)) for key, section in trace.sections.items()}
     return {
         (id(one), run.layer): (place, ordinal)
         for place, run in enumerate(trace.schedule)
@@ -135,15 +154,13 @@ def places_of(trace: Trace) -> dict[Key, tuple[int, int]]:
     }
 
 
-def _numel(section: Section) -> int:
+def _numel(uses: SectionUses) -> int:
     """Elements of the modules that are used, as often as they are in forward."""
-    modules = [event.module for event in section.forward if isinstance(event, Fetch)]
+    modules = [event.module for event in uses.forward if isinstance(event, Fetch)]
     return sum([one.numel for module in modules for one in module.parameters_by_name.values()])
 
 
-def _used(section: Section) -> list[Any]:
+def _used(uses: SectionUses) -> list[Any]:
     """The modules of a section with their weights, in the order of first use."""
-    modules = {
-        id(event.module): event.module for event in section.forward + section.backward if isinstance(event, Fetch)
-    }
+    modules = {id(event.module): event.module for event in uses.forward + uses.backward if isinstance(event, Fetch)}
     return [one for module in modules.values() for one in (module, *module.parameters_by_name.values())]

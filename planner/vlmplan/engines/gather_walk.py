@@ -10,9 +10,9 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
+from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.gather_counts import GatherCounts
-from vlmplan.engines.gather_stretches import Stretch, of_weights, places_of, shortened
+from vlmplan.engines.gather_stretches import SectionUses, Stretch, WeightUse, places_of, section_uses, shortened
 from vlmplan.engines.gathering import GatheredWeights, Key, notify
 from vlmplan.recipe import ZeroSettings
 
@@ -112,14 +112,14 @@ class _Shape:
         self._weights: dict[int, int] = {}
         self._views: dict[int, int] = {}
         self._members: list[tuple[tuple[int, int, int, bool], ...]] = []
-        sections = tuple(
-            (key, self._numbered(section.forward), self._numbered(section.backward))
-            for key, section in trace.sections.items()
-        )
-        self.key = (sections, tuple(self._members), tuple(trace.schedule))
+        sections: list[Any] = []
+        for key, section in trace.sections.items():
+            uses = section_uses(section)
+            sections.append((key, self._numbered(uses.forward), self._numbered(uses.backward)))
+        self.key = (tuple(sections), tuple(self._members), tuple(trace.schedule))
 
-    def _numbered(self, events: list[Event]) -> tuple[tuple[Any, ...], ...]:
-        return tuple(self._event(event) for event in of_weights(events))
+    def _numbered(self, events: list[WeightUse]) -> tuple[tuple[Any, ...], ...]:
+        return tuple([self._event(event) for event in events])
 
     def _event(self, event: Fetch | Release | Hold | Drop) -> tuple[Any, ...]:
         if isinstance(event, Fetch):
@@ -173,11 +173,8 @@ class WalkedSchedule:
         self._stretches = stretches
         self._size = len(schedule)
         trace = Trace({run.key: walk.trace.sections[run.key] for run in schedule}, list(schedule))
-        events = (
-            {key: of_weights(section.forward) for key, section in trace.sections.items()},
-            {key: of_weights(section.backward) for key, section in trace.sections.items()},
-        )
-        self._first_steps = _first_steps(schedule, events)
+        uses = {key: section_uses(section) for key, section in trace.sections.items()}
+        self._first_steps = _first_steps(schedule, uses)
         self._places = places_of(trace) if stretches else {}
         self._gathered = GatheredWeights(
             trace=trace,
@@ -185,7 +182,7 @@ class WalkedSchedule:
             num_ranks=walk.num_ranks,
             num_wrappers=walk.num_wrappers,
             offloads=walk.num_ranks == 1,
-            omitted=self._omitted(schedule, events),
+            omitted=self._omitted(schedule, uses),
         )
         self._live: tuple[list[RunBytes], list[RunBytes]] = ([], [])
         self._left: list[int] = []
@@ -196,19 +193,20 @@ class WalkedSchedule:
                 run, edge = schedule[place], place + phase
                 if edge in watched:
                     self._moments[phase, edge] = self._moment(watched[edge], edge, phase)
-                self._live[phase].append(_live_bytes(self._gathered, events[phase][run.key], run))
+                events = uses[run.key].backward if phase else uses[run.key].forward
+                self._live[phase].append(_live_bytes(self._gathered, events, run))
             if phase:
                 self._gathered.end_backward()
             self._left.append(self._gathered.live_bytes)
         self._gathered.partition_all()
 
-    def _omitted(self, schedule: Sequence[Run], events: Sequence[Mapping[str, Sequence[Event]]]) -> dict[int, int]:
+    def _omitted(self, schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> dict[int, int]:
         """Elements of the modules that are left out before a step."""
         omitted: dict[int, int] = {}
         for stretch in self._stretches:
+            runs = [uses[run.key] for run in schedule[stretch.cut - stretch.period : stretch.cut]]
             for phase in (0, 1):
-                runs = schedule[stretch.cut - stretch.period : stretch.cut]
-                modules = [event.module for run in runs for event in events[phase][run.key] if isinstance(event, Fetch)]
+                modules = [event.module for run in runs for event in run[phase] if isinstance(event, Fetch)]
                 numel = sum([one.numel for module in modules for one in module.parameters_by_name.values()])
                 omitted[self._first_steps[phase][stretch.cut]] = stretch.num_omitted * numel
         return omitted
@@ -277,25 +275,28 @@ class WalkedSchedule:
         return PhaseGathers(sent, live, self._left[phase] + more), more
 
 
-def _first_steps(
-    schedule: Sequence[Run], events: Sequence[Mapping[str, Sequence[Event]]]
-) -> tuple[list[int], list[int]]:
+def _first_steps(schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> tuple[list[int], list[int]]:
     """By place: uses of modules before it in forward; and before the places below it in backward, forward included."""
     forward, backward = (
-        [sum([isinstance(event, Fetch) for event in events[phase][run.key]]) for run in schedule] for phase in (0, 1)
+        {key: sum([isinstance(event, Fetch) for event in one[phase]]) for key, one in uses.items()} for phase in (0, 1)
     )
-    before = list(accumulate(forward, initial=0))
-    after = list(accumulate(reversed(backward), initial=before[-1]))
+    before = list(accumulate([forward[run.key] for run in schedule], initial=0))
+    after = list(accumulate([backward[run.key] for run in reversed(schedule)], initial=before[-1]))
     return before, after[::-1]
 
 
-def _live_bytes(gathered: GatheredWeights, events: Iterable[Event], run: Run) -> RunBytes:
+def _live_bytes(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run) -> RunBytes:
     start = least = most = gathered.live_bytes
     changes: list[EventBytes] = []
     for event in events:
         highest = notify(gathered, event, run)
         after = gathered.live_bytes
-        most, least = max(most, highest), min(least, after)
-        gathers = gathered.gathers if isinstance(event, Fetch) else ()
-        changes.append((after - start, highest - start, [(live - start, flat) for live, flat in gathers]))
+        if highest > most:
+            most = highest
+        if after < least:
+            least = after
+        gathers = gathered.gathers if type(event) is Fetch else ()
+        changes.append(
+            (after - start, highest - start, [(one - start, flat) for one, flat in gathers] if gathers else ())
+        )
     return RunBytes(start, least - start, most - start, changes)

@@ -99,6 +99,7 @@ class GatheredWeights:
         schedule leaves out before a step; distances between steps count them.
         """
         self._zero, self._num_ranks, self._num_wrappers, self._offloads = zero, num_ranks, num_wrappers, offloads
+        self._max_live, self._most_prefetched = zero.stage3_max_live_parameters, zero.stage3_prefetch_bucket_size
         self._sink = sink
         self._peak = 0
         self.gathers: list[tuple[int, int]] = []
@@ -186,7 +187,7 @@ class GatheredWeights:
             self._use(module)
         self._prefetch()
         self._step += 1
-        return max(self._peak, self.live_bytes)
+        return self._peak if self._peak > self.live_bytes else self.live_bytes
 
     def _use(self, module: _Module) -> None:
         missing: list[_Weight] = []
@@ -322,9 +323,11 @@ class GatheredWeights:
             weight.fetched_for = weight_step
 
     def _prefetch(self) -> None:
-        zero, queue = self._zero, self._queue
-        room = min(zero.stage3_max_live_parameters - self._num_available, zero.stage3_prefetch_bucket_size)
-        if room <= 0:
+        queue = self._queue
+        room = self._max_live - self._num_available
+        if room > self._most_prefetched:
+            room = self._most_prefetched
+        if room <= 0 or not queue:
             return
         chosen: dict[_Weight, None] = {}
         num_elements = 0
@@ -351,13 +354,13 @@ class GatheredWeights:
 
 def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:
     """Tell ``gathered`` of an event. Returns the most bytes that were live during it."""
-    if isinstance(event, Fetch):
+    if type(event) is Fetch:
         return gathered.fetch()
-    if isinstance(event, Release):
+    if type(event) is Release:
         gathered.release(event, run)
-    elif isinstance(event, Hold):
+    elif type(event) is Hold:
         gathered.hold(event, run)
-    elif isinstance(event, Drop):
+    elif type(event) is Drop:
         gathered.drop(event, run)
     return gathered.live_bytes
 

@@ -61,6 +61,11 @@ class ParameterTable:
         return sorted(range(len(self.numels)), key=lambda ordinal: -self.numels[ordinal])[:8]
 
     @cached_property
+    def frozen_by_name(self) -> list[NamedParameter]:
+        """The frozen parameters in the order in which weights that are packed as they are read come, one by one."""
+        return sorted([entry for entry in self.entries if not entry.parameter.requires_grad], key=_loading_order)
+
+    @cached_property
     def trained_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the trained parameters, in the same order."""
         return [entry.parameter.shape for entry in self.entries if entry.parameter.requires_grad]
@@ -139,6 +144,12 @@ class ParameterTable:
         return self.ordinals[(id(parameter), layer)]
 
 
+def _loading_order(entry: NamedParameter) -> list[tuple[bool, int, str]]:
+    """Names part by part, numbers as numbers and before words (transformers' ``dot_natural_key``; weights that are
+    quantised as they are read come one by one, without threads: ``core_model_loading.py``)."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in entry.name.split(".")]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
     """The slice of the flat buffer of trained parameters that one rank updates under ZeRO 1 and 2."""
@@ -189,8 +200,9 @@ def overlapping(table: ParameterTable, partition: Partition) -> tuple[int, int]:
 def slices(table: ParameterTable, partition: Partition) -> list[int]:
     """Elements of each parameter that lie inside ``partition``."""
     first, last = overlapping(table, partition)
+    own_start, own_end = partition.start, partition.end
     return [
-        min(end, partition.end) - max(end - numel, partition.start)
+        min(end, own_end) - max(end - numel, own_start)
         for numel, end in zip(table.numels[first:last], table.ends[first:last], strict=True)
     ]
 
