@@ -1,6 +1,6 @@
 """The bytes of gathered weights at every event of a micro batch, from a walk that was made once for many ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vlmplan.engines.gather_walk import GatherWalk, PhaseGathers
@@ -16,20 +16,25 @@ class PhaseReplay:
     def runs(self) -> Iterator[list[tuple[int, int]]]:
         """Of each run of a section, as they follow each other: for every event about weights the bytes after it and
         the most during it."""
-        for run in self.phase.live:
-            start = run.start
-            if self.hosts:
+        hosts = self.hosts
+        for start, _, _, changes in self.phase.live:
+            if hosts:
                 yield [
-                    (start + after, start + max([most, *(live + buffer // self.hosts for live, buffer in gathers)]))
-                    for after, most, gathers in run.changes
+                    (start + after, start + (_with_shards(most, gathers, hosts) if gathers else most))
+                    for after, most, gathers in changes
                 ]
             else:
-                yield [(start + after, start + most) for after, most, _ in run.changes]
+                yield [(start + after, start + most) for after, most, _ in changes]
 
     @property
     def left_bytes(self) -> int:
         """When the phase is over."""
         return self.phase.left
+
+
+def _with_shards(most: int, gathers: Sequence[tuple[int, int]], hosts: int) -> int:
+    """The most during an event whose gathers bring a part of their buffer from the host."""
+    return max([most, *(live + buffer // hosts for live, buffer in gathers)])
 
 
 @dataclass(frozen=True, slots=True)
