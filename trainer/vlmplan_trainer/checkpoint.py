@@ -32,6 +32,7 @@ from vlmplan_trainer.manifest import (
     synced_marks,
 )
 from vlmplan_trainer.out_of_memory import is_out_of_memory
+from vlmplan_trainer.ranks import of_all_ranks
 from vlmplan_trainer.safe_loading import data_only, refuse_paths
 
 UNFINISHED, UNIVERSAL, DAMAGED = ".unfinished", ".universal", ".damaged"
@@ -62,7 +63,7 @@ def save_checkpoint(
         torch.save(torch.get_rng_state(), writing / f"random-{engine.rank}.pt")
         engine.barrier()
         share = file_names(writing)[engine.rank :: engine.num_ranks]
-        files = {name: mark for marks in _of_all_ranks(synced_marks(writing, share)) for name, mark in marks.items()}
+        files = {name: mark for marks in of_all_ranks(synced_marks(writing, share)) for name, mark in marks.items()}
         if engine.rank == 0:
             manifest = Manifest(position=position, run=run, num_ranks=engine.num_ranks, files=files)
             _publish(writing, place, manifest)
@@ -125,15 +126,6 @@ def _published(output_dir: Path) -> list[Path]:
     return [place for place in found if place.name.removeprefix("step-").isdecimal()]
 
 
-def _of_all_ranks(value: Any) -> list[Any]:
-    """What each rank gives, in the order of ranks."""
-    if not torch.distributed.is_initialized():
-        return [value]
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, value)
-    return found
-
-
 # -- going on --------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +144,7 @@ def newest_checkpoint(output_dir: Path, rank: int = 0, num_ranks: int = 1) -> Fo
     Newer ones that are damaged get another name, so that nothing takes them for whole. Raises InputError, naming what
     is damaged, if there is none.
     """
-    published = _of_all_ranks(_published(output_dir) if rank == 0 else None)[0]
+    published = of_all_ranks(_published(output_dir) if rank == 0 else None)[0]
     damaged: list[tuple[Path, str]] = []
     for place in reversed(published):
         problem = _problem(place, rank, num_ranks)
@@ -173,10 +165,10 @@ def newest_checkpoint(output_dir: Path, rank: int = 0, num_ranks: int = 1) -> Fo
 def _problem(place: Path, rank: int, num_ranks: int) -> str | None:
     """What is wrong with a checkpoint, the same on every rank."""
     problem = size_problem(place)
-    if not any(_of_all_ranks(problem)):
+    if not any(of_all_ranks(problem)):
         manifest = read_manifest(place)
         problem = content_problem(place, manifest, list(manifest.files)[rank::num_ranks])
-    return next((found for found in _of_all_ranks(problem) if found is not None), None)
+    return next((found for found in of_all_ranks(problem) if found is not None), None)
 
 
 def _named(place: Path, damaged: list[tuple[Path, str]], *, is_first: bool) -> Iterator[str]:
@@ -246,6 +238,6 @@ def check_run(found: Found, run: Mapping[str, Any]) -> None:
     differing = [
         f"{key} {said[key]}, this one has {value}" for key, value in run.items() if said.get(key, value) != value
     ]
-    problem = _of_all_ranks(differing[0] if differing else None)[0]
+    problem = of_all_ranks(differing[0] if differing else None)[0]
     if problem is not None:
         raise InputError(f"--resume: {found.place} is of a run with {problem}")

@@ -29,6 +29,7 @@ from vlmplan_trainer.checkpoint import (
     universal_form,
 )
 from vlmplan_trainer.data.batches import PADS_TO, Batches
+from vlmplan_trainer.data.chats import MAX_SENTENCES
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.gather import Data, gathered_data
 from vlmplan_trainer.data.scan import DatasetScan
@@ -44,6 +45,7 @@ from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.phases import is_first, rank_here, say_phase
 from vlmplan_trainer.progress import Watcher
+from vlmplan_trainer.ranks import of_all_ranks
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
 from vlmplan_trainer.result import about_result, result_folder
 from vlmplan_trainer.signature import run_signature
@@ -329,8 +331,11 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     )
     if recipe.trains_adapters and options.merge_adapters:
         merge(made.plan, made.engine, made.data.processing, options.output_dir)
+    found_late = {source: said for late in of_all_ranks(made.data.encoder.late) for source, said in late.items()}
     if made.engine.rank != 0:
         return
+    trained_on = {sample.source for sample in made.data.train.samples}
+    late_sentences = [said for source, said in found_late.items() if source in trained_on]
     late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
     seconds = sum(report.seconds for report in late) / len(late) if late else None
     rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
@@ -343,9 +348,10 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
         "usd": usd_so_far(made.plan, position.seconds),
         "last_loss": reports[-1].loss if reports else None,
         "num_truncated": made.batches.scan.num_truncated,
-        "num_skipped": made.batches.scan.num_skipped,
+        "num_skipped": made.batches.scan.num_skipped + len(late_sentences),
+        "left_out_late": list(found_late.values())[:MAX_SENTENCES],
         "num_left_over_per_epoch": made.batches.num_left_over,
-        "num_left_out": made.num_left_out,
+        "num_left_out": made.num_left_out + len(late_sentences),
         "num_bad": made.data.train.account.num_bad,
         **({} if made.evaluation is None else made.evaluation.as_json()),
         "result": str(_result_folder(made)),

@@ -187,6 +187,12 @@ def test_an_image_that_breaks_later_stops_with_file_and_line_or_leaves_ranks_in_
     assert sum(int((batch["labels"] != IGNORED_LABEL).any(dim=1).sum()) for batch in found) == 3
 
 
+def test_a_micro_batch_whose_only_image_breaks_later_has_a_blank_one_so_that_ranks_stay_in_step(qwen: Any, tmp_path):
+    samples = [*dummy_samples(3, num_images=1, image_size=(56, 56), seed=0), broken(tmp_path)]
+    found = list(batches(samples, encoder(qwen, skips_bad=True), micro_batch=1))
+    assert ["pixel_values" in batch for batch in found] == [True] * 4
+
+
 # What the model makes of them
 
 

@@ -33,8 +33,8 @@ class Batches:
     the end of an epoch that fill no whole step are left out of it, other ones in each epoch; ``num_left_over`` counts
     them. ``pads_to`` is the multiple that texts are padded to; the plan's length gives every micro batch that length.
 
-    In data where only some samples have images, a micro batch without any gets a blank one at the end of its shortest
-    text, without effect on the loss: the vision tower has to run on all ranks or on none.
+    In data with images a micro batch without any, of texts or of what is left out after all, gets a blank one at the
+    end of its shortest text, without effect on the loss: the vision tower has to run on all ranks or on none.
 
     Raises InputError if what is left fills no step.
     """
@@ -59,8 +59,7 @@ class Batches:
         refuse_too_few(self.scan, samples_per_step=self._shares.samples_per_step)
         self._lengths = self.scan.lengths if groups_by_length else None
         self._pads_to, self._num_workers = pads_to, num_workers
-        with_images = sum(bool(sample.images) for sample in self._samples)
-        self._shows_images = 0 < with_images < len(self._samples)
+        self._shows_images = any(sample.images for sample in self._samples)
         self._epoch = self._position = self._start = 0
 
     def __len__(self) -> int:

@@ -1,5 +1,7 @@
 """A file of chats as checked samples. Before training starts, every sample and image header is looked at."""
 
+import dataclasses
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,9 +9,9 @@ from pathlib import Path
 
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
-from vlmplan.json_reader import parse_json_object
+from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan_trainer.data.chat_formats import RawTurn, Reference, raw_sample
-from vlmplan_trainer.data.images import EmbeddedImage, ImageSource, checked_size, located
+from vlmplan_trainer.data.images import EmbeddedImage, ImageSource, PixelBudget, checked_size, located
 
 MAX_SENTENCES = 20
 """Bad samples that a report quotes; all are counted."""
@@ -82,10 +84,10 @@ def read_chats(path: Path, *, skips_bad: bool, image_root: Path | None = None) -
     folders = (path.parent,) if image_root is None else (image_root, path.parent)
     samples: list[Sample] = []
     forms: Counter[str] = Counter()
-    num_bad, sentences = 0, []
+    num_bad, sentences, budget = 0, [], PixelBudget()
     for record in records_in(path):
         try:
-            form, sample = _sample(record, folders, file=path)
+            form, sample = _sample(record, folders, budget, file=path)
         except InputError as error:
             if not skips_bad:
                 raise InputError(f"{error} (--skip-bad-samples leaves such samples out)") from None
@@ -101,40 +103,56 @@ def read_chats(path: Path, *, skips_bad: bool, image_root: Path | None = None) -
     return samples, ReadReport(num_samples=len(samples), num_bad=num_bad, forms=dict(forms), sentences=tuple(sentences))
 
 
-def _sample(record: Record, folders: tuple[Path, ...], *, file: Path) -> tuple[str, Sample]:
+def _sample(record: Record, folders: tuple[Path, ...], budget: PixelBudget, *, file: Path) -> tuple[str, Sample]:
     """The name of its form, and the sample."""
     source = record.source
     try:
         text = record.content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{source} is not text in UTF-8") from None
-    raw = raw_sample(parse_json_object(text, source=source), source=source)
+    values = parse_json_object(text, source=source)
+    _refuse_halves(values, text, source)
+    raw = raw_sample(values, source=source)
     place = EmbeddedImage(file=file, offset=record.offset, num_bytes=len(record.content), index=0)
-    turns = tuple(_turns(raw.turns, source, folders, place))
+    turns = tuple(_turns(raw.turns, source, folders, budget, place))
     return raw.form, Sample(source=source, turns=turns, num_prompt_turns=raw.num_prompt_turns, is_plain=raw.is_plain)
 
 
-def _turns(raw: tuple[RawTurn, ...], source: str, folders: tuple[Path, ...], place: EmbeddedImage) -> Iterator[Turn]:
+def _refuse_halves(values: JsonDict, text: str, source: str) -> None:
+    """Raise InputError for half of a character, which JSON can write (RFC 8259, 8.2) and no text can hold."""
+    if "\\u" not in text:
+        return
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):04x}"
+        raise InputError(f"{source} has half of a character, {half} (a lone surrogate), which is no text") from None
+
+
+def _turns(
+    raw: tuple[RawTurn, ...], source: str, folders: tuple[Path, ...], budget: PixelBudget, place: EmbeddedImage
+) -> Iterator[Turn]:
     num_images = 0
     for turn in raw:
         content: list[TextPart | ImagePart] = []
         for part in turn.content:
             if isinstance(part, Reference):
-                content.append(_image(part, source, folders, place, num_images))
+                content.append(_image(part, source, folders, budget, dataclasses.replace(place, index=num_images)))
                 num_images += 1
             elif part:
                 content.append(TextPart(text=part))
         yield Turn(role=turn.role, content=tuple(content))
 
 
-def _image(reference: Reference, source: str, folders: tuple[Path, ...], place: EmbeddedImage, index: int) -> ImagePart:
+def _image(
+    reference: Reference, source: str, folders: tuple[Path, ...], budget: PixelBudget, place: EmbeddedImage
+) -> ImagePart:
+    """``place``: where it is, if it is in the sample itself."""
     try:
         found = located(reference, folders)
-        name = f"image {index + 1}" if isinstance(found, bytes) else f"image {index + 1}, {found},"
-        width, height = checked_size(found, name=name)
+        number = place.index + 1
+        name = f"image {number}" if isinstance(found, bytes) else f"image {number}, {found},"
+        width, height = checked_size(found, name=name, budget=budget)
     except InputError as error:
         raise InputError(f"{source}: {error}") from None
-    kept: ImageSource = found
-    if isinstance(found, bytes):
-        kept = EmbeddedImage(file=place.file, offset=place.offset, num_bytes=place.num_bytes, index=index)
-    return ImagePart(source=kept, width=width, height=height)
+    return ImagePart(source=place if isinstance(found, bytes) else found, width=width, height=height)

@@ -8,6 +8,7 @@ A sample is a dict of tensors of shape (1, tokens), and of what the processor ma
 """
 
 import inspect
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -49,7 +50,8 @@ class Encoder:
     ``seq_len``, ``image_size`` (width, height) and ``images_per_sample`` are the plan's: longer samples are cut, larger
     images made smaller, and samples with more images left out. None leaves images as they are.
 
-    ``truncated`` and ``skipped`` are the sources of such samples, of all scans and of all that were encoded.
+    ``truncated`` and ``skipped`` are the sources of such samples, of all scans and of all that were encoded; ``late``
+    has the sentences of those that no scan had found, by their sources.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Encoder:
         self._fitter = ImageDownscaler(self.meter, image_size) if self.meter is not None else None
         self.truncated: set[str] = set()
         self.skipped: set[str] = set()
+        self.late: dict[str, str] = {}
 
     @property
     def num_truncated(self) -> int:
@@ -120,6 +123,10 @@ class Encoder:
             if not self.skips_bad and not isinstance(error, LeftOutError):
                 raise
             self.skipped.add(sample.source)
+            if sample.source not in self.late:
+                self.late[sample.source] = str(error)
+                sys.stdout.write(f"left out: {error}\n")
+                sys.stdout.flush()
             return self.nothing
 
     @cached_property
