@@ -50,7 +50,7 @@ def refused_file(option: str, name: str, *words: str) -> str:
         (b"\xff\xfe\x00\x80", ["UTF-8"]),
         ("[" * 100_000, ["nested too deeply"]),
         ('{"train_batch_size": ' + DIGITS + "}", ["thousands of digits"]),
-        ('{"train_batch_size": 1' + "0" * 400 + "}", ["--micro-batch", "at most"]),
+        ('{"train_batch_size": 1' + "0" * 400 + "}", ["train_batch_size is 1", "at most"]),
         ('{"train_batch_size": 0}', ["train_batch_size is 0", "1 or more"]),
         ('{"train_batch_size": 8.5}', ["train_batch_size is 8.5", "whole number"]),
         ('{"train_batch_size": 7}', ["7 samples", "train_batch_size", "2 GPU(s)"]),

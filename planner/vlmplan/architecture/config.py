@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -46,6 +46,14 @@ class Config:
 
     def __contains__(self, key: str) -> bool:
         return self.get(key) is not None
+
+    def names(self) -> Iterable[str]:
+        """The keys of the file and of the defaults of its class."""
+        return {*self._values, *self._defaults}
+
+    def own(self, key: str) -> Any:
+        """What the file has under this very name."""
+        return self._values.get(key)
 
     def has_own(self, key: str) -> bool:
         """Whether the file itself has ``key``, rather than the default of its class."""
@@ -121,9 +129,9 @@ class Config:
     def boolean(self, key: str, default: bool = False) -> bool:
         value = self.get(key)
         value = default if value is None else value
-        if not isinstance(value, bool | int):
+        if not isinstance(value, bool):
             raise not_allowed(CONFIG, self._name(key), value, "true or false")
-        return bool(value)
+        return value
 
     def text(self, key: str, default: str = "") -> str:
         value = self.get(key)

@@ -7,6 +7,7 @@ from typing import Any, cast
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
+from vlmplan.architecture.sound_config import check_config
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR
@@ -41,7 +42,11 @@ def files_of_texts(
 
 
 def with_layout(model: ModelFiles) -> ModelFiles:
-    """The files of a model without a family, with what transformers says about it; others as they are."""
+    """The files of a model without a family, with what transformers says about it; others as they are.
+
+    Raises InputError for a configuration that no model can have.
+    """
+    check_config(model.config)
     if model.model_type in FAMILIES:
         return model
     from vlmplan.architecture.generic import generic_notes

@@ -15,7 +15,7 @@ from vlmplan.architecture.images.fixed import (
 from vlmplan.architecture.images.idefics import idefics2_shape, idefics3_shape
 from vlmplan.architecture.images.mllama import mllama_shape
 from vlmplan.architecture.images.pixtral import pixtral_shape
-from vlmplan.architecture.images.settings import section
+from vlmplan.architecture.images.settings import FileSettings, section
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.architecture.images.smart_resize import glm4v_shape, qwen2_vl_shape, qwen3_vl_shape
 from vlmplan.errors import InputError, UnknownNameError
@@ -85,11 +85,11 @@ def image_shape(
         raise InputError(f"model_type is {model_type!r}; config.json must name the model's type")
     if model_type not in _SHAPES:
         raise UnknownNameError("model type with images", model_type, _SHAPES)
-    preprocessor = preprocessor_config or {}
+    preprocessor = FileSettings(preprocessor_config or {}, "preprocessor_config.json: ")
     if preprocessor.get("do_resize") is False:
         raise InputError("do_resize is False; images that are not resized are not supported")
     image = Image(
-        config=config,
+        config=FileSettings(config, "config.json: "),
         preprocessor=preprocessor,
         width=width,
         height=height,

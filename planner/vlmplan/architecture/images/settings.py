@@ -16,6 +16,18 @@ from vlmplan.json_reader import not_allowed, shown
 Settings = Mapping[str, Any]
 
 
+class FileSettings(dict[str, Any]):
+    """What a file says, or an object in it, that knows its name: ``config.json: vision_config.``"""
+
+    def __init__(self, values: Mapping[str, Any], place: str) -> None:
+        super().__init__(values)
+        self.place = place
+
+
+def _named(settings: Settings, key: str) -> str:
+    return settings.place + key if isinstance(settings, FileSettings) else key
+
+
 def section(settings: Settings, key: str) -> Settings:
     """The object under ``key``; empty where there is none.
 
@@ -25,8 +37,8 @@ def section(settings: Settings, key: str) -> Settings:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise not_allowed("", key, value, "an object {...}")
-    return cast(Settings, value)
+        raise not_allowed("", _named(settings, key), value, "an object {...}")
+    return FileSettings(cast(Settings, value), f"{_named(settings, key)}.")
 
 
 def count(settings: Settings, key: str, default: int) -> int:
@@ -35,7 +47,7 @@ def count(settings: Settings, key: str, default: int) -> int:
     Raises InputError where the value is anything else.
     """
     value: object = settings.get(key)
-    return default if value is None else _positive(value, key)
+    return default if value is None else _positive(value, _named(settings, key))
 
 
 def flag(settings: Settings, key: str, default: bool) -> bool:
@@ -47,7 +59,7 @@ def flag(settings: Settings, key: str, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise not_allowed("", key, value, "true or false")
+        raise not_allowed("", _named(settings, key), value, "true or false")
     return value
 
 
@@ -58,7 +70,7 @@ def side(settings: Settings, key: str, default: int) -> int:
     """
     height, width = sides(settings, key, default)
     if height != width:
-        raise not_allowed("", key, settings[key], "a square")
+        raise not_allowed("", _named(settings, key), settings[key], "a square")
     return height
 
 
@@ -70,6 +82,7 @@ def sides(settings: Settings, key: str, default: int) -> tuple[int, int]:
     value: object = settings.get(key)
     if value is None:
         return default, default
+    key = _named(settings, key)
     if isinstance(value, Mapping):
         edges = cast(Settings, value)
         if "shortest_edge" in edges:
@@ -96,7 +109,7 @@ def edge(settings: Settings, key: str, name: str, default: int) -> int:
     """
     edges = section(settings, key)
     if edges and edges.get(name) is None:
-        raise InputError(f"{key}.{name} is missing")
+        raise InputError(f"{_named(settings, key)}.{name} is missing")
     return count(edges, name, default)
 
 

@@ -1,0 +1,88 @@
+"""What no model can have, whatever its family: heads that do not divide their layer, no layers, or a million of them.
+
+transformers refuses most of it when a model is built, some only when it runs; a plan of it would be of no model.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vlmplan.architecture.config import CONFIG, MAX_LAYERS, Config, class_table
+from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed, shown
+
+NUM_LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "depth", "layers"),
+    *("num_global_layers", "resampler_depth", "encoder_layers", "decoder_layers"),
+)
+"""What configurations call the depth of a stack."""
+MAY_BE_ZERO = ("encoder_layers", "decoder_layers")
+"""Of models that have one of the two."""
+HEADS = {
+    "num_attention_heads": ("hidden_size",),
+    "n_head": ("n_embd",),
+    "n_heads": ("dim", "d_model"),
+    "num_heads": ("embed_dim", "hidden_size"),
+    "attention_heads": ("hidden_size",),
+}
+"""What configurations call the number of heads, and the width that they divide, the first that there is."""
+HEAD_WIDTHS = ("head_dim", "kv_channels", "d_kv", "head_size", "attention_head_size", "key_length")
+"""Parts of names that say how wide a head is, which then need not divide anything."""
+KV_HEADS = "num_key_value_heads"
+
+
+def check_config(values: Mapping[str, Any], *, source: str = CONFIG) -> None:
+    """Raise InputError for what no model can have, in the configuration or in a section of it, by its key."""
+    is_known = values.get("model_type") in class_table()
+    for section, path in _sections(values):
+        for key in NUM_LAYERS:
+            _check_depth(section.own(key), f"{path}{key}", source, least=0 if key in MAY_BE_ZERO else 1)
+        if is_known:  # of others transformers knows which heads have a width of their own
+            _check_width(section, path, source)
+        _check_kv_heads(section, path, source)
+
+
+def _sections(values: Mapping[str, Any]) -> Iterator[tuple[Config, str]]:
+    """The configuration and its sections, with the defaults of their classes, and the beginning of their keys."""
+    top = Config(values)
+    yield top, ""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key.endswith("config") and key != "quantization_config":
+            yield top.section(key), f"{key}."
+
+
+def _check_depth(value: object, key: str, source: str, *, least: int) -> None:
+    if value is None or isinstance(value, list | tuple | Mapping):
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least or value % 1:
+        raise not_allowed(source, key, value, f"a whole number of {least} or more")
+    if value > MAX_LAYERS:
+        raise InputError(f"{source}: {key} is {shown(value)}; at most {MAX_LAYERS:,} can be planned")
+
+
+def _check_width(section: Config, path: str, source: str) -> None:
+    has_width = any(section.get(key) is not None for key in section.names() if any(part in key for part in HEAD_WIDTHS))
+    for key, widths in HEADS.items():
+        heads = _count(section.get(key))
+        if heads is None:
+            continue
+        name = next((name for name in widths if _count(section.get(name)) is not None), None)
+        width = None if name is None else _count(section.get(name))
+        if width is not None and width % heads and not has_width:
+            raise InputError(
+                f"{source}: {path}{key} is {heads:,}, which does not divide {path}{name}, {width:,}; attention needs "
+                f"heads of equal width"
+            )
+
+
+def _check_kv_heads(section: Config, path: str, source: str) -> None:
+    heads, kv_heads = _count(section.get("num_attention_heads")), _count(section.get(KV_HEADS))
+    if heads is not None and kv_heads is not None and heads % kv_heads:
+        raise InputError(
+            f"{source}: {path}{KV_HEADS} is {kv_heads:,}, which does not divide {path}num_attention_heads, {heads:,}; "
+            f"each key-value head serves as many heads"
+        )
+
+
+def _count(value: object) -> int | None:
+    """A number of heads or a width; None for what is no positive whole number, which whoever needs it refuses."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

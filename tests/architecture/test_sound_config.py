@@ -1,0 +1,50 @@
+"""What no model can have is refused by its key, and every packaged model is sound."""
+
+from typing import Any
+
+import pytest
+
+from cli_calls import TINY
+from vlmplan.architecture.config import class_table
+from vlmplan.architecture.sound_config import check_config
+from vlmplan.errors import InputError
+from vlmplan.models import packaged_files, packaged_models
+
+VISION = {"model_type": "qwen2_vl", "vision_config": {"embed_dim": 1280, "num_heads": 16}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"num_attention_heads": 5}, "num_attention_heads is 5, which does not divide hidden_size, 64"),
+        ({"num_attention_heads": 128}, "num_attention_heads is 128, which does not divide hidden_size, 64"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3, which does not divide num_attention_heads, 4"),
+        ({"num_key_value_heads": 1000}, "num_key_value_heads is 1,000, which does not divide num_attention_heads, 4"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; a whole number of 1 or more"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers is -1; a whole number of 1 or more"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is true; a whole number of 1 or more"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5; a whole number of 1 or more"),
+        ({"num_hidden_layers": 100_000}, "num_hidden_layers is 100000; at most 1,000"),
+        ({"num_hidden_layers": float("nan")}, "num_hidden_layers is NaN"),
+        ({"model_type": "olmo2", "num_hidden_layers": 100_000}, "num_hidden_layers is 100000; at most 1,000"),
+        ({"model_type": "gpt2", "n_layer": 0}, "n_layer is 0; a whole number of 1 or more"),
+        (VISION | {"vision_config": {"embed_dim": 1280, "num_heads": 7}}, "vision_config.num_heads is 7, which"),
+        (VISION | {"vision_config": {"depth": 10**9}}, "vision_config.depth is 1000000000; at most 1,000"),
+    ],
+)
+def test_impossible_numbers_are_refused_by_their_key(changes: dict[str, Any], sentence: str):
+    with pytest.raises(InputError) as caught:
+        check_config(TINY | changes)
+    assert str(caught.value).startswith(f"config.json: {sentence}")
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16}, VISION])
+def test_possible_numbers_are_taken(changes: dict[str, Any]):
+    check_config(TINY | changes)
+
+
+def test_every_packaged_model_and_every_default_is_sound():
+    for alias in packaged_models():
+        check_config(packaged_files(alias).config)
+    for model_type in class_table():
+        check_config({"model_type": model_type})
