@@ -12,7 +12,7 @@ import click
 import pytest
 
 from hub_server import isolated_cache
-from vlmplan.cli import run
+from vlmplan.cli.command_line import run
 from vlmplan.request import Request, parse
 
 DONE, MENDABLE, USAGE, DOES_NOT_FIT = 0, 1, 2, 3

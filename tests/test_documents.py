@@ -11,7 +11,7 @@ import pytest
 
 from cli_calls import isolate
 from tools.documents import DOCS, PAGES, blocks, pictures_here, with_samples
-from vlmplan.cli import COMMANDS
+from vlmplan.cli.command_line import COMMANDS
 
 RUN = [page for page in PAGES if page.is_relative_to(DOCS)]
 LONG = [page for page in RUN if any(block.is_run and block.is_long for block in blocks(page.read_text()))]

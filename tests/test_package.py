@@ -32,8 +32,8 @@ def modules_after(code: str) -> set[str]:
     "code",
     [
         "import vlmplan.cli",
-        "from vlmplan.cli import run; run(['estimate', '--model', 'qwen2-vl-2b', '--gpu', 'rtx-4090'])",
-        "from vlmplan.cli import run; run(['recommend', '--model', 'qwen2-vl-2b', '--gpu', 'rtx-4090'])",
+        "from vlmplan.cli.command_line import run; run(['estimate', '--model', 'qwen2-vl-2b', '--gpu', 'rtx-4090'])",
+        "from vlmplan.cli.command_line import run; run(['recommend', '--model', 'qwen2-vl-2b', '--gpu', 'rtx-4090'])",
         "import vlmplan_trainer",
     ],
 )
@@ -42,7 +42,7 @@ def test_planning_imports_no_training_library(code):
 
 
 def test_help_imports_neither_rich_nor_yaml():
-    assert not modules_after("from vlmplan.cli import run; run(['--help'])") & {"rich", "yaml", *HEAVY}
+    assert not modules_after("from vlmplan.cli.command_line import run; run(['--help'])") & {"rich", "yaml", *HEAVY}
 
 
 def test_imports_point_one_way():

@@ -230,6 +230,22 @@ def test_no_plan_with_a_value_changed_leads_to_a_traceback(data):
         assert str(error).count("\n") == 0  # noqa: PT017
 
 
+def test_the_difference_between_ds_config_and_recipe_is_named_to_the_last_key():
+    values = written(plan(Recipe(zero_stage=3), num_gpus=2))
+    values["ds_config"]["zero_optimization"]["stage3_max_reuse_distance"] = 12345
+    with pytest.raises(InputError, match=r"means zero\.stage3_max_reuse_distance 12345, its recipe \d+$"):
+        plan_from_json(values)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("hardware.num_nodes", 1e39), ("hardware.num_nodes", 10**6), ("hardware.gpus_per_node", 10**5)],
+)
+def test_a_plan_for_more_machines_than_there_are_is_refused(path: str, value: float):
+    with pytest.raises(InputError, match=f"{path} is .* a whole number of at most"):
+        plan_from_json(changed(written(plan(Recipe(zero_stage=2), num_gpus=2)), path, value))
+
+
 def test_files_that_are_no_plan_are_named(tmp_path):
     with pytest.raises(UnavailableError, match=r"plan\.json does not exist"):
         read_plan(tmp_path / "plan.json")

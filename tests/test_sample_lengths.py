@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planned import cluster, shortened, workload
-from vlmplan.cli import cli
+from vlmplan.cli.command_line import cli
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.estimate import Estimator
 from vlmplan.memory.device import Verdict

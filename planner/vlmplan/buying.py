@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog import Catalog
-from vlmplan.cost.owning import HOST_USD, HOST_USD_PER_GPU, HOST_WATTS, OwnMachine, wall_watts
+from vlmplan.cost.owning import HOST_USD, HOST_USD_PER_GPU, HOST_WATTS, OwnMachine, require_amount, wall_watts
 from vlmplan.cost.purchase import NOT_RENTED, Purchase, comparable_offers, equivalent_offers
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
@@ -39,8 +39,8 @@ def requested_purchase(request: PurchaseRequest, catalog: Catalog, on: date) -> 
     if gpu.tdp_watts is None:
         raise _unknown(gpu, "power", f"state it as gpus.{gpu.id}.tdp_w in a catalog of your own")
     host_watts = HOST_WATTS if request.watts_host is None else request.watts_host
-    _require_not_negative("--watts-host", host_watts)
-    _require_not_negative("--price", card_usd)
+    require_amount("--watts-host", host_watts)
+    require_amount("--price", card_usd)
     own_host_usd = HOST_USD + HOST_USD_PER_GPU * num_gpus
     stated = {
         "usd_per_kwh": request.usd_per_kwh,
@@ -56,11 +56,6 @@ def requested_purchase(request: PurchaseRequest, catalog: Catalog, on: date) -> 
     rents, more = _rents(request.against, gpu, num_gpus, catalog, on)
     purchase = Purchase(gpu=gpu, num_gpus=num_gpus, machine=machine, hours_per_week=request.hours_per_week, rents=rents)
     return purchase, [*notes, *more]
-
-
-def _require_not_negative(option: str, value: float) -> None:
-    if not 0 <= value < float("inf"):
-        raise InputError(f"{option} is {value:g}; 0 or more is needed")
 
 
 def _cards(text: str, catalog: Catalog) -> tuple[Gpu, int | None]:

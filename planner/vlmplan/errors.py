@@ -13,6 +13,8 @@ Mistakes of our own raise ``AssertionError``.
 
 from collections.abc import Iterable
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 and the number of SIGINT."""
 MAX_NAME_CHARACTERS = 100
 """Of a name in an error; a longer one resembles no known one."""
 

@@ -5,10 +5,21 @@ What prints makes it so (``render.lines``, ``render.tables``, ``render.picture``
 before.
 """
 
+import os
 import re
 
 OWN_COLOURS = re.compile("(\x1b\\[(?:0|1|[39][0-7])m)")
 """What ``click.style`` writes for a colour, for bold, and for the end of both; nothing worse can be had of them."""
+
+
+def refuses_colour() -> bool:
+    """Whether the user, or his terminal, takes no colour (no-color.org; ``TERM=dumb`` of editors and logs)."""
+    return bool(os.environ.get("NO_COLOR")) or is_dumb()
+
+
+def is_dumb() -> bool:
+    """Whether the terminal only prints: it neither moves its cursor nor knows colours."""
+    return os.environ.get("TERM", "") in ("dumb", "unknown")
 
 
 def printable(text: str) -> str:

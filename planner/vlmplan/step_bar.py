@@ -4,13 +4,13 @@ The trainer prints whole lines, which are what a log should have. ``vlmplan laun
 trainer sees no terminal; the bar is drawn where there is one.
 """
 
-import os
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
+from vlmplan.plain_text import is_dumb
 from vlmplan.training import parts_of_step_line
 
 WIDE_COLUMNS = 120
@@ -21,7 +21,7 @@ SHORT_PARTS = ("loss ", " tokens/s", " left", "done", "skipped")
 
 def can_draw(file: TextIO) -> bool:
     """Whether a bar can be drawn: a terminal that moves its cursor, whatever FORCE_COLOR says."""
-    return file.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
+    return file.isatty() and not is_dumb()
 
 
 class StepBar:

@@ -38,6 +38,8 @@ SCHEDULES = ("cosine", "linear", "constant")
 LEARNING_RATES = {"full": 1e-5, "lora": 1e-4, "qlora": 1e-4}
 """By method, where none is given: what the model cards of Qwen2-VL, LLaVA and Llama fine-tune with. A choice."""
 DATA_SOURCES = ("train_data", "dummy_data")
+MAX_INTEGER = 2**63 - 1
+"""The largest that torch takes as a seed, and far more than there are steps."""
 LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}
 
 
@@ -79,8 +81,9 @@ class TrainerOptions:
             raise InputError(f"one of {', '.join(map(flag, DATA_SOURCES))} is needed; {found}")
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"{flag(name)} is {value}; {least} or more is needed")
+            if value is not None and not least <= value <= MAX_INTEGER:
+                allowed = f"{least} or more" if value < least else f"at most {MAX_INTEGER:,}"
+                raise InputError(f"{flag(name)} is {value}; {allowed} is needed")
         for name in ("learning_rate", "weight_decay", "save_minutes"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):

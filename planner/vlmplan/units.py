@@ -13,6 +13,9 @@ GIB = 2**30
 MAX_COUNT = 10**9
 """More tokens, samples a step, ranks or nodes than this are a slip, and beyond the floats that follow from them."""
 
+MAX_AMOUNT = 10**12
+"""More usd, hours or watts than this are a slip too."""
+
 
 class Choice(Enum):
     """An enumeration whose members hash as the single objects they are, in C; Enum hashes their names, in Python."""

@@ -97,7 +97,7 @@ def test_a_limit_on_the_run_is_above_zero(option: str, value: str):
 
 @pytest.mark.parametrize("value", ["-1", "nan", "-inf"])
 def test_a_limit_on_the_price_is_zero_or_more(value: str):
-    says(refusal(*RECOMMEND, f"--max-usd-per-hour={value}"), f"--max-usd-per-hour is {float(value)}", "0 or more")
+    says(refusal(*RECOMMEND, f"--max-usd-per-hour={value}"), f"--max-usd-per-hour is {float(value):g}", "0 or more")
 
 
 @settings(max_examples=40)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, USAGE, folder_of
-from vlmplan.cli import BROKEN_PIPE
+from vlmplan.cli.command_line import BROKEN_PIPE
 from vlmplan.render.lines import cell_width
 
 VLMPLAN = str(Path(sysconfig.get_path("scripts")) / ("vlmplan.exe" if os.name == "nt" else "vlmplan"))

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 
-from vlmplan.cli import cli
+from vlmplan.cli.command_line import cli
 from vlmplan.units import GIB
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from typing import Any
 from click.testing import CliRunner
 from measured_report import CASES, HERE, KEY_OF_COUNTER, command_of
 
-from vlmplan.cli import cli
+from vlmplan.cli.command_line import cli
 from vlmplan.units import GIB
 
 TABLE = HERE / "rehearsed.md"

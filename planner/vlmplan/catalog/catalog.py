@@ -136,7 +136,7 @@ def load_catalog(catalog_files: Iterable[Path] = (), *, project_dir: Path | None
     found = [
         path
         for path in (refreshed_catalog_path(), user_catalog_path(), (project_dir or Path()) / PROJECT_FILE_NAME)
-        if path is not None and path.is_file()
+        if path is not None and os.path.isfile(path)  # False too where a folder cannot be entered
     ]
     named = list(catalog_files)
     # A file that is both found and named counts once, where it was named: a discount must not apply twice.

@@ -5,6 +5,7 @@ and GPU that it has, the shipped offers; the user's own files come on top of it.
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -216,7 +217,7 @@ def write_refreshed(offers: Sequence[Fields]) -> Path:
 def _earlier(path: Path) -> Sequence[Fields]:
     """The offers of ``path`` that are whole and of GPUs still known; none where it cannot be read."""
     try:
-        offers = read_catalog_file(path, may_be_empty=True).offers if path.is_file() else ()
+        offers = read_catalog_file(path, may_be_empty=True).offers if os.path.isfile(path) else ()
     except InputError:
         return ()
     gpus = shipped_catalog().gpus

@@ -1,6 +1,5 @@
 """``vlmplan advise``: what each single change of a plan would save or cost."""
 
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, JSON, RECIPE, WORKLOAD, options, today, words_of
+from vlmplan.cli.options import CATALOG, JSON, RECIPE, WORKLOAD, options, print_document, today, words_of
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
 
     if as_json:
         described = document(found, words) | to_fit_json(found.way_out, text, found.as_of)
-        click.echo(json.dumps(described, indent=2))
+        print_document(described)
     else:
         print_advice(found, words)
         print_way_out(found.way_out, text, found.as_of)

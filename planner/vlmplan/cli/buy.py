@@ -1,12 +1,11 @@
 """``vlmplan buy``: a machine of one's own against a rented one."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, JSON, options, today
+from vlmplan.cli.options import CATALOG, JSON, options, print_document, today
 
 
 def _number(flag: str, metavar: str, help_text: str) -> Any:
@@ -38,6 +37,6 @@ def buy(*, catalog_files: tuple[Path, ...], as_json: bool, **given: Any) -> None
     on = today()
     purchase, notes = requested_purchase(PurchaseRequest(**given), load_catalog(catalog_files), on)
     if as_json:
-        click.echo(json.dumps(document(purchase, notes, on), indent=2))
+        print_document(document(purchase, notes, on))
     else:
         print_purchase(purchase, notes, on)

@@ -1,5 +1,6 @@
 """The ``vlmplan`` command. Commands are imported when they are called, so that ``--help`` is quick."""
 
+import errno
 import gc
 import importlib
 import io
@@ -10,8 +11,8 @@ from typing import Any, TextIO
 
 import click
 
-from vlmplan.errors import VlmplanError
-from vlmplan.plain_text import one_line, printable
+from vlmplan.errors import INTERRUPTED, VlmplanError
+from vlmplan.plain_text import one_line, printable, refuses_colour
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "recommend": ("vlmplan.cli.recommend", "Find the cheapest hardware and setup that trains a model."),
@@ -26,8 +27,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Name, module that defines a command of that name, and one line about it."""
 
-INTERRUPTED = 130
 BROKEN_PIPE = 141
+OF_OUTPUT = (errno.ENOSPC, errno.EPIPE, errno.EBADF, errno.EFBIG, errno.EDQUOT, errno.ECONNRESET)
+"""What a write to a pipe, a file or a closed stream ends with."""
 
 
 class LazyGroup(click.Group):
@@ -70,7 +72,7 @@ def cli() -> None:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; errors that the user can mend become one line on standard error."""
     try:
-        color = False if os.environ.get("NO_COLOR") else None
+        color = False if refuses_colour() else None
         code: Any = cli.main(args=arguments, prog_name="vlmplan", standalone_mode=False, color=color)
         return code if isinstance(code, int) else 0
     except VlmplanError as error:
@@ -91,17 +93,24 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:  # what click makes of a pipe that nobody reads any more
         return BROKEN_PIPE
     except OSError as error:
-        place = "the output cannot be written" if error.filename is None else error.filename
-        click.echo(f"vlmplan: {place}: {error.strerror}", err=True)
+        click.echo(f"vlmplan: {printable(_about(error))}", err=True)
         return VlmplanError.exit_code
+
+
+def _about(error: OSError) -> str:
+    """What went wrong where nobody saw it coming: with a file that has a name, or with the output."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is not None:
+        return f"{error.filename}: {reason}"
+    return f"the output cannot be written: {reason}" if error.errno in OF_OUTPUT else f"the system refuses: {reason}"
 
 
 def _sentence(error: click.ClickException) -> str:
     return one_line(error.format_message()).rstrip(".")
 
 
-def main() -> None:
-    """Entry point of the console script."""
+def run_and_exit() -> None:
+    """What the console script does once everything is imported."""
     gc.disable()  # one short command; reference counting frees what matters, and a collection finds next to nothing
     _prepare_streams()
     code = run()

@@ -1,10 +1,8 @@
 """``vlmplan estimate --compare``: variants of one setup side by side."""
 
-import json
 from pathlib import Path
 
-import click
-
+from vlmplan.cli.options import print_document
 from vlmplan.memory.device import Verdict
 from vlmplan.request import Request
 from vlmplan.search.comparison import comparison
@@ -20,7 +18,7 @@ def run_comparison(name: str, request: Request, catalog_files: tuple[Path, ...],
     variants = comparison(name, request, catalog, model)
     known = [variant.estimate for variant in variants if variant.estimate is not None]
     if as_json:
-        click.echo(json.dumps(document(name, variants), indent=2))
+        print_document(document(name, variants))
     else:
         print_comparison(variants)
     return any(found.verdict is not Verdict.DOES_NOT_FIT for found in known)

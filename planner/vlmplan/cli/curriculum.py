@@ -21,7 +21,7 @@ import click
 
 from vlmplan.answers.launch import print_notes, print_run, stages_document, step_line
 from vlmplan.cli.launch_options import CURRICULUM_FILE, parser
-from vlmplan.cli.options import ClickValues, words_of
+from vlmplan.cli.options import ClickValues, print_document, words_of
 from vlmplan.cli.start import start
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.files import text_of, write_atomically
@@ -215,7 +215,7 @@ def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
 def _show(steps: Sequence[Step], seen: Sequence[Prepared], *, as_json: bool) -> int:
     """Print what would be run; 1 if a stage cannot."""
     if as_json:
-        click.echo(json.dumps(stages_document([step.title for step in steps], seen), indent=2))
+        print_document(stages_document([step.title for step in steps], seen))
     else:
         for step, prepared in zip(steps, seen, strict=True):
             lines.say(step_line(step))

@@ -1,6 +1,5 @@
 """``vlmplan estimate``: one setup on one kind of GPU."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, today
+from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document, today
 
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
@@ -98,7 +97,7 @@ def _print_json(answer: Answer, command: "Callable[[Request], str]") -> None:
     described["freeze_vision"] = estimate.freezing_json(answer.freezing)
     if answer.scales:
         described["scaling"] = scaling.document(answer.scaling)
-    click.echo(json.dumps(described | to_fit.document(answer.way_out, command, today()), indent=2))
+    print_document(described | to_fit.document(answer.way_out, command, today()))
 
 
 def _print_text(answer: Answer, command: "Callable[[Request], str]") -> None:

@@ -1,12 +1,11 @@
 """``vlmplan explain``: what a key of a ds_config.json does, and its bytes in a plan."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
 from vlmplan.cli.rehearse import MODEL, PLAN
 
 
@@ -48,7 +47,7 @@ def explain(
         if found is None:
             notes = [*notes, "this plan is one of plain PyTorch, which has no ds_config.json; --zero-stage names one"]
     if as_json:
-        click.echo(json.dumps(document(key, found, notes), indent=2))
+        print_document(document(key, found, notes))
     else:
         print_key(key, found, notes)
     return 0
@@ -60,7 +59,7 @@ def _list_keys(*, as_json: bool) -> int:
 
     keys = list(KEYS.values())
     if as_json:
-        click.echo(json.dumps(keys_document(keys), indent=2))
+        print_document(keys_document(keys))
     else:
         print_keys(keys)
     return 0

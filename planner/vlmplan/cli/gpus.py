@@ -1,13 +1,12 @@
 """``vlmplan gpus``: what the catalog knows, what it costs, and what this machine has."""
 
-import json
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import PRICING, ClickValues, today
+from vlmplan.cli.options import PRICING, ClickValues, print_document, today
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.units import GIB
 
@@ -80,7 +79,7 @@ def gpus(
     else:
         report = gpus_report(_rows(catalog, words, terms, sort=sort, on=on), catalog, on)
     if as_json:
-        click.echo(json.dumps(report.document, indent=2))
+        print_document(report.document)
     else:
         print_report(report)
 

@@ -1,7 +1,6 @@
 """``vlmplan launch``: train what a plan says, on this machine or from it."""
 
 import dataclasses
-import json
 import shlex
 import tempfile
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
-from vlmplan.cli.options import ClickValues, today, words_of
+from vlmplan.cli.options import ClickValues, print_document, today, words_of
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
 from vlmplan.run_record import RECORD_FILE
@@ -69,7 +68,7 @@ def launch(
     if as_json:
         from vlmplan.answers import launch, to_fit
 
-        click.echo(json.dumps(launch.document(prepared) | to_fit.document(way_out, text, today()), indent=2))
+        print_document(launch.document(prepared) | to_fit.document(way_out, text, today()))
         return _exit_code(prepared)
     return _run(prepared, way_out, text, dry_run=dry_run)
 

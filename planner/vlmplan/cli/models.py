@@ -1,12 +1,11 @@
 """``vlmplan models``: the packaged models, or one model in detail."""
 
-import json
 import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, HOST_RAM, JSON, ClickValues, options
+from vlmplan.cli.options import CATALOG, HOST_RAM, JSON, ClickValues, options, print_document
 from vlmplan.cli.trainable import METHODS, run_trainable
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: b
     else:
         report = models_report(*_facts(words, terms, sort=sort, size=size), size=size)
     if as_json:
-        click.echo(json.dumps(report.document, indent=2))
+        print_document(report.document)
     else:
         print_report(report)
     return 0

@@ -1,5 +1,6 @@
 """Options that several commands share. Values are checked where they are used, so here they are only parsed."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -173,6 +174,25 @@ def options(*groups: Sequence[Decorator] | Decorator) -> Callable[[Command], Com
         return command
 
     return decorate
+
+
+def print_document(document: Mapping[str, Any]) -> None:
+    """Print what --json gives: JSON, in which what is infinite is null."""
+    import json
+
+    try:
+        text = json.dumps(document, indent=2, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(document), indent=2)
+    click.echo(text)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in cast(Sequence[Any], value)]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def words_of(command: click.Command, values: Mapping[str, Any]) -> list[str]:

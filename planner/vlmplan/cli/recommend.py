@@ -1,6 +1,5 @@
 """``vlmplan recommend``: the cheapest, fastest or smallest setup over many kinds of hardware."""
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from vlmplan.cli.options import (
     WORKLOAD,
     Decorator,
     options,
+    print_document,
     refuse_files,
     today,
 )
@@ -148,7 +148,7 @@ def _print_json(answer: Answer, command: "Callable[[Request], str]") -> None:
 
     described = recommendation.document(answer.found, answer.rehearsal)
     described["freeze_vision"] = freezing_json(answer.freezing)
-    click.echo(json.dumps(described | to_fit.document(answer.way_out, command, answer.found.as_of), indent=2))
+    print_document(described | to_fit.document(answer.way_out, command, answer.found.as_of))
 
 
 def _print_text(answer: Answer, command: "Callable[[Request], str]") -> None:

@@ -1,6 +1,5 @@
 """``vlmplan rehearse``: the real step of one rank on tensors without data, beside its estimate."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from vlmplan.cli.options import (
     WORKLOAD,
     ClickValues,
     options,
+    print_document,
     refuse_files,
     today,
 )
@@ -120,7 +120,7 @@ def rehearse(
         from vlmplan.answers import rehearsal, to_fit
 
         described = rehearsal.document(found, notes) | to_fit.document(way_out, text, today())
-        click.echo(json.dumps(described, indent=2))
+        print_document(described)
     else:
         from vlmplan.answers.rehearsal import print_rehearsal
         from vlmplan.answers.to_fit import print_way_out

@@ -1,12 +1,9 @@
 """``vlmplan models --gpu``: what can be trained on these cards, and how."""
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import click
-
-from vlmplan.cli.options import ClickValues, today
+from vlmplan.cli.options import ClickValues, print_document, today
 
 if TYPE_CHECKING:
     from vlmplan.models.facts import ModelFacts
@@ -29,7 +26,7 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
     models = [fact.model for fact in facts]
     rows = trainable(models, cluster, methods=methods, seq_len=given["seq_len"], today=today())
     if as_json:
-        click.echo(json.dumps(document(rows, facts, cluster), indent=2))
+        print_document(document(rows, facts, cluster))
     else:
         num_params = {fact.model.id: fact.num_params for fact in facts}
         print_trainable(rows, num_params, cluster, is_host_assumed=stated.node.host_ram_bytes is None)

@@ -8,6 +8,7 @@ Left out: interest, repairs, work, and the disk between rented sessions.
 from dataclasses import dataclass
 
 from vlmplan.errors import InputError
+from vlmplan.units import MAX_AMOUNT
 
 HOURS_PER_MONTH = 365.25 / 12 * 24
 WEEKS_PER_MONTH = 365.25 / 12 / 7
@@ -54,9 +55,15 @@ def own_usd_per_hour(
     1.2
     """
     electricity = watts / 1000 * usd_per_kwh
-    if not hours_per_month:
-        return float("inf")
-    return electricity + price_usd * (1 - resale_fraction) / (lifetime_months * hours_per_month)
+    hours = lifetime_months * hours_per_month
+    return electricity + price_usd * (1 - resale_fraction) / hours if hours else float("inf")
+
+
+def require_amount(option: str, value: float) -> None:
+    """Raise InputError for what is no amount of usd, hours or watts."""
+    if not 0 <= value <= MAX_AMOUNT:
+        allowed = "0 or more" if not value >= 0 else f"at most {MAX_AMOUNT:,}"
+        raise InputError(f"{option} is {value:g}; {allowed} is needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +84,10 @@ class OwnMachine:
             ("--watts-host", self.watts),
             ("--usd-per-kwh", self.usd_per_kwh),
         ):
-            if not 0 <= value < float("inf"):
-                raise InputError(f"{option} is {value:g}; 0 or more is needed")
-        if not 0 < self.lifetime_months < float("inf"):
-            raise InputError(f"--months is {self.lifetime_months:g}; more than 0 is needed")
+            require_amount(option, value)
+        if not 0 < self.lifetime_months <= MAX_AMOUNT:
+            allowed = "more than 0" if not self.lifetime_months > 0 else f"at most {MAX_AMOUNT:,}"
+            raise InputError(f"--months is {self.lifetime_months:g}; {allowed} is needed")
         if not 0 <= self.resale_fraction <= 1:
             raise InputError(f"--resale-fraction is {self.resale_fraction:g}; 0 to 1 is needed")
 

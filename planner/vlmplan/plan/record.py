@@ -1,9 +1,9 @@
 """What a plan holds, and its JSON."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from vlmplan.deepspeed_config import merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnknownNameError
@@ -181,7 +181,14 @@ def _check_agreement(ds_config: Mapping[str, Any], recipe: Recipe, num_gpus: int
     silent = recipe.with_changes(offload_optimizer=Offload.NONE, offload_params=Offload.NONE, hpz=1)
     merged = merged_recipe(said, silent, num_gpus=num_gpus)
     merged = merged.with_changes(optimizer=recipe.optimizer, nvme_path=recipe.nvme_path)
-    mine, theirs = recipe.as_json(), merged.as_json()
+    for name, mine, theirs in _differences(recipe.as_json(), merged.as_json()):
+        raise InputError(f"the plan's ds_config means {name} {shown(theirs)}, its recipe {shown(mine)}")
+
+
+def _differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """The key and both values wherever two objects of the same keys differ."""
     for name, value in mine.items():
-        if value != theirs[name]:
-            raise InputError(f"the plan's ds_config means {name} {shown(theirs[name])}, its recipe {shown(value)}")
+        if isinstance(value, Mapping) and isinstance(theirs[name], Mapping):
+            yield from _differences(cast(JsonDict, value), theirs[name], f"{path}{name}.")
+        elif value != theirs[name]:
+            yield f"{path}{name}", value, theirs[name]

@@ -5,14 +5,13 @@ first, texts of ``cut_columns`` are cut, and a line below says what is not shown
 needs gets a block of lines for each row: a number is never cut.
 """
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import click
 
-from vlmplan.plain_text import printable_line
+from vlmplan.plain_text import printable_line, refuses_colour
 from vlmplan.render.lines import cell_width, cut, folded, line_width
 
 GAP = "  "
@@ -38,8 +37,8 @@ class Table:
 
 
 def shows_colour() -> bool:
-    """Whether standard output is a terminal and its user has not refused colour (no-color.org)."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    """Whether standard output is a terminal that takes colour."""
+    return sys.stdout.isatty() and not refuses_colour()
 
 
 def can_show(text: str) -> bool:

@@ -14,6 +14,7 @@ from vlmplan.recipe import Method
 from vlmplan.request import Objective
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
+from vlmplan.units import MAX_AMOUNT
 from vlmplan.workload import Workload
 
 SECONDS_PER_HOUR = 3600
@@ -29,8 +30,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("max_usd", "max_hours"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise InputError(f"--{name.replace('_', '-')} is {value}; more than 0 is needed")
+            if value is not None and not 0 < value <= MAX_AMOUNT:
+                allowed = "more than 0" if not value > 0 else f"at most {MAX_AMOUNT:,}"
+                raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 
+from vlmplan.cost.owning import require_amount
 from vlmplan.errors import InputError
 from vlmplan.hardware import Offer, Pricing
 from vlmplan.search.prices import is_recent, with_spot
@@ -43,8 +44,8 @@ class OfferFilter:
     def __post_init__(self) -> None:
         if self.max_price_age_days is not None and self.max_price_age_days < 0:
             raise InputError(f"--max-price-age-days is {self.max_price_age_days}; 0 or more is needed")
-        if self.max_usd_per_hour is not None and not self.max_usd_per_hour >= 0:
-            raise InputError(f"--max-usd-per-hour is {self.max_usd_per_hour}; 0 or more is needed")
+        if self.max_usd_per_hour is not None:
+            require_amount("--max-usd-per-hour", self.max_usd_per_hour)
 
     @property
     def is_narrowed(self) -> bool:

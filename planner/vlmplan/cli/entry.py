@@ -1,0 +1,15 @@
+"""Where the console script begins: imports nothing before it is ready for Ctrl-C."""
+
+import sys
+
+from vlmplan.errors import INTERRUPTED
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    try:
+        from vlmplan.cli.command_line import run_and_exit
+
+        run_and_exit()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
