@@ -16,6 +16,7 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Final
 
 from vlmplan.errors import InputError
@@ -266,21 +267,23 @@ class Recipe:
             return DType.BFLOAT16
         return DType.FLOAT32
 
+    @property
+    def model_key(self) -> tuple[Any, ...]:
+        """What a prepared model depends on: which weights are trained, and in which types it is held and computes."""
+        return (self.uses_deepspeed, *_OF_MODEL(self))
+
+    @property
+    def engine_key(self) -> tuple[Any, ...]:
+        """The engine and what is offloaded, with the sizes that its stage reads."""
+        return (*_OF_ENGINE(self), self.zero.read_by(self.zero_stage))
+
     def with_changes(self, **changes: Any) -> "Recipe":
         return replace(self, **changes)
 
     def without_micro_batch(self) -> "Recipe":
         """The same for all recipes that differ in nothing but how micro batches are computed and how many there are: of
         these an engine asks nothing before one runs. Sizes that the stage does not read are left out too."""
-        return self.with_changes(
-            micro_batch=1,
-            grad_accum=1,
-            activation_checkpointing=True,
-            vision_activation_checkpointing=True,
-            attention=AttentionImplementation.SDPA,
-            loss=LossKind.CHUNKED,
-            zero=self.zero.read_by(self.zero_stage),
-        )
+        return self.with_changes(**_ANY_MICRO_BATCH, zero=self.zero.read_by(self.zero_stage))
 
     def as_json(self) -> JsonDict:
         """Every option as resolved, under the names of the command line (underscores for dashes)."""
@@ -294,6 +297,28 @@ class Recipe:
             result[field.name] = value
         result["zero_stage"] = PLAIN if self.zero_stage is None else self.zero_stage
         return result
+
+
+MODEL_FIELDS = (
+    *("method", "lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "adapter_dtype"),
+    *("train_embeddings", "train_vision", "train_projector", "train_language"),
+    *("precision", "uses_autocast", "upcasts_frozen"),
+)
+"""What a prepared model depends on."""
+ENGINE_FIELDS = ("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "zero")
+UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
+MICRO_BATCH_FIELDS = (
+    *("micro_batch", "grad_accum", "attention", "loss"),
+    *("activation_checkpointing", "vision_activation_checkpointing"),
+)
+"""How a micro batch is computed, and how many there are."""
+PROCESS_FIELDS = ("caches_casts", "expandable_segments")
+"""What is said to torch's autocast and allocator."""
+GROUPS = (MODEL_FIELDS, ENGINE_FIELDS, UPDATE_FIELDS, MICRO_BATCH_FIELDS, PROCESS_FIELDS)
+"""Every field of ``Recipe`` is in one of them."""
+_OF_MODEL = attrgetter(*MODEL_FIELDS)
+_OF_ENGINE = attrgetter(*(name for name in ENGINE_FIELDS if name != "zero"))
+_ANY_MICRO_BATCH = {field.name: field.default for field in fields(Recipe) if field.name in MICRO_BATCH_FIELDS}
 
 
 def option_name(field: str) -> str:

@@ -4,7 +4,7 @@ The answers are those of ``estimate`` of the same request; a test holds them to 
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import Situation
@@ -22,13 +22,6 @@ from vlmplan.timing import timed_step
 from vlmplan.workload import ModelFiles
 
 SECONDS_PER_HOUR = 3600
-OF_THE_STEP = {
-    *("optimizer", "fuses_optimizer", "caches_casts", "expandable_segments", "zero_stage", "zero", "hpz", "nvme_path"),
-    *("offload_optimizer", "offload_params", "micro_batch", "grad_accum", "gradient_clipping", "attention", "loss"),
-    *("activation_checkpointing", "vision_activation_checkpointing"),
-}
-"""Fields of a recipe that an ``Estimator`` does not depend on."""
-MODEL_FIELDS = tuple(item.name for item in fields(Recipe) if item.name not in OF_THE_STEP)
 
 
 @dataclass(slots=True)
@@ -160,11 +153,9 @@ class Trials:
         return self._trials[key]
 
     def _estimator(self, setup: RequestedSetup) -> Estimator:
-        recipe = setup.recipe
-        types = (recipe.uses_deepspeed, recipe.trained_dtype, recipe.frozen_dtype)
-        key = (setup.workload, *types, *(getattr(recipe, name) for name in MODEL_FIELDS))
+        key = (setup.workload, setup.recipe.model_key)
         if key not in self._estimators:
-            self._estimators[key] = Estimator(setup.workload, recipe)
+            self._estimators[key] = Estimator(setup.workload, setup.recipe)
         return self._estimators[key]
 
     def _sized(self, trial: _Trial) -> list[Recipe]:

@@ -198,9 +198,7 @@ class States:
         self._host_bytes: dict[Any, int] = {}
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
-        stage = recipe.zero_stage
-        sizes = recipe.zero if stage == 3 else None
-        key = (stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, sizes, num_ranks)
+        key = (recipe.engine_key, num_ranks)
         if key not in self._states:
             self._states[key] = self.engine(recipe, num_ranks).states()
         return self._states[key]
@@ -215,8 +213,7 @@ class States:
         """The most that a node's host holds; where its ranks are the devices, beside what those hold."""
         num_gpus, per_node = cluster.num_gpus, cluster.node.num_gpus
         is_cpu = cluster.node.gpu.vendor is Vendor.CPU
-        offload = (recipe.offload_optimizer, recipe.offload_params, recipe.optimizer)
-        key = (recipe.zero_stage, offload, recipe.grad_accum > 1, num_gpus, per_node, is_cpu)
+        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, num_gpus, per_node, is_cpu)
         if key not in self._host_bytes:
             host = self._estimator.host(recipe, cluster)
             self._host_bytes[key] = host.steady_bytes - per_node * PROCESS_BYTES if is_cpu else host.peak_bytes

@@ -220,8 +220,7 @@ class PreparedModels:
 
     def _new_disk(self, recipe: Recipe) -> DiskSpace:
         estimator, _ = self.estimator(recipe)
-        offload = (recipe.offload_optimizer, recipe.offload_params)
-        key = (id(estimator), recipe.zero_stage, recipe.optimizer, *offload)
+        key = (id(estimator), recipe.engine_key, recipe.optimizer)
         if key not in self._disks:
             self._disks[key] = estimator.disk(recipe)
         return self._disks[key]
@@ -276,8 +275,7 @@ class PreparedModels:
         Stage 3 gathers weights again for layers that run again.
         """
         estimator, _ = self.estimator(recipe)
-        engine = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params, recipe.hpz, recipe.zero)
-        order = id(estimator), engine, checkpoints(recipe) if recipe.zero_stage == 3 else None
+        order = id(estimator), recipe.engine_key, checkpoints(recipe) if recipe.zero_stage == 3 else None
         return self._orders.setdefault(order, len(self._orders))
 
     def _collectives(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> tuple[Collectives, ...]:
