@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_cases import RECIPES, cluster, plan
-from vlmplan.deepspeed_config import settings_from_ds_config
+from vlmplan.deepspeed_config import NEVER_PLANNED, deepspeed_config, settings_from_ds_config
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError, VlmplanError
 from vlmplan.estimate import estimate
 from vlmplan.files import write_atomically
@@ -122,6 +122,23 @@ def test_the_users_own_ds_config_stays_in_the_plan():
     item = plan_from_estimate(estimate(workload, Recipe(zero_stage=2), cluster(2)), base=base)
     assert item.ds_config is not None
     assert item.ds_config["steps_per_print"] == 7
+
+
+@pytest.mark.parametrize("name", NEVER_PLANNED)
+def test_no_plan_makes_deepspeed_write_elsewhere_ask_servers_or_run_other_code(name):
+    made = plan(Recipe(zero_stage=2, micro_batch=3))
+    values = made.as_json()
+    values["ds_config"] = {**values["ds_config"], name: {"output_path": "/elsewhere"}}
+    with pytest.raises(InputError, match=f"the plan's ds_config has {name}, which vlmplan writes into no plan"):
+        plan_from_json(values)
+
+
+def test_what_no_plan_has_is_left_out_of_the_users_own_file_and_said():
+    base = settings_from_ds_config({"csv_monitor": {"enabled": True, "output_path": "/mine"}, "steps_per_print": 7})
+    config = deepspeed_config(Recipe(zero_stage=2), num_gpus=2, base=base)
+    assert config is not None
+    assert (config["steps_per_print"], "csv_monitor" in config) == (7, False)
+    assert any("csv_monitor is left out of a plan" in note for note in base.notes)
 
 
 def test_buffers_for_nvme_hold_the_largest_weight_of_the_model():

@@ -1,5 +1,6 @@
 """Everything that keeps a plan from running is named before it starts, and nothing else is."""
 
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from launch_cases import a100, asked, cpu_plan, driver, gpu_plan, sound_facts
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.launch.facts import TorchSight, available_ram_bytes, free_bytes_at
+from vlmplan.launch.facts import TorchSight, available_ram_bytes, free_bytes_at, port_problem
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.preflight import disk_bytes, preflight
 from vlmplan.machine.host import host_ram_bytes
@@ -287,3 +288,21 @@ def test_hosts_beyond_those_that_are_used_do_not_matter(slots, num_nodes: int, p
     problems = hostfile_problems(slots, **sizes)
     assert problems == hostfile_problems(used, **sizes)
     assert (not problems) == (len(used) == num_nodes and all(count >= per_node for count in used.values()))
+
+
+@pytest.mark.parametrize("port", ["0", "70000", "-1", "x", "\u0663"])
+def test_a_master_port_that_is_none_is_refused(port: str, tmp_path):
+    problem = port_problem(port)
+    assert problem is not None
+    assert f"MASTER_PORT is {port}; a port from 1 to 65535" in problem
+    only(found(gpu_plan(), tmp_path, sound_facts(port_problem=problem)).problems, "MASTER_PORT")
+
+
+def test_a_master_port_that_is_taken_is_refused_and_a_free_one_is_not():
+    assert port_problem(None) is None
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        problem = port_problem(port)
+        assert problem is not None
+        assert f"MASTER_PORT is {port}, where ranks cannot meet (Address already in use)" in problem
+    assert port_problem(port) is None

@@ -7,6 +7,8 @@ one; ``.ci/run`` runs these tests with it too.
 
 import importlib.util
 import json
+import os
+import resource
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from published_folders import FAMILIES, write_published
 from tiny_plans import tiny_plan
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
+from vlmplan.errors import UnavailableError
 from vlmplan.plan import Plan
 from vlmplan.recipe import Method, Recipe
 from vlmplan_trainer.engines.make import make_engine
@@ -154,3 +157,32 @@ def test_the_files_of_a_model_of_the_hub_are_those_of_its_cache(monkeypatch: pyt
     found = processor_files("some/model", revision="v1")
     assert found == processor_files(str(source))
     assert {"config.json", "model.safetensors", "model.safetensors.index.json"}.isdisjoint(found)
+
+
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+def test_the_umask_decides_who_may_read_a_result(tmp_path, method):
+    made = trained(tmp_path, "llava", method)
+    old = os.umask(0o027)
+    try:
+        folder = export(made.engine, made.loaded, made.processing, tmp_path / "out", is_adapter=method is Method.LORA)
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(old)
+    assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o640}
+    assert any(path.suffix == ".safetensors" for path in folder.iterdir())
+
+
+def test_a_result_that_a_full_disk_does_not_take_is_one_sentence_and_what_was_there_stays(tmp_path):
+    made = trained(tmp_path, "llava", Method.FULL)
+    folder = export(made.engine, made.loaded, made.processing, tmp_path / "out", is_adapter=False)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before["model.safetensors"]) // 2, hard))
+    try:
+        with pytest.raises(
+            UnavailableError, match=r"the result .*out/model cannot be written: .*; the last checkpoint"
+        ):
+            export(made.engine, made.loaded, made.processing, tmp_path / "out", is_adapter=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

@@ -5,12 +5,17 @@ name of the model that it belongs to.
 """
 
 import copy
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+from vlmplan.errors import UnavailableError
+from vlmplan.files import READABLE
 from vlmplan.plan import Plan
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan_trainer.engines import Engine
@@ -50,13 +55,34 @@ def merge(plan: Plan, engine: Engine, processing: Processing, output_dir: Path) 
 
 @contextmanager
 def _unfinished(place: Path) -> Iterator[Path]:
-    """A folder that becomes ``place`` in the end: a killed run leaves no half model."""
+    """A folder that becomes ``place`` in the end: a killed run leaves no half model.
+
+    Raises UnavailableError where it cannot be written. Its files are for those that the umask lets read them, also
+    where safetensors makes them for their owner alone (0600, safetensors 0.8).
+    """
     writing = place.with_name(place.name + ".unfinished")
-    shutil.rmtree(writing, ignore_errors=True)
-    writing.mkdir(parents=True)
-    yield writing
-    shutil.rmtree(place, ignore_errors=True)
-    writing.rename(place)
+    try:
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir(parents=True)
+        yield writing
+        mode = READABLE & ~_umask()
+        for path in writing.rglob("*"):
+            if path.is_file():
+                path.chmod(mode)
+        shutil.rmtree(place, ignore_errors=True)
+        writing.rename(place)
+    except (OSError, SafetensorError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())
+        raise UnavailableError(
+            f"the result {place} cannot be written: {why}; the last checkpoint is whole, and --resume writes it again"
+        ) from None
+
+
+def _umask() -> int:
+    """What the process takes from the modes of new files; it can only be read by setting it."""
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
 
 
 def _write_adapter(model: Any, processing: Processing, folder: Path, weights: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from vlmplan.errors import InputError, VlmplanError
+from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.json_reader import read_json_object
 from vlmplan.launch.rank_locks import rank_lock
@@ -113,7 +114,7 @@ def _run(plan: Plan, options: Options) -> int:
     device = device_of(plan)
     if plan.hardware.num_gpus > 1:
         say_phase(f"waiting until all {plan.hardware.num_gpus} ranks are there")
-    start_process_group(plan, is_needed=bool(options.monitor))
+    _join_ranks(plan, options)
     meter = Meter(device, num_steps=options.measured_steps)
     try:
         return _measured_run(plan, options, data, device, meter)
@@ -121,6 +122,18 @@ def _run(plan: Plan, options: Options) -> int:
         if not is_out_of_memory(error):
             raise
         return report_out_of_memory(error, plan, options, meter)
+
+
+def _join_ranks(plan: Plan, options: Options) -> None:
+    """Raises UnavailableError where the ranks cannot meet."""
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} (MASTER_ADDR, MASTER_PORT)"
+    if plan.has_ranks and os.environ.get("MASTER_PORT") == "0":
+        raise UnavailableError(f"the ranks cannot meet at {place}: a port from 1 to 65535 is needed")
+    try:
+        start_process_group(plan, is_needed=bool(options.monitor))
+    except torch.distributed.DistError as error:
+        reason = " ".join(str(error).split())
+        raise UnavailableError(f"the ranks cannot meet at {place}: {reason}") from None
 
 
 def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device, meter: Meter) -> int:

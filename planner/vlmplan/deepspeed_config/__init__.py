@@ -1,7 +1,7 @@
 """The ds_config.json of a recipe, and the recipe of a ds_config.json. Checked against DeepSpeed 0.19.8."""
 
 from vlmplan.deepspeed_config.auto import auto_text
-from vlmplan.deepspeed_config.content import KEYS
+from vlmplan.deepspeed_config.content import KEYS, NEVER_PLANNED
 from vlmplan.deepspeed_config.file import DsConfig, settings_from_ds_config
 from vlmplan.deepspeed_config.keys import Effect, Key
 from vlmplan.deepspeed_config.lookup import find_key
@@ -11,6 +11,7 @@ from vlmplan.deepspeed_config.write import deepspeed_config
 __all__ = [
     "DEFAULT_GRADIENT_CLIPPING",
     "KEYS",
+    "NEVER_PLANNED",
     "DsConfig",
     "Effect",
     "Key",

@@ -27,6 +27,12 @@ KEYS: Mapping[str, Key] = {**RUN_KEYS, **ZERO_KEYS, **SECTION_KEYS}
 SECTIONS = frozenset(path.rpartition(".")[0] for path in KEYS if "." in path)
 TOP_NAMES = tuple(path for path in KEYS if "." not in path)
 ZERO = "zero_optimization"
+NEVER_PLANNED = (
+    *("tensorboard", "csv_monitor", "wandb", "comet", "comms_logger", "flops_profiler", "autotuning"),
+    *("checkpoint", "datastates_ckpt", "compile", "data_efficiency", "hybrid_engine"),
+)
+"""Sections by which DeepSpeed writes files in places of their own, asks servers, or runs other code: a plan, which may
+be somebody else's, never has them."""
 TYPO_SIMILARITY = 0.85
 """A key that is unknown at the top level and this close to a known one is taken for a slip of the pen."""
 
@@ -179,6 +185,10 @@ def idle_sentences(content: Content) -> Iterable[str]:
     for path in content.idle:
         if path in SLOWER:
             yield SLOWER[path]
+    left_out = [name for name in NEVER_PLANNED if name in content.values]
+    if left_out:
+        which = "is" if len(left_out) == 1 else "are"
+        yield f"{listed(left_out)} {which} left out of a plan; for curves there is launch --monitor"
     if content.unread:
         yield f"DeepSpeed does not read {listed(content.unread)}"
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast
 
+from vlmplan.deepspeed_config.content import NEVER_PLANNED
 from vlmplan.deepspeed_config.file import DsConfig
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
@@ -42,12 +43,14 @@ def deepspeed_config(
 ) -> JsonDict | None:
     """The ds_config of ``recipe`` on ``num_gpus`` GPUs; None for plain PyTorch.
 
-    ``base`` is a file whose other keys are kept. ``largest_parameter`` is the number of elements of the largest weight,
-    which buffers for NVMe have to hold. Raises InputError for offload to NVMe without a place for it.
+    ``base`` is a file whose other keys are kept, but for ``NEVER_PLANNED``. ``largest_parameter`` is the number of
+    elements of the largest weight, which buffers for NVMe have to hold. Raises InputError for offload to NVMe without a
+    place for it.
     """
     if recipe.zero_stage is None:
         return None
-    kept: Mapping[str, Any] = {} if base is None else base.content
+    said: Mapping[str, Any] = {} if base is None else base.content
+    kept = {name: value for name, value in said.items() if name not in NEVER_PLANNED}
     return _filled(_filled(_decided(recipe, num_gpus, kept), kept), _defaults(recipe, num_gpus, largest_parameter))
 
 

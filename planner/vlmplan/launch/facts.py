@@ -27,6 +27,8 @@ from vlmplan.versions import installed_version
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "safetensors", "pillow")
 MONITORS = ("tensorboard", "wandb")
 FLASH_ATTENTION = "flash-attn"
+MASTER_PORT, LAST_PORT = "MASTER_PORT", 65535
+"""Where ranks meet (``torch/distributed/rendezvous.py``); the last that there is."""
 TORCH_SECONDS = 120
 """Longest wait for torch to say what it sees; on a cold network drive its import alone takes a minute."""
 TORCH_QUESTION = """
@@ -65,6 +67,8 @@ class Facts:
     host_name: str = ""
     num_cpus: int | None = None
     has_pdsh: bool = False
+    port_problem: str | None = None
+    """What is wrong with MASTER_PORT, where the user has set it."""
     held_locks: tuple[Path, ...] = ()
     """Of builds of kernels that the plan needs; see ``extensions``."""
 
@@ -95,12 +99,29 @@ def facts_of_this_machine(plan: Plan, output_dir: Path) -> Facts:
         host_name=socket.gethostname(),
         num_cpus=num_host_cpus(),
         has_pdsh=shutil.which("pdsh") is not None,
+        port_problem=port_problem(os.environ.get(MASTER_PORT)) if plan.has_ranks else None,
         held_locks=tuple(held_locks(plan, os.environ)),
         driver=driver,
         driver_problem=driver_problem,
         torch_sight=sight if isinstance(sight, TorchSight) else None,
         torch_problem=sight if isinstance(sight, str) else None,
     )
+
+
+def port_problem(port: str | None) -> str | None:
+    """Why ranks cannot meet at this port of this machine; a sentence. None: they can, or at any that is free."""
+    if not port:
+        return None
+    if not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= LAST_PORT:
+        return (
+            f"{MASTER_PORT} is {port}; a port from 1 to {LAST_PORT} is needed, or leave it unset for one that is free"
+        )
+    try:
+        with socket.create_server(("", int(port))):
+            return None
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        return f"{MASTER_PORT} is {port}, where ranks cannot meet ({why}); leave it unset for one that is free"
 
 
 def torch_sees() -> TorchSight | str:

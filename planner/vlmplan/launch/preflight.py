@@ -50,6 +50,7 @@ def preflight(
         *_verdict_problems(plan),
         *_package_problems(plan, facts),
         *monitor_problems(options.monitor, lambda package: facts.packages.get(package) is not None),
+        *((facts.port_problem,) if is_here and facts.port_problem is not None else ()),
         *(lock_sentence(lock) for lock in facts.held_locks if is_here),
         *_host_problems(plan, facts, hostfile),
         *(gpu_problems(plan, facts, catalog) if is_here else ()),
@@ -62,6 +63,8 @@ def preflight(
     warnings = [*_version_warnings(plan, facts), *_sample_warnings(plan, options)]
     if plan.expected.verdict == "tight":
         warnings.append("the plan is tight: less than its reserve of GPU memory stays free")
+    if plan.expected.nvme_swap_bytes:
+        warnings.append(f"the run writes to {plan.recipe.nvme_path} too, where it offloads")
     if plan.hardware.num_nodes > 1:
         looked = "the other nodes were" if is_here else "the nodes were"
         warnings.append(f"{looked} not looked at; each needs the same GPUs, Python environment and files")
@@ -200,6 +203,9 @@ def _disk_problems(plan: Plan, options: TrainerOptions, facts: Facts) -> Iterato
             f"--output-dir {options.output_dir}: the run writes up to {gib_text(needed)}, but {gib_text(free)} are "
             f"free there; take another folder, or keep fewer checkpoints with --keep-last"
         )
+    path = plan.recipe.nvme_path
+    if path is not None and not Path(path).is_absolute():
+        yield f"--nvme-path {path} is relative, but ranks run in a folder of their own; give it from / on"
     swap, nvme = plan.expected.nvme_swap_bytes // plan.hardware.num_nodes, facts.free_nvme_bytes
     if swap and nvme is not None and swap > nvme:
         yield f"--nvme-path {plan.recipe.nvme_path}: offload takes {gib_text(swap)}, but {gib_text(nvme)} are free"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
-from vlmplan.deepspeed_config import merged_recipe, settings_from_ds_config
+from vlmplan.deepspeed_config import NEVER_PLANNED, merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.json_reader import JsonDict, shown
 from vlmplan.recipe import Offload, Recipe, engine_name
@@ -175,7 +175,13 @@ def _plain_json(item: Any) -> JsonDict:
 
 
 def _check_agreement(ds_config: Mapping[str, Any], recipe: Recipe, num_gpus: int) -> None:
-    """Refuse a ds_config that says something else than the recipe: one of them was edited."""
+    """Refuse a ds_config that says something else than the recipe: one of them was edited; and what no plan has."""
+    for name in NEVER_PLANNED:
+        if name in ds_config:
+            raise InputError(
+                f"the plan's ds_config has {name}, which vlmplan writes into no plan: by it DeepSpeed writes to other "
+                f"places, asks servers or runs other code; take it out (launch --monitor writes curves)"
+            )
     said = settings_from_ds_config(ds_config, name="the plan's ds_config")
     # What the file leaves out is off; the optimizer is the trainer's, and bitsandbytes' have no name there.
     silent = recipe.with_changes(offload_optimizer=Offload.NONE, offload_params=Offload.NONE, hpz=1)
