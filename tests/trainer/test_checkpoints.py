@@ -17,6 +17,7 @@ from vlmplan.errors import InputError
 from vlmplan.training import CHECKPOINTS, MANIFEST
 from vlmplan_trainer.checkpoint import newest_checkpoint, whole_checkpoints
 from vlmplan_trainer.models.tiny import write_tiny_model
+from vlmplan_trainer.progress import Watcher
 
 NUM_STEPS = 6
 WORDS = ("--dummy-data", "64", "--learning-rate", "1e-2", "--measured-steps", "0", "--keep-last", "3")
@@ -147,6 +148,27 @@ def test_a_checkpoint_of_version_0_1_0_has_no_sums_and_is_read(plan, unbroken, c
     assert done.losses == unbroken.losses
 
 
+def test_every_file_and_folder_is_synced_before_a_checkpoint_gets_its_name(plan, monkeypatch, tmp_path):
+    synced: set[str] = set()
+    fsync, replace = os.fsync, os.replace
+    renamed: dict[str, set[str]] = {}
+
+    def noted(descriptor: int) -> None:
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def watched(source, target) -> None:
+        renamed[str(target)] = {str(source), *map(str, Path(source).rglob("*"))} - synced
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", watched)
+    assert train_here(plan, tmp_path, *WORDS, "--max-steps", "1").code == 0
+    place = place_of(tmp_path / "run", 1)
+    assert renamed[str(place)] == set()
+    assert str(place.parent) in synced
+
+
 # -- another run -----------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +241,7 @@ def test_code_in_a_checkpoint_with_right_sums_is_not_run(plan, copied, tmp_path)
     assert mark.exists()  # it would have been
 
 
-# -- a disk that is full ---------------------------------------------------------------------------------------------
+# -- what the disk does ---------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_that_cannot_be_written_is_named_with_what_is_left(plan, unbroken, copied):
@@ -236,3 +258,18 @@ def test_a_checkpoint_that_cannot_be_written_is_named_with_what_is_left(plan, un
     assert re.search(r"the checkpoint \S*step-00000004 cannot be written: .*; step-00000002 is whole", failed.err)
     done = train_here(plan, copied.parent, *LONG, "--resume")
     assert done.losses == unbroken.losses
+
+
+def test_a_run_whose_folder_is_moved_away_says_so_and_makes_no_other(plan, monkeypatch, tmp_path):
+    step = Watcher.step
+
+    def moving(watcher: Watcher, report, meter) -> None:
+        step(watcher, report, meter)
+        if report.step == 1:
+            (tmp_path / "run").rename(tmp_path / "moved")
+
+    monkeypatch.setattr(Watcher, "step", moving)
+    failed = train_here(plan, tmp_path, *LONG)
+    assert failed.code == 1
+    assert re.search(r"the checkpoint \S*step-00000002 cannot be written: No such file or directory", failed.err)
+    assert not (tmp_path / "run").exists()

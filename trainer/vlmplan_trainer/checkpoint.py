@@ -57,7 +57,8 @@ def save_checkpoint(
     with _named_failures(place):
         if engine.rank == 0:
             shutil.rmtree(writing, ignore_errors=True)
-            writing.mkdir(parents=True)
+            writing.parent.mkdir(exist_ok=True)  # not its parents: a run whose folder was moved away makes no other
+            writing.mkdir()
         engine.barrier()
         engine.save(writing, {})
         torch.save(torch.get_rng_state(), writing / f"random-{engine.rank}.pt")
