@@ -7,6 +7,7 @@ that buckets stay as they are made; trained weights are sent in place. Sources (
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -42,12 +43,15 @@ class DataParallel(PlainPyTorch):
         del recipe
         return 1
 
-    @cached_property
+    @property
     def buckets(self) -> list[int]:
-        """Bytes of each bucket of gradients."""
-        dtypes = [entry.parameter.dtype for entry in self.trained]
-        gradients = map(Gradient, dtypes, self.table.gradient_sizes)
-        return [sum(one.num_bytes for one in bucket) for bucket in filled(gradients)]
+        """Bytes of each bucket of gradients, the same for all engines of a table."""
+        memo = self.table.memo
+        if DataParallel.buckets not in memo:
+            dtypes = [entry.parameter.dtype for entry in self.trained]
+            gradients = map(Gradient, dtypes, self.table.gradient_sizes)
+            memo[DataParallel.buckets] = [sum(one.num_bytes for one in bucket) for bucket in filled(gradients)]
+        return memo[DataParallel.buckets]
 
     @cached_property
     def _used_bytes(self) -> int:
@@ -101,15 +105,21 @@ def filled(gradients: Iterable[Gradient]) -> list[list[Gradient]]:
     [1, 3, 1]
     """
     buckets: list[list[Gradient]] = []
-    of_type: dict[DType, list[list[Gradient]]] = {}
+    last: dict[DType, _LastBucket] = {}
     for one in gradients:
-        mine = of_type.setdefault(one.dtype, [])
-        if not mine or _is_full(mine[-1], is_first=len(mine) == 1):
-            mine.append([])
-            buckets.append(mine[-1])
-        mine[-1].append(one)
+        bucket = last.get(one.dtype)
+        if bucket is None or bucket.room_bytes <= 0:
+            limit = FIRST_BUCKET_BYTES if bucket is None else BUCKET_BYTES
+            bucket = last[one.dtype] = _LastBucket([], limit)
+            buckets.append(bucket.gradients)
+        bucket.gradients.append(one)
+        bucket.room_bytes -= one.num_bytes
     return buckets
 
 
-def _is_full(bucket: Sequence[Gradient], *, is_first: bool) -> bool:
-    return sum(one.num_bytes for one in bucket) >= (FIRST_BUCKET_BYTES if is_first else BUCKET_BYTES)
+@dataclass(slots=True)
+class _LastBucket:
+    """The bucket of a type that is being filled, and bytes until it is full."""
+
+    gradients: list[Gradient]
+    room_bytes: int

@@ -39,6 +39,8 @@ class ParameterTable:
         self.frozen_bytes = sum([count * one.num_bytes for one, count in self.kinds]) - self.trained_bytes
         self.largest_trained = max(self.numels)
         self.largest_bytes = max([one.numel * one.dtype.num_bytes for one, _ in self.kinds])
+        self.memo: dict[Any, Any] = {}
+        """What engines have found out about it, by keys of theirs."""
         self._model = model
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.communication import step_collectives
-from vlmplan.engines import ModelStates
+from vlmplan.engines import Engine, ModelStates
 from vlmplan.engines.bounds import gathered_bounds, peak_bound, peak_floor
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.zero3 import Zero3
@@ -149,6 +149,13 @@ class PreparedModels:
     def _new_states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         return self.estimator(recipe)[1].states(recipe, num_ranks)
 
+    def _engine(self, recipe: Recipe, num_ranks: int) -> Engine:
+        """The engine on the rank that holds most, for what it says of any micro batch."""
+        return self._of.get(self._any_batch(recipe), self._new_engine, num_ranks)
+
+    def _new_engine(self, recipe: Recipe, num_ranks: int) -> Engine:
+        return self.estimator(recipe)[1].engine(recipe, num_ranks)
+
     # -- bytes ---------------------------------------------------------------------------------------------------
 
     def bounds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> Bounds:
@@ -168,7 +175,7 @@ class PreparedModels:
         peaks = batches.exact_profile(micro_batch)
         if recipe.zero_stage != 3:
             return self._bounds(recipe, on, peaks, accumulates=accumulates)
-        engine = self.estimator(recipe)[1].engine(recipe, on.num_ranks)
+        engine = self._engine(recipe, on.num_ranks)
         assert isinstance(engine, Zero3)
         states = self.states(recipe, on.num_ranks)
         most, least = gathered_bounds(engine, states, batches.traced(micro_batch).trace)
@@ -184,7 +191,7 @@ class PreparedModels:
         accumulates: bool,
         micro_batch_bytes: int | None = None,
     ) -> Bounds:
-        engine = self.estimator(recipe)[1].engine(recipe, on.num_ranks)
+        engine = self._engine(recipe, on.num_ranks)
         states = self.states(recipe, on.num_ranks)
         profile, above_bytes, below_bytes = peaks
         most = peak_bound(engine, states, profile, accumulates=accumulates, micro_batch_bytes=micro_batch_bytes)
