@@ -16,6 +16,7 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, fields, replace
 from enum import Enum
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
 
@@ -136,6 +137,7 @@ class ZeroSettings:
                 allowed = f"{least} or more" if value < least else f"at most {MAX_ELEMENTS:.0e}"
                 raise InputError(f"zero_optimization.{field.name} is {value}; {allowed} elements are needed")
 
+    @lru_cache(maxsize=1024)  # noqa: B019 a few settings, asked for thousands of times in a search
     def read_by(self, stage: int | None) -> "ZeroSettings":
         """Those that a stage reads, and defaults for the rest: the stage does the same with either."""
         if stage is None or stage == 0:
