@@ -16,6 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from vlmplan_trainer.gradient_sums import is_in_place
+
 PHASES = ("load", "init", "forward", "backward", "step", "save")
 
 
@@ -28,7 +30,14 @@ class LiveStorages(TorchDispatchMode):
         """Bytes by storage."""
         self.num_bytes = self.peak_bytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled, and functions around this one would hide who called the operation."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor and is_in_place(args, kwargs, depth=1):
+            return args[0].add_(args[1])
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":

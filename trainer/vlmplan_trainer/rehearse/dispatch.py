@@ -4,7 +4,6 @@ Numbers are not computed, but small integer tensors whose values are known (toke
 them, so that control flow is what it would be. What is not known reads as zero: no gradient overflows, no loss is NaN.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
+from vlmplan_trainer.gradient_sums import is_in_place
 from vlmplan_trainer.rehearse.collectives import Collectives
 from vlmplan_trainer.rehearse.flops import formula_of
 from vlmplan_trainer.rehearse.kernels import KERNELS
@@ -325,35 +325,9 @@ def _is_pinned(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _summed(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """Two gradients of one tensor: the engine adds the second to the first where nobody else has it.
+    """Two gradients of one tensor, added where the engine would add them."""
+    return args[0] if is_in_place(args, kwargs, depth=2) else NotImplemented
 
-    ``InputBuffer::accumulate`` (``torch/csrc/autograd/input_buffer.cpp``) does not for tensor subclasses, fake ones
-    among them, which would show a tensor more than there is.
-    """
-    first, second = args[0], args[1]
-    if not isinstance(second, torch.Tensor) or torch._C._current_graph_task_id() < 0 or first.device.type == "cpu":
-        return NotImplemented
-    if first.shape != second.shape or first.dtype != second.dtype or kwargs:
-        return NotImplemented
-    if sys._getframe(2).f_code.co_name != "_engine_run_backward":
-        return NotImplemented
-    if not is_owned_by_engine(first):
-        return NotImplemented
-    return first
-
-
-def is_owned_by_engine(tensor: Any) -> bool:
-    """Whether only the engine's buffer holds a fake tensor and its storage, as ``can_accumulate_inplace`` asks."""
-    holders = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
-    if tensor._use_count() > TENSOR_HOLDERS or holders > STORAGE_HOLDERS:
-        return False
-    return sys.getrefcount(tensor) <= OBJECT_HOLDERS
-
-
-TENSOR_HOLDERS, STORAGE_HOLDERS, OBJECT_HOLDERS = 4, 2, 5
-"""While an operation on the engine's only copy is looked at: of the tensor the buffer, its argument and two of
-Python's; of the storage the fake tensor and the meta tensor inside it; of Python's object the tensor, the operation's
-arguments, a variable of ``_summed`` and one here, and the question itself."""
 
 SPECIAL: dict[Any, Special] = {
     aten._local_scalar_dense.default: _scalar,
