@@ -1,0 +1,191 @@
+"""Faults at random moments of a run, with a fixed seed: python tests/trainer/random_faults.py FAULTS [SEED]
+
+Each engine trains the tiny Llama once without a fault, and once again and again: a rank is killed, stopped for a moment
+or told to end, all ranks are killed, or a file of the newest checkpoint is flipped, cut or taken away; then the run
+goes on with --resume. In the end losses and exported weights have to be those of the first run, every step once in
+metrics.jsonl, and no start may end in a traceback. Prints a line for each fault; five to ten seconds each.
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from checkpoint_faults import flip
+from prepared import run_prepared
+from trainer_runs import MANY_RUNS, planned
+
+from vlmplan.launch.rank_locks import LOCK_FILE, ROW_BYTES
+from vlmplan.launch.run_folder import has_checkpoint
+from vlmplan.plan import Plan, write_plan
+from vlmplan.training import CHECKPOINTS
+from vlmplan_trainer.models.tiny import write_tiny_model
+
+NUM_STEPS = 40
+WORDS = [
+    *("--dummy-data", str(8 * NUM_STEPS), "--learning-rate", "1e-2", "--measured-steps", "0"),
+    *("--save-every", "3", "--keep-last", "3"),
+]
+ENGINES = {"plain PyTorch": ("none", 1), "DDP": ("none", 2)} | {f"ZeRO-{stage}": (str(stage), 2) for stage in (1, 2, 3)}
+"""Stage and ranks."""
+SIGNALS: dict[str, tuple[int, bool]] = {
+    "kill a rank": (signal.SIGKILL, False),
+    "kill all ranks": (signal.SIGKILL, True),
+    "end a rank": (signal.SIGTERM, False),
+    "hang up on a rank": (signal.SIGHUP, False),
+    "stop a rank": (signal.SIGSTOP, False),
+}
+DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
+    "flip a bit": lambda path, drawn: flip(path, drawn.random()),
+    "cut a file": lambda path, drawn: os.truncate(path, int(path.stat().st_size * drawn.random())),
+    "take a file away": lambda path, drawn: path.unlink(),
+}
+
+
+@dataclass
+class Tried:
+    """What became of one engine; ``problems`` are what should not have been."""
+
+    num_faults: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def plan_of(model: Path, engine: str) -> Plan:
+    stage, num_ranks = ENGINES[engine]
+    options = {"method": "full", "num_samples": 8 * NUM_STEPS, "global_batch": 8, "micro_batch": 2}
+    return planned(model, num_ranks=num_ranks, zero_stage=stage, **options)
+
+
+def run_once(
+    plan: Plan, folder: Path, *, resume: bool, meanwhile: Callable[[], object] | None = None
+) -> tuple[Any, str]:
+    """The exit code of the first rank, None where it was killed, and what was printed."""
+    write_plan(plan, folder / "plan.json", force=True)
+    words = [*WORDS, "--resume"] if resume else WORDS
+    job = {"name": "run", "plan": str(folder / "plan.json"), "folder": str(folder / "run"), "words": words}
+    (folder / "jobs.json").write_text(json.dumps([job | {"stop_after": None}]))
+    results = folder / "results.json"
+    results.unlink(missing_ok=True)
+    thread = None if meanwhile is None else threading.Thread(target=meanwhile)
+    if thread is not None:
+        thread.start()
+    done = run_prepared(MANY_RUNS, [str(folder / "jobs.json"), str(results)], num_ranks=plan.hardware.num_gpus)
+    if thread is not None:
+        thread.join()
+    code = json.loads(results.read_text())["run"] if results.exists() else None
+    return code, done.stdout + done.stderr
+
+
+def steps_of(run: Path) -> list[int]:
+    """The steps of the whole lines of metrics.jsonl."""
+    try:
+        lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
+
+
+def send_at(run: Path, name: str, step: int, delay: float, drawn: random.Random) -> None:
+    """Send the signal ``delay`` seconds after ``step``, to a rank or all, as ranks.lock names them."""
+    end, before = time.monotonic() + 60, (run / "report.json").exists()
+    while (steps_of(run) or [0])[-1] < step and time.monotonic() < end and (run / "report.json").exists() is before:
+        time.sleep(0.002)
+    time.sleep(delay)
+    signum, to_all = SIGNALS[name]
+    text = (run / LOCK_FILE).read_bytes()
+    pids = [int(text[at : at + ROW_BYTES].split()[0]) for at in range(0, len(text), ROW_BYTES)]
+    for pid in pids if to_all else [drawn.choice(pids)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)
+            if signum == signal.SIGSTOP:
+                time.sleep(0.3)
+                os.kill(pid, signal.SIGCONT)
+
+
+def damage(run: Path, drawn: random.Random) -> str | None:
+    """Damage a file of the newest checkpoint, where there is one before it."""
+    places = sorted((run / CHECKPOINTS).glob("step-????????"))
+    if len(places) < 2:
+        return None
+    path = drawn.choice(sorted(path for path in places[-1].rglob("*") if path.is_file() and path.stat().st_size))
+    name = drawn.choice(sorted(DAMAGES))
+    DAMAGES[name](path, drawn)
+    return f"{name} ({places[-1].name}/{path.name})"
+
+
+def result_of(run: Path) -> tuple[list[float], str]:
+    """Losses by step, and a sum of the exported weights."""
+    losses = [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return losses, hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
+
+
+def tried(
+    model: Path, engine: str, folder: Path, *, num_faults: int, seed: int, say: Callable[[str], object] = print
+) -> Tried:
+    """Break a run of the engine so often, and hold what is left to a run that was not broken."""
+    drawn, plan, found = random.Random(f"{engine}/{seed}"), plan_of(model, engine), Tried()
+    code, printed = run_once(plan, folder / "unbroken", resume=False)
+    assert code == 0, printed[-3000:]
+    expected, run = result_of(folder / "unbroken" / "run"), folder / "broken" / "run"
+    while found.num_faults < num_faults:
+        code, what = broken_once(plan, folder / "broken", drawn)
+        found.num_faults += 1
+        if code is not None and not isinstance(code, int):
+            found.problems.append(f"{engine}: {what}: {code}")
+        if (run / "report.json").exists():  # it was over before, or survived: again from the start
+            found.problems += problems_of(run, expected, f"{engine}: {what}")
+            run.rename(run.with_name(f"finished-{found.num_faults}"))
+        elif drawn.random() < 0.5 and (damaged := damage(run, drawn)) is not None:
+            found.num_faults += 1
+            what += f"; {damaged}"
+        say(f"{engine}: {what}")
+    code, printed = run_once(plan, folder / "broken", resume=has_checkpoint(run))
+    if code != 0:
+        found.problems.append(f"{engine}: the last start ends with {code}: {printed[-500:]}")
+    else:
+        found.problems += problems_of(run, expected, engine)
+    return found
+
+
+def broken_once(plan: Plan, folder: Path, drawn: random.Random) -> tuple[Any, str]:
+    """Start or go on with the run in ``folder``, and break it; its exit code, and what was done."""
+    run = folder / "run"
+    last = (steps_of(run) or [0])[-1]
+    name, delay = drawn.choice(sorted(SIGNALS)), drawn.random() * 0.05
+    step = drawn.randint(min(NUM_STEPS - 1, last + 1), min(NUM_STEPS - 1, last + 12))
+    resume = has_checkpoint(run)
+    code, _ = run_once(plan, folder, resume=resume, meanwhile=partial(send_at, run, name, step, delay, drawn))
+    return code, f"{name} after step {step}: exit {code}, {len(steps_of(run))} steps"
+
+
+def problems_of(run: Path, expected: tuple[list[float], str], what: str) -> list[str]:
+    found = [] if steps_of(run) == list(range(1, NUM_STEPS + 1)) else [f"{what}: steps {steps_of(run)}"]
+    losses, weights = result_of(run)
+    found += [] if losses == expected[0] else [f"{what}: other losses"]
+    return found + ([] if weights == expected[1] else [f"{what}: other weights"])
+
+
+def main(num_faults: int, seed: int = 0) -> int:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        model = write_tiny_model(folder / "llama", "llama")
+        per_engine = -(-num_faults // len(ENGINES))
+        found = {name: tried(model, name, folder / name, num_faults=per_engine, seed=seed) for name in ENGINES}
+    for name, outcome in found.items():
+        print(f"{name}: {outcome.num_faults} faults, {len(outcome.problems)} problems", *outcome.problems, sep="\n  ")
+    return int(any(outcome.problems for outcome in found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))
