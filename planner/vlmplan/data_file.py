@@ -4,6 +4,7 @@ A list is recognised by its first character. Objects are not looked into here, b
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,13 +79,12 @@ def _check_length(source: str, num_bytes: int) -> None:
 
 
 def _whole(path: Path, file: BinaryIO) -> bytes:
-    content = file.read(MAX_LIST_BYTES + 1)
-    if len(content) > MAX_LIST_BYTES:
+    if os.fstat(file.fileno()).st_size > MAX_LIST_BYTES:
         raise InputError(
             f"{path} is a list of more than {MAX_LIST_BYTES // 2**30} GiB, which is read as a whole; with an object in "
             f"each line (JSONL) it may have any length"
         )
-    return content
+    return file.read()
 
 
 def _records_of_list(path: Path, content: bytes) -> Iterator[Record]:

@@ -43,7 +43,10 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
         parameter.dtype = recipe.copy_dtype
     set_checkpointing(model.stacks(), recipe)
     if not any(parameter.requires_grad for parameter in parameters):
-        raise InputError("every part of the model is frozen, so nothing would be trained")
+        raise InputError(
+            "every part of the model is frozen, so nothing would be trained; --train-language, --train-vision and "
+            "--train-projector, where it has them, train one"
+        )
     return model
 
 
