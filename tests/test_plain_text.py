@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_calls import refusal
 from vlmplan.plain_text import one_line, printable, printable_line
 from vlmplan.render import lines
 from vlmplan.render.picture import html_table, markup, paragraph, svg_element, svg_file
@@ -49,3 +50,8 @@ def test_pictures_are_xml_whatever_names_are_in_them(text: str):
     assert root[0].text == (printable(text) or None)
     xml.etree.ElementTree.fromstring(paragraph(text))
     xml.etree.ElementTree.fromstring(html_table([text], [[text]]))
+
+
+def test_a_name_of_thousands_of_letters_is_cut_in_a_sentence():
+    name = "x" * 10**6
+    assert len(refusal("estimate", "--model", "qwen2-vl-2b", "--gpu", name)) < 1000

@@ -8,6 +8,7 @@ before.
 import os
 import re
 
+ENDLESS_WORD = re.compile(r"\S{500,}")
 OWN_COLOURS = re.compile("(\x1b\\[(?:0|1|[39][0-7])m)")
 """What ``click.style`` writes for a colour, for bold, and for the end of both; nothing worse can be had of them."""
 
@@ -31,6 +32,15 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+
+
+def printable_sentence(text: str) -> str:
+    """``printable``, with the middle of a word that goes on for ever left out: a name, say, of thousands of letters.
+
+    >>> printable_sentence("unknown key " + "x" * 10**6)[:24], len(printable_sentence("x" * 10**6))
+    ('unknown key xxxxxxxxxxxx', 303)
+    """
+    return ENDLESS_WORD.sub(lambda found: f"{found[0][:200]}...{found[0][-100:]}", printable(text))
 
 
 def one_line(text: str) -> str:

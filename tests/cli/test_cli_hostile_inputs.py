@@ -121,7 +121,14 @@ def test_options_are_answered_or_refused(case: tuple[str, list[str], bool]) -> N
         place = base.index(words[0])
         del base[place : place + 2]
     flag = words[0].removeprefix("--")
-    names = [words[0], flag.removeprefix("no-"), flag.replace("-", "_"), *(word for word in words[1:] if word), "GPU", "--"]
+    names = [
+        words[0],
+        flag.removeprefix("no-"),
+        flag.replace("-", "_"),
+        *(word for word in words[1:] if word),
+        "GPU",
+        "--",
+    ]
     must_refuse = must_refuse and words[0] not in MAY_BE_ANYTHING
     check([name, *base, *words], names=names, must_refuse=must_refuse)
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 import click
 
 from vlmplan.errors import INTERRUPTED, VlmplanError
-from vlmplan.plain_text import one_line, printable, refuses_colour
+from vlmplan.plain_text import one_line, printable_sentence, refuses_colour
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "recommend": ("vlmplan.cli.recommend", "Find the cheapest hardware and setup that trains a model."),
@@ -76,7 +76,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code: Any = cli.main(args=arguments, prog_name="vlmplan", standalone_mode=False, color=color)
         return code if isinstance(code, int) else 0
     except VlmplanError as error:
-        click.echo(f"vlmplan: {printable(str(error))}", err=True)
+        click.echo(f"vlmplan: {printable_sentence(str(error))}", err=True)
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message(), err=True)
@@ -93,7 +93,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:  # what click makes of a pipe that nobody reads any more
         return BROKEN_PIPE
     except OSError as error:
-        click.echo(f"vlmplan: {printable(_about(error))}", err=True)
+        click.echo(f"vlmplan: {printable_sentence(_about(error))}", err=True)
         return VlmplanError.exit_code
 
 
@@ -106,7 +106,7 @@ def _about(error: OSError) -> str:
 
 
 def _sentence(error: click.ClickException) -> str:
-    return one_line(error.format_message()).rstrip(".")
+    return printable_sentence(one_line(error.format_message())).rstrip(".")
 
 
 def run_and_exit() -> None:

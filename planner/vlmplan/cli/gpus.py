@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import PRICING, ClickValues, print_document, today
+from vlmplan.cli.options import AMOUNT, PRICING, ClickValues, print_document, today
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.units import GIB
 
@@ -22,13 +22,13 @@ _MIN_MEMORY_HELP = "At least so many GiB as the driver counts them (A100 40 GB: 
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
-@click.option("--min-memory", type=click.FloatRange(min=0), metavar="GIB", help=_MIN_MEMORY_HELP)
-@click.option("--max-memory", type=click.FloatRange(min=0), metavar="GIB", help="At most so many GiB.")
+@click.option("--min-memory", type=AMOUNT, metavar="GIB", help=_MIN_MEMORY_HELP)
+@click.option("--max-memory", type=AMOUNT, metavar="GIB", help="At most so many GiB.")
 @click.option("--architecture", multiple=True, metavar="NAME", help="Ampere, Ada, Hopper, ... (repeatable).")
 @click.option("--bf16/--no-bf16", default=None, help="Only GPUs with, or without, bf16 arithmetic.")
 @click.option(
     "--max-usd-per-hour",
-    type=click.FloatRange(min=0),
+    type=AMOUNT,
     metavar="USD",
     help="Only offers of at most this much for the whole instance.",
 )

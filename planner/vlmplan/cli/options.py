@@ -8,6 +8,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from vlmplan.units import MAX_AMOUNT
+
 ClickValues = dict[str, Any]
 """What click parsed, by the names of options; those that were given come first, in their order."""
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -23,7 +25,21 @@ class FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
+class Amount(click.FloatRange):
+    """A number of 0 or more that is neither infinite nor none at all, as ``nan`` is."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, max=MAX_AMOUNT)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number", param, ctx)
+        return number
+
+
 FILE = FilePath(path_type=Path)
+AMOUNT = Amount()
 PRICING = ("on_demand", "reserved", "community", "marketplace", "interruptible", "own")
 
 

@@ -15,6 +15,7 @@ from vlmplan.architecture.images.fixed import num_extra_features
 from vlmplan.architecture.images.settings import flag, section, side, sides
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError
+from vlmplan.json_reader import shown
 
 _LLAVA_NEXT_PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 _ONEVISION_PINPOINTS = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
@@ -102,7 +103,8 @@ def _tile_side(image: Image, default: int, *, crops_by_default: bool) -> int:
     key = "crop_size" if crops and image.preprocessor.get("crop_size") is not None else "size"
     height, width = sides(image.preprocessor, key, default)
     if height != width:
-        raise InputError(f"{key} is {image.preprocessor[key]!r}; only square tiles are supported")
+        found = shown(image.preprocessor[key])
+        raise InputError(f"preprocessor_config.json: {key} is {found}; only square tiles are supported")
     return height
 
 
@@ -111,7 +113,8 @@ def _pinpoints(image: Image, default: list[list[int]]) -> list[tuple[int, int]]:
     value: object = (
         image.preprocessor.get("image_grid_pinpoints") or image.config.get("image_grid_pinpoints") or default
     )
-    message = f"image_grid_pinpoints is {value!r}; a list of pairs of pixels, [height, width], is needed"
+    needed = "a list of pairs of pixels, [height, width], is needed"
+    message = f"config.json: image_grid_pinpoints is {shown(value)}; {needed}"
     if not isinstance(value, list):
         raise InputError(message)
     pairs: list[tuple[int, int]] = []
@@ -129,7 +132,8 @@ def _max_tiles(image: Image) -> int:
     text = "anyres_max_9" if value is None else str(value)
     number = text.removeprefix("anyres_max_")
     if not number.isdecimal() or int(number) < 1:
-        raise InputError(f"vision_aspect_ratio is {text!r}; 'anyres_max_' and a number of tiles is needed")
+        needed = "'anyres_max_' and a number of tiles is needed"
+        raise InputError(f"config.json: vision_aspect_ratio is {shown(text)}; {needed}")
     return int(number)
 
 

@@ -87,7 +87,7 @@ def image_shape(
         raise UnknownNameError("model type with images", model_type, _SHAPES)
     preprocessor = FileSettings(preprocessor_config or {}, "preprocessor_config.json: ")
     if preprocessor.get("do_resize") is False:
-        raise InputError("do_resize is False; images that are not resized are not supported")
+        raise InputError("preprocessor_config.json: do_resize is False; images that are not resized are not supported")
     image = Image(
         config=FileSettings(config, "config.json: "),
         preprocessor=preprocessor,

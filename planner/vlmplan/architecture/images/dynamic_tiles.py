@@ -142,7 +142,8 @@ def _tile_limits(image: Image) -> tuple[int, int]:
     min_tiles = count(image.preprocessor, "min_patches", 1)
     max_tiles = count(image.preprocessor, "max_patches", 12)
     if min_tiles > max_tiles:
-        raise InputError(f"min_patches is {min_tiles}; at most max_patches, {max_tiles}, is allowed")
+        allowed = f"at most max_patches, {max_tiles}, is allowed"
+        raise InputError(f"preprocessor_config.json: min_patches is {min_tiles}; {allowed}")
     return min_tiles, max_tiles
 
 
@@ -151,7 +152,7 @@ def _downsample_ratio(image: Image) -> float:
     if value is None:
         return 0.5
     if not isinstance(value, int | float) or not 0 < value <= 1:
-        raise InputError(f"downsample_ratio is {value!r}; a number above 0 and up to 1 is needed")
+        raise InputError(f"config.json: downsample_ratio is {value!r}; a number above 0 and up to 1 is needed")
     return float(value)
 
 
