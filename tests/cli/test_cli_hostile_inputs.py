@@ -133,6 +133,27 @@ def test_options_are_answered_or_refused(case: tuple[str, list[str], bool]) -> N
     check([name, *base, *words], names=names, must_refuse=must_refuse)
 
 
+FILES = [(name, one.opts[0]) for name in OPTIONS for one in OPTIONS[name] if isinstance(one.type, click.Path)]
+NO_FILES = ("/dev/zero", "/dev/null", "pipe", "none", ".", "")
+"""What no option can read; --output-dir writes."""
+
+
+@law(
+    option=st.sampled_from([one for one in FILES if one[1] not in ("--output-dir", "--image-folder", "--adapter")]),
+    path=st.sampled_from(NO_FILES),
+    quick=DAILY,
+    thorough=THOROUGH // 8,
+)
+def test_what_is_no_file_is_refused(option: tuple[str, str], path: str) -> None:
+    name, flag = option
+    empty(Path.cwd())
+    os.mkfifo("pipe")
+    words = ("launch", *LAUNCH[1:]) if flag == "--plan" and name == "launch" else (name, *COMMANDS[name])
+    words = [word for word in words if word not in ("--dummy-data", "99")] if flag == "--train-data" else words
+    more = ("--dummy-data", "99") if flag == "--plan" and name == "launch" else ()
+    check([*words, *more, flag, path], names=[flag, path or "empty"], must_refuse=True)
+
+
 # -- configurations --------------------------------------------------------------------------------------------------
 
 FAMILIES = (
