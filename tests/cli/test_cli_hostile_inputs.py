@@ -62,6 +62,7 @@ LEFT_OUT = {
     "--html",
     "--svg",
     "--pareto",
+    "--rehearse",
 }
 """Options that fetch, start or write, and those that change what is printed."""
 MAY_BE_ANYTHING = {"--lora-targets", "--nvme-path", "--provider", "--region", "--model", "--output-dir"}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import AMOUNT, PRICING, ClickValues, print_document, today
+from vlmplan.cli.options import AMOUNT, FILE, PRICING, ClickValues, print_document, today
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.units import GIB
 
@@ -42,7 +42,7 @@ _MIN_MEMORY_HELP = "At least so many GiB as the driver counts them (A100 40 GB: 
     "catalog_files",
     multiple=True,
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=FILE,
     help="A catalog of your own on top of the others (repeatable; later wins).",
 )
 @REFRESH
