@@ -1,6 +1,6 @@
 """Options, configurations, DeepSpeed files, catalogs, plans, curricula, data and answers of the Hub, changed at random.
 
-What may come of them is in ``hostile_inputs``. Every run tries some 300, the sweep 3,000; the same ones everywhere.
+What may come of them is in ``hostile_inputs``. Every run tries 450, the sweep 3,850; the same ones everywhere.
 """
 
 import json

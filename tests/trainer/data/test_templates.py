@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.templates import ChatTemplate, TemplateError
+from vlmplan_trainer.data.templates import MAX_CHARACTERS, MAX_TURNS, ChatTemplate, TemplateError
 
 SAID = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(str.strip)
 
@@ -133,3 +133,17 @@ def test_a_sample_that_the_template_refuses_is_named_and_the_template_is_kept(ll
 def test_a_vision_template_has_a_placeholder_for_every_image(qwen: Any):
     rendered = ChatTemplate(qwen).rendered(question(sizes=((28, 28), (56, 28))))
     assert rendered.text.count("<|vision_start|><|image_pad|><|vision_end|>") == 2
+
+
+def test_a_chat_of_thousands_of_turns_is_refused_at_once_unless_tags_tell_its_answers(llama: Any):
+    turns = [("user", "Why?"), ("assistant", "So.")] * (MAX_TURNS // 2 + 1)
+    with pytest.raises(InputError, match=r"some.jsonl:1: the chat has 1,002 turns; at most 1,000"):
+        said(CHATML + PROMPT, llama, chat(*turns))
+    assert len(said(TAGGED, llama, chat(*turns))) == MAX_TURNS // 2 + 1
+
+
+def test_a_text_longer_than_any_context_is_refused_before_it_is_rendered(llama: Any):
+    with pytest.raises(
+        InputError, match=r"some.jsonl:1: the sample has 4,194,309 characters of text; at most"
+    ):
+        said(CHATML + PROMPT, llama, question("a" * MAX_CHARACTERS, "So.so"))

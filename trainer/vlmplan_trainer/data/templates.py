@@ -23,6 +23,12 @@ GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 STAND_IN = "vlmplan\u2063stands\u2063in"
 """A text that no chat holds and no template takes apart."""
 
+MAX_CHARACTERS = 4 * 2**20
+"""Of a sample's text: a context of a million tokens. The tokenizer takes some hundred bytes for each."""
+MAX_TURNS = 1000
+"""Of a chat whose template has no generation tags: for each answer all turns before it are rendered again, so that time
+grows with the square."""
+
 _LOCK = threading.Lock()
 """transformers notes the places of generation tags on the compiled template, which all threads share."""
 
@@ -59,6 +65,12 @@ class ChatTemplate:
 
     def rendered(self, sample: Sample) -> Rendered:
         """The text of a sample. Raises InputError naming the sample, or TemplateError where no turn can be found."""
+        num_characters = sum(len(turn.text) for turn in sample.turns)
+        if num_characters > MAX_CHARACTERS:
+            raise InputError(
+                f"{sample.source}: the sample has {num_characters:,} characters of text; at most {MAX_CHARACTERS:,} "
+                f"are encoded"
+            )
         if sample.is_plain:
             return self._plain(sample)
         if self._template is None:
@@ -98,6 +110,11 @@ class ChatTemplate:
         return Rendered(text=text, spans=((len(prompt), len(text)),))
 
     def _found_spans(self, sample: Sample, text: str) -> tuple[Span, ...]:
+        if len(sample.turns) > MAX_TURNS:
+            raise InputError(
+                f"{sample.source}: the chat has {len(sample.turns):,} turns; at most {MAX_TURNS:,} can be told apart "
+                f"where the model's chat template has no generation tags"
+            )
         answers = [index for index, turn in enumerate(sample.turns) if turn.role == "assistant"]
         spans = []
         for index in answers:
