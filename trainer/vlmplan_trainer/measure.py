@@ -19,6 +19,9 @@ from torch.utils._pytree import tree_leaves
 from vlmplan_trainer.gradient_sums import is_in_place
 
 PHASES = ("load", "init", "forward", "backward", "step", "save")
+"""Those of a plan."""
+RESUME = "resume"
+"""Reading a checkpoint, which no plan counts."""
 
 
 class LiveStorages(TorchDispatchMode):
@@ -136,7 +139,8 @@ class Meter:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        return max((memory.peak_bytes for memory in self.memory.values()), default=0)
+        """The most in any phase that a plan has."""
+        return max((self.memory[name].peak_bytes for name in PHASES if name in self.memory), default=0)
 
     def bytes_in_progress(self) -> tuple[int, int] | None:
         """What tensors take now, and at most since the phase began; None on a CPU once storages are not followed."""

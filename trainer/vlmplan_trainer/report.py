@@ -45,13 +45,11 @@ class Line:
 def lines(
     plan: Plan, meter: Meter, position: Position, *, step_seconds: float | None, tokens_per_second: float | None
 ) -> list[Line]:
-    """Every figure that both sides have. Bytes are of this rank, money of the optimizer steps done."""
+    """Every figure that was measured. Bytes are of this rank, money of the optimizer steps done."""
     expected = plan.expected
     planned = {phase.name: None if _offloads_to_itself(plan) else phase.peak_bytes for phase in expected.phases}
     found = [
-        Line(f"{name}, peak", "bytes", planned[name], memory.peak_bytes)
-        for name, memory in meter.memory.items()
-        if name in planned
+        Line(f"{name}, peak", "bytes", planned.get(name), memory.peak_bytes) for name, memory in meter.memory.items()
     ]
     peak = None if _offloads_to_itself(plan) else expected.peak_allocated_bytes
     found.append(Line("peak allocated", "bytes", peak, meter.peak_allocated_bytes))

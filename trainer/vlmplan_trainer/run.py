@@ -39,7 +39,7 @@ from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32, start_pr
 from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.loop import Rates, StepReport, Trainer
-from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.measure import RESUME, Meter
 from vlmplan_trainer.models.load import Loaded, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
@@ -155,7 +155,8 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
     if found is not None:
         _refuse_finished(made, found)
         say_phase(f"going on from {found.place}")
-        made.trainer.position = load_checkpoint(engine, found, universal=universal)
+        with meter.phase(RESUME):
+            made.trainer.position = load_checkpoint(engine, found, universal=universal)
         meter.step = made.trainer.position.step
         made.batches.resume(made.trainer.position.num_samples)
     if engine.rank == 0:
