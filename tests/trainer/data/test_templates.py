@@ -143,7 +143,5 @@ def test_a_chat_of_thousands_of_turns_is_refused_at_once_unless_tags_tell_its_an
 
 
 def test_a_text_longer_than_any_context_is_refused_before_it_is_rendered(llama: Any):
-    with pytest.raises(
-        InputError, match=r"some.jsonl:1: the sample has 4,194,309 characters of text; at most"
-    ):
+    with pytest.raises(InputError, match=r"some.jsonl:1: the sample has 4,194,309 characters of text; at most"):
         said(CHATML + PROMPT, llama, question("a" * MAX_CHARACTERS, "So.so"))
