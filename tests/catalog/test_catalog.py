@@ -26,7 +26,7 @@ from vlmplan.catalog.objects import offer_from_fields
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import shipped_catalog_path
 from vlmplan.gpu_choice import GpuChoice, chosen_node, parse_gpu_choice
-from vlmplan.hardware import DRIVER_RESERVE_BYTES, Pricing, Vendor
+from vlmplan.hardware import DRIVER_RESERVE_BYTES, MAX_GPUS_PER_NODE, Pricing, Vendor
 from vlmplan.machine import host as local_host
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.units import GIB, MIB
@@ -199,7 +199,7 @@ def test_unknown_name_gets_the_nearest(shipped: Catalog):
 
 @given(
     st.from_regex(r"[a-zA-Z0-9][a-zA-Z0-9 ._-]{0,20}[a-zA-Z0-9]", fullmatch=True),
-    st.none() | st.integers(min_value=1, max_value=10**6),
+    st.none() | st.integers(min_value=1, max_value=MAX_GPUS_PER_NODE),
 )
 def test_name_and_count_survive_the_command_line(name: str, num_gpus: int | None):
     choice = GpuChoice(name=name, num_gpus=num_gpus)

@@ -80,7 +80,7 @@ def test_a_count_out_of_range_is_refused(command: Sequence[str], option: str, va
 @pytest.mark.parametrize("option", [*COUNTS, "--lora-rank", "--images-per-sample"])
 @pytest.mark.parametrize("value", ["1.5", "nan", "inf", "1e3", "abc", "", "0x10", "9" * 5000])
 def test_a_count_that_is_no_whole_number_is_a_usage_error(option: str, value: str):
-    says(refusal(*ESTIMATE, f"{option}={value}", code=USAGE), option, value, "integer")
+    says(refusal(*ESTIMATE, f"{option}={value}", code=USAGE), option, value[:100], "integer")
 
 
 @pytest.mark.parametrize("command", [ESTIMATE, RECOMMEND], ids=["estimate", "recommend"])

@@ -22,14 +22,15 @@ from vlmplan.decided_recipe import DecidedRecipe, decided_by
 from vlmplan.deepspeed_config import file
 from vlmplan.deepspeed_config.other_files import read_ds_config
 from vlmplan.gpu_choice import GpuChoice
-from vlmplan.hardware import Pricing
+from vlmplan.hardware import MAX_GPUS_PER_NODE, MAX_NUM_NODES, Pricing
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.request import HardwareRequest, Objective, Request, SearchRequest, WorkloadRequest, parse
 
 COUNTS = st.integers(1, 10**6)
+CARDS, MACHINES = st.integers(1, MAX_GPUS_PER_NODE), st.integers(1, MAX_NUM_NODES)
 AMOUNTS = st.floats(0.001, 10**5)
 NAMES = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_,./ ", min_size=1, max_size=12).filter(lambda text: text.strip())
-GPUS = st.builds(GpuChoice, name=st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True), num_gpus=st.none() | COUNTS)
+GPUS = st.builds(GpuChoice, name=st.from_regex(r"[a-z][a-z0-9-]{0,9}", fullmatch=True), num_gpus=st.none() | CARDS)
 
 
 def maybe(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -79,7 +80,11 @@ SEARCHES = st.builds(
 
 def machines(gpus: st.SearchStrategy[tuple[GpuChoice, ...]]) -> st.SearchStrategy[HardwareRequest]:
     return st.builds(
-        HardwareRequest, gpus=gpus, num_nodes=maybe(COUNTS), host_ram_gib=maybe(AMOUNTS), inter_node_gbit=maybe(AMOUNTS)
+        HardwareRequest,
+        gpus=gpus,
+        num_nodes=maybe(MACHINES),
+        host_ram_gib=maybe(AMOUNTS),
+        inter_node_gbit=maybe(AMOUNTS),
     )
 
 
