@@ -127,7 +127,7 @@ def _run(plan: Plan, options: Options) -> int:
 def _join_ranks(plan: Plan, options: Options) -> None:
     """Raises UnavailableError where the ranks cannot meet."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} (MASTER_ADDR, MASTER_PORT)"
-    if plan.has_ranks and os.environ.get("MASTER_PORT") == "0":
+    if plan.hardware.num_gpus > 1 and os.environ.get("MASTER_PORT") == "0":
         raise UnavailableError(f"the ranks cannot meet at {place}: a port from 1 to 65535 is needed")
     try:
         start_process_group(plan, is_needed=bool(options.monitor))
