@@ -67,6 +67,7 @@ def _last(place: Path, pattern: str) -> str:
     return max(path.relative_to(place).as_posix() for path in place.rglob(pattern))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", HOSTILE)
 def test_code_in_a_checkpoint_is_not_run(outcomes, name):
     found, folder = outcomes
@@ -78,6 +79,7 @@ def test_code_in_a_checkpoint_is_not_run(outcomes, name):
     assert (folder / name).exists()  # it would have been
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("stage", "23")
 def test_a_damaged_file_of_one_rank_is_named_and_all_go_on_from_the_checkpoint_before(outcomes, stage):
     done = outcomes[0][stage]
