@@ -1,9 +1,10 @@
 """Faults at random moments of a run, with a fixed seed: python tests/trainer/random_faults.py FAULTS [SEED]
 
 Each engine trains the tiny Llama once without a fault, and once again and again: a rank is killed, stopped for a moment
-or told to end, all ranks are killed, or a file of the newest checkpoint is flipped, cut or taken away; then the run
-goes on with --resume. In the end losses and exported weights have to be those of the first run, every step once in
-metrics.jsonl, and no start may end in a traceback. Prints a line for each fault; five to ten seconds each.
+or told to end, all ranks are killed, the disk is full from then on, or a file of the newest checkpoint is flipped, cut
+or taken away; then the run goes on with --resume. In the end losses and exported weights have to be those of the first
+run, every step once in metrics.jsonl, and no start may end in a traceback. Prints a line for each fault; five to ten
+seconds each.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 from checkpoint_faults import flip
 from prepared import run_prepared
 from trainer_runs import MANY_RUNS, planned
@@ -46,6 +48,8 @@ SIGNALS: dict[str, tuple[int, bool]] = {
     "hang up on a rank": (signal.SIGHUP, False),
     "stop a rank": (signal.SIGSTOP, False),
 }
+FULL_DISK, MOST_BYTES = "fill the disk", 200_000
+"""No file of a rank may grow beyond a number of bytes below that: checkpoints and results here take more."""
 DAMAGES: dict[str, Callable[[Path, random.Random], object]] = {
     "flip a bit": lambda path, drawn: flip(path, drawn.random()),
     "cut a file": lambda path, drawn: os.truncate(path, int(path.stat().st_size * drawn.random())),
@@ -97,14 +101,20 @@ def steps_of(run: Path) -> list[int]:
 
 
 def send_at(run: Path, name: str, step: int, delay: float, drawn: random.Random) -> None:
-    """Send the signal ``delay`` seconds after ``step``, to a rank or all, as ranks.lock names them."""
+    """Do it ``delay`` seconds after ``step``, to a rank or all, as ranks.lock names them."""
     end, before = time.monotonic() + 60, (run / "report.json").exists()
     while (steps_of(run) or [0])[-1] < step and time.monotonic() < end and (run / "report.json").exists() is before:
         time.sleep(0.002)
     time.sleep(delay)
-    signum, to_all = SIGNALS[name]
     text = (run / LOCK_FILE).read_bytes()
     pids = [int(text[at : at + ROW_BYTES].split()[0]) for at in range(0, len(text), ROW_BYTES)]
+    if name == FULL_DISK:
+        limit = drawn.randrange(MOST_BYTES)
+        for pid in pids:
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (limit, psutil.RLIM_INFINITY))
+        return
+    signum, to_all = SIGNALS[name]
     for pid in pids if to_all else [drawn.choice(pids)]:
         with suppress(ProcessLookupError):
             os.kill(pid, signum)
@@ -162,7 +172,7 @@ def broken_once(plan: Plan, folder: Path, drawn: random.Random) -> tuple[Any, st
     """Start or go on with the run in ``folder``, and break it; its exit code, and what was done."""
     run = folder / "run"
     last = (steps_of(run) or [0])[-1]
-    name, delay = drawn.choice(sorted(SIGNALS)), drawn.random() * 0.05
+    name, delay = drawn.choice(sorted([*SIGNALS, FULL_DISK])), drawn.random() * 0.05
     step = drawn.randint(min(NUM_STEPS - 1, last + 1), min(NUM_STEPS - 1, last + 12))
     resume = has_checkpoint(run)
     code, _ = run_once(plan, folder, resume=resume, meanwhile=partial(send_at, run, name, step, delay, drawn))
