@@ -8,6 +8,7 @@ from vlmplan.cost.owning import require_amount
 from vlmplan.errors import InputError
 from vlmplan.hardware import Offer, Pricing
 from vlmplan.search.prices import is_recent, with_spot
+from vlmplan.units import MAX_COUNT
 
 DEFAULT_PRICING = (Pricing.ON_DEMAND, Pricing.OWN)
 
@@ -42,8 +43,9 @@ class OfferFilter:
     max_price_age_days: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_price_age_days is not None and self.max_price_age_days < 0:
-            raise InputError(f"--max-price-age-days is {self.max_price_age_days}; 0 or more is needed")
+        if self.max_price_age_days is not None and not 0 <= self.max_price_age_days <= MAX_COUNT:
+            allowed = "0 or more" if self.max_price_age_days < 0 else f"at most {MAX_COUNT:,}"
+            raise InputError(f"--max-price-age-days is {self.max_price_age_days}; {allowed} is needed")
         if self.max_usd_per_hour is not None:
             require_amount("--max-usd-per-hour", self.max_usd_per_hour)
 
