@@ -5,8 +5,10 @@
 """
 
 import os
+import subprocess
+import sys
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,3 +28,28 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     environment = {**os.environ, **(more or {})}
     places = [place for place in environment.pop("PYTHONPATH", "").split(os.pathsep) if place]
     return environment | ({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, places))} if places else {})
+
+
+def run_python(
+    words: Sequence[str], *, environment: Mapping[str, str] | None = None, timeout: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """This interpreter on ``words`` in an empty folder, with what it printed; ``environment`` is added to this one's.
+
+    Raises subprocess.TimeoutExpired after ``timeout`` seconds.
+    """
+    with empty_folder() as elsewhere:
+        return subprocess.run(  # noqa: S603 - this interpreter, a list of words
+            [sys.executable, *words],
+            env=child_environment(environment),
+            cwd=elsewhere,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line on standard error, which says what went wrong; without any, the exit code."""
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -10,9 +10,9 @@ import importlib.util
 import re
 import sys
 
-import torch
+from torch.library import Library
 
-_NAMES = torch.library.Library("torchvision", "FRAGMENT")
+_NAMES = Library("torchvision", "FRAGMENT")
 
 
 def _import_torchvision() -> None:

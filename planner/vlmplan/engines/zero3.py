@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from vlmplan.architecture.model import NamedParameter
-from vlmplan.architecture.tensor import Parameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import (
     CollectiveKind,
@@ -28,8 +27,9 @@ from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gathering import GatheredWeights, num_wrappers
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes
-from vlmplan.engines.parameters import ParameterTable, sharded_elements, sub_group_elements
+from vlmplan.engines.parameters import ParameterTable, sharded_elements
 from vlmplan.engines.profile import MicroBatchProfile
+from vlmplan.engines.shards import Shards
 from vlmplan.recipe import Recipe
 
 NORM_ELEMENTS = 250_000_000
@@ -43,6 +43,7 @@ class Zero3(Engine):
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self.shards = Shards(table, recipe, num_ranks)
         self._waiting: list[int] = []
         self._num_waiting = 0
         self._has_trained_copies = True
@@ -70,7 +71,7 @@ class Zero3(Engine):
             sink.allocate("tied shard", Component.WEIGHTS, 0 if self.offloads_weights else -(-tied // self.num_ranks))
             sink.free("tied")
         for entries in modules:
-            shards = [self._shard_bytes(entry.parameter) for entry in entries]
+            shards = [self.shards.shard_bytes(entry.parameter) for entry in entries]
             whole = [self.num_ranks * num_bytes for num_bytes in shards]
             arriving = shards if self.offloads_weights else []
             sink.transient(Component.TEMPORARIES, whole + arriving if len(entries) == 1 else arriving + whole)
@@ -101,7 +102,7 @@ class Zero3(Engine):
         if not self.offloads_optimizer:
             sink.keep(Component.GRADIENTS, trained * self.weight_bytes)
         for entry in self.trained:
-            shard = self._shard_bytes(entry.parameter)
+            shard = self.shards.shard_bytes(entry.parameter)
             sink.transient(Component.TEMPORARIES, [shard * self.num_ranks, shard if self.offloads_weights else 0])
 
     def _make_master_weights(self) -> None:
@@ -110,7 +111,7 @@ class Zero3(Engine):
         ``torch.device`` with the string ``cuda:0``, which are never equal. Then once the gradient of a sub-group
         (``initialize_optimizer_states``)."""
         sink, width = self.sink, self.master_bytes
-        groups = self._sub_groups()
+        groups = self.shards.sub_groups
         for number, numel in enumerate(groups):
             if width != self.weight_bytes:
                 sink.allocate(("cast", number), Component.TEMPORARIES, numel * width)
@@ -136,9 +137,9 @@ class Zero3(Engine):
     def _shard(self, entry: NamedParameter) -> None:
         """A whole weight gives way to its shard, and with ``hpz`` to the second one (``_partition_param_sec``)."""
         if not self.offloads_weights:
-            self.sink.allocate(_shard(entry), Component.WEIGHTS, self._shard_bytes(entry.parameter))
-        if self._has_secondary:
-            self.sink.allocate(_secondary(entry), Component.WEIGHTS, self._secondary_bytes(entry.parameter))
+            self.sink.allocate(_shard(entry), Component.WEIGHTS, self.shards.shard_bytes(entry.parameter))
+        if self.shards.has_secondary:
+            self.sink.allocate(_secondary(entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
         self.sink.free(weight(entry))
 
     # -- a step --------------------------------------------------------------------------------------------------
@@ -148,14 +149,14 @@ class Zero3(Engine):
         if self.num_ranks == 1:
             return
         for entry in self.table.entries:
-            if self._is_persistent(entry.parameter):
+            if self.shards.is_persistent(entry.parameter):
                 self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes, Stream.GATHER)
 
     def begin_step(self) -> None:
         """Secondary partitions of trained weights come back when the weight is first released."""
-        if self._has_secondary and not self._has_trained_copies:
+        if self.shards.has_secondary and not self._has_trained_copies:
             for entry in self.trained:
-                self.sink.allocate(_secondary(entry), Component.WEIGHTS, self._secondary_bytes(entry.parameter))
+                self.sink.allocate(_secondary(entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
             self._has_trained_copies = True
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
@@ -207,9 +208,9 @@ class Zero3(Engine):
             self._check_overflow()
             for numel in self.table.numels:
                 self.sink.transient(Component.TEMPORARIES, [-(-numel // self.num_ranks) * NORM_BYTES])
-            for numel in self._sub_groups():
+            for numel in self.shards.sub_groups:
                 self._step_sub_group(numel, is_first=is_first)
-        for entry in self.trained if self._has_secondary else ():  # ``invalidate_secondary_tensor``
+        for entry in self.trained if self.shards.has_secondary else ():  # ``invalidate_secondary_tensor``
             self.sink.free(_secondary(entry))
         self._has_trained_copies = False
 
@@ -242,7 +243,7 @@ class Zero3(Engine):
         """Ranks that pad no weight have the same live, however many they are."""
         if not self.gathers_weights:
             return None
-        gathered = [one for one, _ in self.table.kinds if not self._is_persistent(one)]
+        gathered = [one for one, _ in self.table.kinds if not self.shards.is_persistent(one)]
         is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
         num_ranks = self.num_ranks if is_padded else min(self.num_ranks, 2)
         walk = gather_walk(trace, self.recipe.zero, num_wrappers=num_wrappers(self.recipe), num_ranks=num_ranks)
@@ -273,8 +274,8 @@ class Zero3(Engine):
         The step works in sub-groups: it flattens the gradients of one (p) and casts them (m), where the types differ.
         """
         recipe, num_ranks, p, m = self.recipe, self.num_ranks, self.weight_bytes, self.master_bytes
-        shards, persistent = self._weight_totals()
-        frozen_copies, trained_copies = self._secondary_totals()
+        shards, persistent = self.shards.weight_totals
+        frozen_copies, trained_copies = self.shards.secondary_totals
         copies = Components(weights=trained_copies)
         weights = Components(weights=(0 if self.offloads_weights else shards) + frozen_copies)
         bucket = recipe.zero.reduce_bucket_size * p if recipe.zero.contiguous_gradients else 0
@@ -285,7 +286,7 @@ class Zero3(Engine):
         if self.offloads_optimizer:
             return ModelStates(start, start + whole, start + Components(temporaries=hooked), start + whole, copies)
         trained = sharded_elements(self.table.numels, num_ranks)
-        groups = self._sub_groups()
+        groups = self.shards.sub_groups
         group = max(groups)
         master = Components(optimizer_states=trained * m)
         making = weights + master + Components(temporaries=group * m)
@@ -344,7 +345,7 @@ class Zero3(Engine):
         found: list[Collectives] = []
         if num_ranks > 1:
             found += self._gathers(trace)
-            small = [(one, count) for one, count in self.table.kinds if self._is_persistent(one)]
+            small = [(one, count) for one, count in self.table.kinds if self.shards.is_persistent(one)]
             num_bytes = sum([count * padded(one.numel, num_ranks) * one.dtype.num_bytes for one, count in small])
             num_small = sum([count for _, count in small])
             found.append(Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, num_small, num_bytes))
@@ -369,38 +370,6 @@ class Zero3(Engine):
             if phase is StepPhase.FORWARD:
                 yield Collectives(kind, phase, sent.num_with_trained, trained)
                 yield Collectives(kind, phase, sent.num_with_frozen, frozen, hpz)
-
-    # -- sizes ---------------------------------------------------------------------------------------------------
-
-    def _is_persistent(self, parameter: Parameter) -> bool:
-        return parameter.numel <= self.recipe.zero.stage3_param_persistence_threshold
-
-    def _sub_groups(self) -> list[int]:
-        return sub_group_elements(self.table.numels, self.num_ranks, self.recipe.zero.sub_group_size)
-
-    def _shard_bytes(self, parameter: Parameter) -> int:
-        return -(-parameter.numel // self.num_ranks) * parameter.dtype.num_bytes
-
-    @property
-    def _has_secondary(self) -> bool:
-        return self.recipe.hpz > 1
-
-    def _secondary_bytes(self, parameter: Parameter) -> int:
-        """Padded for all ranks, cut among ``hpz``."""
-        return padded(parameter.numel, self.num_ranks) // self.recipe.hpz * parameter.dtype.num_bytes
-
-    def _secondary_totals(self) -> tuple[int, int]:
-        """Bytes of a rank's secondary partitions of (frozen, trained) weights."""
-        totals = {True: 0, False: 0}
-        for parameter, count in self.table.kinds if self._has_secondary else ():
-            totals[parameter.requires_grad] += count * self._secondary_bytes(parameter)
-        return totals[False], totals[True]
-
-    def _weight_totals(self) -> tuple[int, int]:
-        """(bytes of a rank's shards, bytes of weights that stay whole on every rank)."""
-        shards = sum([count * self._shard_bytes(one) for one, count in self.table.kinds])
-        small = [count * one.numel * one.dtype.num_bytes for one, count in self.table.kinds if self._is_persistent(one)]
-        return shards, sum(small) if self.num_ranks > 1 else 0
 
 
 def _shard(entry: NamedParameter) -> tuple[str, str]:

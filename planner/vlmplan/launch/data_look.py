@@ -1,13 +1,11 @@
 """What the data of a run is like, for --dry-run: the trainer reads it as its start would, in a process of its own."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from vlmplan.child_process import child_environment, empty_folder
+from vlmplan.child_process import empty_folder, last_words, run_python
 from vlmplan.emit import PLAN_FILE
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan, write_plan
@@ -33,23 +31,14 @@ class DataLook:
 
 def looked_at(plan: Plan, options: TrainerOptions, environment: Mapping[str, str]) -> DataLook:
     """What the start of this run would find in its data. Takes as long as that: it reads and encodes every text."""
-    with empty_folder() as folder, empty_folder() as elsewhere:
+    with empty_folder() as folder:
         path = folder / PLAN_FILE
         write_plan(plan, path)
-        done = subprocess.run(  # noqa: S603 - this interpreter, a list of words
-            [sys.executable, "-m", LOOK, "--plan", str(path), *options.arguments()],
-            env=child_environment(environment),
-            cwd=elsewhere,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        done = run_python(["-m", LOOK, "--plan", str(path), *options.arguments()], environment=environment)
     try:
         found = cast(JsonDict, json.loads(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return DataLook(accounts={}, problem=f"the data cannot be looked at: {last}")
+        return DataLook(accounts={}, problem=f"the data cannot be looked at: {last_words(done)}")
     if "problem" in found:
         return DataLook(accounts={}, problem=str(found["problem"]))
     return DataLook(accounts={name: account for name, account in found.items() if account is not None})

@@ -4,11 +4,9 @@ The trainer writes the model, in a process of its own: the planner does not impo
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
-from vlmplan.child_process import child_environment, empty_folder
+from vlmplan.child_process import last_words, run_python
 from vlmplan.errors import MissingPackageError, UnavailableError
 from vlmplan.launch.run_folder import RUN_FILES, held_run_problem
 from vlmplan.request import Options
@@ -60,17 +58,7 @@ def write_demo_model(folder: Path) -> Path:
     if missing:
         raise MissingPackageError(f"training needs {', '.join(missing)}, not installed here: {INSTALL}")
     folder = folder.absolute()
-    with empty_folder() as elsewhere:
-        done = subprocess.run(  # noqa: S603 - this interpreter, a list of words
-            [sys.executable, "-c", WRITE_MODEL, str(folder)],
-            env=child_environment(),
-            cwd=elsewhere,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+    done = run_python(["-c", WRITE_MODEL, str(folder)])
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise UnavailableError(f"the demo's model cannot be written to {folder}: {last}")
+        raise UnavailableError(f"the demo's model cannot be written to {folder}: {last_words(done)}")
     return folder

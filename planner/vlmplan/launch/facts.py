@@ -9,12 +9,11 @@ import platform
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlmplan.child_process import child_environment, empty_folder
+from vlmplan.child_process import last_words, run_python
 from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.files import proc_bytes
 from vlmplan.json_reader import JsonDict
@@ -127,22 +126,11 @@ def port_problem(port: str | None) -> str | None:
 def torch_sees() -> TorchSight | str:
     """What another process that imports torch says, or a sentence on why it says nothing."""
     try:
-        with empty_folder() as elsewhere:
-            done = subprocess.run(  # noqa: S603 - this interpreter, a constant
-                [sys.executable, "-c", TORCH_QUESTION],
-                env=child_environment(),
-                cwd=elsewhere,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=TORCH_SECONDS,
-                check=False,
-            )
+        done = run_python(["-c", TORCH_QUESTION], timeout=TORCH_SECONDS)
     except subprocess.TimeoutExpired:
         return f"torch has not answered within {TORCH_SECONDS} seconds which GPUs it sees"
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return f"torch is installed but cannot be imported: {last}"
+        return f"torch is installed but cannot be imported: {last_words(done)}"
     return TorchSight(**json.loads(done.stdout.splitlines()[-1]))
 
 

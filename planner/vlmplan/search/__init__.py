@@ -9,7 +9,8 @@ from vlmplan.search.answer import (
     Rejection,
     Sought,
 )
-from vlmplan.search.ranking import MAX_PLANS, recommend
+from vlmplan.search.ranking import MAX_PLANS
+from vlmplan.search.recommendation import recommend
 
 __all__ = [
     "MAX_PLANS",

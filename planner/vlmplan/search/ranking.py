@@ -8,7 +8,6 @@ enough plans are found cannot be among them.
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import date
 from itertools import count
 from math import inf
 from typing import Any
@@ -20,7 +19,6 @@ from vlmplan.search.answer import (
     SECONDS_PER_HOUR,
     Objective,
     RankedPlan,
-    Recommendation,
     Rejection,
     Sought,
     cost_of_run,
@@ -37,7 +35,6 @@ from vlmplan.search.entries import (
 )
 from vlmplan.search.pareto import Point, front_of, settled
 from vlmplan.search.prepared_models import Prepared
-from vlmplan.search.prices import price_note
 from vlmplan.search.setups import Setup, SetupSpace, Way
 from vlmplan.units import gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
@@ -48,35 +45,6 @@ NOTICEABLE_FRACTION = 0.005
 less certain."""
 EQUAL_FRACTION = 0.002
 """Part by which two engines' time and money may differ and the simpler one is taken. A choice."""
-
-
-def recommend(sought: Sought, *, prepared: Prepared | None = None) -> Recommendation:
-    """The best plans among the candidates; ``prepared`` is of other searches of the same workload."""
-    sought.fixed.recipe()  # refuses what is wrong on every cluster
-    search = Search(sought, prepared)
-    for candidate in sought.candidates:
-        search.consider(candidate)
-    plans = search.best_plans()
-    pareto, scored = search.front()
-    of_winner = _notes(plans[0], sought.today) if plans else ()
-    return Recommendation(
-        workload=sought.workload,
-        objective=sought.objective,
-        plans=tuple(plans),
-        rejected=tuple(search.rejections()),
-        num_clusters=len(sought.candidates),
-        num_considered=search.space.num_considered,
-        as_of=sought.today,
-        notes=(*sought.notes, *of_winner),
-        pareto=pareto,
-        scored=scored,
-    )
-
-
-def _notes(winner: RankedPlan, today: date) -> tuple[str, ...]:
-    """What should be known of the first plan's price and seconds."""
-    old_price = price_note(winner.offer, today)
-    return (*([old_price] if old_price else []), *winner.estimate.cautions)
 
 
 class Search:

@@ -1,0 +1,51 @@
+"""What ZeRO-3 cuts weights into: the sizes of a rank's shards, of hpZ's secondary partitions, and what stays whole."""
+
+from functools import cached_property
+
+from vlmplan.architecture.tensor import Parameter
+from vlmplan.engines.collectives import padded
+from vlmplan.engines.parameters import ParameterTable, sub_group_elements
+from vlmplan.recipe import Recipe
+
+
+class Shards:
+    """Of the weights of ``table``, on each of ``num_ranks``."""
+
+    def __init__(self, table: ParameterTable, recipe: Recipe, num_ranks: int) -> None:
+        self._table, self._zero, self._hpz, self._num_ranks = table, recipe.zero, recipe.hpz, num_ranks
+
+    def is_persistent(self, parameter: Parameter) -> bool:
+        """Whether it stays whole on every rank."""
+        return parameter.numel <= self._zero.stage3_param_persistence_threshold
+
+    @cached_property
+    def sub_groups(self) -> list[int]:
+        """Elements that each step of the optimizer handles."""
+        return sub_group_elements(self._table.numels, self._num_ranks, self._zero.sub_group_size)
+
+    def shard_bytes(self, parameter: Parameter) -> int:
+        return -(-parameter.numel // self._num_ranks) * parameter.dtype.num_bytes
+
+    @property
+    def has_secondary(self) -> bool:
+        return self._hpz > 1
+
+    def secondary_bytes(self, parameter: Parameter) -> int:
+        """Padded for all ranks, cut among ``hpz``."""
+        return padded(parameter.numel, self._num_ranks) // self._hpz * parameter.dtype.num_bytes
+
+    @property
+    def secondary_totals(self) -> tuple[int, int]:
+        """Bytes of a rank's secondary partitions of (frozen, trained) weights."""
+        totals = {True: 0, False: 0}
+        for parameter, count in self._table.kinds if self.has_secondary else ():
+            totals[parameter.requires_grad] += count * self.secondary_bytes(parameter)
+        return totals[False], totals[True]
+
+    @property
+    def weight_totals(self) -> tuple[int, int]:
+        """(bytes of a rank's shards, bytes of weights that stay whole on every rank)."""
+        kinds = self._table.kinds
+        shards = sum([count * self.shard_bytes(one) for one, count in kinds])
+        small = [count * one.numel * one.dtype.num_bytes for one, count in kinds if self.is_persistent(one)]
+        return shards, sum(small) if self._num_ranks > 1 else 0

@@ -1,0 +1,37 @@
+"""A search from its question to its answer."""
+
+from datetime import date
+
+from vlmplan.search.answer import RankedPlan, Recommendation, Sought
+from vlmplan.search.prepared_models import Prepared
+from vlmplan.search.prices import price_note
+from vlmplan.search.ranking import Search
+
+
+def recommend(sought: Sought, *, prepared: Prepared | None = None) -> Recommendation:
+    """The best plans among the candidates; ``prepared`` is of other searches of the same workload."""
+    sought.fixed.recipe()  # refuses what is wrong on every cluster
+    search = Search(sought, prepared)
+    for candidate in sought.candidates:
+        search.consider(candidate)
+    plans = search.best_plans()
+    pareto, scored = search.front()
+    of_winner = _notes(plans[0], sought.today) if plans else ()
+    return Recommendation(
+        workload=sought.workload,
+        objective=sought.objective,
+        plans=tuple(plans),
+        rejected=tuple(search.rejections()),
+        num_clusters=len(sought.candidates),
+        num_considered=search.space.num_considered,
+        as_of=sought.today,
+        notes=(*sought.notes, *of_winner),
+        pareto=pareto,
+        scored=scored,
+    )
+
+
+def _notes(winner: RankedPlan, today: date) -> tuple[str, ...]:
+    """What should be known of the first plan's price and seconds."""
+    old_price = price_note(winner.offer, today)
+    return (*([old_price] if old_price else []), *winner.estimate.cautions)

@@ -1,0 +1,171 @@
+"""The shims that a device of its own needs: where ranks run on the CPU, none of them is in the way. See ``shims``."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from vlmplan_trainer.rehearse.autocast import forget_casts
+from vlmplan_trainer.rehearse.device import NAME
+from vlmplan_trainer.rehearse.replaced import replaced
+
+
+@contextmanager
+def one_kind_of_keys() -> Iterator[None]:
+    """``tensor.data = other`` is allowed between tensors of a CPU and a CUDA card, but not between those of a CPU and
+    the device here (``has_compatible_shallow_copy_type``, ``c10/core/TensorImpl.h``) unless their dispatch keys are
+    equal: so fake tensors of the host get the device's."""
+    make = torch.Tensor._make_subclass
+    keys = torch.device(NAME, 0)
+
+    def make_with_keys(*args: Any, device_for_backend_keys: Any = None, **kwargs: Any) -> Any:
+        return make(*args, device_for_backend_keys=device_for_backend_keys and keys, **kwargs)
+
+    with replaced(torch.Tensor, "_make_subclass", staticmethod(make_with_keys)):
+        yield
+
+
+@contextmanager
+def forgetting_casts() -> Iterator[None]:
+    """``autocast`` empties torch's own cache of copies when it ends; those of the device here are ours."""
+    clear = torch.clear_autocast_cache
+
+    def clear_both() -> None:
+        clear()
+        forget_casts()
+
+    with replaced(torch, "clear_autocast_cache", clear_both):
+        yield
+
+
+@contextmanager
+def asking_for_the_device_by_default() -> Iterator[None]:
+    """``torch.is_autocast_enabled()`` without a device asks for CUDA; peft's layers of four bits do."""
+    asked = torch.is_autocast_enabled
+
+    def is_enabled(*kinds: str) -> bool:
+        return asked(*(kinds or (NAME,)))
+
+    with replaced(torch, "is_autocast_enabled", is_enabled):
+        yield
+
+
+@contextmanager
+def making_numbers_on_the_host() -> Iterator[None]:
+    """``torch.tensor(numbers, device=...)`` copies to the device before fake tensors come in; with this it makes a fake
+    tensor first, as fake CUDA tensors do on machines without a card (``avoid_device_init``)."""
+    old = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(old)
+
+
+@contextmanager
+def raising_after_backward() -> Iterator[None]:
+    """An exception in a hook of a tensor, where DeepSpeed reduces gradients and gathers weights, ends the process where
+    the tensor is on a device that is registered in Python ("terminate called without an active exception"; those of
+    autograd functions pass). It is raised when the engine has returned; hooks after it do nothing."""
+    failed: list[BaseException] = []
+    run = torch.autograd._engine_run_backward  # pyright: ignore[reportPrivateImportUsage]
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        finally:
+            if failed:
+                raise failed.pop()
+
+    def keeping(register: Callable[..., Any]) -> Callable[..., Any]:
+        def register_keeping(self: Any, hook: Callable[..., Any]) -> Any:
+            return register(self, lambda *args: kept(hook, *args))
+
+        return register_keeping
+
+    def kept(hook: Callable[..., Any], *args: Any) -> Any:
+        if failed:
+            return None
+        try:
+            return hook(*args)
+        except BaseException as error:
+            failed.append(error)
+            return None
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(torch.autograd, "_engine_run_backward", run_backward))
+        for name in ("register_hook", "register_post_accumulate_grad_hook"):
+            stack.enter_context(replaced(torch.Tensor, name, keeping(getattr(torch.Tensor, name))))
+        yield
+
+
+HOST = torch.device("cpu")
+
+
+class RealZeros(TorchDispatchMode):
+    """Zeros on the host are real tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten.zeros.default and kwargs.get("device", HOST) == HOST:
+            with _disable_current_modes():
+                return torch.zeros(args[0], dtype=kwargs.get("dtype"))
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def knowing_used_weights() -> Iterator[None]:
+    """The reducer of ``DistributedDataParallel`` asserts that the host's list of used weights and its pinned copy are
+    in different places (``all_reduce_local_used_map``). Fake tensors have none, so the list is a real one."""
+    make = torch.distributed.Reducer
+
+    def make_with_real_list(*args: Any, **kwargs: Any) -> Any:
+        with RealZeros():
+            return make(*args, **kwargs)
+
+    with replaced(torch.distributed, "Reducer", make_with_real_list):
+        yield
+
+
+@contextmanager
+def recording_no_streams() -> Iterator[None]:
+    """``record_stream`` wants a stream of torch's own kind. It keeps freed memory from other streams for a while, which
+    changes nothing in what is allocated."""
+    FakeTensor.record_stream = lambda self, stream: None  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        del FakeTensor.record_stream
+
+
+@contextmanager
+def paging_in_host_memory() -> Iterator[None]:
+    """bitsandbytes' paged moments are CUDA's managed memory, which its library hands out; it lies on the host here."""
+    import bitsandbytes.functional as functional
+
+    def paged(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        made: Any = torch.empty(shape, dtype=dtype)
+        made.is_paged, made.page_deviceid = True, device.index
+        return made
+
+    with (
+        replaced(functional, "get_paged", paged),
+        replaced(functional, "fill", lambda *args: None),
+        replaced(functional, "prefetch_tensor", lambda *args: None),
+    ):
+        yield
+
+
+DEVICE_SHIMS = (
+    one_kind_of_keys,
+    forgetting_casts,
+    asking_for_the_device_by_default,
+    making_numbers_on_the_host,
+    raising_after_backward,
+    knowing_used_weights,
+    recording_no_streams,
+    paging_in_host_memory,
+)
