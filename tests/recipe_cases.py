@@ -14,6 +14,7 @@ from vlmplan.recipe import (
     OptimizerKind,
     Precision,
     Recipe,
+    WeightDtype,
     ZeroSettings,
 )
 from vlmplan.units import GIB
@@ -44,6 +45,7 @@ DEEPSPEED_RECIPES = st.builds(
     lora_dropout=st.floats(0, 0.9),
     use_rslora=st.booleans(),
     adapter_dtype=st.sampled_from(AdapterDtype),
+    weight_dtype=st.sampled_from(WeightDtype),
     uses_autocast=st.booleans(),
     train_vision=st.booleans(),
     precision=st.sampled_from(Precision),

@@ -112,6 +112,7 @@ GIVEN = {
     "lora_dropout": 0.25,
     "use_rslora": True,
     "adapter_dtype": "model",
+    "weight_dtype": "float32",
     "uses_autocast": False,
     "lora_targets": "attention",
     "precision": "fp16",

@@ -13,6 +13,7 @@ from vlmplan.recipe import (
     OptimizerKind,
     Precision,
     Recipe,
+    WeightDtype,
     ZeroSettings,
 )
 
@@ -47,6 +48,7 @@ class DecidedRecipe:
     lora_dropout: float | None = None
     use_rslora: bool | None = None
     adapter_dtype: AdapterDtype | None = None
+    weight_dtype: WeightDtype | None = None
     uses_autocast: bool | None = None
     train_embeddings: bool | None = None
     train_vision: bool | None = None

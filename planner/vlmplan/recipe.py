@@ -10,7 +10,7 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 | DeepSpeed | bf16-pure | 16 bit | 16 bit | bfloat16 in the optimizer | no |
 | either | fp32 | float32 | float32 | see the stage | no |
 
-``adapter_dtype`` says otherwise for what peft trains in plain PyTorch.
+``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights.
 """
 
 from collections.abc import Mapping
@@ -59,6 +59,16 @@ class AdapterDtype(Choice):
     """peft's ``autocast_adapter_dtype=True``: adapters in float32, trained copies of embeddings in the model's type."""
     MODEL = "model"
     """``autocast_adapter_dtype=False``: all in the model's type."""
+
+
+class WeightDtype(Choice):
+    """Element type of the model's own weights under autocast. ``TABLE``: frozen ones in 16 bit, trained in float32."""
+
+    TABLE = "table"
+    FLOAT32 = "float32"
+    """All in float32, as TRL loads them unless told otherwise."""
+    MODEL = "model"
+    """All in 16 bit, trained ones too, as Hugging Face's Trainer has them of a 16-bit checkpoint."""
 
 
 class Offload(Choice):
@@ -162,6 +172,7 @@ class Recipe:
     use_rslora: bool = False
     """The scale is alpha by the root of the rank, not by the rank."""
     adapter_dtype: AdapterDtype = AdapterDtype.TABLE
+    weight_dtype: WeightDtype = WeightDtype.TABLE
     uses_autocast: bool = True
     """``torch.autocast`` around forward, in plain PyTorch with bf16 and fp16; DeepSpeed never does."""
     train_embeddings: bool = False
@@ -240,13 +251,17 @@ class Recipe:
     @property
     def trained_dtype(self) -> DType:
         """Element type of trained weights and their gradients."""
-        if not self.can_autocast or self.adapter_dtype is AdapterDtype.MODEL:
-            return self.precision.dtype
-        return DType.FLOAT32
+        if self.trains_adapters:
+            is_model_type = self.adapter_dtype is AdapterDtype.MODEL
+        else:
+            is_model_type = self.weight_dtype is WeightDtype.MODEL
+        return self.precision.dtype if is_model_type or not self.can_autocast else DType.FLOAT32
 
     @property
     def copy_dtype(self) -> DType:
         """Element type of the embeddings that adapters train beside them (peft's ``modules_to_save``)."""
+        if self.weight_dtype is WeightDtype.FLOAT32:
+            return DType.FLOAT32
         says_type = self.adapter_dtype is not AdapterDtype.TABLE
         return self.precision.dtype if says_type or self.autocast is None else DType.FLOAT32
 
@@ -258,7 +273,16 @@ class Recipe:
     @property
     def frozen_dtype(self) -> DType:
         """Element type of frozen weights that are not 4-bit."""
-        return DType.FLOAT32 if self.upcasts_frozen else self.precision.dtype
+        is_wide = self.upcasts_frozen or self.weight_dtype is WeightDtype.FLOAT32
+        return DType.FLOAT32 if is_wide else self.precision.dtype
+
+    @property
+    def loaded_dtype(self) -> DType:
+        """Element type in which weights are loaded: that of trained ones where there are any, so that none is rounded
+        on the way."""
+        if self.weight_dtype is WeightDtype.FLOAT32:
+            return DType.FLOAT32
+        return self.precision.dtype if self.trains_adapters else self.trained_dtype
 
     @property
     def master_dtype(self) -> DType:
@@ -304,7 +328,7 @@ class Recipe:
 MODEL_FIELDS = (
     *("method", "lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "adapter_dtype"),
     *("train_embeddings", "train_vision", "train_projector", "train_language"),
-    *("precision", "uses_autocast", "upcasts_frozen"),
+    *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen"),
 )
 """What a prepared model depends on."""
 ENGINE_FIELDS = ("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "zero")

@@ -184,6 +184,8 @@ GIVEN: list[tuple[str, Sequence[str], str, Any]] = [
     ("use_rslora", ["--use-rslora"], "qlora", True),
     ("adapter_dtype", ["--adapter-dtype", "float32"], "lora", "float32"),
     ("adapter_dtype", ["--adapter-dtype", "model"], "lora", "model"),
+    ("weight_dtype", ["--weight-dtype", "float32", "--zero-stage", "none"], "lora", "float32"),
+    ("weight_dtype", ["--weight-dtype", "model", "--zero-stage", "none"], "full", "model"),
     ("uses_autocast", ["--no-autocast"], "lora", False),
     ("train_embeddings", ["--train-embeddings"], "lora", True),
     ("train_vision", ["--freeze-vision"], "", False),

@@ -20,6 +20,7 @@ from vlmplan.recipe import (
     OptimizerKind,
     Precision,
     Recipe,
+    WeightDtype,
     ZeroSettings,
 )
 from vlmplan.rules import RULES, ModelFacts, Severity, attention_implementations, check, model_facts, problems
@@ -227,6 +228,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "fp16_gradients_cannot_be_unscaled": (
         [
+            case(PLAIN.with_changes(precision=Precision.FP16, weight_dtype=WeightDtype.MODEL)),
             case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL)),
             case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32, train_embeddings=True)),
         ],
@@ -235,6 +237,19 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.FLOAT32)),
             case(FP16_LORA.with_changes(adapter_dtype=AdapterDtype.MODEL, zero_stage=2)),
             case(LORA.with_changes(adapter_dtype=AdapterDtype.MODEL)),
+        ],
+    ),
+    "weight_types_are_of_autocast": (
+        [
+            case(PLAIN.with_changes(zero_stage=2, weight_dtype=WeightDtype.FLOAT32)),
+            case(PLAIN.with_changes(precision=Precision.FP32, weight_dtype=WeightDtype.MODEL)),
+            case(LORA.with_changes(uses_autocast=False, weight_dtype=WeightDtype.FLOAT32)),
+            case(LORA.with_changes(weight_dtype=WeightDtype.MODEL)),
+        ],
+        [
+            case(PLAIN.with_changes(weight_dtype=WeightDtype.MODEL)),
+            case(LORA.with_changes(weight_dtype=WeightDtype.FLOAT32)),
+            case(PLAIN.with_changes(zero_stage=2)),
         ],
     ),
     "without_autocast_all_but_adapters_has_one_type": (

@@ -1,12 +1,12 @@
-"""Adapters without autocast, with dropout, in other types: trained by the real loop, and what torch and DeepSpeed do to
-the combinations that are refused."""
+"""Adapters without autocast, with dropout, and weights in other types: trained by the real loop, and what torch and
+DeepSpeed do to the combinations that are refused."""
 
 import pytest
 import torch
 from tiny_plans import tiny_plan
 from torch import nn
 
-from vlmplan.recipe import AdapterDtype, LossKind, Method, Recipe
+from vlmplan.recipe import AdapterDtype, LossKind, Method, Recipe, WeightDtype
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.models.load import load_model
 from vlmplan_trainer.models.tiny import write_tiny_model
@@ -52,6 +52,15 @@ def test_every_way_trains_and_gradients_are_of_the_type_of_what_is_trained(folde
     assert {dtype for name, dtype in types.items() if "lora_" in name} == {adapter}
     copies = {dtype for name, dtype in types.items() if "modules_to_save" in name}
     assert copies == ({copy} if recipe.train_embeddings else set())
+
+
+@pytest.mark.parametrize("loss", LossKind)
+@pytest.mark.parametrize(
+    ("weight_dtype", "expected"), [(WeightDtype.MODEL, torch.bfloat16), (WeightDtype.FLOAT32, torch.float32)]
+)
+def test_all_weights_train_in_the_type_that_they_are_held_in(folder, weight_dtype, expected, loss):
+    types = trained_once(folder, Recipe(weight_dtype=weight_dtype, loss=loss))
+    assert set(types.values()) == {expected}
 
 
 def test_torch_refuses_products_of_two_types_outside_autocast():

@@ -83,6 +83,12 @@ RECIPE: tuple[Decorator, ...] = (
         ("table", "float32", "model"),
         "Adapters in plain PyTorch: peft's float32 beside trained copies in the model's type, or all in the model's.",
     ),
+    _choice(
+        "--weight-dtype",
+        ("table", "float32", "model"),
+        "The model's own weights in plain PyTorch with bf16 or fp16: trained ones in float32 beside frozen ones in 16 "
+        "bit, all in float32, or all in 16 bit.  [default: table]",
+    ),
     _switch("uses_autocast", "autocast", "no-autocast", "torch.autocast around forward in plain PyTorch."),
     _switch("train_embeddings", "train-embeddings", "no-train-embeddings", "With adapters, train embeddings and head."),
     _switch("train_vision", "train-vision", "freeze-vision", "The vision tower."),

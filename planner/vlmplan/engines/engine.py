@@ -211,7 +211,8 @@ def arriving_bytes(parameter: Parameter, recipe: Recipe) -> int:
     """Bytes of a weight as it arrives that are not those it stays in: 16 bits before 4, or before peft's float32."""
     if parameter.stored_bytes is not None:
         return parameter.numel * parameter.dtype.num_bytes
-    is_upcast = recipe.upcasts_frozen and not parameter.requires_grad and parameter.dtype is DType.FLOAT32
+    is_upcast = recipe.loaded_dtype is not DType.FLOAT32 and recipe.upcasts_frozen
+    is_upcast = is_upcast and not parameter.requires_grad and parameter.dtype is DType.FLOAT32
     return parameter.numel * recipe.precision.dtype.num_bytes if is_upcast else 0
 
 

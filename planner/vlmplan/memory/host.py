@@ -60,7 +60,7 @@ def host_memory(
     elif recipe.method is Method.QLORA:
         arriving = ranks_per_node * table.largest_bytes
     else:
-        loaded = recipe.precision.dtype if recipe.trains_adapters else recipe.trained_dtype
+        loaded = recipe.loaded_dtype
         copies = 1 if loaded is stored else ranks_per_node
         arriving = copies * table.num_loaded(recipe) * loaded.num_bytes
     return HostMemory(load_bytes=base + arriving, steady_bytes=base + offloaded + paged)

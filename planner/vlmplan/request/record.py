@@ -22,6 +22,7 @@ from vlmplan.recipe import (
     Offload,
     OptimizerKind,
     Precision,
+    WeightDtype,
     enum_value,
     option_name,
 )
@@ -44,6 +45,7 @@ ENUM_OPTIONS: Mapping[str, type[Enum]] = {
     "attention": AttentionImplementation,
     "loss": LossKind,
     "adapter_dtype": AdapterDtype,
+    "weight_dtype": WeightDtype,
 }
 VALUE_OPTIONS = (
     "lora_rank",

@@ -1,6 +1,14 @@
 """Attention, loss, adapters and batch: what a model or a method does not go with."""
 
-from vlmplan.recipe import AdapterDtype, AttentionImplementation, LossKind, Method, Precision, option_name
+from vlmplan.recipe import (
+    AdapterDtype,
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Precision,
+    WeightDtype,
+    option_name,
+)
 from vlmplan.rules.base import ModelFacts, RuleBook, Situation
 from vlmplan.units import DType
 
@@ -102,8 +110,15 @@ def float32_adapters_are_of_plain_pytorch(situation: Situation) -> str | None:
 @MODEL_RULES.error("torch amp/grad_scaler.py unscale_: 'Attempting to unscale FP16 gradients.' (seen)")
 def fp16_gradients_cannot_be_unscaled(situation: Situation) -> str | None:
     recipe = situation.recipe
-    if recipe.precision is not Precision.FP16 or recipe.uses_deepspeed or not recipe.trains_adapters:
+    if recipe.precision is not Precision.FP16 or recipe.uses_deepspeed:
         return None
+    if not recipe.trains_adapters:
+        return (
+            "--weight-dtype model does not go with --precision fp16, which needs float32 gradients in plain PyTorch; "
+            "give --precision bf16, or leave it off"
+            if recipe.trained_dtype is DType.FLOAT16
+            else None
+        )
     has_copies = recipe.train_embeddings and recipe.copy_dtype is DType.FLOAT16
     if recipe.trained_dtype is DType.FLOAT32 and not has_copies:
         return None
@@ -112,6 +127,29 @@ def fp16_gradients_cannot_be_unscaled(situation: Situation) -> str | None:
         f"--precision fp16 needs float32 gradients in plain PyTorch, but {what} would be float16; give --precision "
         f"bf16, or leave --adapter-dtype {recipe.adapter_dtype.value} off"
     )
+
+
+@MODEL_RULES.error(
+    "deepspeed runtime/engine.py _cast_module_mixed_precision; arithmetic: other precisions have one type"
+)
+def weight_types_are_of_autocast(situation: Situation) -> str | None:
+    recipe = situation.recipe
+    kind = recipe.weight_dtype
+    if kind is WeightDtype.TABLE:
+        return None
+    if recipe.uses_deepspeed:
+        return f"--weight-dtype {kind.value} has no effect under DeepSpeed, which casts every weight; leave it off"
+    if recipe.autocast is None:
+        return (
+            f"--weight-dtype {kind.value} is for --precision bf16 and fp16 with autocast: elsewhere all weights have "
+            f"one type, which --precision fp32 or bf16-pure names; leave it off"
+        )
+    if kind is WeightDtype.MODEL and recipe.trains_adapters:
+        return (
+            f"--weight-dtype model is for --method full, but --method is {recipe.method.value}, whose own weights are "
+            f"in the model's type anyway; leave it off, or say --adapter-dtype model"
+        )
+    return None
 
 
 @MODEL_RULES.error("torch: a product of float32 and 16-bit matrices is refused (seen)")

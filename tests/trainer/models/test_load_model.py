@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.recipe import AdapterDtype, AttentionImplementation, Method, Precision, Recipe
+from vlmplan.recipe import AdapterDtype, AttentionImplementation, Method, Precision, Recipe, WeightDtype
 from vlmplan.workload import ModelFiles, Workload
 from vlmplan_trainer.models.load import load_model, load_processing, model_source, num_elements
 from vlmplan_trainer.models.tiny import FAMILIES, write_tiny_model
@@ -134,6 +134,19 @@ def test_adapters_and_trained_copies_have_the_types_that_are_asked_for(
         method=method, adapter_dtype=adapter_dtype, uses_autocast=uses_autocast, train_embeddings=True, lora_dropout=0.1
     )
     assert_as_planned(text_folder, recipe)
+
+
+@pytest.mark.parametrize("method", Method)
+@pytest.mark.parametrize("weight_dtype", WeightDtype)
+def test_the_models_own_weights_have_the_types_that_are_asked_for(folder, method, weight_dtype):
+    if method is not Method.FULL and weight_dtype is WeightDtype.MODEL:
+        pytest.skip("refused: adapters have an option of their own")
+    model = assert_as_planned(folder, Recipe(method=method, weight_dtype=weight_dtype, train_vision=False))
+    wide = weight_dtype is WeightDtype.FLOAT32
+    kept = {p.dtype for p in model.parameters() if p.is_floating_point() and not p.requires_grad}
+    assert kept <= {torch.float32 if wide else torch.bfloat16}
+    trained = {p.dtype for p in model.parameters() if p.requires_grad}
+    assert trained == {torch.bfloat16 if weight_dtype is WeightDtype.MODEL else torch.float32}
 
 
 @pytest.mark.parametrize("upcasts", [True, False])

@@ -213,13 +213,10 @@ def _is_vision(config: Any) -> bool:
     return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 
-def _load_dtype(recipe: Recipe) -> torch.dtype:
-    """The type to load in: that of trained weights where there are any, so that none is rounded on the way."""
-    return torch_dtype(recipe.precision.dtype if recipe.trains_adapters else recipe.trained_dtype)
-
-
 def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any:
-    model = kind._from_config(config, dtype=_load_dtype(recipe), attn_implementation=recipe.attention.value)
+    model = kind._from_config(
+        config, dtype=torch_dtype(recipe.loaded_dtype), attn_implementation=recipe.attention.value
+    )
     if recipe.method is Method.QLORA:
         quantize(model, torch_dtype(recipe.precision.dtype), device)
         model.to(device)
@@ -243,7 +240,7 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
         source.name,
         config=config,
         revision=source.revision,
-        dtype=_load_dtype(recipe),
+        dtype=torch_dtype(recipe.loaded_dtype),
         attn_implementation=recipe.attention.value,
         **more,
     )
