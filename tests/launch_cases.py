@@ -39,7 +39,8 @@ what, *words = what.split()
 if what == "results" and out.name not in words:
     for name in ("model", "merged", "adapter"):
         (out / name).mkdir()
-    (out / "adapter" / "adapter_config.json").touch()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (out / "adapter" / name).touch()
     (out / "report.json").touch()
     sys.exit(0)
 if what == "shortage":

@@ -70,6 +70,13 @@ def test_value_that_is_not_what_its_tag_says_is_refused(value: str):
     refusal(f"key: {value}")
 
 
+@pytest.mark.parametrize("value", ["!!bool x", "!!int x", "!!int ''", "!!float x", "!!timestamp x", "2026-02-30"])
+def test_value_that_is_not_what_its_tag_says_is_named_with_its_line(value: str):
+    message = refusal(f"first: 1\nkey: {value}")
+    assert f'"{value.split()[-1].strip(chr(39))}" is no !!' in message
+    assert "in line 2, column 6" in message
+
+
 @pytest.mark.parametrize("number", ["1" + "0" * 5000, "0x" + "f" * 5000, "1:" * 400_000 + "1"])
 def test_number_that_takes_long_to_read_is_refused(number: str):
     assert "thousands of digits" in refusal(f"key: {number}")

@@ -59,7 +59,8 @@ def parse_gpu_choice(text: str) -> GpuChoice:
     if not colon:
         return GpuChoice(name=name.strip())
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", count):
-        raise InputError(f"GPU {text!r} has the count {count!r}; write NAME:COUNT with a whole number")
+        needed = f"write NAME:COUNT with a whole number of at most {MAX_GPUS_PER_NODE:,}"
+        raise InputError(f"GPU {text!r} has the count {count!r}; {needed}")
     return GpuChoice(name=name.strip(), num_gpus=int(count))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.errors import InputError
+from vlmplan.files import open_regular
 
 CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
 """Where checkpoints are, and what each has once it is whole."""
@@ -15,6 +16,8 @@ MODEL_FOLDER, ADAPTER_FOLDER, MERGED_FOLDER = "model", "adapter", "merged"
 """The result: a whole model, an adapter, and on request the model with the adapter merged in."""
 ADAPTER_CONFIG = "adapter_config.json"
 """What peft writes beside the weights of an adapter."""
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Where peft looks for weights, in its order; where neither is, it would ask the Hub (``load_peft_weights``, 0.21)."""
 METRICS_FILE = "metrics.jsonl"
 """A line for every step that was trained."""
 LENGTHS_FILE = "sample_lengths.txt"
@@ -119,6 +122,13 @@ def adapter_problem(folder: Path, *, trains_adapters: bool) -> str | None:
         return "--adapter goes with --method lora or qlora; full fine-tuning has no adapters"
     if not (folder / ADAPTER_CONFIG).is_file():
         return f"--adapter {folder} has no {ADAPTER_CONFIG}, so it is not an adapter that peft saved"
+    weights = next((folder / name for name in ADAPTER_WEIGHTS if os.path.lexists(folder / name)), None)
+    if weights is None:
+        return f"--adapter {folder} has no {' or '.join(ADAPTER_WEIGHTS)}, so it has no weights"
+    try:
+        open_regular(weights).close()
+    except OSError as error:
+        return f"--adapter {folder}: {weights.name} cannot be read: {error.strerror}"
     return None
 
 

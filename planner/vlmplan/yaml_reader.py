@@ -12,7 +12,7 @@ from typing import Any, cast
 import yaml
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import repeated, too_deep, too_many_digits
+from vlmplan.json_reader import repeated, shown, too_deep, too_many_digits
 
 MAX_DEPTH = 20
 """A catalog needs 4, a curriculum 3."""
@@ -20,6 +20,9 @@ MAX_NODES = 200_000
 """Values and keys; 10,000 offers in a catalog have 160,000."""
 MAX_NUMBER_CHARACTERS = 1000
 """Of a scalar that could be a number, which for some forms takes the square of its length to read."""
+TAGS = "tag:yaml.org,2002:"
+TRUSTING = ("bool", "int", "float", "timestamp")
+"""Tags whose constructors in PyYAML believe in what a text says with them: they raise whatever Python does."""
 NUMBER_BEGINS = tuple("+-.0123456789")
 NUMBER_CHARACTERS = frozenset("+-_.:0123456789abcdefABCDEFxo")
 
@@ -53,7 +56,24 @@ def _loader() -> Any:
             raise _RepeatedKeyError(next((key for key in keys if keys.count(key) > 1), "a key"))
         return mapping
 
-    return type("UniqueKeyLoader", (base,), {"construct_mapping": construct_unique_keys})
+    loader: Any = type("UniqueKeyLoader", (base,), {"construct_mapping": construct_unique_keys})
+    loader.yaml_constructors = base.yaml_constructors | {
+        f"{TAGS}{name}": _named(name, base.yaml_constructors[f"{TAGS}{name}"]) for name in TRUSTING
+    }
+    return loader
+
+
+def _named(name: str, construct: Any) -> Any:
+    """A constructor that says which value in which line is not what its tag says."""
+
+    def constructed(self: Any, node: Any) -> Any:
+        try:
+            return construct(self, node)
+        except (KeyError, AttributeError, IndexError, TypeError, ValueError):
+            problem = f"{shown(node.value)} is no !!{name}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+    return constructed
 
 
 @dataclass(slots=True)
@@ -117,7 +137,5 @@ def _said_clearly(source: str, parts: Iterator[object]) -> Iterator[object]:
         raise InputError(f"{source} is not YAML: {error.problem or error.context}{place}") from None
     except yaml.YAMLError as error:
         raise InputError(f"{source} is not YAML: {' '.join(str(error).split())}") from None
-    except ValueError as error:  # of a day that no calendar has
-        raise InputError(f"{source} is not YAML: {error}") from None
-    except (KeyError, AttributeError, IndexError, TypeError):  # PyYAML's constructors believe in the tags of a text
-        raise InputError(f"{source} is not YAML: a value is not what its tag (!!bool, !!timestamp) says") from None
+    except (KeyError, AttributeError, IndexError, TypeError, ValueError):  # of a tag that is not looked for
+        raise InputError(f"{source} is not YAML: a value is not what its tag says") from None

@@ -206,6 +206,12 @@ def test_name_and_count_survive_the_command_line(name: str, num_gpus: int | None
     assert parse_gpu_choice(str(choice)) == choice
 
 
+@pytest.mark.parametrize("count", ["1025", "1000000000", "1" + "0" * 5000])
+def test_more_gpus_than_are_in_a_machine_are_refused_with_how_many_may_be(count: str):
+    with pytest.raises(InputError, match="at most 1,024"):
+        parse_gpu_choice(f"t4:{count}")
+
+
 @pytest.mark.parametrize("text", ["t4:0", "t4:-3", "t4:x", "t4:", "t4:1.5", ":2", "", " ", "t4:1:2"])
 def test_bad_count_or_name_is_one_sentence_that_quotes_it(text: str):
     with pytest.raises(InputError) as caught:

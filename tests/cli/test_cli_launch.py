@@ -106,6 +106,15 @@ def test_the_exit_code_of_the_run_is_handed_on(monkeypatch: pytest.MonkeyPatch, 
     assert "out/run.log" in found.err
 
 
+def test_who_has_just_seen_a_resume_refused_is_not_told_to_resume(monkeypatch: pytest.MonkeyPatch):
+    a_run_with_a_checkpoint()
+    Path("out/report.json").unlink()
+    monkeypatch.setenv("STAND_IN", "exit 1")
+    assert "--resume goes on" not in call("launch", "--resume", "--output-dir", "out").err
+    monkeypatch.setenv("STAND_IN", "exit 137")
+    assert "--resume goes on" in call("launch", "--resume", "--output-dir", "out").err
+
+
 def test_a_start_that_failed_is_repeated_in_its_folder_with_another_plan_and_its_log_is_kept(monkeypatch):
     monkeypatch.setenv("STAND_IN", "exit 1")
     assert call("launch", *RECIPE, *TRAIN).code == 1

@@ -46,3 +46,30 @@ def test_pipe_in_the_place_of_a_catalog_that_nobody_named_is_passed_by(place: st
     Path(place).parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(place)
     assert call(*ESTIMATE).code == DONE
+
+
+def test_a_plan_of_a_run_that_is_no_file_is_named():
+    Path("out").mkdir()
+    os.mkfifo("out/plan.json")
+    says(refusal("launch", "--output-dir", "out", "--resume", "--dummy-data", "9"), "out/plan.json", "it is a pipe")
+
+
+ADAPTER = ("launch", "--model", "smollm2-135m", "--gpu", "cpu:1", "--method", "lora", "--dummy-data", "9", "--dry-run")
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+def test_weights_of_an_adapter_are_a_regular_file(name: str):
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").write_text("{}")
+    os.mkfifo(f"adapter/{name}")
+    found = call(*ADAPTER, "--adapter", "adapter", "--output-dir", "out")
+    assert found.code == 1
+    says(found.err, f"--adapter adapter: {name} cannot be read: it is a pipe, and only regular files are read")
+
+
+def test_an_adapter_without_weights_is_refused():
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").write_text("{}")
+    found = call(*ADAPTER, "--adapter", "adapter", "--output-dir", "out")
+    assert found.code == 1
+    says(found.err, "adapter has no adapter_model.safetensors or adapter_model.bin")

@@ -1,6 +1,7 @@
 import importlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -324,11 +325,15 @@ def test_a_server_that_never_ends_is_given_up_on(
     assert time.monotonic() - begin < 5
 
 
-def test_the_deadline_is_one_of_all_files_together(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hub_network, "DEADLINE_SECONDS", 1.0)
+def test_the_deadline_is_one_of_all_files_together(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(hub_network, "DEADLINE_SECONDS", 0.5)
     for name in FILE_NAMES:
-        fake_hub.put(REPO, name, Answer(body=LLAMA, seconds_of_silence=0.6))
-    assert "takes more than 1 s to answer" in sentence()
+        fake_hub.put(REPO, name, Answer(body=LLAMA, seconds_of_silence=0.3))
+    before = set(threading.enumerate())
+    assert "takes more than 0.5 s to answer" in sentence()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)
+    assert not list((tmp_path / "cache").rglob("*.json"))  # what comes later is not kept behind the user's back
 
 
 @pytest.mark.parametrize(
@@ -379,6 +384,33 @@ def test_words_of_a_server_do_nothing_to_a_terminal(hub_environment: Path, monke
     with endless_server(answer, b"") as url:
         monkeypatch.setenv("HF_ENDPOINT", url)
         assert sentence().isprintable()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"garbage\r\n\r\n", "its answer is no HTTP"),
+        (b"HTTP/1.1 302 Found\r\nLocation: ftp://x/\r\nContent-Length: 0\r\n\r\n", "it redirects out of the web"),
+    ],
+    ids=["garbage", "ftp"],
+)
+def test_what_is_wrong_with_an_answer_is_said_in_words(
+    hub_environment: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, words: str
+):
+    with endless_server(answer, b"") as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        assert f"cannot be reached ({words})" in sentence()
+
+
+def test_an_answer_that_cannot_be_decompressed_is_said_to_be_one(fake_hub: FakeHub):
+    fake_hub.put(REPO, CONFIG, Answer(body=b"{}" * 99, headers={"Content-Encoding": "gzip"}))
+    assert "cannot be reached (its answer cannot be decompressed)" in sentence()
+
+
+def test_a_redirect_to_itself_is_said_to_have_no_end(fake_hub: FakeHub):
+    fake_hub.answers["/x"] = Answer(status=302, headers={"Location": "/x"})
+    fake_hub.put(REPO, CONFIG, Answer(status=302, headers={"Location": "/x"}))
+    assert "cannot be reached (it redirects without end)" in sentence()
 
 
 def test_without_a_server_the_sentence_says_so(hub_environment: Path, monkeypatch: pytest.MonkeyPatch):

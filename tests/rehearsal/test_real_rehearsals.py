@@ -54,6 +54,12 @@ def test_plain_pytorch_with_adapters_from_a_plan():
     assert Path("memory.svg").read_text().endswith("</svg>\n")
 
 
+def test_a_context_of_more_tokens_than_values_are_followed_for_is_rehearsed():
+    """The chunked loss tries the model with four values, and reads them: rehearsals follow 2**18 values and no more."""
+    found = document("--model", "tiny", "--gpu", "rtx-4090", "--seq-len", str(2**17), "--loss", "chunked")
+    assert found["components_at_peak"]["activations"] > 0
+
+
 def test_what_the_trainer_cannot_rehearse_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     """Its own words for a rank that its process group would not have."""
     monkeypatch.setattr("vlmplan.rehearsal.process.COMMAND", ("-m", "vlmplan_trainer.no_such_module"))

@@ -106,7 +106,7 @@ def _run_chunked(
     def keep_and_probe(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         heard.append(output)
         hidden = args[0].detach()
-        return hidden.new_tensor(PROBE).repeat(*hidden.shape[:-1], 1)
+        return hidden.new_tensor(PROBE).view(*(1 for _ in hidden.shape[:-1]), -1)  # no more for more tokens
 
     with _computing(head, sum_of_losses):
         hook = head.register_forward_hook(keep_and_probe)  # behind DeepSpeed's, which watch over the loss

@@ -1,6 +1,7 @@
 """``vlmplan launch``: train what a plan says, on this machine or from it."""
 
 import dataclasses
+import os
 import shlex
 import tempfile
 from collections.abc import Callable
@@ -217,7 +218,7 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, asked:
     from vlmplan.request import parse
 
     before = asked.trainer.output_dir / PLAN_FILE
-    if plan_file is None and asked.trainer.resume and before.is_file():
+    if plan_file is None and asked.trainer.resume and os.path.lexists(before):
         plan = read_plan(before)
         if not asks_for_another_plan(given, asked.record):
             return _Planned(plan=plan, notes=[], asked=asked)

@@ -43,7 +43,13 @@ def start(prepared: Prepared) -> int:
         code = VlmplanError.exit_code
     if code:
         how = CUT_OFF if is_cut_off else ending(code)
-        goes_on = ", --resume goes on" if code != EXIT_OUT_OF_MEMORY and has_checkpoint(folder) else ""
+        goes_on = ", --resume goes on" if _can_go_on(prepared, code) else ""
         tell(f"vlmplan: {how}; {folder / LOG_FILE} has what it printed{goes_on}")
         tell_out_of_memory(prepared, code)
     return code
+
+
+def _can_go_on(prepared: Prepared, code: int) -> bool:
+    """Whether to say that --resume helps: not to who has just seen it refused."""
+    is_refused = prepared.options.resume and code == VlmplanError.exit_code
+    return code != EXIT_OUT_OF_MEMORY and not is_refused and has_checkpoint(prepared.options.output_dir)

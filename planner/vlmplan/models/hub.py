@@ -61,13 +61,15 @@ def hub_files(wanted: HubId) -> HubFiles:
             return kept.files
         raise UnavailableError(f"{wanted} is in no cache of this machine, and HF_HUB_OFFLINE forbids to fetch it")
     try:
-        return within_deadline(lambda: _fetched(wanted))
+        files = within_deadline(lambda: _fetched(wanted))
     except UnreachableError as error:
         if kept is None:
             raise UnavailableError(f"{wanted} is in no cache of this machine, and {error}") from None
         days = kept.age_seconds / 86400
         note = f"The configuration of {wanted} is a copy of {days:.0f} days ago, because {error}."
         return HubFiles(texts=kept.files.texts, source=kept.files.source, notes=(note,))
+    _keep(wanted, files)
+    return files
 
 
 def is_offline() -> bool:
@@ -148,7 +150,7 @@ def _kept(wanted: HubId) -> _Kept | None:
 
 
 def _fetched(wanted: HubId) -> HubFiles:
-    """The files from the Hub, all of one commit, kept for the next time."""
+    """The files from the Hub, all of one commit."""
     config = fetched_file(wanted.repo, wanted.revision, CONFIG)
     if config is None:
         raise UnavailableError(
@@ -165,9 +167,13 @@ def _fetched(wanted: HubId) -> HubFiles:
     _check(texts, wanted)
     commit = _commit(config)
     source = urlsplit(endpoint()).netloc + (f", commit {commit[:12]}" if commit else "")
-    kept = {"schema": KEPT_SCHEMA, "fetched_at": time.time(), "source": source, "texts": texts}
-    keep_text(json.dumps(kept), *_place(wanted))
     return HubFiles(texts=texts, source=source)
+
+
+def _keep(wanted: HubId, files: HubFiles) -> None:
+    """For the next time; not by the thread that asks, which may have been given up on."""
+    kept = {"schema": KEPT_SCHEMA, "fetched_at": time.time(), "source": files.source, "texts": dict(files.texts)}
+    keep_text(json.dumps(kept), *_place(wanted))
 
 
 def _check(texts: Mapping[str, str], wanted: HubId) -> None:

@@ -31,6 +31,13 @@ they come. A choice: what answers at all takes a second."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
+WORDS = {
+    "RemoteProtocolError": "its answer is no HTTP",
+    "DecodingError": "its answer cannot be decompressed",
+    "TooManyRedirects": "it redirects without end",
+    "UnsupportedProtocol": "it redirects out of the web",
+}
+"""What errors of httpx mean, by their names, which httpx2 has too."""
 T = TypeVar("T")
 
 
@@ -173,4 +180,5 @@ def _reason(error: BaseException) -> str:
         return f"no answer within {TIMEOUT_SECONDS:.0f} s"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
-    return type(error).__name__
+    name = type(error).__name__
+    return WORDS.get(name, name)

@@ -94,5 +94,6 @@ def image_size(text: str | None) -> tuple[int, int]:
         return DEFAULT_IMAGE_SIZE
     match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,6})\s*", text)
     if match is None or not all(int(side) for side in match.groups()):
-        raise InputError(f"--image-size is {text!r}; WIDTHxHEIGHT in pixels is needed, such as 448x448")
+        needed = "WIDTHxHEIGHT is needed, such as 448x448, with at most 999,999 pixels each"
+        raise InputError(f"--image-size is {text!r}; {needed}")
     return int(match[1]), int(match[2])

@@ -14,6 +14,7 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.recipe import AdapterDtype, AttentionImplementation, Method, Precision, Recipe, WeightDtype
 from vlmplan.workload import ModelFiles, Workload
+from vlmplan_trainer.models.adapters import load_adapter
 from vlmplan_trainer.models.load import load_model, load_processing, model_source, num_elements
 from vlmplan_trainer.models.tiny import FAMILIES, write_tiny_model
 
@@ -293,3 +294,13 @@ def test_a_folder_may_have_an_at_sign(text_folder, tmp_path):
 def test_a_model_that_is_nowhere_is_named(text_folder, name):
     with pytest.raises(InputError, match=re.escape(name)):
         model_source(with_model(text_folder, id=name))
+
+
+@pytest.mark.parametrize("name", ["adapter_model.safetensors", "adapter_model.bin"])
+@pytest.mark.parametrize("content", [b"", b"x" * 5, b"PK\x03\x04" + b"x" * 99, b"\x80\x02c__builtin__\nexit\n)R."])
+def test_an_adapter_whose_weights_are_none_is_one_sentence(tmp_path, name, content):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match="its weights cannot be read: ") as caught:
+        load_adapter(torch.nn.Linear(2, 3), tmp_path, Recipe(method=Method.LORA))
+    assert "\n" not in str(caught.value)

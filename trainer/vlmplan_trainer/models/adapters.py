@@ -1,5 +1,6 @@
 """LoRA adapters as the recipe says, through peft; which layers ``attention`` stands for; 4-bit weights."""
 
+import pickle
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from vlmplan.errors import InputError
@@ -63,7 +65,10 @@ def load_adapter(model: Any, folder: Path, recipe: Recipe) -> None:
     problem = adapter_problem(folder, trains_adapters=recipe.trains_adapters)
     if problem is not None:
         raise InputError(problem)
-    weights = load_peft_weights(str(folder), device="cpu")
+    try:
+        weights = load_peft_weights(str(folder), device="cpu")
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise InputError(f"--adapter {folder}: its weights cannot be read: {shown(str(error))}") from None
     with _gathered([parameter for parameter in model.parameters() if parameter.requires_grad]):
         try:
             found = set_peft_model_state_dict(model, weights)
