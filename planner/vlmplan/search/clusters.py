@@ -24,9 +24,18 @@ def taken_host_bytes(node: Node) -> int:
 
     Measured on the catalog: 97 % of the 269 offers that say it have at least that.
     """
-    if node.host_ram_bytes is not None:
-        return node.host_ram_bytes
-    return max(LEAST_HOST_BYTES, node.num_gpus * (node.gpu.memory_bytes or 0))
+    return _taken_host_bytes(node.host_ram_bytes, node.num_gpus, node.gpu)
+
+
+def offered_host_bytes(offer: Offer, gpu: Gpu) -> int:
+    """``taken_host_bytes`` of the offered machine, without making it."""
+    return _taken_host_bytes(offer.host_ram_bytes, offer.num_gpus, gpu)
+
+
+def _taken_host_bytes(host_ram_bytes: int | None, num_gpus: int, gpu: Gpu) -> int:
+    if host_ram_bytes is not None:
+        return host_ram_bytes
+    return max(LEAST_HOST_BYTES, num_gpus * (gpu.memory_bytes or 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +55,8 @@ class Candidate:
             ram = node.host_ram_bytes
             return (self.cluster, None) if ram is None or ram >= num_bytes else None
         for offer in self.offers:
-            rented = offer.node(node.gpu)
-            if taken_host_bytes(rented) >= num_bytes:
-                return replace(self.cluster, node=rented), offer
+            if offered_host_bytes(offer, node.gpu) >= num_bytes:
+                return replace(self.cluster, node=offer.node(node.gpu)), offer
         return None
 
     def with_network(self, bytes_per_second: float) -> "Candidate":
@@ -182,8 +190,8 @@ def offer_ladder(offers: Sequence[Offer], gpu: Gpu, today: date) -> tuple[Offer,
         offer = cheapest(left, today)
         assert offer is not None
         ladder.append(offer)
-        ram = taken_host_bytes(offer.node(gpu))
-        left = [other for other in left if taken_host_bytes(other.node(gpu)) > ram]
+        ram = offered_host_bytes(offer, gpu)
+        left = [other for other in left if offered_host_bytes(other, gpu) > ram]
     return tuple(ladder)
 
 

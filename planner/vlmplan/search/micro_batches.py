@@ -10,7 +10,7 @@ from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_prof
 from vlmplan.estimate import Estimator
 from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.memory.host import PROCESS_BYTES
-from vlmplan.recipe import LossKind, Recipe, chunk_tokens
+from vlmplan.recipe import LossKind, Precision, Recipe, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, Rates, gpu_rates, micro_batch_seconds_at
 
@@ -22,13 +22,13 @@ class _Speed(NamedTuple):
     """What seconds of a trace depend on: the card, the type of numbers, and which weights stage 3 gathers."""
 
     gpu_id: str
-    precision: str
+    precision: Precision
     threshold: int | None
 
     @classmethod
     def of(cls, gpu: Gpu, recipe: Recipe) -> "_Speed":
         threshold = recipe.zero.stage3_param_persistence_threshold if recipe.zero_stage == 3 else None
-        return cls(gpu.id, recipe.precision.value, threshold)
+        return cls(gpu.id, recipe.precision, threshold)
 
 
 class TracedBatches:
@@ -117,6 +117,7 @@ class MicroBatches:
         self.sizes = traced.sizes
         self._traced, self._switches = traced, switches
         self._profiles: dict[int, Peaks] = {}
+        self._between: dict[int, Peaks] = {}
         self._seconds: dict[tuple[int, _Speed], MicroBatchSeconds | None] = {}
         self._floors: dict[int, int] = {}
         self._phases: dict[tuple[int, _Speed], PhaseSeconds | None] = {}
@@ -136,6 +137,11 @@ class MicroBatches:
 
     def profile(self, micro_batch: int) -> Peaks:
         """What a micro batch takes."""
+        if micro_batch not in self._between:
+            self._between[micro_batch] = self._new_profile(micro_batch)
+        return self._between[micro_batch]
+
+    def _new_profile(self, micro_batch: int) -> Peaks:
         low, high, fraction = self._place(micro_batch)
         below = self.exact_profile(low)
         if low == high:

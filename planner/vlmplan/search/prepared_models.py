@@ -80,9 +80,10 @@ class MadeOnce:
     def get(self, of: Recipe | Cluster, make: Callable[..., Any], *given: Any) -> Any:
         """``make(of, *given)``, made once."""
         key = (id(of), make, given)
-        if key not in self._made:
-            self._made[key] = of, make(of, *given)
-        return self._made[key][1]
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = of, make(of, *given)
+        return made[1]
 
 
 class PreparedModels:
@@ -108,8 +109,11 @@ class PreparedModels:
 
     def with_batch(self, recipe: Recipe, size: BatchSize) -> Recipe:
         """The recipe with this batch, one object."""
-        recipe = self._any_batch(recipe)
-        batched = self._of.get(recipe, _with_batch, *size)
+        return self._of.get(self._any_batch(recipe), self._new_with_batch, size)
+
+    def _new_with_batch(self, recipe: Recipe, size: BatchSize) -> Recipe:
+        micro_batch, grad_accum = size
+        batched = recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)
         self._unbatched[id(batched)] = recipe
         return batched
 
@@ -269,12 +273,14 @@ class PreparedModels:
         takes no time."""
         sends = sends and cluster.num_gpus > 1
         key = (self._of.get(self._any_batch(recipe), self._order_of_weights), id(cluster), size, sends)
-        if key not in self._besides:
+        besides = self._besides.get(key)
+        if besides is None:
             table = self.estimator(recipe)[0].table
             collectives = self._collectives(recipe, cluster, size) if sends else ()
             batched = self.with_batch(recipe, size)
-            self._besides[key] = cluster, besides_computing(table, collectives, batched, cluster, self.workload)
-        return self._besides[key][1]
+            made = besides_computing(table, collectives, batched, cluster, self.workload)
+            besides = self._besides[key] = cluster, made
+        return besides[1]
 
     def _order_of_weights(self, recipe: Recipe) -> int:
         """What tells apart recipes that start different collectives or update different states.
@@ -301,7 +307,3 @@ class PreparedModels:
 def checkpoints(recipe: Recipe) -> tuple[bool, bool]:
     """Of the language model's layers, and of all others."""
     return recipe.activation_checkpointing, recipe.vision_activation_checkpointing
-
-
-def _with_batch(recipe: Recipe, micro_batch: int, grad_accum: int) -> Recipe:
-    return recipe.with_changes(micro_batch=micro_batch, grad_accum=grad_accum)

@@ -139,11 +139,15 @@ class Search:
         cluster = candidate.cluster
         is_exact = ways[0].recipe.expandable_segments
         best: ScoredSetup | None = None
+        limits: dict[int, float] = {}  # by engine, as long as ``best`` is
 
         def below(way: Way) -> float:
-            if not is_exact or best is None or best.hours is None or not self._writes_less(best, way.engine):
+            if not is_exact or best is None or best.hours is None:
                 return inf
-            return best.hours * SECONDS_PER_HOUR * (1 + EQUAL_FRACTION)
+            if id(way.engine) not in limits:
+                is_beaten = self._writes_less(best, way.engine)
+                limits[id(way.engine)] = best.hours * SECONDS_PER_HOUR * (1 + EQUAL_FRACTION) if is_beaten else inf
+            return limits[id(way.engine)]
 
         found: list[ScoredSetup] = []
         for setup in self.space.fastest(ways, cluster, below):
@@ -152,6 +156,7 @@ class Search:
                 is_cheapest = entry.cluster is cluster and setup.fits and entry.hours is not None
                 if is_cheapest and (best is None or entry.is_as_good_as(best)):
                     best = entry
+                    limits.clear()
         return self._simplest(found) if is_exact else found
 
     def _writes_less(self, entry: ScoredSetup, engine: Engine) -> bool:

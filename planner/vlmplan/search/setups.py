@@ -52,6 +52,7 @@ class SetupSpace:
         self, workload: Workload, fixed: DecidedRecipe, global_batch: int, *, prepared: Prepared | None = None
     ) -> None:
         self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
+        self._batch_sizes: dict[int, Sequence[BatchSize]] = {}
         self.choices = RecipeChoices(workload, fixed, has_other_layers=workload.images_per_sample > 0)
         self.models = PreparedModels(workload, self.choices.switches, self.batch_sizes(1)[-1][0], prepared)
         self.num_considered = 0
@@ -81,9 +82,11 @@ class SetupSpace:
             return recipe
         estimator, _ = self.models.estimator(recipe)
         key = (id(estimator), recipe.zero_stage, low_memory, id(cluster))
-        if key not in self._sizes:
-            self._sizes[key] = zero_settings(estimator.sizes, estimator.table, recipe, cluster, low_memory=low_memory)
-        return self._of.get(recipe, _with_sizes, self._sizes[key])
+        sizes = self._sizes.get(key)
+        if sizes is None:
+            sizes = zero_settings(estimator.sizes, estimator.table, recipe, cluster, low_memory=low_memory)
+            self._sizes[key] = sizes
+        return self._of.get(recipe, _with_sizes, sizes)
 
     # -- fitting -------------------------------------------------------------------------------------------------
 
@@ -278,11 +281,16 @@ class SetupSpace:
             return None
         return self._setup(setup.recipe, cluster, sizes[place - 1], fits=setup.fits)
 
-    def batch_sizes(self, num_gpus: int) -> list[BatchSize]:
+    def batch_sizes(self, num_gpus: int) -> Sequence[BatchSize]:
         """(micro batch, accumulation), smallest micro batch first, that hold the global batch.
 
         Exactly where it divides by the GPUs; else with the least samples above it.
         """
+        if num_gpus not in self._batch_sizes:
+            self._batch_sizes[num_gpus] = self._new_batch_sizes(num_gpus)
+        return self._batch_sizes[num_gpus]
+
+    def _new_batch_sizes(self, num_gpus: int) -> list[BatchSize]:
         micro_batch, grad_accum = self.fixed.micro_batch, self.fixed.grad_accum
         if micro_batch is not None:
             return [(micro_batch, grad_accum or -(-self.global_batch // (micro_batch * num_gpus)))]
