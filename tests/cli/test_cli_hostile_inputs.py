@@ -1,6 +1,6 @@
 """Options, configurations, DeepSpeed files, catalogs, plans, curricula, data and answers of the Hub, changed at random.
 
-What may come of them is in ``hostile_inputs``. Every run tries 340, the sweep 3,850; the same ones everywhere.
+What may come of them is in ``hostile_inputs``. Every run tries 370, the sweep 4,250; the same ones everywhere.
 """
 
 import json
@@ -363,3 +363,36 @@ def test_answers_of_the_hub_are_answered_or_refused(hub: FakeHub, tmp_path: Path
         check(["estimate", "--model", repo, "--gpu", "t4", "--json"], names=[repo, "127.0.0.1"])
 
     answered()
+
+
+# -- configurations of other trainers --------------------------------------------------------------------------------
+
+TRAINER_CONFIGS: tuple[dict[str, Any], ...] = (
+    {
+        "model_name_or_path": "smollm2-135m",
+        "stage": "sft",
+        "finetuning_type": "lora",
+        "lora_rank": 8,
+        "cutoff_len": 512,
+        "per_device_train_batch_size": 2,
+        "num_train_epochs": 2.0,
+        "bf16": True,
+        "deepspeed": {"zero_optimization": {"stage": 2}},
+    },
+    {"model": "smollm2-135m", "tuner_type": "full", "torch_dtype": "bfloat16", "max_length": 256, "deepspeed": "zero3"},
+    {"model_name_or_path": "smollm2-135m", "dataset_name": "d", "use_peft": True, "lora_r": 4, "max_steps": 30},
+)
+SCRIPT = b"N=4\nNPROC_PER_NODE=2 \\\nswift sft --model smollm2-135m --torch_dtype bfloat16 --lora_rank $(expr 8 / $N)\n"
+
+
+@law(
+    content=st.sampled_from(TRAINER_CONFIGS).flatmap(changed)
+    | st.sampled_from(TRAINER_CONFIGS).flatmap(lambda one: damaged(yaml.safe_dump(one).encode()))
+    | damaged(SCRIPT),
+    quick=DAILY,
+    thorough=THOROUGH,
+)
+def test_configurations_of_other_trainers_are_answered_or_refused(content: Any) -> None:
+    empty(Path.cwd())
+    Path("train.yaml").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    check(["estimate", "--config", "train.yaml", *GPU, "--json"], names=["train.yaml", "--", "model"])

@@ -10,6 +10,7 @@ PYTHONPATH=tests python tests/tools/documents.py [--sweep] [FILE...]
 """
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -237,7 +238,20 @@ def ranking() -> str:
     return "\n".join(lines) + "\n"
 
 
-MADE = {"packages": packages, "layers": layers, "accuracy": accuracy, "ranking": ranking}
+def shipped_configurations() -> str:
+    """How many of the runs that other trainers ship are read."""
+    from other_trainers.shipped import KEPT, table
+
+    return "\n".join(table(json.loads(KEPT.read_text(encoding="utf-8")))) + "\n"
+
+
+MADE = {
+    "packages": packages,
+    "layers": layers,
+    "accuracy": accuracy,
+    "ranking": ranking,
+    "shipped": shipped_configurations,
+}
 
 
 def with_sections(text: str) -> str:

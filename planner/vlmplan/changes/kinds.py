@@ -35,7 +35,7 @@ from vlmplan.workload import Workload
 
 SHARES = ((3, 4), (1, 2), (1, 4))
 """Parts to which text and images are cut. A choice."""
-PLAIN_OPTIONS = ("fuses_optimizer", "caches_casts", "upcasts_frozen")
+PLAIN_OPTIONS = ("fuses_optimizer", "caches_casts", "upcasts_frozen", "weight_dtype", "adapter_dtype")
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document, today
+from vlmplan.cli.options import CATALOG, CONFIG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document, today
 
 if TYPE_CHECKING:
     from vlmplan.estimate import Estimate
@@ -22,7 +22,7 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 
 
 @click.command()
-@options(WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG)
+@options(CONFIG, WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
 @click.option("--compare", type=click.Choice(COMPARED), help="Show setups that differ in this choice side by side.")
 @click.option(
@@ -48,10 +48,9 @@ def estimate(
     Where it does not fit, it ends with the least changes that do on the same cards and with the cheapest other machine.
     Exit code 0 if it fits (or is tight), 3 if it does not.
     """
-    from vlmplan.cli.to_fit import command_text, found_way_out
+    from vlmplan.cli.to_fit import command_text
     from vlmplan.memory.device import Verdict
     from vlmplan.request import parse
-    from vlmplan.requested import requested_estimate
 
     request, order = parse(given), tuple(given)
     if compare is not None:
@@ -60,22 +59,13 @@ def estimate(
         from vlmplan.cli.compare import run_comparison
 
         return 0 if run_comparison(compare, request, catalog_files, as_json=as_json) else EXIT_DOES_NOT_FIT
-    result, notes = requested_estimate(request, catalog_files)
-    if lengths is not None:
-        from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
-
-        result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
-    answer = Answer(
-        estimate=result,
-        hardware_notes=notes,
-        freezing=freezing_of(result, request),
-        way_out=found_way_out(request, result, catalog_files),
-        scales=scales,
-        scaling=scaling_of(result, catalog_files) if scales else None,
-    )
-    show = _print_json if as_json else _print_text
-    show(answer, command_text(estimate, catalog_files, order=order))
-    return EXIT_DOES_NOT_FIT if result.verdict is Verdict.DOES_NOT_FIT else 0
+    answer = answered(request, catalog_files, lengths, scales=scales)
+    command = command_text(estimate, catalog_files, order=order)
+    if as_json:
+        print_document(described(answer, command))
+    else:
+        print_answer(answer, command)
+    return EXIT_DOES_NOT_FIT if answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,17 +80,39 @@ class Answer:
     scaling: "Scaling | None"
 
 
-def _print_json(answer: Answer, command: "Callable[[Request], str]") -> None:
+def answered(request: "Request", catalog_files: tuple[Path, ...], lengths: str | None, *, scales: bool) -> Answer:
+    """The estimate of a request with everything that is shown beside it."""
+    from vlmplan.cli.to_fit import found_way_out
+    from vlmplan.requested import requested_estimate
+
+    result, notes = requested_estimate(request, catalog_files)
+    if lengths is not None:
+        from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
+
+        result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
+    return Answer(
+        estimate=result,
+        hardware_notes=notes,
+        freezing=freezing_of(result, request),
+        way_out=found_way_out(request, result, catalog_files),
+        scales=scales,
+        scaling=scaling_of(result, catalog_files) if scales else None,
+    )
+
+
+def described(answer: Answer, command: "Callable[[Request], str]") -> dict[str, Any]:
+    """The document of an answer."""
     from vlmplan.answers import estimate, scaling, to_fit
 
-    described = estimate.document(answer.estimate, answer.hardware_notes)
-    described["freeze_vision"] = estimate.freezing_json(answer.freezing)
+    document = estimate.document(answer.estimate, answer.hardware_notes)
+    document["freeze_vision"] = estimate.freezing_json(answer.freezing)
     if answer.scales:
-        described["scaling"] = scaling.document(answer.scaling)
-    print_document(described | to_fit.document(answer.way_out, command, today()))
+        document["scaling"] = scaling.document(answer.scaling)
+    return document | to_fit.document(answer.way_out, command, today())
 
 
-def _print_text(answer: Answer, command: "Callable[[Request], str]") -> None:
+def print_answer(answer: Answer, command: "Callable[[Request], str]") -> None:
+    """What people see of an answer."""
     from vlmplan.answers.estimate import freezing_hints, print_estimate
     from vlmplan.answers.to_fit import print_way_out
 

@@ -60,8 +60,27 @@ def _count(flag: str, help_text: str) -> Decorator:
     return click.option(flag, type=int, metavar="N", help=help_text)
 
 
+def _model_unless_configured(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """What ``required=True`` does, unless a file of another trainer may name the model."""
+    if value is None and ctx.params.get("config") is None:
+        raise click.MissingParameter(ctx=ctx, param=param)
+    return value
+
+
+CONFIG: Decorator = click.option(
+    "--config",
+    type=FILE,
+    metavar="FILE",
+    help="What another trainer is started with: YAML, JSON or a shell script of TRL, LLaMA-Factory, ms-swift or "
+    "Hugging Face's Trainer, or accelerate's YAML. Options beside it win.",
+)
 WORKLOAD: tuple[Decorator, ...] = (
-    click.option("--model", required=True, metavar="NAME", help="Alias, Hugging Face id, folder or config.json."),
+    click.option(
+        "--model",
+        callback=_model_unless_configured,
+        metavar="NAME",
+        help="Alias, Hugging Face id, folder or config.json.  [required]",
+    ),
     _count("--seq-len", "Tokens per sample, image tokens included.  [default: 1024]"),
     _count("--images-per-sample", "Images in each sample.  [default: 1 for models that see, else 0]"),
     click.option("--image-size", metavar="WxH", help="Pixels of each image.  [default: 448x448]"),

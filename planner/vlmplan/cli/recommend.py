@@ -12,6 +12,7 @@ import click
 from vlmplan.cli.estimate import freezing_of
 from vlmplan.cli.options import (
     CATALOG,
+    CONFIG,
     FILE,
     HOST_RAM,
     JSON,
@@ -57,7 +58,7 @@ LIMITS: tuple[Decorator, ...] = (
 
 
 @click.command()
-@options(WORKLOAD, MACHINES)
+@options(CONFIG, WORKLOAD, MACHINES)
 @click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
 @options(LIMITS, REFRESH, RECIPE, CATALOG)
 @click.option(

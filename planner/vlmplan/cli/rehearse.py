@@ -9,6 +9,7 @@ import click
 
 from vlmplan.cli.options import (
     CATALOG,
+    CONFIG,
     FILE,
     JSON,
     ONE_CLUSTER,
@@ -82,7 +83,7 @@ class AskedPlan:
 
 
 @click.command()
-@options(PLAN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, OUTPUT, CATALOG, JSON)
+@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, OUTPUT, CATALOG, JSON)
 @click.pass_context
 def rehearse(
     ctx: click.Context,
@@ -174,8 +175,8 @@ def plan_asked_for(
     if plan_file is None:
         from vlmplan.requested import requested_estimate
 
-        if given["model"] is None:
-            raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
+        if given["model"] is None and given["config"] is None:
+            raise click.UsageError("--plan FILE, --config FILE or --model NAME is needed", ctx)
         request = parse(given)
         estimate, notes = requested_estimate(request, catalog_files)
         plan = plan_from_estimate(estimate, base=request.ds_config)

@@ -2,11 +2,13 @@
 
 parts     samples, machines, and what a search looks for
 record    ``Request``; how every option of the command line is read and written
+parsing   the request of options, and of the configuration of another trainer beside them
 setup     workload, cluster and recipe of a request, completed by defaults
 """
 
+from vlmplan.request.parsing import parse
 from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, WorkloadRequest, image_size
-from vlmplan.request.record import ENUM_OPTIONS, VALUE_OPTIONS, Options, OptionValue, Request, parse
+from vlmplan.request.record import ENUM_OPTIONS, VALUE_OPTIONS, Configured, Options, OptionValue, Request
 from vlmplan.request.setup import (
     NETWORK_NOTE,
     RequestedSetup,
@@ -25,6 +27,7 @@ __all__ = [
     "ENUM_OPTIONS",
     "NETWORK_NOTE",
     "VALUE_OPTIONS",
+    "Configured",
     "HardwareRequest",
     "Objective",
     "OptionValue",

@@ -1,7 +1,7 @@
 """What a user asked for, as options of the command line or arguments of a program: every option is read here, once.
 
-``parse`` makes a ``Request`` of options; ``Request.options`` is the inverse. A question that differs from another is
-made with ``Request.with_options`` or ``dataclasses.replace``.
+``parse`` (in ``parsing``) makes a ``Request`` of options; ``Request.options`` is the inverse. A question that differs
+from another is made with ``Request.with_options`` or ``dataclasses.replace``.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,6 +30,7 @@ from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, Wor
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
+    from vlmplan.other_trainers import TrainerConfig
 
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 """A value of an option as the command line has it; None: the option is not given."""
@@ -72,8 +73,22 @@ VALUE_OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Configured:
+    """The configuration of another trainer that a request is made of, and what it means by itself. ``notes`` are
+    sentences that the user should see."""
+
+    path: Path
+    config: "TrainerConfig"
+    alone: "Request"
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Everything that a user asked for and nothing that he did not. ``ds_config`` is the file of ``--ds-config``."""
+    """Everything that a user asked for and nothing that he did not. ``ds_config`` is the file of ``--ds-config``.
+
+    What ``configured`` means is among the other fields already, under what the user's own options say.
+    """
 
     model: str | None = None
     workload: WorkloadRequest = field(default_factory=WorkloadRequest)
@@ -81,6 +96,12 @@ class Request:
     recipe: DecidedRecipe = field(default_factory=DecidedRecipe)
     ds_config: "DsConfig | None" = None
     search: SearchRequest = field(default_factory=SearchRequest)
+    configured: Configured | None = None
+
+    @property
+    def config_notes(self) -> tuple[str, ...]:
+        """What the user should know of how his configuration was read."""
+        return () if self.configured is None else self.configured.notes
 
     @property
     def named_model(self) -> str:
@@ -102,10 +123,17 @@ class Request:
         return replace(self, **own)
 
     def option(self, name: str) -> OptionValue:
-        """The value of one option; None where it is open."""
+        """The value of one option; None where it is open, or as ``configured`` has it."""
         option = OPTIONS[name]
+        if name != "config" and self.configured is not None and self._has_as_configured(option):
+            return None
         value = getattr(getattr(self, option.part) if option.part else self, option.field)
         return None if value in (None, ()) else option.write(value)
+
+    def _has_as_configured(self, option: "_Option") -> bool:
+        assert self.configured is not None
+        mine, its = (getattr(one, option.part) if option.part else one for one in (self, self.configured.alone))
+        return getattr(mine, option.field) == getattr(its, option.field)
 
     def options(self) -> dict[str, OptionValue]:
         """The values of all options, so that ``parse`` makes the same request of them."""
@@ -118,11 +146,6 @@ class Request:
 
 
 PARTS = ("workload", "hardware", "recipe", "search")
-
-
-def parse(options: Options) -> Request:
-    """The request of these options. Raises as ``Request.with_options`` does."""
-    return Request().with_options(options)
 
 
 # -- how each option is read and written -----------------------------------------------------------------------------
@@ -163,6 +186,10 @@ def _path_of(config: "DsConfig") -> Path:
     return Path(config.source)
 
 
+def _configured_path(configured: Configured) -> Path:
+    return configured.path
+
+
 def _size_text(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
@@ -191,6 +218,7 @@ def _part(part: str, *names: str) -> dict[str, _Option]:
 
 
 OPTIONS: Mapping[str, _Option] = {
+    "config": _Option(part="", field="configured", write=_configured_path),
     "model": _Option(part="", field="model"),
     "gpu": _Option(part="hardware", field="gpus", reads=parse_gpu_choice, write=_gpu_texts, is_repeatable=True),
     "num_nodes": _Option(part="hardware", field="num_nodes"),

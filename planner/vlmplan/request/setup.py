@@ -176,7 +176,7 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
         recipe=recipe,
         cluster=cluster,
         ds_config=ds_config,
-        notes=(*notes, *length_notes(workload, request.workload), *warnings, *more),
+        notes=(*request.config_notes, *notes, *length_notes(workload, request.workload), *warnings, *more),
     )
 
 

@@ -57,7 +57,8 @@ def sought(
     if (rate := hardware.inter_node_bytes_per_second) is not None:
         found = [candidate.with_network(rate) for candidate in found]
     workload = workload_of(model, replace(request.workload, global_batch=samples_per_step(request)))
-    notes = (*workload.model.notes, *network_notes(hardware), *length_notes(workload, request.workload), *more)
+    notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))
+    notes = (*notes, *length_notes(workload, request.workload), *more)
     return Sought(
         workload=workload,
         candidates=[candidate for candidate in found if wants(candidate)],

@@ -1,0 +1,63 @@
+"""``vlmplan check``: what the configuration of another trainer means, and whether it fits."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, answered, described, print_answer
+from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
+
+if TYPE_CHECKING:
+    from vlmplan.request import Request
+
+SCHEMA = "vlmplan.check/1"
+MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
+
+
+@click.command()
+@click.argument("file", type=FILE)
+@options(ONE_CLUSTER, MODEL, WORKLOAD[1:], RECIPE, CATALOG, JSON)
+def check(file: Path, *, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
+    """How a configuration of TRL, LLaMA-Factory, ms-swift, accelerate or Hugging Face's Trainer is read, and its
+    estimate on --gpu.
+
+    FILE is what the trainer is started with: YAML, JSON or a shell script, which is parsed and never run. Every key is
+    accounted for: what it means, what the trainer takes where the file is silent, and what has no effect on memory or
+    time; a key that is not planned is refused by its name. Options beside the file win. Exit code 3 if it does not fit.
+    """
+    from vlmplan.answers.reading import document, print_reading
+    from vlmplan.cli.estimate import estimate
+    from vlmplan.cli.to_fit import command_text
+    from vlmplan.memory.device import Verdict
+    from vlmplan.request import parse
+
+    request = parse({**given, "config": file})
+    configured = request.configured
+    assert configured is not None
+    answer = answered(request, catalog_files, None, scales=False) if _has_gpu(request) else None
+    command = command_text(estimate, catalog_files, order=("config", *given))
+    if as_json:
+        found = None if answer is None else described(answer, command)
+        print_document({"schema": SCHEMA, "config": document(configured.config), "estimate": found})
+    else:
+        print_reading(configured.config, configured.notes[1:])
+        click.echo()
+        if answer is None:
+            click.echo(f"--gpu NAME:COUNT says whether it fits; vlmplan recommend --config {file} finds where it does")
+        else:
+            print_answer(answer, command)
+    return EXIT_DOES_NOT_FIT if answer is not None and answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0
+
+
+def _has_gpu(request: "Request") -> bool:
+    """Whether GPUs are named, or this machine has some."""
+    from vlmplan.errors import UnavailableError
+    from vlmplan.machine.nvml import read_machine
+
+    if request.hardware.gpus:
+        return True
+    try:
+        return bool(read_machine().cards)
+    except UnavailableError:
+        return False

@@ -1,0 +1,14 @@
+"""Configurations of other trainers: what their keys mean, as vlmplan's options
+
+record            ``TrainerConfig``: what a file says, and the setup that it means
+read              whose a file is, by its keys
+settings          keys by kind, each accounted for
+shell, scripts    the training command of a shell script, which is never run
+hugging_face      what TRL, LLaMA-Factory and ms-swift have in common: ``TrainingArguments``
+assembled         the engine and the types of weights that follow
+"""
+
+from vlmplan.other_trainers.read import Asked, read_trainer_config
+from vlmplan.other_trainers.record import Setting, TrainerConfig
+
+__all__ = ["Asked", "Setting", "TrainerConfig", "read_trainer_config"]

@@ -1,0 +1,76 @@
+"""accelerate's configuration: ``accelerate launch --config_file FILE.yaml`` (1.15)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.settings import Settings
+
+ACCELERATE: Final = "accelerate 1.15"
+ENGINES = {"NO": "plain PyTorch", "MULTI_GPU": "DDP", "DEEPSPEED": "DeepSpeed"}
+WITHOUT_EFFECT = frozenset(
+    """compute_environment debug downcast_bf16 enable_cpu_affinity gpu_ids machine_rank main_process_ip
+    main_process_port main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu
+    tpu_name tpu_zone command_file commands dynamo_backend mpirun_config""".split()
+)
+IN_DEEPSPEED = frozenset(
+    """deepspeed_multinode_launcher zero3_init_flag deepspeed_hostfile deepspeed_exclusion_filter
+    deepspeed_inclusion_filter deepspeed_moe_layer_cls_names""".split()
+)
+
+
+def read_accelerate(settings: Settings) -> dict[str, Any]:
+    """The keys of ``TrainingArguments`` that accelerate decides in their place: the engine and the precision.
+
+    The number of processes is in a note: how many GPUs there are says ``--gpu``.
+    """
+    values: dict[str, Any] = {}
+    kind = settings.text("distributed_type", "NO").upper()
+    if kind not in ENGINES:
+        settings.refuse("distributed_type", f"{NOT_PLANNED}; {', '.join(ENGINES)} are planned")
+    settings.only("fsdp_config parallelism_config megatron_lm_config fp8_config dynamo_config tp_config", NOT_PLANNED)
+    precision = settings.text("mixed_precision", "no").casefold()
+    if precision not in ("no", "bf16", "fp16"):
+        settings.refuse("mixed_precision", f"{NOT_PLANNED}; no, bf16 and fp16 are planned")
+    if precision in ("bf16", "fp16"):
+        values[precision] = True
+    section = settings.table("deepspeed_config")
+    if kind == "DEEPSPEED":
+        values["deepspeed"] = _deepspeed(section, settings)
+    processes, machines = settings.count("num_processes", 1, least=1), settings.count("num_machines", 1, least=1)
+    settings.note(
+        f"{settings.source} starts {processes} process{'es' * (processes > 1)} on {machines} "
+        f"machine{'s' * (machines > 1)}; --gpu and --num-nodes say on how many GPUs to plan"
+    )
+    settings.ignore(WITHOUT_EFFECT)
+    return values
+
+
+def _deepspeed(section: Mapping[str, Any], outer: Settings) -> object:
+    """A DeepSpeed file, or the configuration that accelerate makes of its own keys (``DeepSpeedPlugin``)."""
+    settings = Settings(section, source=f"{outer.source}: deepspeed_config", trainer=ACCELERATE)
+    path = settings.text("deepspeed_config_file", "")
+    settings.ignore(IN_DEEPSPEED)
+    config: dict[str, Any] = {
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": settings.number("gradient_clipping", 0.0) or "auto",
+        "zero_optimization": {
+            "stage": settings.count("zero_stage", 2),
+            "offload_optimizer": _offload(settings, "optimizer"),
+            "offload_param": _offload(settings, "param"),
+            "stage3_gather_16bit_weights_on_model_save": settings.flag("zero3_save_16bit_model", False),
+        },
+    }
+    settings.ignore(("gradient_accumulation_steps",))
+    settings.close()
+    return path or config
+
+
+def _offload(settings: Settings, what: str) -> dict[str, Any]:
+    device = settings.text(f"offload_{what}_device", "")
+    path = settings.text(f"offload_{what}_nvme_path", "")
+    return {"device": device or "none"} | ({"nvme_path": path} if path else {})

@@ -1,0 +1,159 @@
+"""From what a trainer's keys mean to one ``TrainerConfig``: the engine, the types of weights, samples and images."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vlmplan.architecture.images import IMAGE_MODEL_TYPES
+from vlmplan.deepspeed_config import DsConfig, settings_from_ds_config
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.hugging_face import Arguments, plain_options
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe import Method, Precision, WeightDtype
+from vlmplan.workload import ModelFiles
+
+OF_ADAPTERS = frozenset(
+    ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "use_rslora", "train_embeddings", "adapter_dtype")
+)
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What is known beside the keys: files are looked for from ``folder`` upwards, ``environment`` is a script's.
+
+    ``num_gpus`` counts all machines, None where a search chooses. ``uses_deepspeed``, ``method`` and ``precision`` are
+    the user's own, which go before the file's; None: the file decides.
+    """
+
+    folder: Path
+    num_gpus: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    uses_deepspeed: bool | None = None
+    method: Method | None = None
+    precision: Precision | None = None
+    named_deepspeed: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
+    """DeepSpeed configurations that the trainer ships, by the names that it takes for them."""
+
+    @property
+    def expandable_segments(self) -> bool:
+        texts = [self.environment.get(name, "") for name in ALLOCATOR_VARIABLES]
+        return any("expandable_segments:true" in text.replace(" ", "").casefold() for text in texts)
+
+
+@dataclass(slots=True, kw_only=True)
+class Meaning:
+    """What the keys of one trainer mean beyond ``Arguments``."""
+
+    trainer: str
+    method: Method
+    options: dict[str, Value]
+    weights: WeightDtype = WeightDtype.TABLE
+    """The types of the model's own weights in plain PyTorch."""
+    adapters: str = "float32"
+    """``--adapter-dtype`` in plain PyTorch: peft's own, unless the trainer casts what is trained."""
+    without_autocast: Precision = Precision.FP32
+    """What plain PyTorch computes in where neither bf16 nor fp16 is set."""
+
+
+def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings) -> TrainerConfig:
+    """The configuration. Raises InputError with everything that is wrong with it."""
+    method = around.method or meaning.method
+    options = arguments.options | meaning.options | {"method": meaning.method.value}
+    if method is Method.FULL:
+        options = {name: value for name, value in options.items() if name not in OF_ADAPTERS}
+    ds_config = None
+    if arguments.deepspeed is not None and around.uses_deepspeed is None:
+        with settings.kept():
+            ds_config = _ds_config(arguments.deepspeed, settings, around)
+    elif arguments.deepspeed is not None:
+        settings.note("the file's DeepSpeed configuration is left out, as an option says another engine")
+    if around.uses_deepspeed is True or (around.uses_deepspeed is None and arguments.deepspeed is not None):
+        options["precision"] = (arguments.precision or Precision.FP32).value
+    else:
+        options |= _plain(arguments, meaning, around, method)
+    _count_samples(settings, options, around)
+    settings.close()
+    return TrainerConfig(
+        source=settings.source,
+        trainer=meaning.trainer,
+        options=options,
+        gradient_clipping=arguments.gradient_clipping,
+        ds_config=ds_config,
+        said=settings.said,
+        defaults=settings.defaults,
+        idle=settings.idle,
+        notes=tuple(settings.notes),
+    )
+
+
+def _plain(arguments: Arguments, meaning: Meaning, around: Surroundings, method: Method) -> dict[str, Value]:
+    """The options of plain PyTorch and DDP: autocast, and the types that it is around."""
+    precision = around.precision or arguments.precision or meaning.without_autocast
+    casts = precision in (Precision.BF16, Precision.FP16)
+    options = plain_options(casts=casts, expandable_segments=around.expandable_segments)
+    options["precision"] = (arguments.precision or meaning.without_autocast).value
+    if casts and (meaning.weights is not WeightDtype.MODEL or method is Method.FULL):
+        options["weight_dtype"] = meaning.weights.value
+    if casts and method is not Method.FULL:
+        options["adapter_dtype"] = meaning.adapters
+    return options
+
+
+def _ds_config(value: object, settings: Settings, around: Surroundings) -> DsConfig:
+    if isinstance(value, Mapping):
+        return settings_from_ds_config(value, name=f"{settings.source}: deepspeed")  # pyright: ignore[reportUnknownArgumentType]
+    name = str(value)
+    shipped = around.named_deepspeed.get(name)
+    if shipped is not None:
+        return settings_from_ds_config(shipped, name=f"{name} of {settings.trainer}")
+    if name.lstrip().startswith("{"):
+        return settings_from_ds_config(settings.table("deepspeed"), name=f"{settings.source}: deepspeed")
+    return settings_from_ds_config(found_file(name, around.folder, settings.source, "deepspeed"))
+
+
+def found_file(name: str, folder: Path, source: str, key: str) -> Path:
+    """The file that a configuration names: from here, from its own folder, or from those above it.
+
+    Raises InputError where there is none.
+    """
+    path = Path(name).expanduser()
+    places = [path] if path.is_absolute() else [path, *(parent / path for parent in (folder, *folder.parents))]
+    for place in places:
+        if place.is_file():
+            return place
+    raise InputError(
+        f"{source}: {key} is {name}, which is no file from here, from the folder of {source} or from those above it; "
+        f"give the file with --ds-config"
+    )
+
+
+def _count_samples(settings: Settings, options: dict[str, Value], around: Surroundings) -> None:
+    """``max_steps`` goes before epochs: so many steps of what a step takes."""
+    steps = settings.number("max_steps", -1.0, least=-1.0) if "max_steps" in settings else -1.0
+    settings.ignore(("max_steps",))
+    if steps <= 0:
+        return
+    micro_batch, grad_accum = (options.get(name) for name in ("micro_batch", "grad_accum"))
+    if around.num_gpus is None or not isinstance(micro_batch, int) or not isinstance(grad_accum, int):
+        settings.note(f"max_steps is {steps:.0f}: time and money are those of the epochs, not of so many steps")
+        return
+    options["num_samples"] = int(steps) * micro_batch * grad_accum * around.num_gpus
+    options["epochs"] = 1.0
+
+
+def sees(model: ModelFiles | None) -> bool:
+    """Whether images are among the samples of a model unless the user says otherwise."""
+    return model is not None and model.model_type in IMAGE_MODEL_TYPES
+
+
+def largest_image(max_pixels: int) -> str:
+    """``--image-size`` of a square image of at most so many pixels.
+
+    >>> largest_image(768 * 768)
+    '768x768'
+    """
+    side = math.isqrt(max_pixels)
+    return f"{side}x{side}"

@@ -1,0 +1,157 @@
+"""``TrainingArguments`` of Hugging Face's Trainer, on which TRL, LLaMA-Factory and ms-swift build theirs.
+
+Keys and defaults of transformers 5.23 (``training_args.py``, ``trainer.py``, ``trainer_optimizer.py``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe import PLAIN, AttentionImplementation, OptimizerKind, Precision
+
+NOT_PLANNED = "vlmplan has no memory model of it"
+OPTIMIZERS: Mapping[str, tuple[OptimizerKind, bool]] = {
+    "adamw_torch": (OptimizerKind.ADAMW, False),
+    "adamw_torch_fused": (OptimizerKind.ADAMW, True),
+    "adamw_8bit": (OptimizerKind.ADAMW_8BIT, False),
+    "adamw_bnb_8bit": (OptimizerKind.ADAMW_8BIT, False),
+    "paged_adamw_8bit": (OptimizerKind.PAGED_ADAMW_8BIT, False),
+    "adafactor": (OptimizerKind.ADAFACTOR, False),
+}
+"""Optimizer, and whether torch's update is one kernel."""
+ATTENTION: Mapping[str, AttentionImplementation] = {
+    "sdpa": AttentionImplementation.SDPA,
+    "eager": AttentionImplementation.EAGER,
+    "flash_attention_2": AttentionImplementation.FLASH_ATTENTION_2,
+}
+WITHOUT_EFFECT = frozenset(
+    """output_dir overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio
+    weight_decay adam_beta1 adam_beta2 adam_epsilon optim_args average_tokens_across_devices tf32 logging_strategy
+    logging_steps logging_first_step logging_dir log_on_each_node logging_nan_inf_filter log_level log_level_replica
+    include_num_input_tokens_seen include_tokens_per_second disable_tqdm report_to run_name project trackio_space_id
+    trackio_bucket_id trackio_static_space_id eval_delay save_on_each_node save_safetensors enable_jit_checkpoint
+    push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+    load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip
+    restore_callback_states_from_checkpoint full_determinism seed data_seed accelerator_config dataloader_drop_last
+    dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
+    dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names length_column_name
+    ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout debug skip_memory_metrics do_train do_predict
+    resume_from_checkpoint local_rank use_cache save_strategy save_steps save_total_limit save_only_model
+    torch_empty_cache_steps neftune_noise_alpha ddp_find_unused_parameters prediction_loss_only
+    sortish_sampler""".split()
+)
+"""Keys that change neither the bytes of a GPU in training nor the seconds of a step."""
+OF_EVALUATION = frozenset(
+    """do_eval eval_strategy evaluation_strategy eval_steps per_device_eval_batch_size eval_on_start
+    eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics
+    bf16_full_eval fp16_full_eval predict_with_generate generation_max_length generation_num_beams
+    generation_config""".split()
+)
+"""Keys of evaluation, of which training's bytes and seconds are planned without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """Where a trainer's defaults differ from those of ``TrainingArguments``, which are here."""
+
+    micro_batch: int = 8
+    accumulation: int | None = 1
+    """None: the trainer makes it of the batch and the number of GPUs."""
+    checkpointing: bool | None = False
+    """None: a key of the trainer's own decides, and ``gradient_checkpointing`` beside it."""
+    bf16: bool | None = False
+    """None: neither bf16 nor fp16 unless said; the trainer makes them of the type of the weights."""
+    optimizer: str = "adamw_torch_fused"
+
+
+@dataclass(slots=True)
+class Arguments:
+    """What all these trainers have in common, as options; what follows from the model and its types is not in it."""
+
+    options: dict[str, Value]
+    precision: Precision | None
+    """None: neither bf16 nor fp16."""
+    gradient_clipping: float
+    deepspeed: object
+    """A path, an object, or None."""
+
+
+def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
+    """The options that ``TrainingArguments`` mean, however they are given."""
+    options: dict[str, Value] = {
+        "micro_batch": settings.count("per_device_train_batch_size", defaults.micro_batch, least=1)
+    }
+    if defaults.accumulation is not None or "gradient_accumulation_steps" in settings:
+        options["grad_accum"] = settings.count("gradient_accumulation_steps", defaults.accumulation or 1, least=1)
+    settings.ignore(("gradient_accumulation_steps",))
+    options["epochs"] = settings.number("num_train_epochs", 3.0)
+    options |= _optimizer(settings, defaults)
+    deepspeed = settings.raw("deepspeed")
+    settings.only("fsdp fsdp_config", "vlmplan plans DeepSpeed, DDP and plain PyTorch, and has no memory model of FSDP")
+    settings.only("parallelism_config", "sequence, context and tensor parallelism are not planned")
+    settings.only("torch_compile torch_compile_backend torch_compile_mode", "torch.compile is not planned")
+    settings.only("use_liger_kernel liger_kernel_config", f"Liger's kernels: {NOT_PLANNED}")
+    settings.only("label_smoothing_factor", f"the smoothed loss makes more copies of the logits: {NOT_PLANNED}")
+    settings.only("auto_find_batch_size", "it changes the batch while it trains; write the batch that fits")
+    settings.only("use_cpu", "a run on the CPU is not planned")
+    settings.only("optim_target_modules", NOT_PLANNED)
+    settings.only("train_sampling_strategy group_by_length", "", "random", "group_by_length", "sequential", True)
+    settings.ignore(("ddp_bucket_cap_mb",))
+    options["activation_checkpointing"] = _checkpoints(settings, defaults)
+    clipping = settings.number("max_grad_norm", 1.0)
+    settings.ignore(WITHOUT_EFFECT)
+    if any(key in settings for key in ("do_eval", "eval_strategy", "evaluation_strategy")):
+        settings.note("evaluation is not in the estimate: its batches and logits may take more than training does")
+    settings.ignore(OF_EVALUATION)
+    settings.ignore_all_of("fsdp_")
+    precision = read_precision(settings, defaults)
+    return Arguments(options=options, precision=precision, gradient_clipping=clipping, deepspeed=deepspeed)
+
+
+def _optimizer(settings: Settings, defaults: Defaults) -> dict[str, Value]:
+    name = settings.text("optim", defaults.optimizer)
+    if name not in OPTIMIZERS:
+        settings.refuse("optim", f"{NOT_PLANNED}; one of {', '.join(OPTIMIZERS)} is needed")
+        return {}
+    kind, is_fused = OPTIMIZERS[name]
+    return {"optimizer": kind.value, "fuses_optimizer": is_fused}
+
+
+def _checkpoints(settings: Settings, defaults: Defaults) -> bool:
+    settings.ignore(("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"))
+    newer = settings.maybe_flag("activation_checkpointing")
+    if defaults.checkpointing is None:
+        return bool(newer or settings.maybe_flag("gradient_checkpointing"))
+    return settings.flag("gradient_checkpointing", defaults.checkpointing if newer is None else newer)
+
+
+def read_precision(settings: Settings, defaults: Defaults) -> Precision | None:
+    if defaults.bf16 is None:
+        fp16, bf16 = bool(settings.maybe_flag("fp16")), bool(settings.maybe_flag("bf16"))
+    else:
+        fp16 = settings.flag("fp16", False)
+        bf16 = settings.flag("bf16", defaults.bf16 and not fp16)
+    if fp16 and bf16:
+        settings.refuse("fp16", "and bf16 is true too; one of the two is needed")
+    return Precision.BF16 if bf16 else Precision.FP16 if fp16 else None
+
+
+def attention_option(settings: Settings, key: str, names: Mapping[str, AttentionImplementation]) -> dict[str, Value]:
+    """The option of an attention implementation; none where the trainer leaves it to the model."""
+    name = settings.text(key, "").casefold()
+    if not name or name == "auto":
+        return {}
+    if name not in names:
+        settings.refuse(key, f"{NOT_PLANNED}; one of {', '.join(names)} is planned")
+        return {}
+    return {"attention": names[name].value}
+
+
+def plain_options(*, casts: bool, expandable_segments: bool) -> dict[str, Value]:
+    """What that Trainer does without DeepSpeed: accelerate's autocast, which keeps its casts, or none."""
+    return {
+        "zero_stage": PLAIN,
+        **({"uses_autocast": True, "caches_casts": True} if casts else {}),
+        "expandable_segments": expandable_segments,
+    }

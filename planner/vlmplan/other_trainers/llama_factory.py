@@ -1,0 +1,177 @@
+"""LLaMA-Factory's configuration: ``llamafactory-cli train FILE.yaml`` or its options (0.9.5).
+
+Sources: ``hparams/*.py`` for keys and defaults, ``model/adapter.py`` for types and what is frozen,
+``model/model_utils/misc.py`` for what "all" adapts, ``data/mm_plugin.py`` for the size of images.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.workload import ModelFiles
+
+LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
+DEFAULTS = Defaults(checkpointing=None)
+ATTENTION: Mapping[str, AttentionImplementation] = {
+    "sdpa": AttentionImplementation.SDPA,
+    "fa2": AttentionImplementation.FLASH_ATTENTION_2,
+    "disabled": AttentionImplementation.EAGER,
+}
+STAGES = ("sft", "pt")
+WITHOUT_EFFECT = frozenset(
+    """dataset eval_dataset dataset_dir media_dir template train_on_prompt mask_history streaming buffer_size
+    mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers eval_num_beams
+    ignore_pad_token_for_loss val_size eval_on_each_dataset tool_format default_system enable_thinking
+    preserve_thinking tokenized_path data_shared_file_system cache_dir use_fast_tokenizer split_special_tokens
+    init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef use_reentrant_gc
+    infer_backend offload_folder use_kv_cache infer_dtype hf_hub_token ms_hub_token om_hub_token print_param_status
+    trust_remote_code quantization_type double_quantization use_audio_in_video audio_sampling_rate
+    image_min_pixels video_min_pixels loraplus_lr_ratio loraplus_lr_embedding create_new_adapter plot_loss
+    compute_accuracy disable_shuffling early_stopping_steps include_effective_tokens_per_second use_swanlab
+    swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
+    swanlab_lark_webhook_url swanlab_lark_secret ray_num_workers ray_init_kwargs ray_run_name ray_storage_path
+    resources_per_worker placement_strategy master_addr master_port adapter_folder ref_model pissa_convert pissa_iter
+    freeze_trainable_layers freeze_trainable_modules freeze_extra_modules fp8_backend generation_max_length
+    do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty length_penalty
+    skip_special_tokens""".split()
+)
+OF_OTHER_TECHNIQUES = tuple(
+    """galore_ apollo_ badam_ oft_ pref_ dpo_ kto_ ppo_ simpo_ reward_model ref_model_ asft_ eaft_ export_ vllm_ kt_
+    profiler_ profile_ enable_torch_profiler module_dropout ld_alpha hyper_parallel_ sglang_""".split()
+)
+"""How keys begin that are read only where another key, which is refused, asks for it."""
+EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
+
+
+def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What LLaMA-Factory makes of these keys. Raises InputError with everything that is wrong."""
+    stage = settings.text("stage", "sft")
+    if stage not in STAGES:
+        settings.refuse("stage", "supervised fine-tuning (sft) and pre-training (pt) are planned")
+    if not settings.flag("do_train", True):
+        settings.refuse("do_train", "a run that does not train is not planned")
+    arguments = read_arguments(settings, DEFAULTS)
+    method = _method(settings)
+    options: dict[str, Value] = {"loss": LossKind.FULL.value}
+    name = settings.text("model_name_or_path", "")
+    options |= {"model": name} if name else {}
+    options |= _samples(settings, model, packs=stage == "pt")
+    options |= attention_option(settings, "flash_attn", ATTENTION)
+    options |= _parts(settings, model)
+    options |= _adapters(settings, model) if method is not Method.FULL else {}
+    _adapters_without_effect(settings)
+    if not settings.flag("disable_gradient_checkpointing", False):
+        arguments.options["activation_checkpointing"] = True
+    _refuse_techniques(settings)
+    settings.ignore(WITHOUT_EFFECT)
+    settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
+    return assembled(settings, arguments, _types(settings, arguments, method, options), around)
+
+
+def _types(settings: Settings, arguments: Arguments, method: Method, options: dict[str, Value]) -> Meaning:
+    """Trained weights become float32 beside 16-bit frozen ones, unless ``pure_bf16``; adapters are peft's."""
+    meaning = Meaning(trainer=LLAMA_FACTORY, method=method, options=options, adapters="table")
+    if settings.flag("pure_bf16", False):
+        meaning.weights, meaning.without_autocast = WeightDtype.MODEL, Precision.BF16_PURE
+        meaning.adapters = "float32"
+        if arguments.deepspeed is not None and arguments.precision is None:
+            settings.refuse("pure_bf16", "DeepSpeed takes its precision from bf16 or fp16; set bf16 too")
+    elif arguments.precision is None:
+        settings.refuse_whole(
+            "neither bf16 nor fp16 is set, so trained float32 weights would meet 16-bit ones; set bf16: true"
+        )
+    return meaning
+
+
+def _method(settings: Settings) -> Method:
+    kind = settings.text("finetuning_type", "lora")
+    if kind not in ("lora", "full"):
+        settings.refuse("finetuning_type", f"{NOT_PLANNED}; lora and full are planned")
+    bits = settings.maybe_count("quantization_bit")
+    settings.only("quantization_method", f"{NOT_PLANNED}; bnb is planned", "bnb", "bitsandbytes")
+    settings.only("quantization_device_map", NOT_PLANNED)
+    if bits is None:
+        return Method.FULL if kind == "full" else Method.LORA
+    if bits != 4:
+        settings.refuse("quantization_bit", f"{NOT_PLANNED}; 4 is planned")
+    if kind == "full":
+        settings.refuse("quantization_bit", "4-bit weights are not trained themselves; finetuning_type: lora is needed")
+    return Method.QLORA
+
+
+def _samples(settings: Settings, model: ModelFiles | None, *, packs: bool) -> dict[str, Value]:
+    options: dict[str, Value] = {"seq_len": settings.count("cutoff_len", 2048, least=1)}
+    samples = settings.maybe_count("max_samples", least=1)
+    datasets = len(settings.names("dataset")) if "dataset" in settings else 1
+    if samples is not None:
+        options["num_samples"] = samples * max(1, datasets)
+        if datasets > 1:
+            settings.note(f"max_samples is of each of {datasets} data sets: {samples * datasets:,} at the most")
+    is_neat = settings.flag("neat_packing", False)
+    if settings.flag("packing", packs) or is_neat:
+        settings.note(
+            "packing: planned as samples of cutoff_len tokens; attention between samples of a row is counted too"
+        )
+    largest = settings.count("image_max_pixels", 768 * 768, least=1)
+    settings.ignore(("video_max_pixels", "video_fps", "video_maxlen"))
+    if sees(model):
+        options["image_size"] = largest_image(largest)
+        settings.note(f"every image is taken as large as image_max_pixels allows, {largest_image(largest)}")
+    settings.only("image_do_pan_and_scan crop_to_patches", f"more crops of an image: {NOT_PLANNED}")
+    return options
+
+
+def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    trains = {
+        "train_vision": not settings.flag("freeze_vision_tower", True),
+        "train_projector": not settings.flag("freeze_multi_modal_projector", True),
+        "train_language": not settings.flag("freeze_language_model", False),
+    }
+    return dict(trains) if sees(model) else {}
+
+
+def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    rank = settings.count("lora_rank", 8, least=1)
+    options: dict[str, Value] = {
+        "lora_rank": rank,
+        "lora_alpha": settings.count("lora_alpha", 2 * rank, least=1),
+        "lora_dropout": settings.number("lora_dropout", 0.0),
+        "use_rslora": settings.flag("use_rslora", False),
+    }
+    targets = settings.names("lora_target", "all")
+    if targets == ["all"]:
+        options["lora_targets"] = ALL_LINEAR
+        options |= {"train_projector": False} if sees(model) else {}
+    else:
+        options["lora_targets"] = ",".join(targets)
+    copies = settings.names("additional_target")
+    if copies and EMBEDDINGS.issuperset(copies):
+        options["train_embeddings"] = True
+    elif copies:
+        settings.refuse("additional_target", f"copies of {', '.join(copies)}: {NOT_PLANNED}")
+    return options
+
+
+def _adapters_without_effect(settings: Settings) -> None:
+    """Keys of adapters in a configuration that has none."""
+    settings.ignore(("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "additional_target"))
+
+
+def _refuse_techniques(settings: Settings) -> None:
+    settings.only(
+        "use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro mixture_of_depths shift_attn use_dora "
+        "use_unsloth use_kt use_mca use_hyper_parallel fp8 fp8_enable_fsdp_float8_all_gather use_v1_kernels",
+        NOT_PLANNED,
+    )
+    settings.only("enable_liger_kernel use_unsloth_gc", NOT_PLANNED)
+    settings.only("use_dft_loss use_asft_loss use_eaft_loss", f"another loss: {NOT_PLANNED}")
+    settings.only("upcast_layernorm upcast_lmhead_output", NOT_PLANNED)
+    settings.only("resize_vocab add_tokens add_special_tokens new_special_tokens_config", f"new tokens: {NOT_PLANNED}")
+    settings.only("train_from_scratch", NOT_PLANNED)
+    settings.only("adapter_name_or_path", "a run that goes on with an adapter is not planned")
+    if settings.flag("pissa_init", False):
+        settings.note("pissa_init: the decomposition of every weight at the start is not in the estimate")

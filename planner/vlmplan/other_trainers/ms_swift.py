@@ -1,0 +1,215 @@
+"""ms-swift's supervised fine-tuning (4.6.0): options of ``swift sft``, a YAML or JSON file of them, or a run's
+``args.json``.
+
+Sources: ``arguments/sft_args.py``, ``arguments/tuner_args.py``, ``arguments/base_args/`` and ``trainers/arguments.py``
+for keys and defaults, ``pipelines/train/tuner.py`` for what is adapted, ``config/`` for its DeepSpeed files.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from vlmplan.models import context_length
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.hugging_face import (
+    ATTENTION,
+    NOT_PLANNED,
+    Arguments,
+    Defaults,
+    attention_option,
+    read_arguments,
+)
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.workload import ModelFiles
+
+MS_SWIFT: Final = "ms-swift 4.6.0"
+DEFAULTS = Defaults(micro_batch=1, accumulation=None, checkpointing=True, bf16=None)
+LEAST_SAMPLES_A_STEP = 16
+"""Without ``gradient_accumulation_steps`` so many are accumulated at the least."""
+PIXELS_PER_TOKEN = 28 * 28
+"""Of Qwen2-VL's and Qwen2.5-VL's images; ``IMAGE_MAX_TOKEN_NUM`` counts tokens of 32 x 32 pixels from Qwen3-VL on."""
+ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
+    **ATTENTION,
+    "flash_attn": AttentionImplementation.FLASH_ATTENTION_2,
+}
+TYPES: Mapping[str, tuple[Precision, WeightDtype]] = {
+    "bfloat16": (Precision.BF16, WeightDtype.MODEL),
+    "float16": (Precision.FP16, WeightDtype.MODEL),
+    "float32": (Precision.FP16, WeightDtype.FLOAT32),
+}
+"""What ``torch_dtype`` makes of bf16 and fp16 where they are not said (``_init_mixed_precision``)."""
+WITHOUT_EFFECT = frozenset(
+    """dataset val_dataset cached_dataset cached_val_dataset split_dataset_ratio dataset_num_proc load_from_cache_file
+    dataset_shuffle val_dataset_shuffle streaming interleave_prob stopping_strategy shuffle_buffer_size download_mode
+    columns strict disable_auto_column_mapping model_name model_author custom_dataset_info external_plugins
+    custom_register_path enable_npu_model_patch load_args load_data_args packing_num_proc packing_strategy lazy_tokenize
+    use_hf ignore_args_error use_swift_lora template system agent_template norm_bbox use_chat_template padding_side
+    loss_scale is_binary_loss_scale template_backend response_prefix enable_thinking preserve_thinking
+    add_non_thinking_prefix disable_ignore_empty_think model_type model_revision local_repo_path init_strategy
+    experts_impl temperature top_k top_p repetition_penalty num_beams stream stop_words logprobs top_logprobs
+    max_new_tokens structured_outputs_regex hqq_axis bnb_4bit_compute_dtype bnb_4bit_quant_type
+    bnb_4bit_use_double_quant lora_bias lora_dtype lorap_lr_ratio init_weights add_version create_checkpoint_symlink
+    ddp_timeout ddp_backend check_model acc_strategy train_dataloader_shuffle max_epochs aligner_lr vit_lr
+    use_logits_to_keep ds3_gather_for_generation resume_only_model eval_metric early_stop_interval eval_use_evalscope
+    eval_dataset eval_dataset_args eval_limit eval_generation_config extra_eval_args router_aux_loss_coef
+    enable_channel_loss max_shard_size use_flash_ckpt callbacks mrl_dims ckpt_dir logging_dir rope_scaling
+    max_model_len swift_version model_kwargs merge_lora safe_serialization truncation_strategy adapter_act
+    adapter_length model_suffix model_dir local_world_size global_world_size rank local_rank""".split()
+)
+OF_OTHER_TECHNIQUES = tuple(
+    "galore_ lisa_ lora_ga_ vera_ boft_ fourier_ adalora_ llamapro_ reft_ decision_ swanlab_".split()
+)
+"""How keys begin that are read only where another key, which is refused, asks for it, or that watch a run."""
+
+
+def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What ``swift sft`` makes of these keys and variables. Raises InputError with everything that is wrong."""
+    settings.only("task_type", "causal_lm is planned", "causal_lm")
+    settings.only("rlhf_type", "supervised fine-tuning is planned, preference and reinforcement learning are not")
+    arguments = read_arguments(settings, DEFAULTS)
+    weights = _types(settings, arguments)
+    options: dict[str, Value] = {"loss": LossKind.FULL.value}
+    name = settings.text("model", settings.text("model_id_or_path", "") if "model_id_or_path" in settings else "")
+    options |= {"model": name} if name else {}
+    options |= _samples(settings, model, around)
+    options |= attention_option(settings, "attn_impl", ATTENTION_NAMES)
+    options |= _parts(settings, model)
+    method = _method(settings)
+    options |= _adapters(settings) if method is not Method.FULL else {}
+    settings.ignore("lora_rank lora_alpha lora_dropout use_rslora target_modules modules_to_save".split())
+    vision = settings.maybe_flag("vit_gradient_checkpointing")
+    if vision is not None and sees(model):
+        options["vision_activation_checkpointing"] = vision
+    options |= _accumulation(arguments, around)
+    _refuse_techniques(settings)
+    settings.ignore(WITHOUT_EFFECT)
+    settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
+    meaning = Meaning(trainer=MS_SWIFT, method=method, options=options, weights=weights)
+    return assembled(settings, arguments, meaning, around)
+
+
+def _types(settings: Settings, arguments: Arguments) -> WeightDtype:
+    name = settings.text("torch_dtype", "bfloat16").removeprefix("torch.")
+    if name not in TYPES:
+        settings.refuse("torch_dtype", f"one of {', '.join(TYPES)} is needed")
+        return WeightDtype.MODEL
+    if "torch_dtype" not in settings:
+        settings.note("torch_dtype is not said: the checkpoint's type is taken to be bfloat16")
+    precision, weights = TYPES[name]
+    if "bf16" not in settings and "fp16" not in settings:
+        arguments.precision = precision
+    return weights
+
+
+def _samples(settings: Settings, model: ModelFiles | None, around: Surroundings) -> dict[str, Value]:
+    packs, flattens = settings.flag("packing", False), settings.flag("padding_free", False)
+    length = settings.maybe_count("max_length", least=1)
+    packed = settings.maybe_count("packing_length", least=1)
+    options: dict[str, Value] = {}
+    if packs and packed is not None:
+        length = packed
+    if length is not None:
+        options["seq_len"] = length
+    else:
+        longest = None if model is None else context_length(model)
+        limit = "the model's own limit" if longest is None else f"{longest:,} tokens, the model's own limit"
+        settings.note(f"max_length is not said, so a sample may have {limit}: give --seq-len for the longest of yours")
+    if packs or flattens:
+        settings.note(
+            f"{'packing' if packs else 'padding_free'}: planned as samples of the full length; attention between "
+            f"samples of a row is counted too"
+        )
+    largest = settings.maybe_count("max_pixels", least=1) or _pixels(settings, around)
+    if largest is not None and sees(model):
+        options["image_size"] = largest_image(largest)
+        settings.note(f"every image is taken as large as max_pixels allows, {largest_image(largest)}")
+    return options
+
+
+def _pixels(settings: Settings, around: Surroundings) -> int | None:
+    """The limit that a variable sets."""
+    for name, per_unit in (("MAX_PIXELS", 1), ("IMAGE_MAX_TOKEN_NUM", 32 * 32)):
+        text = around.environment.get(name, "")
+        if text.isdigit() and 0 < int(text) < 10**9:
+            settings.note(f"{name}={text} limits each image")
+            return int(text) * per_unit
+        if text:
+            settings.refuse_whole(f"{name} is {text!r}; a whole number is needed")
+    return None
+
+
+def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    trains = {
+        "train_vision": not settings.flag("freeze_vit", True),
+        "train_projector": not settings.flag("freeze_aligner", True),
+        "train_language": not settings.flag("freeze_llm", False),
+    }
+    settings.only("freeze_parameters freeze_parameters_regex freeze_parameters_ratio", NOT_PLANNED)
+    settings.only("trainable_parameters trainable_parameters_regex", NOT_PLANNED)
+    return dict(trains) if sees(model) else {}
+
+
+def _method(settings: Settings) -> Method:
+    older = settings.text("train_type", "") if "train_type" in settings else ""
+    kind = settings.text("tuner_type", older or "lora")
+    if kind not in ("lora", "full"):
+        key = "tuner_type" if "tuner_type" in settings else "train_type"
+        settings.refuse(key, f"{NOT_PLANNED}; lora and full are planned")
+    bits = settings.maybe_count("quant_bits")
+    settings.only("quant_method", f"{NOT_PLANNED}; bnb is planned", "bnb")
+    settings.only("bnb_4bit_quant_storage", NOT_PLANNED, "uint8")
+    if not bits:
+        return Method.FULL if kind == "full" else Method.LORA
+    if bits != 4:
+        settings.refuse("quant_bits", f"{NOT_PLANNED}; 4 is planned")
+    if kind == "full":
+        settings.refuse("quant_bits", "4-bit weights are not trained themselves; tuner_type lora is needed")
+    return Method.QLORA
+
+
+def _adapters(settings: Settings) -> dict[str, Value]:
+    alpha = settings.number("lora_alpha", 32, least=1)
+    if alpha != int(alpha):
+        settings.refuse("lora_alpha", "a whole number is needed")
+    options: dict[str, Value] = {
+        "lora_rank": settings.count("lora_rank", 8, least=1),
+        "lora_alpha": int(alpha),
+        "lora_dropout": settings.number("lora_dropout", 0.05),
+        "use_rslora": settings.flag("use_rslora", False),
+    }
+    targets = settings.names("target_modules", ALL_LINEAR)
+    options["lora_targets"] = ALL_LINEAR if ALL_LINEAR in targets else ",".join(targets)
+    copies = settings.names("modules_to_save")
+    if copies and {"embed_tokens", "lm_head", "all-embedding"}.issuperset(copies):
+        options["train_embeddings"] = True
+    elif copies:
+        settings.refuse("modules_to_save", f"copies of {', '.join(copies)}: {NOT_PLANNED}")
+    return options
+
+
+def _accumulation(arguments: Arguments, around: Surroundings) -> dict[str, Value]:
+    """16 samples a step at the least, where nothing is said."""
+    if "grad_accum" in arguments.options:
+        return {}
+    if around.num_gpus is None:
+        return {"global_batch": LEAST_SAMPLES_A_STEP}
+    once = int(arguments.options["micro_batch"]) * around.num_gpus
+    return {"grad_accum": max(1, math.ceil(LEAST_SAMPLES_A_STEP / once))}
+
+
+def _refuse_techniques(settings: Settings) -> None:
+    settings.only("sequence_parallel_size deepspeed_autotp_size", f"more than one GPU a sample: {NOT_PLANNED}", 1)
+    settings.only("tuner_backend", f"{NOT_PLANNED}; peft is planned", "peft")
+    settings.only("use_dora use_galore enable_dft_loss target_parameters target_regex", NOT_PLANNED)
+    settings.only("lisa_activated_layers", NOT_PLANNED)
+    settings.only("optimizer", NOT_PLANNED, "default", "multimodal")
+    settings.only("loss_type", f"another loss: {NOT_PLANNED}", "cross_entropy")
+    settings.only("device_map max_memory", "layers on several GPUs, one after another, are not planned")
+    settings.only("new_special_tokens", f"new tokens: {NOT_PLANNED}")
+    settings.only("adapters", "a run that goes on with an adapter is not planned")
+    settings.only("num_labels problem_type", "a head of classes is not planned")
+    settings.only("zero_hpz_partition_size", "say it in the DeepSpeed file, or with --hpz")
+    settings.only("use_ray", NOT_PLANNED)
+    settings.only("init_weights", NOT_PLANNED, "true", "gaussian", "pissa", "olora")

@@ -1,0 +1,183 @@
+"""A file of another trainer → its ``TrainerConfig``: recognised by what is in it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from vlmplan.errors import InputError
+from vlmplan.files import text_of
+from vlmplan.json_reader import JsonDict, parse_json_object, shown
+from vlmplan.other_trainers.accelerate import ACCELERATE, read_accelerate
+from vlmplan.other_trainers.assembled import Surroundings, found_file
+from vlmplan.other_trainers.llama_factory import LLAMA_FACTORY, read_llama_factory
+from vlmplan.other_trainers.ms_swift import MS_SWIFT, read_ms_swift
+from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
+from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
+from vlmplan.other_trainers.record import TrainerConfig
+from vlmplan.other_trainers.scripts import OTHER, ScriptRun, looks_like_script, run_of_script
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.trl import TRL, read_trl
+from vlmplan.recipe import Method, Precision
+from vlmplan.workload import ModelFiles
+
+MAX_BYTES = 2**20
+SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
+KEYS_OF: Mapping[str, frozenset[str]] = {
+    name: frozenset(keys.split())
+    for name, keys in {
+        "llamafactory": "finetuning_type cutoff_len template lora_target dataset_dir image_max_pixels pure_bf16 stage "
+        "disable_gradient_checkpointing quantization_bit flash_attn freeze_vision_tower plot_loss neat_packing "
+        "preprocessing_num_workers max_samples",
+        "swift": "tuner_type train_type torch_dtype attn_impl split_dataset_ratio freeze_vit freeze_aligner freeze_llm "
+        "vit_gradient_checkpointing quant_bits model_author truncation_strategy load_from_cache_file use_chat_template "
+        "swift_version lora_dtype",
+        "trl": "use_peft lora_r lora_target_modules dataset_name dataset_text_field assistant_only_loss loss_type "
+        "completion_only_loss max_seq_length attn_implementation load_in_4bit model_name_or_path dtype padding_free",
+        "accelerate": "compute_environment distributed_type main_training_function downcast_bf16 num_machines",
+        "axolotl": "base_model micro_batch_size sample_packing sequence_len adapter datasets val_set_size "
+        "pad_to_sequence_len load_in_4bit lora_target_linear flash_attention",
+        "LLaMA-Factory v1": "model_class kernel_config dist_config train_dataset peft_config init_config "
+        "sample_backend",
+        "verl": "actor_rollout_ref algorithm critic",
+        "DeepSpeed": "zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer",
+        "a plan of vlmplan": "schema vlmplan_version workload recipe",
+        OTHER: "per_device_train_batch_size gradient_accumulation_steps num_train_epochs learning_rate output_dir "
+        "optim bf16 fp16 gradient_checkpointing",
+    }.items()
+}
+"""Keys that tell whose a file is, the surest first."""
+NOT_READ: Mapping[str, str] = {
+    "axolotl": "vlmplan reads TRL's, LLaMA-Factory's, ms-swift's, accelerate's and the Trainer's",
+    "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
+    "verl": "reinforcement learning is not planned",
+    "DeepSpeed": "give it as --ds-config",
+    "a plan of vlmplan": "launch --plan takes it",
+}
+READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
+    "trl": (TRL, read_trl),
+    "llamafactory": (LLAMA_FACTORY, read_llama_factory),
+    "swift": (MS_SWIFT, read_ms_swift),
+    OTHER: (TRAINER, lambda settings, _, around: read_plain_trainer(settings, around)),
+}
+MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user says beside the file, as far as reading it depends on it."""
+
+    model: str | None = None
+    num_gpus: int | None = None
+    uses_deepspeed: bool | None = None
+    method: Method | None = None
+    precision: Precision | None = None
+    find_model: Callable[[str], ModelFiles]
+
+
+def read_trainer_config(path: Path, asked: Asked) -> TrainerConfig:
+    """What the file means to its trainer.
+
+    Raises UnavailableError where it cannot be read, InputError for what is none, or not planned: one sentence with
+    every key that is wrong.
+    """
+    source = str(path)
+    text = text_of(path, name=source, most_bytes=MAX_BYTES)
+    around = Surroundings(
+        folder=path.resolve().parent,
+        num_gpus=asked.num_gpus,
+        uses_deepspeed=asked.uses_deepspeed,
+        method=asked.method,
+        precision=asked.precision,
+    )
+    is_object = text.lstrip().startswith("{")
+    if not is_object and (path.suffix in SCRIPT_SUFFIXES or looks_like_script(text)):
+        return _of_script(run_of_script(text, source=source), around, asked, source)
+    values = _mapping(text, source)
+    trainer = trainer_of(values, source)
+    if trainer == "accelerate":
+        return _of_accelerate(values, around, asked, source)
+    return _read(trainer, values, around, asked, source)
+
+
+def trainer_of(values: Mapping[str, Any], source: str) -> str:
+    """Whose keys these are. Raises InputError where they are nobody's that is read."""
+    counts = {name: len(keys.intersection(values)) for name, keys in KEYS_OF.items()}
+    best = max(counts, key=lambda name: counts[name] if name != OTHER else min(counts[name], 1))
+    if not counts[best]:
+        names = ", ".join(shown(key) for key in list(values)[:4])
+        raise InputError(
+            f"{source}: none of its keys ({names}) tells whose configuration it is; "
+            f"{NOT_READ['axolotl'].removeprefix('vlmplan reads ')} are read"
+        )
+    if best in NOT_READ:
+        raise InputError(f"{source} looks like a configuration of {best}: {NOT_READ[best]}")
+    return best
+
+
+def _mapping(text: str, source: str) -> JsonDict:
+    if text.lstrip().startswith("{"):
+        return parse_json_object(text, source=source)
+    from vlmplan.yaml_reader import parse_yaml
+
+    documents = parse_yaml(text, source=source)
+    values = documents[0] if documents else None
+    if not isinstance(values, dict) or not values:
+        raise InputError(f"{source} holds {shown(values)}; keys and values of a configuration are needed")
+    if not all(isinstance(key, str) for key in cast(Mapping[object, object], values)):
+        raise InputError(f"{source} has keys that are no text; a configuration's keys are names")
+    return cast(JsonDict, values)
+
+
+def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: Asked, source: str) -> TrainerConfig:
+    name, read = READERS[trainer]
+    if trainer == "swift":
+        around = replace(around, named_deepspeed=NAMED_DEEPSPEED)
+    environment = values.get("env")
+    if trainer == "trl" and isinstance(environment, Mapping):
+        texts = {str(key): str(value) for key, value in cast(Mapping[object, object], environment).items()}
+        around = replace(around, environment={**around.environment, **texts})
+    named = asked.model or next((value for key in MODEL_KEYS if isinstance(value := values.get(key), str)), None)
+    model = asked.find_model(named) if named else None
+    return read(Settings(values, source=source, trainer=name), model, around)
+
+
+def _of_accelerate(values: Mapping[str, Any], around: Surroundings, asked: Asked, source: str) -> TrainerConfig:
+    """accelerate's file alone: the engine and the precision, with the Trainer's defaults for the rest."""
+    settings = Settings(values, source=source, trainer=ACCELERATE)
+    decided = read_accelerate(settings)
+    settings.close()
+    read = _read(OTHER, decided, around, asked, source)
+    return replace(
+        read,
+        trainer=ACCELERATE,
+        options={
+            name: value for name, value in read.options.items() if name not in ("epochs", "micro_batch", "grad_accum")
+        },
+        said=settings.said,
+        idle=settings.idle,
+        notes=(*settings.notes, *read.notes),
+    )
+
+
+def _of_script(run: ScriptRun, around: Surroundings, asked: Asked, source: str) -> TrainerConfig:
+    values: dict[str, Any] = {}
+    for name in run.files:
+        path = found_file(name, around.folder, source, "the configuration")
+        values |= _mapping(text_of(path, name=str(path), most_bytes=MAX_BYTES), str(path))
+    notes: list[str] = []
+    if run.accelerate_file is not None:
+        path = found_file(run.accelerate_file, around.folder, source, "--config_file")
+        settings = Settings(
+            _mapping(text_of(path, name=str(path), most_bytes=MAX_BYTES), str(path)),
+            source=str(path),
+            trainer=ACCELERATE,
+        )
+        values |= read_accelerate(settings)
+        settings.close()
+        notes += settings.notes
+    around = replace(around, environment=run.environment)
+    read = _read(run.trainer, values | dict(run.values), around, asked, source)
+    if run.num_processes is not None and asked.num_gpus is not None and run.num_processes != asked.num_gpus:
+        notes.append(f"{source} starts {run.num_processes} processes; planned on {asked.num_gpus} GPUs, as --gpu says")
+    return replace(read, notes=(*read.notes, *notes))

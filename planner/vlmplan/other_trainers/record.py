@@ -1,0 +1,40 @@
+"""What a configuration of another trainer says, and which setup of vlmplan it means."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vlmplan.deepspeed_config import DsConfig
+
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A key of the configuration, and its value as text."""
+
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerConfig:
+    """A configuration as its trainer takes it.
+
+    ``options`` are the values of vlmplan's options that mean the same, by their names with underscores.
+    ``gradient_clipping`` and ``ds_config``, where there is one, belong to it. Every key of the file is in one of
+    ``said`` (what it means is among the options), ``idle`` (no effect on memory or time) or in a sentence of ``notes``;
+    ``defaults`` are what the trainer takes where the file is silent.
+    """
+
+    source: str
+    trainer: str
+    options: Mapping[str, Value] = field(hash=False)
+    gradient_clipping: float
+    ds_config: DsConfig | None
+    said: tuple[Setting, ...]
+    defaults: tuple[Setting, ...]
+    idle: tuple[str, ...]
+    notes: tuple[str, ...]

@@ -1,0 +1,216 @@
+"""The keys of another trainer's configuration: read by kind, leniently as its own parser does, and accounted for.
+
+``HfArgumentParser`` takes ``1e-4``, ``"true"`` and ``yes`` for what they mean, and words of a command line are all
+text. A value that is null or missing is the trainer's default. Whatever nobody asked for is refused by its name in
+``close``.
+"""
+
+from collections.abc import Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from vlmplan.deepspeed_config.mistakes import Mistakes
+from vlmplan.json_reader import JsonDict, parse_json_object, shown, unknown_key
+from vlmplan.other_trainers.record import Setting
+
+YES = frozenset(("true", "yes", "y", "t", "on", "1"))
+NO = frozenset(("false", "no", "n", "f", "off", "0"))
+NOTHING = frozenset(("none", "null", ""))
+SHOWN_CHARACTERS = 60
+
+
+class Settings:
+    """The values of one configuration. What is wrong is kept, and raised together by ``close``."""
+
+    def __init__(self, values: Mapping[str, Any], *, source: str, trainer: str) -> None:
+        self.source, self.trainer = source, trainer
+        self.notes: list[str] = []
+        self._values = {key: value for key, value in values.items() if not _is_nothing(value)}
+        self._nulls = {key for key in values if key not in self._values}
+        self._mistakes = Mistakes(source)
+        self._said: dict[str, Setting] = {}
+        self._defaults: dict[str, Setting] = {}
+        self._idle: set[str] = set()
+        self._known: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    # -- values by kind ------------------------------------------------------------------------------------------
+
+    def raw(self, key: str) -> Any:
+        """The value as it stands, None where there is none; it counts as said."""
+        self._known.add(key)
+        value = self._values.get(key)
+        if value is not None:
+            self._said[key] = Setting(key, shown(value, SHOWN_CHARACTERS) if not isinstance(value, str) else value)
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.raw(key)
+        if value is None:
+            self._taken(key, default)
+            return default
+        text = str(value).casefold()
+        if text in YES or text in NO:
+            return text in YES
+        self._refuse(key, "true or false")
+        return default
+
+    def maybe_flag(self, key: str) -> bool | None:
+        """True, false, or None where nothing is said."""
+        self._known.add(key)
+        return self.flag(key, False) if key in self else None
+
+    def count(self, key: str, default: int, *, least: int = 0) -> int:
+        value = self.number(key, float(default), least=float(least))
+        if value != int(value):
+            self._refuse(key, f"a whole number of {least} or more")
+            return default
+        if key not in self:
+            self._taken(key, default)
+        return int(value)
+
+    def maybe_count(self, key: str, *, least: int = 0) -> int | None:
+        self._known.add(key)
+        return self.count(key, least, least=least) if key in self else None
+
+    def number(self, key: str, default: float, *, least: float = 0.0) -> float:
+        value = self.raw(key)
+        if value is None:
+            self._taken(key, default)
+            return default
+        number = None if isinstance(value, bool) else _number(value)
+        if number is None or not least <= number <= 1e18:
+            self._refuse(key, f"a number of {least:g} or more")
+            return default
+        return number
+
+    def text(self, key: str, default: str) -> str:
+        value = self.raw(key)
+        if value is None:
+            if default:
+                self._taken(key, default)
+            return default
+        if isinstance(value, (list, dict)):
+            self._refuse(key, "text")
+            return default
+        return str(value)
+
+    def names(self, key: str, default: str = "") -> list[str]:
+        """A list, or text with commas or spaces between its parts."""
+        value = self.raw(key)
+        if value is None:
+            if default:
+                self._taken(key, default)
+            value = default
+        parts = cast(list[Any], value) if isinstance(value, list) else str(value).replace(",", " ").split()
+        return [str(part) for part in parts]
+
+    def table(self, key: str) -> JsonDict:
+        """An object, or JSON of one as text; empty where nothing is said."""
+        value = self.raw(key)
+        if value is None or value == [] or value == {}:
+            return {}
+        if isinstance(value, str):
+            with self._mistakes.kept():
+                return parse_json_object(value, source=f"{self.source}: {key}")
+            return {}
+        if not isinstance(value, dict):
+            self._refuse(key, "an object {...}")
+            return {}
+        return cast(JsonDict, value)
+
+    # -- what is planned at some values only ---------------------------------------------------------------------
+
+    def only(self, keys: str, why: str, *allowed: Any) -> None:
+        """Refuse each of ``keys`` (names with spaces between) at other values than false, 0 or ``allowed``."""
+        fine = {str(one).casefold() for one in allowed}
+        for key in keys.split():
+            value = self._values.get(key)
+            if value is not None and not _is_off(value) and str(value).casefold() not in fine:
+                self.refuse(key, why)
+        self.ignore(keys.split())
+
+    def refuse(self, key: str, why: str) -> None:
+        """Keep that the value of ``key`` will not do."""
+        self._mistakes.add(f"{key} is {shown(self._values.get(key))}; {why}")
+
+    def refuse_whole(self, sentence: str) -> None:
+        self._mistakes.add(sentence)
+
+    @contextmanager
+    def kept(self) -> Generator[None]:
+        """Keep what goes wrong inside, and go on."""
+        with self._mistakes.kept():
+            yield
+
+    def note(self, sentence: str) -> None:
+        self.notes.append(sentence)
+
+    # -- what has no effect --------------------------------------------------------------------------------------
+
+    def ignore(self, keys: Iterable[str]) -> None:
+        """These change neither bytes nor seconds of a step."""
+        for key in keys:
+            self._known.add(key)
+            if key in self and key not in self._said:
+                self._idle.add(key)
+
+    def ignore_all_of(self, *beginnings: str) -> None:
+        """Keys of techniques that another key switches on, by how they begin."""
+        self.ignore([key for key in (*self._values, *self._nulls) if key.startswith(beginnings)])
+
+    def close(self, more: Collection[str] = ()) -> None:
+        """Raise InputError with everything that is wrong, keys that the trainer does not have among it."""
+        known = self._known | set(more)
+        for key in (*self._values, *self._nulls):
+            if key not in known:
+                with self._mistakes.kept():
+                    raise unknown_key(self.source, "", key, known)
+        self._mistakes.report()
+
+    @property
+    def said(self) -> tuple[Setting, ...]:
+        """In the order of the file."""
+        return tuple(self._said[key] for key in self._values if key in self._said)
+
+    @property
+    def defaults(self) -> tuple[Setting, ...]:
+        return tuple(self._defaults.values())
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """In the order of the file."""
+        return tuple(key for key in self._values if key in self._idle)
+
+    def _refuse(self, key: str, needed: str) -> None:
+        self._mistakes.add(f"{key} is {shown(self._values.get(key))}; {needed} is needed")
+
+    def _taken(self, key: str, default: object) -> None:
+        text = (
+            str(default).lower()
+            if isinstance(default, bool)
+            else f"{default:g}"
+            if isinstance(default, float)
+            else default
+        )
+        self._defaults[key] = Setting(key, str(text))
+
+
+def _is_nothing(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value.strip().casefold() in NOTHING)
+
+
+def _is_off(value: object) -> bool:
+    if isinstance(value, (list, dict)):
+        return not value
+    return value is False or str(value).casefold() in NO | {"0.0"}
+
+
+def _number(value: object) -> float | None:
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return number if number == number else None

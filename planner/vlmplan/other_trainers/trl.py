@@ -1,0 +1,126 @@
+"""TRL's supervised fine-tuning: ``SFTConfig``, ``ModelConfig`` and ``ScriptArguments`` of TRL 1.16.0, as YAML for
+``trl sft --config`` or as options of ``trl/scripts/sft.py``."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
+from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Defaults, attention_option, read_arguments
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.workload import ModelFiles
+
+TRL: Final = "TRL 1.16.0"
+DEFAULTS = Defaults(checkpointing=True, bf16=True)
+"""``trl/trainer/base_config.py``."""
+ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
+    **ATTENTION,
+    "kernels-community/flash-attn2": AttentionImplementation.FLASH_ATTENTION_2,
+    "kernels-community/flash-attn": AttentionImplementation.FLASH_ATTENTION_2,
+}
+LORA_TARGETS: Mapping[str, str] = dict.fromkeys(
+    "bart opt gptj gpt_neo llama llama4 mistral mixtral stablelm gemma gemma2 gemma3_text qwen2 qwen3".split(),
+    "q_proj,v_proj",
+) | {"gpt2": "c_attn", "phi": "q_proj,v_proj,fc1,fc2", "gpt_neox": "query_key_value", "falcon": "query_key_value"}
+"""What peft 0.21.2 adapts where nothing is said (``peft/utils/constants.py``), by model type."""
+WITHOUT_EFFECT = frozenset(
+    """dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming datasets streaming
+    test_split_size ignore_bias_buffers gradient_checkpointing_use_reentrant chat_template_path dataset_text_field
+    dataset_kwargs dataset_num_proc eos_token pad_token truncation_mode shuffle_dataset packing_strategy eval_packing
+    completion_only_loss assistant_only_loss pad_to_multiple_of model_revision trust_remote_code router_aux_loss_coef
+    lora_task_type bnb_4bit_quant_type use_bnb_nested_quant env config accelerate_config num_processes
+    data_seed""".split()
+)
+OF_ADAPTERS = tuple(
+    """lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save use_rslora use_dora
+    lora_target_parameters torch_dtype""".split()
+)
+"""Without effect in a run that has no adapters."""
+EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
+
+
+def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What ``trl sft`` makes of these keys. Raises InputError with everything that is wrong."""
+    arguments = read_arguments(settings, DEFAULTS)
+    options: dict[str, Value] = {"loss": LossKind.CHUNKED.value}
+    name = settings.text("model_name_or_path", "")
+    options |= {"model": name} if name else {}
+    options |= _lengths(settings)
+    options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
+    method = _method(settings)
+    options |= _adapters(settings, model) if method is not Method.FULL else {}
+    init = settings.table("model_init_kwargs")
+    for key in init:
+        settings.refuse("model_init_kwargs", f"{key} may change what is loaded; write dtype and attn_implementation")
+    weights = _weights(settings)
+    settings.only("activation_offloading", f"offloaded activations: {NOT_PLANNED}")
+    settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
+    settings.note("TRL's fused head is planned as vlmplan's chunked loss, which makes the head's gradient in forward")
+    settings.ignore(WITHOUT_EFFECT)
+    settings.ignore(OF_ADAPTERS)
+    meaning = Meaning(trainer=TRL, method=method, options=options, weights=weights, without_autocast=Precision.FP32)
+    return assembled(settings, arguments, meaning, around)
+
+
+def _lengths(settings: Settings) -> dict[str, Value]:
+    packs, flattens = settings.flag("packing", False), settings.flag("padding_free", False)
+    length = settings.count("max_length", 1024, least=1)
+    if packs or flattens:
+        key = "packing" if packs else "padding_free"
+        settings.note(
+            f"{key}: planned as samples of {length:,} tokens; attention between samples of a row is counted too, which "
+            f"costs time that the run does not take"
+        )
+    return {"seq_len": length}
+
+
+def _method(settings: Settings) -> Method:
+    settings.only("load_in_8bit", f"8-bit weights: {NOT_PLANNED}")
+    settings.only("bnb_4bit_quant_storage", NOT_PLANNED, "uint8")
+    has_adapters = settings.flag("use_peft", False)
+    if not settings.flag("load_in_4bit", False):
+        return Method.LORA if has_adapters else Method.FULL
+    if not has_adapters:
+        settings.refuse("load_in_4bit", "4-bit weights are not trained themselves; use_peft: true is needed")
+    return Method.QLORA
+
+
+def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    options: dict[str, Value] = {
+        "lora_rank": settings.count("lora_r", 16, least=1),
+        "lora_alpha": settings.count("lora_alpha", 32, least=1),
+        "lora_dropout": settings.number("lora_dropout", 0.05),
+        "use_rslora": settings.flag("use_rslora", False),
+    }
+    settings.only("use_dora", f"DoRA: {NOT_PLANNED}")
+    settings.only("lora_target_parameters", f"adapters on stacked experts: {NOT_PLANNED}")
+    targets = settings.names("lora_target_modules")
+    if targets == [ALL_LINEAR]:
+        options["lora_targets"] = ALL_LINEAR
+    elif targets:
+        options["lora_targets"] = ",".join(targets)
+    elif model is not None:
+        default = LORA_TARGETS.get(model.model_type)
+        if default is None:
+            settings.refuse_whole(
+                f"lora_target_modules is missing, and peft has no default for {model.model_type}; write the modules, "
+                f"or {ALL_LINEAR}"
+            )
+        else:
+            options["lora_targets"] = default
+            settings.note(f"lora_target_modules is not said: peft adapts {default} of {model.model_type}")
+    copies = settings.names("lora_modules_to_save")
+    if copies and EMBEDDINGS.issuperset(copies):
+        options["train_embeddings"] = True
+    elif copies:
+        settings.refuse("lora_modules_to_save", f"copies of {', '.join(copies)}: {NOT_PLANNED}")
+    return options
+
+
+def _weights(settings: Settings) -> WeightDtype:
+    """TRL loads weights in float32 unless told otherwise (``create_model_from_path``)."""
+    name = settings.text("dtype", settings.text("torch_dtype", "float32") if "torch_dtype" in settings else "float32")
+    if name not in ("float32", "bfloat16", "float16", "auto"):
+        settings.refuse("dtype", "one of float32, bfloat16, float16, auto is needed")
+    return WeightDtype.FLOAT32 if name == "float32" else WeightDtype.MODEL

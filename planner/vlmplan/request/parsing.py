@@ -1,0 +1,78 @@
+"""The request of a command line's options, and of the configuration of another trainer that they name."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.recipe import PLAIN, option_name
+from vlmplan.request.record import Configured, Options, Request
+from vlmplan.units import counted
+
+if TYPE_CHECKING:
+    from vlmplan.other_trainers import Asked, TrainerConfig
+
+
+def parse(options: Options) -> Request:
+    """The request of these options. Raises as ``Request.with_options`` does, and for ``config`` as
+    ``read_trainer_config``."""
+    path = options.get("config")
+    own = Request().with_options({name: value for name, value in options.items() if name != "config"})
+    return own if path is None else _with_config(own, Path(str(path)))
+
+
+def _with_config(own: Request, path: Path) -> Request:
+    """``own`` with what the file means where nothing else is said."""
+    from vlmplan.other_trainers import read_trainer_config
+
+    config = read_trainer_config(path, _asked(own))
+    if own.model is None and "model" not in config.options:
+        raise InputError(f"{path} names no model; give --model")
+    alone = Request().with_options(config.options)
+    clipping = DecidedRecipe(gradient_clipping=config.gradient_clipping)
+    alone = replace(alone, recipe=alone.recipe.completed(clipping), ds_config=config.ds_config)
+    notes = (_summary(config), *(f"{path}: {sentence}" for sentence in (*config.notes, *_overridden(own, config))))
+    return replace(own.completed(alone), configured=Configured(path=path, config=config, alone=alone, notes=notes))
+
+
+def _summary(config: "TrainerConfig") -> str:
+    return (
+        f"{config.source} is read as {config.trainer} reads it: {counted(len(config.said), 'key')}, "
+        f"{counted(len(config.defaults), 'default')} of its own, {len(config.idle)} without effect on memory or time; "
+        f"vlmplan check lists them"
+    )
+
+
+def _asked(own: Request) -> "Asked":
+    from vlmplan.other_trainers import Asked
+
+    recipe, gpus = own.recipe, own.hardware.gpus
+    counts = {gpu.num_gpus or 1 for gpu in gpus if gpu.num_gpus is not None or not gpu.is_this_machine}
+    count = counts.pop() * own.hardware.node_count if len(gpus) == 1 and len(counts) == 1 else None
+    return Asked(
+        model=own.model,
+        num_gpus=count,
+        uses_deepspeed=True if own.ds_config is not None else _named_engine(recipe),
+        method=recipe.method,
+        precision=recipe.precision,
+        find_model=find_model,
+    )
+
+
+def _named_engine(recipe: DecidedRecipe) -> bool | None:
+    """Whether options name DeepSpeed as the engine; None: they name none."""
+    if recipe.zero_stage is not None:
+        return recipe.zero_stage != PLAIN
+    offloads = [kind for kind in (recipe.offload_optimizer, recipe.offload_params) if kind is not None]
+    return True if any(kind.value != "none" for kind in offloads) else None
+
+
+def _overridden(own: Request, config: "TrainerConfig") -> list[str]:
+    """Options of ``own`` that say something else than the configuration."""
+    return [
+        f"{option_name(name)} {given} is taken in place of {value}"
+        for name, value in config.options.items()
+        if (given := own.option(name)) not in (None, value)
+    ]

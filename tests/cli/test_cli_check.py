@@ -1,0 +1,152 @@
+"""``--config`` and ``vlmplan check``: another trainer's configuration, answered as its options would be."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, USAGE, call
+from vlmplan.request import parse
+
+LLAMA_FACTORY: dict[str, Any] = {
+    "model_name_or_path": "Qwen/Qwen2.5-0.5B",
+    "stage": "sft",
+    "finetuning_type": "lora",
+    "lora_rank": 8,
+    "cutoff_len": 512,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "num_train_epochs": 2.0,
+    "learning_rate": 1.0e-4,
+    "bf16": True,
+}
+GPU = ("--gpu", "rtx-4090:2")
+SAME = (
+    *("--model", "Qwen/Qwen2.5-0.5B", "--method", "lora", "--lora-rank", "8", "--lora-alpha", "16"),
+    *("--seq-len", "512", "--micro-batch", "2", "--grad-accum", "4", "--epochs", "2", "--precision", "bf16"),
+    *("--zero-stage", "none", "--fused-optimizer", "--cached-casts", "--loss", "full", "--activation-checkpointing"),
+    "--no-expandable-segments",
+    *("--adapter-dtype", "table", "--weight-dtype", "table", "--no-rslora", "--lora-targets", "all-linear"),
+)
+"""What ``LLAMA_FACTORY`` means on several GPUs."""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path("train.yaml")
+    path.write_text(json.dumps(LLAMA_FACTORY), encoding="utf-8")
+    return path
+
+
+def numbers(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in ("notes", "caveats", "to_fit")}
+
+
+def test_a_configuration_is_estimated_as_the_options_that_mean_the_same(config: Path):
+    theirs = call("estimate", "--config", str(config), *GPU, "--json").document
+    ours = call("estimate", *SAME, *GPU, "--json").document
+    assert numbers(theirs) == numbers(ours)
+
+
+def test_recommend_and_advise_take_it_too(config: Path):
+    theirs = call("recommend", "--config", str(config), *GPU, "--json").document
+    ours = call("recommend", *SAME, *GPU, "--json").document
+    assert [plan["recipe"] for plan in theirs["plans"]] == [plan["recipe"] for plan in ours["plans"]]
+    assert call("advise", "--config", str(config), *GPU, "--json").code == DONE
+
+
+def test_what_recommend_plans_is_what_estimate_says(config: Path):
+    (plan,) = call("recommend", "--config", str(config), *GPU, "--json").document["plans"][:1]
+    alone = call("estimate", "--config", str(config), *GPU, "--json").document
+    names = ("micro_batch", "grad_accum", "zero_stage", "method", "precision", "loss")
+    assert [plan["recipe"][name] for name in names] == [alone["recipe"][name] for name in names]
+
+
+def test_check_accounts_for_every_key(config: Path):
+    found = call("check", str(config), *GPU, "--json").document
+    reading = found["config"]
+    assert set(LLAMA_FACTORY) == {*reading["said"], *reading["without_effect"]}
+    assert reading["without_effect"] == ["learning_rate"]
+    assert reading["defaults"]["lora_dropout"] == "0"
+    assert numbers(found["estimate"]) == numbers(call("estimate", "--config", str(config), *GPU, "--json").document)
+
+
+def test_check_without_a_gpu_says_what_to_do_next(config: Path):
+    found = call("check", str(config))
+    assert found.code == DONE
+    assert "read as LLaMA-Factory 0.9.5 reads it" in found.out
+    assert "vlmplan recommend --config train.yaml" in found.out
+    assert call("check", str(config), "--json").document["estimate"] is None
+
+
+def test_an_option_beside_the_file_wins_and_is_said(config: Path):
+    found = call("estimate", "--config", str(config), *GPU, "--micro-batch", "1", "--json").document
+    assert found["recipe"]["micro_batch"] == 1
+    assert "train.yaml: --micro-batch 1 is taken in place of 2" in found["notes"]
+    other = call("estimate", "--config", str(config), *GPU, "--zero-stage", "2", "--json").document
+    assert (other["recipe"]["zero_stage"], other["recipe"]["weight_dtype"]) == (2, "table")
+
+
+def test_a_deepspeed_file_of_the_users_own_goes_before_the_files(config: Path):
+    named = LLAMA_FACTORY | {"deepspeed": "their.json"}
+    config.write_text(json.dumps(named), encoding="utf-8")
+    Path("their.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}))
+    Path("mine.json").write_text(json.dumps({"zero_optimization": {"stage": 1}, "bf16": {"enabled": "auto"}}))
+    assert call("estimate", "--config", "train.yaml", *GPU, "--json").document["recipe"]["zero_stage"] == 2
+    found = call("estimate", "--config", "train.yaml", *GPU, "--ds-config", "mine.json", "--json").document
+    assert found["recipe"]["zero_stage"] == 1
+    assert any("DeepSpeed configuration is left out" in note for note in found["notes"])
+
+
+def test_a_request_of_a_file_is_made_again_of_its_own_words(config: Path):
+    for words in ({}, {"micro_batch": 1}, {"zero_stage": "3"}, {"method": "full"}):
+        request = parse({"config": config, "gpu": "rtx-4090:2", **words})
+        assert parse(request.options()) == request
+
+
+def test_where_it_does_not_fit_the_command_that_does_names_the_file(config: Path):
+    big = LLAMA_FACTORY | {
+        "model_name_or_path": "Qwen/Qwen2.5-VL-7B-Instruct",
+        "finetuning_type": "full",
+        "cutoff_len": 4096,
+    }
+    config.write_text(json.dumps(big), encoding="utf-8")
+    found = call("check", "train.yaml", "--gpu", "rtx-4090:2", "--json")
+    assert found.code == DOES_NOT_FIT
+    command = found.document["estimate"]["to_fit"]["command"]
+    assert command.startswith("vlmplan estimate --config train.yaml ")
+    assert call(*command.split()[1:], "--json").code == DONE
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stage: sft\nuse_galore: true\nbf16: true\n", ["train.yaml", "use_galore is true"]),
+        ("stage: sft\nbf16: true\ncutoff_length: 5\n", ["train.yaml", "'cutoff_length'", "'cutoff_len'"]),
+        ("stage: sft\nbf16: true\n", ["train.yaml names no model; give --model"]),
+        ("- a\n- b\n", ["train.yaml holds", "keys and values of a configuration are needed"]),
+        ("a: &x [*x]\n", ["train.yaml", "alias"]),
+        ("", ["train.yaml holds null"]),
+    ],
+)
+def test_bad_files_get_one_sentence(config: Path, text: str, words: list[str]):
+    config.write_text(text, encoding="utf-8")
+    found = call("check", "train.yaml", *GPU)
+    assert (found.code, found.out) == (MENDABLE, "")
+    assert found.err.count("\n") == 1
+    for word in words:
+        assert word in found.err
+
+
+def test_without_a_model_or_a_file_the_option_is_missing():
+    found = call("estimate", *GPU)
+    assert found.code == USAGE
+    assert "Missing option '--model'" in found.err
+
+
+def test_a_file_that_is_not_there_is_named():
+    found = call("check", "nowhere.yaml", *GPU)
+    assert found.code == MENDABLE
+    assert "nowhere.yaml" in found.err

@@ -1,0 +1,95 @@
+"""Every key of the releases that are read is known, and what a silent file leaves open is the release's own default.
+
+``keys.json`` is made of the releases' sources by ``tests/tools/trainer_keys.py``.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import TrainingArguments
+
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.hugging_face import OF_EVALUATION, OPTIMIZERS, WITHOUT_EFFECT
+from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
+from vlmplan.other_trainers.read import READERS
+from vlmplan.other_trainers.record import TrainerConfig
+from vlmplan.other_trainers.scripts import OTHER
+from vlmplan.other_trainers.settings import Settings
+
+KEYS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
+NEEDED = {"trl": {"lora_target_modules": "all-linear", "use_peft": True}, "llamafactory": {"bf16": True}}
+AROUND = Surroundings(folder=Path(), num_gpus=1)
+SEES = find_model("qwen2.5-vl-3b")
+OF_TRAINER = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
+
+
+def read(trainer: str, values: dict[str, Any]) -> TrainerConfig:
+    name, reader = READERS[trainer]
+    return reader(Settings(NEEDED.get(trainer, {}) | values, source="the file", trainer=name), SEES, AROUND)
+
+
+@pytest.mark.parametrize("trainer", READERS)
+def test_every_key_that_the_release_has_is_known(trainer: str):
+    unknown: list[str] = []
+    for key in {*OF_TRAINER, *KEYS.get(trainer, {})}:
+        try:
+            read(trainer, {key: "an odd value"})
+        except InputError as error:
+            unknown += [key] if "unknown key" in str(error) else []
+    assert not unknown
+
+
+@pytest.mark.parametrize("trainer", READERS)
+def test_a_key_that_the_release_does_not_have_is_refused_by_its_name(trainer: str):
+    with pytest.raises(
+        InputError, match=r"unknown key 'per_device_train_batchsize'; did you mean 'per_device_train_batch_"
+    ):
+        read(trainer, {"per_device_train_batchsize": 4})
+
+
+@pytest.mark.parametrize("trainer", KEYS)
+def test_what_is_taken_where_the_file_is_silent_is_the_releases_default(trainer: str):
+    defaults = {setting.key: setting.value for setting in read(trainer, {}).defaults}
+    release = {key: default for key, default in KEYS[trainer].items() if default is not None}
+    shared = defaults.keys() & release.keys() - {"target_modules", "lora_target"}
+    assert len(shared) > 8
+    for key in shared:
+        expected = release[key]
+        text = (
+            str(expected).lower()
+            if isinstance(expected, bool)
+            else f"{expected:g}"
+            if isinstance(expected, float)
+            else expected
+        )
+        assert defaults[key] == str(text).casefold() or defaults[key] == str(text), key
+
+
+def test_the_plain_trainers_defaults_are_those_of_transformers():
+    given = TrainingArguments(output_dir="unused")
+    defaults = {setting.key: setting.value for setting in read(OTHER, {}).defaults}
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "max_grad_norm", "bf16", "fp16"):
+        expected = getattr(given, key)
+        assert defaults[key] == (str(expected).lower() if isinstance(expected, bool) else f"{expected:g}"), key
+    assert defaults["optim"] == given.optim.value
+    assert defaults["gradient_checkpointing"] == "false"
+
+
+def test_no_key_is_both_without_effect_and_of_evaluation():
+    assert not WITHOUT_EFFECT & OF_EVALUATION
+
+
+def test_optimizers_are_names_that_transformers_knows():
+    from transformers.training_args import OptimizerNames
+
+    assert OPTIMIZERS.keys() <= {name.value for name in OptimizerNames}
+
+
+def test_the_named_deepspeed_files_have_a_stage_each():
+    stages = {name: section["zero_optimization"]["stage"] for name, section in NAMED_DEEPSPEED.items()}
+    assert stages == {"zero0": 0, "zero1": 1, "zero2": 2, "zero2_offload": 2, "zero3": 3, "zero3_offload": 3}

@@ -1,0 +1,240 @@
+"""What single keys mean in each trainer, as its source has it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.recipe import Method, Precision
+
+LLAMA_FACTORY: dict[str, Any] = {"stage": "sft", "finetuning_type": "lora", "bf16": True}
+MS_SWIFT: dict[str, Any] = {"tuner_type": "lora", "torch_dtype": "bfloat16"}
+TRL: dict[str, Any] = {"dataset_name": "d", "use_peft": True, "lora_target_modules": "all-linear"}
+SEES, READS = "qwen2.5-vl-3b", "qwen2.5-0.5b"
+
+
+@pytest.fixture
+def read(tmp_path):
+    def config(values: dict[str, Any], model: str = READS, **asked: Any) -> TrainerConfig:
+        path = tmp_path / "train.json"
+        path.write_text(json.dumps(values), encoding="utf-8")
+        return read_trainer_config(path, Asked(model=model, find_model=find_model, **{"num_gpus": 1, **asked}))
+
+    return config
+
+
+def refused(read, values: dict[str, Any], *words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(values)
+    for word in words:
+        assert word in str(caught.value)
+
+
+# -- types of weights ------------------------------------------------------------------------------------------------
+
+
+def test_trl_loads_in_float32_unless_told_otherwise(read):
+    assert read(TRL).options["weight_dtype"] == "float32"
+    full = {"dataset_name": "d", "dtype": "bfloat16"}
+    assert read(full).options["weight_dtype"] == "model"
+    assert "weight_dtype" not in read(TRL | {"dtype": "bfloat16"}).options  # adapters have an option of their own
+
+
+def test_llama_factory_trains_in_float32_beside_16_bit_unless_pure(read):
+    full = LLAMA_FACTORY | {"finetuning_type": "full"}
+    assert read(full).options["weight_dtype"] == "table"
+    assert read(full | {"pure_bf16": True}).options["weight_dtype"] == "model"
+    pure = read({"stage": "sft", "finetuning_type": "full", "pure_bf16": True}).options
+    assert (pure["precision"], "weight_dtype" in pure) == ("bf16-pure", False)
+
+
+def test_ms_swift_trains_in_the_checkpoints_type_under_autocast(read):
+    options = read(MS_SWIFT | {"tuner_type": "full"}).options
+    assert (options["weight_dtype"], options["precision"], options["uses_autocast"]) == ("model", "bf16", True)
+    wide = read(MS_SWIFT | {"torch_dtype": "float32"}).options
+    assert (wide["weight_dtype"], wide["precision"]) == ("float32", "fp16")
+
+
+def test_types_of_plain_pytorch_are_left_to_deepspeed_where_it_is_used(read):
+    config = read(MS_SWIFT | {"deepspeed": "zero2"})
+    assert config.ds_config is not None
+    assert config.ds_config.zero_stage == 2
+    assert not {"weight_dtype", "adapter_dtype", "uses_autocast", "zero_stage"} & config.options.keys()
+
+
+# -- what is trained ------------------------------------------------------------------------------------------------
+
+
+def test_llama_factory_adapts_all_but_vision_and_never_the_projector_by_all(read):
+    trained = ("train_vision", "train_projector", "train_language")
+    assert [read(LLAMA_FACTORY, SEES).options[name] for name in trained] == [False, False, True]
+    thawed = LLAMA_FACTORY | {"freeze_vision_tower": False, "freeze_multi_modal_projector": False}
+    assert [read(thawed, SEES).options[name] for name in trained] == [True, False, True]
+    assert [read(thawed | {"finetuning_type": "full"}, SEES).options[name] for name in trained] == [True, True, True]
+    assert "train_vision" not in read(LLAMA_FACTORY).options
+
+
+def test_ranks_and_alphas_are_each_trainers_own(read):
+    names = ("lora_rank", "lora_alpha", "lora_dropout")
+    assert [read(LLAMA_FACTORY).options[name] for name in names] == [8, 2 * 8, 0.0]
+    assert [read(LLAMA_FACTORY | {"lora_rank": 32}).options[name] for name in names] == [32, 2 * 32, 0.0]
+    assert [read(MS_SWIFT).options[name] for name in names] == [8, 32, 0.05]
+    assert [read(TRL).options[name] for name in names] == [16, 32, 0.05]
+
+
+def test_peft_chooses_targets_where_trl_names_none(read):
+    values = {"dataset_name": "d", "use_peft": True}
+    assert read(values).options["lora_targets"] == "q_proj,v_proj"
+    with pytest.raises(InputError, match="peft has no default for qwen2_5_vl"):
+        read(values, SEES)
+
+
+def test_trls_default_targets_are_pefts():
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as theirs
+
+    from vlmplan.other_trainers.trl import LORA_TARGETS
+
+    assert {kind: ",".join(theirs[kind]) for kind in LORA_TARGETS} == dict(LORA_TARGETS)
+
+
+def test_four_bits_make_qlora_and_other_bits_are_refused(read):
+    assert read(LLAMA_FACTORY | {"quantization_bit": 4}).options["method"] == "qlora"
+    assert read(MS_SWIFT | {"quant_bits": 4, "quant_method": "bnb"}).options["method"] == "qlora"
+    assert read(TRL | {"load_in_4bit": True}).options["method"] == "qlora"
+    refused(read, LLAMA_FACTORY | {"quantization_bit": 8}, "quantization_bit is 8", "4 is planned")
+    refused(read, MS_SWIFT | {"quant_bits": 4, "quant_method": "hqq"}, 'quant_method is "hqq"')
+
+
+# -- samples --------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_are_each_trainers_own(read):
+    assert read(LLAMA_FACTORY).options["seq_len"] == 2048
+    assert read(TRL).options["seq_len"] == 1024
+    open_length = read(MS_SWIFT)
+    assert "seq_len" not in open_length.options
+    assert any("max_length is not said" in note and "32,768 tokens" in note for note in open_length.notes)
+
+
+def test_images_are_as_large_as_the_trainer_allows(read):
+    assert read(LLAMA_FACTORY, SEES).options["image_size"] == "768x768"
+    assert read(LLAMA_FACTORY | {"image_max_pixels": 262144}, SEES).options["image_size"] == "512x512"
+    assert "image_size" not in read(LLAMA_FACTORY).options
+    assert read(MS_SWIFT | {"max_pixels": 1003520}, SEES).options["image_size"] == "1001x1001"
+
+
+def test_ms_swift_accumulates_16_samples_at_the_least(read):
+    def accumulated(num_gpus: int | None, micro_batch: int) -> Any:
+        options = read(MS_SWIFT | {"per_device_train_batch_size": micro_batch}, num_gpus=num_gpus).options
+        return options.get("grad_accum"), options.get("global_batch")
+
+    assert accumulated(1, 1) == (16, None)
+    assert accumulated(3, 2) == (3, None)  # ceil(16 / (2 * 3))
+    assert accumulated(8, 4) == (1, None)
+    assert accumulated(None, 1) == (None, 16)
+    assert read(MS_SWIFT | {"gradient_accumulation_steps": 5}).options["grad_accum"] == 5
+
+
+def test_max_steps_go_before_epochs(read):
+    values = LLAMA_FACTORY | {"max_steps": 100, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    options = read(values, num_gpus=4).options
+    assert (options["num_samples"], options["epochs"]) == (100 * 2 * 3 * 4, 1.0)
+    assert any("max_steps is 100" in note for note in read(values, num_gpus=None).notes)
+
+
+# -- engines and options beside the file --------------------------------------------------------------------------
+
+
+def test_without_deepspeed_several_gpus_train_under_ddp(read):
+    for values in (LLAMA_FACTORY, MS_SWIFT, TRL):
+        assert read(values, num_gpus=4).options["zero_stage"] == "none"
+
+
+def test_an_engine_of_the_users_own_leaves_the_files_out(read):
+    values = MS_SWIFT | {"deepspeed": "zero3"}
+    sharded = read(values, uses_deepspeed=True)
+    assert sharded.ds_config is None
+    assert "weight_dtype" not in sharded.options
+    plain = read(values | {"tuner_type": "full"}, uses_deepspeed=False)
+    assert plain.ds_config is None
+    assert plain.options["weight_dtype"] == "model"
+    assert any("DeepSpeed configuration is left out" in note for note in plain.notes)
+
+
+def test_a_method_or_precision_of_the_users_own_decides_what_follows(read):
+    options = read(TRL, method=Method.FULL).options
+    assert options["weight_dtype"] == "float32"
+    assert not any(name.startswith("lora") for name in options)
+    pure = read(MS_SWIFT | {"tuner_type": "full"}, precision=Precision.BF16_PURE).options
+    assert "weight_dtype" not in pure
+
+
+def test_the_bundled_names_of_ms_swift_are_no_files_of_others(read):
+    with pytest.raises(InputError, match="deepspeed is zero2, which is no file"):
+        read(LLAMA_FACTORY | {"deepspeed": "zero2"})
+
+
+def test_expandable_segments_are_switched_on_by_a_variable(tmp_path):
+    script = tmp_path / "run.sh"
+    lines = {"PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' \\": True, "OMP_NUM_THREADS=1 \\": False}
+    for line, expected in lines.items():
+        script.write_text(f"{line}\nswift sft --model qwen2.5-0.5b --torch_dtype bfloat16\n", encoding="utf-8")
+        config = read_trainer_config(script, Asked(num_gpus=1, find_model=find_model))
+        assert config.options["expandable_segments"] is expected
+
+
+def test_accelerate_decides_the_engine_and_the_precision(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\nnum_machines: 1\n"
+        "deepspeed_config: {zero_stage: 3, offload_optimizer_device: cpu, offload_param_device: none}\n",
+        encoding="utf-8",
+    )
+    config = read_trainer_config(path, Asked(model=READS, num_gpus=8, find_model=find_model))
+    assert config.ds_config is not None
+    assert (config.ds_config.zero_stage, str(config.ds_config.offload_optimizer)) == (3, "Offload.CPU")
+    assert config.options["precision"] == "bf16"
+    assert not {"micro_batch", "epochs"} & config.options.keys()
+    assert any("starts 8 processes on 1 machine" in note for note in config.notes)
+
+
+# -- whose a file is ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"base_model": "m", "datasets": [], "sequence_len": 512, "adapter": "lora"}, "axolotl"),
+        ({"actor_rollout_ref": {}, "algorithm": {}}, "verl"),
+        ({"zero_optimization": {"stage": 2}, "train_batch_size": 4}, "--ds-config"),
+        ({"schema": "vlmplan.plan/2", "recipe": {}, "workload": {}, "vlmplan_version": "1"}, "launch --plan"),
+        ({"one": 1, "two": 2}, "tells whose configuration it is"),
+    ],
+)
+def test_files_that_are_not_read_are_told_by_what_they_are(read, values, word):
+    refused(read, values, word)
+
+
+def test_all_that_is_wrong_is_said_at_once(read):
+    values = LLAMA_FACTORY | {"use_galore": True, "cutoff_len": "many", "fp8": True, "lora_rnak": 3}
+    refused(read, values, "4 mistakes", "use_galore is true", 'cutoff_len is "many"', "'lora_rnak'", "'lora_rank'")
+
+
+def test_values_are_taken_as_text_too(read):
+    options = read(LLAMA_FACTORY | {"cutoff_len": "4096", "bf16": "True", "per_device_train_batch_size": "2"}).options
+    assert (options["seq_len"], options["precision"], options["micro_batch"]) == (4096, "bf16", 2)
+
+
+def test_null_is_the_default(read):
+    assert read(LLAMA_FACTORY | {"cutoff_len": None, "deepspeed": None}).options["seq_len"] == 2048
+
+
+def test_a_file_is_not_read_twice_for_the_same_key(tmp_path):
+    path = Path(tmp_path / "train.yaml")
+    path.write_text("stage: sft\nbf16: true\nbf16: false\n", encoding="utf-8")
+    with pytest.raises(InputError, match="says bf16 twice"):
+        read_trainer_config(path, Asked(find_model=find_model))

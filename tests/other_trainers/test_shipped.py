@@ -1,0 +1,54 @@
+"""The configurations that LLaMA-Factory, ms-swift and TRL ship."""
+
+import json
+from collections import Counter
+
+import pytest
+from shipped import KEPT, outcome, reading, shipped, write_all
+
+from vlmplan.errors import VlmplanError
+
+FILES = shipped()
+RUNS = [file for file in FILES if file.is_run]
+KEPT_OUTCOMES = json.loads(KEPT.read_text(encoding="utf-8"))
+READ = [file for file in RUNS if KEPT_OUTCOMES[f"{file.trainer}/{file.path}"] == "read"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    laid_out = tmp_path_factory.mktemp("shipped")
+    write_all(FILES, laid_out)
+    return laid_out
+
+
+def test_each_is_read_or_refused_in_the_sentence_that_is_kept(folder):
+    assert {f"{file.trainer}/{file.path}": outcome(file, folder) for file in RUNS} == KEPT_OUTCOMES
+
+
+def test_every_run_whose_technique_is_known_is_read():
+    read = Counter(file.trainer for file in READ)
+    assert read == {"llamafactory": 18, "swift": 67, "trl": 3}
+    others = [sentence for sentence in KEPT_OUTCOMES.values() if sentence != "read"]
+    assert not [sentence for sentence in others if "unknown key" in sentence and "use_ray" not in sentence]
+
+
+@pytest.mark.parametrize("file", READ, ids=lambda file: file.path)
+def test_what_is_read_names_its_model_and_its_batch(file, folder):
+    config = reading(folder / file.trainer / file.path)
+    assert {"model", "micro_batch", "method", "precision"} <= config.options.keys()
+    assert not {setting.key for setting in config.said} & set(config.idle)
+
+
+def test_a_deepspeed_file_that_is_named_is_found_from_the_root_of_the_repository(folder):
+    config = reading(folder / "llamafactory/examples/train_full/qwen3_full_sft.yaml")
+    assert config.ds_config is not None
+    assert config.ds_config.source.endswith("llamafactory/examples/deepspeed/ds_z3_config.json")
+    assert config.ds_config.zero_stage == 3
+
+
+def test_a_deepspeed_file_that_is_nowhere_is_named(tmp_path):
+    file = tmp_path / "train.yaml"
+    file.write_text("stage: sft\nfinetuning_type: full\nbf16: true\ndeepspeed: gone/zero.json\n", encoding="utf-8")
+    with pytest.raises(VlmplanError, match=r"deepspeed is gone/zero\.json, which is no file from here") as caught:
+        reading(file)
+    assert "--ds-config" in str(caught.value)

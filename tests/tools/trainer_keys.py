@@ -1,0 +1,73 @@
+"""The keys of other trainers and their defaults, from the source of a release: trainer_keys.py FOLDER
+
+FOLDER holds what ``pip download --no-deps trl==1.16.0 ms-swift==4.6.0 llamafactory==0.9.5`` fetched, unpacked. Nothing
+of it is imported or run: fields are read from the classes' text. Writes ``tests/other_trainers/keys.json``.
+"""
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FILES = {
+    "trl": (
+        *("trl/trainer/base_config.py", "trl/trainer/sft_config.py", "trl/trainer/model_config.py"),
+        "trl/scripts/utils.py:ScriptArguments",
+    ),
+    "llamafactory": (
+        *("llamafactory/hparams/data_args.py", "llamafactory/hparams/model_args.py"),
+        *("llamafactory/hparams/finetuning_args.py", "llamafactory/hparams/training_args.py"),
+    ),
+    "swift": (
+        *("swift/arguments/sft_args.py", "swift/arguments/tuner_args.py", "swift/trainers/arguments.py"),
+        *(f"swift/arguments/base_args/{name}_args.py" for name in ("base", "data", "model", "quant", "template")),
+    ),
+}
+"""Files of each trainer's arguments, with the class where there are others in it."""
+KEYS = Path(__file__).parents[1] / "other_trainers" / "keys.json"
+
+
+def fields_of(text: str, only: str) -> Iterator[tuple[str, Any]]:
+    """Name and default of every annotated field, None where the default is no plain value."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ClassDef) or (only and node.name != only):
+            continue
+        for field in node.body:
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_set_by_users(field):
+                yield field.target.id, _default(field.value)
+
+
+def _is_set_by_users(field: ast.AnnAssign) -> bool:
+    words = field.value.keywords if isinstance(field.value, ast.Call) else []
+    return not any(
+        word.arg == "init" and isinstance(word.value, ast.Constant) and not word.value.value for word in words
+    )
+
+
+def _default(node: ast.expr | None) -> Any:
+    if isinstance(node, ast.Call):
+        node = next((word.value for word in node.keywords if word.arg == "default"), None)
+    if node is None:
+        return None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    found: dict[str, dict[str, Any]] = {}
+    for trainer, names in FILES.items():
+        fields: dict[str, Any] = {}
+        for name in names:
+            path, _, only = name.partition(":")
+            fields |= dict(fields_of((folder / path).read_text(encoding="utf-8"), only))
+        found[trainer] = {key: value for key, value in sorted(fields.items()) if not key.startswith("_")}
+    KEYS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
