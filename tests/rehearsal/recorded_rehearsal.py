@@ -50,9 +50,10 @@ OPTIONS = {
 def given(model: Path, **changes: Any) -> dict[str, Any]:
     """The options of ``vlmplan rehearse`` that make a plan."""
     num_options = len(WORKLOAD) + len(ONE_CLUSTER) + len(RECIPE)
+    before = len(("--plan", "--config"))
     names = [option.name for option in rehearse.params if option.name is not None]
-    values = dict.fromkeys(names[1 : 1 + num_options])  # the first is --plan
-    assert len(names) == 1 + num_options + len(OUTPUT) + len(("--catalog", "--json"))
+    values = dict.fromkeys(names[before : before + num_options])
+    assert len(names) == before + num_options + len(OUTPUT) + len(("--catalog", "--json"))
     return values | {"model": str(model)} | OPTIONS | changes
 
 

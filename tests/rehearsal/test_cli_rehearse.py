@@ -138,7 +138,7 @@ def test_more_than_the_card_has_is_exit_code_3_whatever_the_estimate_says(monkey
 
 
 def test_neither_model_nor_plan_is_misuse():
-    says(refusal("rehearse", *WORDS, code=USAGE), "--plan FILE or --model NAME is needed")
+    says(refusal("rehearse", *WORDS, code=USAGE), "--plan FILE, --config FILE or --model NAME is needed")
 
 
 def test_unknown_option_is_misuse():
