@@ -7,7 +7,7 @@ from itertools import islice, product
 from typing import Any
 
 from planned import decided, shipped_gpus, workload
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing
 from vlmplan.recipe import Method
 from vlmplan.search import Limits, Objective, Recommendation, Sought, recommend

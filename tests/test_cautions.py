@@ -4,8 +4,8 @@ import pytest
 
 from planned import cluster, workload
 from vlmplan.answers.estimate import document
-from vlmplan.estimate import estimate
-from vlmplan.estimate.cautions import STACKED_FRACTION, not_counted_caveat, stacked_caveat
+from vlmplan.estimation import estimate
+from vlmplan.estimation.cautions import STACKED_FRACTION, not_counted_caveat, stacked_caveat
 from vlmplan.notes import caveats
 from vlmplan.recipe import Method, Recipe
 from vlmplan.units import GIB

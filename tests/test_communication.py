@@ -31,7 +31,7 @@ from vlmplan.communication import (
     volume_json,
 )
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, chunk_elements
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.recipe import Method, Recipe, ZeroSettings
 from vlmplan.workload import Workload

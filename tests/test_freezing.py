@@ -4,7 +4,7 @@ import pytest
 
 from planned import cluster, workload
 from vlmplan.answers.estimate import freezing_hints
-from vlmplan.estimate import estimate
+from vlmplan.estimation import estimate
 from vlmplan.freezing import NOTICEABLE_FRACTION, freezing
 from vlmplan.recipe import Method, Recipe
 from vlmplan.units import gib_text

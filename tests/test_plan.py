@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from recipe_cases import RECIPES, cluster, plan
 from vlmplan.deepspeed_config import NEVER_PLANNED, deepspeed_config, settings_from_ds_config
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError, VlmplanError
-from vlmplan.estimate import estimate
+from vlmplan.estimation import estimate
 from vlmplan.files import write_atomically
 from vlmplan.hardware import Offer, Pricing
 from vlmplan.plan import SCHEMA, Plan, plan_from_estimate, plan_from_json, plan_text, read_plan, write_plan

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planned import cluster, shortened, workload
 from vlmplan.cli.command_line import cli
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import LossKind, Method, Recipe
 from vlmplan.sample_lengths import PADS_TO, SampleLengths, sample_lengths, with_sample_lengths

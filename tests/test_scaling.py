@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planned import shipped_gpus, shortened
 from vlmplan.answers.scaling import paying_text
 from vlmplan.cli.estimate import estimate as command
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings

@@ -8,7 +8,7 @@ from planned import cluster, shortened, workload
 from recipe_cases import card
 from small_models import table_of
 from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_second
-from vlmplan.estimate import Estimator, estimate_with_sizes
+from vlmplan.estimation import Estimator, estimate_with_sizes
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from vlmplan.architecture.model import Part
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate, Estimator
+from vlmplan.estimation import Estimate, Estimator
 
 NOTICEABLE_FRACTION = 0.1
 """Of device bytes or seconds: less is not worth a line. A choice."""

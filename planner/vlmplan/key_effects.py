@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from vlmplan.deepspeed_config import Key, deepspeed_config
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate, estimate
+from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.rules import check, model_facts

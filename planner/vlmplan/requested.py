@@ -4,7 +4,7 @@ model."""
 from pathlib import Path
 
 from vlmplan.catalog import load_catalog
-from vlmplan.estimate import Estimate, estimate, estimate_with_sizes
+from vlmplan.estimation import Estimate, estimate, estimate_with_sizes
 from vlmplan.models import find_model
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.request import Request, requested_cluster, requested_setup

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate, Estimator, VaryingLengths
+from vlmplan.estimation import Estimate, Estimator, VaryingLengths
 from vlmplan.files import text_of
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import Workload

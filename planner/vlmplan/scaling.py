@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vlmplan.engines import stages_on
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe

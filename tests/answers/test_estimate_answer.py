@@ -18,7 +18,7 @@ from vlmplan.answers.estimate import (
     workload_text,
 )
 from vlmplan.answers.setups import engine_text, precision_text, recipe_text
-from vlmplan.estimate import Estimate, estimate
+from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import Caveat, caveats
 from vlmplan.recipe import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision, Recipe

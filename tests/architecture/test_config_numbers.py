@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planned import model_files
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.models import packaged_files, packaged_models
 from vlmplan.models.facts import model_facts
 from vlmplan.recipe import Method, Recipe

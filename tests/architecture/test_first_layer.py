@@ -17,7 +17,7 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.architecture.trace import Drop, Event, Hold, Span, Trace
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.models import brings_own_code, packaged_models
 from vlmplan.recipe import Method, Recipe
 from vlmplan.units import DType

@@ -32,7 +32,7 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.trace import GradientReady
 from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
-from vlmplan.estimate import estimate
+from vlmplan.estimation import estimate
 from vlmplan.hardware import Cluster, Node
 from vlmplan.models import context_length, find_model, takes_images
 from vlmplan.models import probe as model_probe

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planned import cluster, rehearsed_timeline, shortened, workload
-from vlmplan.estimate import Estimator, estimate
+from vlmplan.estimation import Estimator, estimate
 from vlmplan.recipe import LossKind, Method, Recipe
 
 NUM_TOKENS, RANK, VOCAB_SIZE, WIDTH = 1024, 16, 151_936, 896

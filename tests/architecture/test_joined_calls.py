@@ -13,7 +13,7 @@ from vlmplan.architecture.attention import AttentionBackend, joins_calls
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Drop, Event, Hold, Trace
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.recipe import Method, Precision, Recipe
 from vlmplan.units import DType
 from vlmplan.workload import Workload

@@ -12,7 +12,7 @@ from vlmplan.architecture import packed_lengths
 from vlmplan.architecture.packed_lengths import MAX_CALLS, PackedLengths, shares
 from vlmplan.catalog import load_catalog
 from vlmplan.engines.collectives import chunk_elements, num_chunks
-from vlmplan.estimate import Estimate, Estimator
+from vlmplan.estimation import Estimate, Estimator
 from vlmplan.gpu_choice import chosen_node, parse_gpu_choice
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import AttentionImplementation, Recipe

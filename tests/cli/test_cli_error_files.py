@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, call, folder_of, refusal, says
 from laws import law
 from vlmplan.errors import VlmplanError
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.models import packaged_files
 from vlmplan.recipe import Recipe
 from vlmplan.request import WorkloadRequest, workload_of

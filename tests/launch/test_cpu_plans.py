@@ -4,7 +4,7 @@ import pytest
 
 from cli_calls import call
 from planned import decided, shortened, workload
-from vlmplan.estimate import Estimate, estimate_with_sizes
+from vlmplan.estimation import Estimate, estimate_with_sizes
 from vlmplan.hardware import Cluster, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.host import PROCESS_BYTES

@@ -14,7 +14,7 @@ from vlmplan.engines import engine_of
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import fullest_rank, owned_elements, partition_of, sharded_elements
 from vlmplan.errors import VlmplanError
-from vlmplan.estimate import Estimate, Estimator
+from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.timeline import StartedRun, memory_timeline
 from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.rules import check, model_facts

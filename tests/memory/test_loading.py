@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from planned import cluster
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.host import PROCESS_BYTES, HostMemory, host_memory, stored_dtype

@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmplan.cli.options import ONE_CLUSTER, RECIPE, WORKLOAD
 from vlmplan.cli.rehearse import OUTPUT, rehearse
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.json_reader import JsonObject
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.rehearsal import Comparison, compared

@@ -19,7 +19,7 @@ from recorded_rehearsal import ANSWER, planned, recorded
 
 from vlmplan.engines.parameters import owned_elements, partition_of
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, VlmplanError
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.models import find_model
 from vlmplan.plan import plan_from_estimate
 from vlmplan.rehearsal import process, rehearse

@@ -12,7 +12,7 @@ import pytest
 from hub_server import isolated_cache
 from planned import cluster, workload
 from vlmplan.errors import UnavailableError
-from vlmplan.estimate import Estimate, estimate
+from vlmplan.estimation import Estimate, estimate
 from vlmplan.models import find_model
 from vlmplan.models import probe as model_probe
 from vlmplan.models.probe import probe_path

@@ -13,7 +13,7 @@ import yaml
 from cli_calls import request_of_words
 from vlmplan.cli.estimate import estimate as command
 from vlmplan.deepspeed_config import settings_from_ds_config
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.models import PACKAGED_MODELS
 from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe import Precision

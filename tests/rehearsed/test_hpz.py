@@ -9,7 +9,7 @@ import pytest
 from planned import shortened
 from recipe_cases import cluster
 from vlmplan.communication import by_kind
-from vlmplan.estimate import Estimate, estimate
+from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.allocator import LARGE_SEGMENT_BYTES
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.plan import plan_from_estimate

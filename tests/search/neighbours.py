@@ -15,7 +15,7 @@ from typing import Any
 from planned import decided, model_files
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate, Estimator, sized_estimate
+from vlmplan.estimation import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import LossKind, Method, Offload

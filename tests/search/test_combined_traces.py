@@ -8,7 +8,7 @@ import pytest
 from planned import decided, workload
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.profile import micro_batch_profile
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.recipe import Method, Recipe
 from vlmplan.search.choices import RecipeChoices
 from vlmplan.search.combined_traces import Switches, TracePair, language_labels, tied_weight

@@ -12,7 +12,7 @@ from planned import of_few_layers
 from search_cases import TODAY, all_estimates, card, cluster, offer, owned, rented, search, space
 from vlmplan.answers.recommendation import rejection_json
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.hardware import Gpu
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method, Offload

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from planned import decided, of_few_layers
 from search_cases import all_estimates, card, cluster, space
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import (

@@ -20,7 +20,7 @@ import yaml
 
 from cli_calls import request_of_words
 from vlmplan.cli.estimate import estimate as command
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.requested import requested_estimate
 from vlmplan.timing import Scenario, peak_flops_per_second
 from vlmplan.timing.host import image_seconds

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planned import cluster, shortened, workload
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.recipe import Method, Recipe
 from vlmplan.timing import Scenario, gpu_rates
 from vlmplan.timing.hooks import HookedCalls, hooked_calls

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from planned import model_files
 from vlmplan.architecture.trace import Work
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.recipe import LossKind, Method, Recipe
 from vlmplan.timing import Busy, MicroBatchSeconds, Rates, step_flops
 from vlmplan.timing.rates import HOOK_SECONDS, HookSeconds

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planned import shipped_gpus, shortened
 from vlmplan.communication import communication_seconds, step_collectives
-from vlmplan.estimate import Estimate, Estimator
+from vlmplan.estimation import Estimate, Estimator
 from vlmplan.hardware import Cluster, Gpu, MatmulPeaks, Node
 from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.timing import Busy, StepTime, TimedStep, besides_computing, micro_batch_seconds, peak_flops_per_second

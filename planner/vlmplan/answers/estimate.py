@@ -7,7 +7,7 @@ import click
 from vlmplan.answers.setups import recipe_text
 from vlmplan.communication import volume_json
 from vlmplan.engines.components import Components
-from vlmplan.estimate import Estimate, VaryingLengths
+from vlmplan.estimation import Estimate, VaryingLengths
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import Vendor, cluster_text
 from vlmplan.json_reader import JsonDict

@@ -12,7 +12,7 @@ from vlmplan.engines import engine_of
 from vlmplan.engines.bounds import peak_bound
 from vlmplan.engines.profile import MicroBatchProfile, micro_batch_profile
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate, Estimator, sized_estimate, sized_recipes
+from vlmplan.estimation import Estimate, Estimator, sized_estimate, sized_recipes
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace

@@ -10,7 +10,7 @@ import click
 from vlmplan.cli.options import CATALOG, CONFIG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document, today
 
 if TYPE_CHECKING:
-    from vlmplan.estimate import Estimate
+    from vlmplan.estimation import Estimate
     from vlmplan.freezing import Freezing
     from vlmplan.request import Request
     from vlmplan.scaling import Scaling
@@ -135,7 +135,7 @@ def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling 
     """The same setup on other numbers of its machine, at the cheapest current price of one; None if a speed is not
     known."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.estimate import Estimator
+    from vlmplan.estimation import Estimator
     from vlmplan.hardware import cheapest
     from vlmplan.scaling import scaling
     from vlmplan.search.offers import DEFAULT_PRICING

@@ -25,7 +25,7 @@ from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
 
 if TYPE_CHECKING:
-    from vlmplan.estimate import Estimate
+    from vlmplan.estimation import Estimate
     from vlmplan.plan import Plan
     from vlmplan.rehearsal import Comparison
     from vlmplan.request import Request

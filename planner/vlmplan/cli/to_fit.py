@@ -11,7 +11,7 @@ from vlmplan.cli.options import today, words_of
 from vlmplan.memory.device import Verdict
 
 if TYPE_CHECKING:
-    from vlmplan.estimate import Estimate
+    from vlmplan.estimation import Estimate
     from vlmplan.plan import Plan
     from vlmplan.request import OptionValue, Request
     from vlmplan.search import Recommendation

@@ -15,7 +15,7 @@ from vlmplan.changes.least import leanest_combination, least_combination
 from vlmplan.changes.trials import Trials
 from vlmplan.deepspeed_config import DEFAULT_GRADIENT_CLIPPING, deepspeed_config, settings_from_ds_config
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate, Estimator
+from vlmplan.estimation import Estimate, Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.json_reader import JsonDict
 from vlmplan.launch.plan_options import gpu_of, model_of, request_of

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vlmplan.catalog import load_catalog
-from vlmplan.estimate import Estimate, estimate
+from vlmplan.estimation import Estimate, estimate
 from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.launch.plan_options import gpu_of, host_ram_gib_of
 from vlmplan.models import described

@@ -16,7 +16,7 @@ from vlmplan.recipe import Offload, Recipe
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
-    from vlmplan.estimate import Estimate
+    from vlmplan.estimation import Estimate
     from vlmplan.hardware import Offer
 
 

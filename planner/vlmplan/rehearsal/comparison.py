@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from vlmplan.engines.components import Components
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.hardware import Vendor
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from vlmplan.engines.parameters import fullest_rank
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate, Estimator
+from vlmplan.estimation import Estimate, Estimator
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan
 from vlmplan.sample_images import sample_image

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.plan import Plan
 from vlmplan.rehearsal.comparison import Comparison, compared
 from vlmplan.rehearsal.process import run_rehearsal

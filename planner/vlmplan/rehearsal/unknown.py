@@ -17,7 +17,7 @@ from typing import Any, cast
 from vlmplan.architecture.generic import GENERIC_TERMS
 from vlmplan.engines.components import Components
 from vlmplan.errors import VlmplanError
-from vlmplan.estimate import Estimate, estimate
+from vlmplan.estimation import Estimate, estimate
 from vlmplan.json_reader import JsonDict
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline

@@ -7,7 +7,7 @@ from datetime import date
 from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Method

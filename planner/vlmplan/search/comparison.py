@@ -7,7 +7,7 @@ from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import PLAIN_OPTIONS, engine_title
 from vlmplan.changes.trials import Trials
 from vlmplan.errors import InputError
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.recipe import PLAIN, Method, Offload, OptimizerKind, Precision
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.workload import ModelFiles

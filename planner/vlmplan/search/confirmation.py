@@ -13,7 +13,7 @@ from vlmplan.units import gib_text
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
-    from vlmplan.estimate import Estimate
+    from vlmplan.estimation import Estimate
     from vlmplan.rehearsal import Comparison
 
 

@@ -7,7 +7,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines import Engine, ModelStates, engine_of
 from vlmplan.engines.parameters import fullest_rank
 from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_profile
-from vlmplan.estimate import Estimator
+from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import LossKind, Precision, Recipe, chunk_tokens

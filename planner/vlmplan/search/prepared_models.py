@@ -14,7 +14,7 @@ from vlmplan.engines import Engine, ModelStates
 from vlmplan.engines.bounds import gathered_bounds, peak_bound, peak_floor
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.zero3 import Zero3
-from vlmplan.estimate import Estimator, with_workspaces
+from vlmplan.estimation import Estimator, with_workspaces
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from vlmplan.decided_recipe import DecidedRecipe
-from vlmplan.estimate import Estimate, sized_estimate
+from vlmplan.estimation import Estimate, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import RESERVE_FRACTION, workspace_bytes

@@ -9,7 +9,7 @@ from vlmplan.changes.kinds import Situation, all_changes
 from vlmplan.changes.least import Combination, least_combination
 from vlmplan.changes.trials import Trials
 from vlmplan.errors import DoesNotFitError
-from vlmplan.estimate import Estimate
+from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.request import Options, Request
 from vlmplan.search import Limits, Sought

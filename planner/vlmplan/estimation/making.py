@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from vlmplan.estimate.estimator import Estimator
-from vlmplan.estimate.record import Estimate
+from vlmplan.estimation.estimator import Estimator
+from vlmplan.estimation.record import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict, device_memory
 from vlmplan.memory.timeline import Timeline

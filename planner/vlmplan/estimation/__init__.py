@@ -4,9 +4,9 @@
 for many clusters and sizes cheaply.
 """
 
-from vlmplan.estimate.estimator import Estimator, with_workspaces
-from vlmplan.estimate.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
-from vlmplan.estimate.record import Estimate, VaryingLengths
+from vlmplan.estimation.estimator import Estimator, with_workspaces
+from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
+from vlmplan.estimation.record import Estimate, VaryingLengths
 from vlmplan.memory.device import Verdict
 
 __all__ = [

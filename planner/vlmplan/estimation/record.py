@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vlmplan.architecture.model import Part
 from vlmplan.engines.collectives import Collectives
-from vlmplan.estimate.cautions import not_counted_caveat, stacked_caveat
+from vlmplan.estimation.cautions import not_counted_caveat, stacked_caveat
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import DeviceMemory, Verdict
 from vlmplan.memory.disk import DiskSpace

@@ -14,7 +14,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.communication import step_collectives
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.estimate.record import Estimate
+from vlmplan.estimation.record import Estimate
 from vlmplan.hardware import Cluster, Gpu, Vendor
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
