@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from trainer_runs import planned, train_here
 
-from vlmplan_trainer.data import images
-from vlmplan_trainer.data.chats import read_chats
+from vlmplan.chats import image_files
+from vlmplan.chats.image_files import PixelBudget
+from vlmplan.chats.samples import read_chats
 from vlmplan_trainer.data.dummy import coloured_png
-from vlmplan_trainer.data.images import PixelBudget
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 NUM_SAMPLES, BAD = 6, 4
@@ -46,7 +46,7 @@ def test_an_image_that_does_not_decode_stops_a_run_before_its_model_is_built(pla
 
 
 def test_one_that_is_found_when_it_is_reached_is_named_and_counted_or_ends_the_run(plan, monkeypatch, tmp_path):
-    monkeypatch.setattr("vlmplan_trainer.data.chats.PixelBudget", lambda: PixelBudget(0))
+    monkeypatch.setattr("vlmplan.chats.samples.PixelBudget", lambda: PixelBudget(0))
     data = written(tmp_path / "data")
     words = ("--train-data", str(data), *WORDS)
     done = train_here(plan, tmp_path / "skips", *words, "--skip-bad-samples")
@@ -65,7 +65,7 @@ def test_so_many_pixels_are_tried_and_no_more(tmp_path):
     assert (len(samples), report.num_bad) == (NUM_SAMPLES - 1, 1)
     budget = PixelBudget(2 * 56 * 56 + 1)
     assert [budget.takes((56, 56)) for _ in range(3)] == [True, True, False]
-    assert images.MAX_TRIED_PIXELS >= images.MAX_PIXELS
+    assert image_files.MAX_TRIED_PIXELS >= image_files.MAX_PIXELS
 
 
 @pytest.mark.parametrize("key", ["content", "role"])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from vlmplan.chats.samples import Sample
 from vlmplan_trainer import loop
 from vlmplan_trainer.data.batches import Batches
-from vlmplan_trainer.data.chats import Sample
 from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import StepResult
 from vlmplan_trainer.loop import Rates, Trainer

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from vlmplan.chats.samples import MAX_SENTENCES
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.json_reader import read_json_object
@@ -30,7 +31,6 @@ from vlmplan_trainer.checkpoint import (
     universal_form,
 )
 from vlmplan_trainer.data.batches import PADS_TO, Batches
-from vlmplan_trainer.data.chats import MAX_SENTENCES
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.gather import Data, gathered_data
 from vlmplan_trainer.data.scan import DatasetScan

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from chat_cases import chat, png, question
+from chat_cases import chat, question
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from other_processors import FAMILIES
 
+from chat_files import png
+from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.batches import Batches, collated, with_blank_image
-from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import IGNORED_LABEL, Encoder
 

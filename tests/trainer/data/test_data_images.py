@@ -6,14 +6,15 @@ import zlib
 from pathlib import Path
 
 import pytest
-from chat_cases import as_base64, png
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from chat_files import as_base64, png
+from vlmplan.chats.formats import Reference
+from vlmplan.chats.image_files import FORMATS, MAX_PIXELS, checked_size, located
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.chat_formats import Reference
-from vlmplan_trainer.data.images import FORMATS, MAX_PIXELS, checked_size, located, opened
+from vlmplan_trainer.data.images import opened
 
 
 def png_header(width: int, height: int) -> bytes:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from other_processors import FAMILIES
 from PIL import Image
 
+from vlmplan.chats.downscaling import Downscaling, ImageDownscaler
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.downscaling import Downscaling, ImageDownscaler, ImageMeter, downscaled_image
+from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 
 SIDES = st.integers(1, 700)
 SIZES = st.tuples(SIDES, SIDES)

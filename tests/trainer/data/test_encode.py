@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from chat_cases import chat, learned, png, question
+from chat_cases import chat, learned, question
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from other_processors import FAMILIES
 from tokenizers.processors import TemplateProcessing
 
+from chat_files import png
+from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder, TooLongError, overlapping
 from vlmplan_trainer.data.scan import scanned
 

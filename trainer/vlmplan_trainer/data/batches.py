@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.chats import Sample
+from vlmplan.sampler import Shares, epoch_order
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
-from vlmplan_trainer.data.sampler import Shares, epoch_order
 from vlmplan_trainer.data.scan import DatasetScan, scanned
 
 PADS_TO = 8

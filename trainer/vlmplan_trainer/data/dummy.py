@@ -4,7 +4,7 @@ import io
 import random
 from functools import cache
 
-from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
+from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 
 COLOURS = {
     "black": (0, 0, 0),

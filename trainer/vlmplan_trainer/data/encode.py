@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from transformers import BatchFeature
 
+from vlmplan.chats.downscaling import Downscaling, ImageDownscaler, Size
+from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.chats import Sample
-from vlmplan_trainer.data.downscaling import Downscaling, ImageDownscaler, ImageMeter, Size, downscaled_image
+from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.templates import ChatTemplate, Rendered, Span
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from vlmplan.chats.samples import MAX_SENTENCES, ReadReport, Sample, read_chats
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
 from vlmplan.training import TrainerOptions
 from vlmplan.units import counted
 from vlmplan_trainer.data.batches import refuse_too_few
-from vlmplan_trainer.data.chats import MAX_SENTENCES, ReadReport, Sample, read_chats
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned

@@ -7,8 +7,8 @@ micro batches stay equal.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from vlmplan.chats.samples import MAX_SENTENCES, Sample
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.chats import MAX_SENTENCES, Sample
 from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError
 from vlmplan_trainer.data.templates import TemplateError
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.chats import ImagePart, Sample, TextPart, Turn
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 STAND_IN = "vlmplan\u2063stands\u2063in"

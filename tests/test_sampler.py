@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.sampler import RUN_SAMPLES, SORTED_SAMPLES, Shares, epoch_order
+from vlmplan.sampler import RUN_SAMPLES, SORTED_SAMPLES, Shares, epoch_order
 
 SIZES = st.integers(1, 5)
 

@@ -1,12 +1,12 @@
 """The two forms of a chat: what is in them is read as it is, and what is not in order is one sentence."""
 
 import pytest
-from chat_cases import ANSWER, asked, text
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chat_files import ANSWER, asked, text
+from vlmplan.chats.formats import RawTurn, Reference, raw_sample
 from vlmplan.errors import InputError
-from vlmplan_trainer.data.chat_formats import RawTurn, Reference, raw_sample
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
 

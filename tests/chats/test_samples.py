@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from chat_cases import ANSWER, as_base64, asked, jsonl, png, text
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chat_files import ANSWER, as_base64, asked, jsonl, png, text
+from vlmplan.chats.samples import ImagePart, TextPart, read_chats
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan_trainer.data.chats import ImagePart, TextPart, read_chats
 from vlmplan_trainer.data.images import opened
 
 GOOD = asked("What?")

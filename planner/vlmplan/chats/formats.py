@@ -17,7 +17,7 @@ What is learnt is what the assistant says; of a prompt and its completion, all o
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
@@ -118,11 +118,11 @@ def _instruction(sample: JsonObject) -> _Read:
     system = sample.maybe("system", sample.text)
     if system:
         turns.append(("system", [system]))
-    history = sample.raw("history") if sample.maybe("history", sample.raw) is not None else []
-    for pair in history if isinstance(history, list) else [None]:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+    for pair in _listed(sample.maybe("history", sample.raw)):
+        said = _listed(pair)
+        if len(said) != 2 or not all(isinstance(text, str) for text in said):
             sample.refuse("history", "a list of pairs of texts, what the user and the assistant said,")
-        turns += [("user", _tagged(pair[0], "user")), ("assistant", [pair[1]])]
+        turns += [("user", _tagged(said[0], "user")), ("assistant", [said[1]])]
     asked = [text for text in (sample.text("instruction"), sample.maybe("input", sample.text)) if text]
     if not asked:
         sample.refuse("instruction", "a text that is not empty, or an input,")
@@ -132,7 +132,7 @@ def _instruction(sample: JsonObject) -> _Read:
 
 
 def _prompt(sample: JsonObject) -> _Read:
-    kinds = {key: type(sample.raw(key)) for key in ("prompt", "completion")}
+    kinds: dict[str, type[object]] = {key: type(sample.raw(key)) for key in ("prompt", "completion")}
     if isinstance(sample.values.get("label"), bool):
         sample.complain("label", "samples that are marked as good or bad are not for supervised fine-tuning")
     if set(kinds.values()) == {str}:
@@ -202,6 +202,11 @@ def _reference(part: JsonObject) -> Reference | None:
     return Reference(text=part.text(key), is_base64=key == "base64")
 
 
+def _listed(value: Any) -> list[Any]:
+    """A list as it is, nothing as an empty one, anything else as a list of it."""
+    return [] if value is None else cast("list[Any]", value) if isinstance(value, list) else [value]
+
+
 def _tagged(text: str, role: str) -> list[_Part]:
     """``text`` cut at its image tags. Whoever is not the user speaks of tags, and shows nothing."""
     if role != "user" or IMAGE_TAG not in text:
@@ -228,7 +233,7 @@ def _own_images(sample: JsonObject) -> list[Reference]:
         return []
     [key] = given
     value = sample.raw(key)
-    listed = value if isinstance(value, list) else [value]
+    listed = _listed(value)
     if all(isinstance(item, str) for item in listed):
         return [Reference(text=item) for item in listed]
     if not all(isinstance(item, dict) for item in listed):

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vlmplan.chats.formats import RawTurn, Reference, raw_sample
+from vlmplan.chats.image_files import EmbeddedImage, ImageSource, PixelBudget, checked_size, located
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
-from vlmplan_trainer.data.chat_formats import RawTurn, Reference, raw_sample
-from vlmplan_trainer.data.images import EmbeddedImage, ImageSource, PixelBudget, checked_size, located
 
 MAX_SENTENCES = 20
 """Bad samples that a report quotes; all are counted."""
@@ -84,10 +84,11 @@ def read_chats(path: Path, *, skips_bad: bool, image_root: Path | None = None) -
     folders = (path.parent,) if image_root is None else (image_root, path.parent)
     samples: list[Sample] = []
     forms: Counter[str] = Counter()
-    num_bad, sentences, budget = 0, [], PixelBudget()
+    num_bad, budget = 0, PixelBudget()
+    sentences: list[str] = []
     for record in records_in(path):
         try:
-            form, sample = _sample(record, folders, budget, file=path)
+            form, sample = sample_of(record, folders, budget, file=path)
         except InputError as error:
             if not skips_bad:
                 raise InputError(f"{error} (--skip-bad-samples leaves such samples out)") from None
@@ -103,8 +104,8 @@ def read_chats(path: Path, *, skips_bad: bool, image_root: Path | None = None) -
     return samples, ReadReport(num_samples=len(samples), num_bad=num_bad, forms=dict(forms), sentences=tuple(sentences))
 
 
-def _sample(record: Record, folders: tuple[Path, ...], budget: PixelBudget, *, file: Path) -> tuple[str, Sample]:
-    """The name of its form, and the sample."""
+def sample_of(record: Record, folders: tuple[Path, ...], budget: PixelBudget, *, file: Path) -> tuple[str, Sample]:
+    """The name of its form, and the sample. Raises InputError, naming it, for one that cannot be used."""
     source = record.source
     try:
         text = record.content.decode("utf-8-sig")
