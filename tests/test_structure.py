@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"vlmplan": ROOT / "planner", "vlmplan_trainer": ROOT / "trainer"}
+COMMAND = "vlmplan"
 Graph = Mapping[str, set[str]]
 
 
@@ -25,9 +26,11 @@ def files() -> Mapping[str, Path]:
 
 def imported(tree: ast.AST, modules: Mapping[str, object]) -> set[str]:
     """The modules that a file names: by ``import`` wherever it stands, as ``TYPE_CHECKING`` and functions too, by a
-    text that is a module's name, and, where ``import_module`` gets part of a name, by every text that completes it."""
+    text that is a module's name, and, where ``import_module`` gets part of a name, by every text that completes it.
+
+    The text ``vlmplan`` alone is the name of the command and of folders."""
     texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    found = texts & modules.keys()
+    found = texts & modules.keys() - {COMMAND}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {name for alias in node.names for name in (known(alias.name, modules),) if name}

@@ -1,5 +1,15 @@
 """vlmplan: plan the memory, time and money of fine-tuning vision-language and language models."""
 
-__version__ = "0.1.0"
+from vlmplan.api import EstimateResult, Phase, estimate
+from vlmplan.errors import InputError, UnavailableError, VlmplanError
+from vlmplan.version import __version__
 
-__all__ = ["__version__"]
+__all__ = [
+    "EstimateResult",
+    "InputError",
+    "Phase",
+    "UnavailableError",
+    "VlmplanError",
+    "__version__",
+    "estimate",
+]

@@ -1,7 +1,7 @@
 """The packages that training needs: which, in what versions the memory model was checked, and what is installed."""
 
-from vlmplan import __version__
 from vlmplan.recipe import Method, Recipe
+from vlmplan.version import __version__
 from vlmplan.workload import Workload
 
 INSTALL = 'pip install "vlmplan[train]"'

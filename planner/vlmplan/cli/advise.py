@@ -32,7 +32,6 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     from vlmplan.answers.to_fit import print_way_out
     from vlmplan.catalog import load_catalog
     from vlmplan.cli.to_fit import command_text
-    from vlmplan.models import find_model
     from vlmplan.request import Objective, Request, parse
     from vlmplan.search.advice import advice
 
@@ -42,7 +41,7 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     if objective is None:
         own = Objective.TIME if has_budget_alone else Objective.COST
         request = replace(request, search=replace(request.search, objective=own))
-    found = advice(request, load_catalog(catalog_files), find_model(request.named_model), today())
+    found = advice(request, load_catalog(catalog_files), request.model_files, today())
     whole = command_text(advise, catalog_files, order=tuple(given))
 
     def text(asked: Request) -> str:

@@ -12,9 +12,8 @@ def run_comparison(name: str, request: Request, catalog_files: tuple[Path, ...],
     """Print the comparison; whether any variant fits or is tight."""
     from vlmplan.answers.comparison import document, print_comparison
     from vlmplan.catalog import load_catalog
-    from vlmplan.models import find_model
 
-    catalog, model = load_catalog(catalog_files), find_model(request.named_model)
+    catalog, model = load_catalog(catalog_files), request.model_files
     variants = comparison(name, request, catalog, model)
     known = [variant.estimate for variant in variants if variant.estimate is not None]
     if as_json:

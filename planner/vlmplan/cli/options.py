@@ -218,14 +218,18 @@ def options(*groups: Sequence[Decorator] | Decorator) -> Callable[[Command], Com
 
 
 def print_document(document: Mapping[str, Any]) -> None:
-    """Print what --json gives: JSON, in which what is infinite is null."""
+    """Print what --json gives."""
+    click.echo(document_text(document))
+
+
+def document_text(document: Mapping[str, Any]) -> str:
+    """A document as JSON, in which what is infinite is null."""
     import json
 
     try:
-        text = json.dumps(document, indent=2, allow_nan=False)
+        return json.dumps(document, indent=2, allow_nan=False)
     except ValueError:
-        text = json.dumps(_finite(document), indent=2)
-    click.echo(text)
+        return json.dumps(_finite(document), indent=2)
 
 
 def _finite(value: Any) -> Any:

@@ -221,9 +221,8 @@ def requested_recommendation(
 ) -> "Recommendation":
     """The search that is asked for; ``compares_all`` is of ``Sought``."""
     from vlmplan.catalog import load_catalog
-    from vlmplan.models import find_model
     from vlmplan.search import recommend as searched
     from vlmplan.search.options import sought
 
-    asked = sought(request, load_catalog(catalog_files), find_model(request.named_model), on)
+    asked = sought(request, load_catalog(catalog_files), request.model_files, on)
     return searched(replace(asked, compares_all=compares_all))

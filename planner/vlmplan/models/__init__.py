@@ -14,6 +14,7 @@ from vlmplan.models.description import (
     why_unsupported,
 )
 from vlmplan.models.find import find_model, found_model
+from vlmplan.models.given import given_model
 from vlmplan.models.packaged import (
     PACKAGED_MODELS,
     PackagedModel,
@@ -33,6 +34,7 @@ __all__ = [
     "described",
     "find_model",
     "found_model",
+    "given_model",
     "model_tree",
     "nearest_aliases",
     "packaged_files",

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
-from vlmplan import __version__
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.models.hub_names import MAX_BYTES
 from vlmplan.plain_text import printable
+from vlmplan.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError

@@ -10,16 +10,21 @@ from vlmplan.models import find_model
 from vlmplan.recipe import PLAIN, option_name
 from vlmplan.request.record import Configured, Options, Request
 from vlmplan.units import counted
+from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
     from vlmplan.other_trainers import Asked, TrainerConfig
 
 
-def parse(options: Options) -> Request:
-    """The request of these options. Raises as ``Request.with_options`` does, and for ``config`` as
-    ``read_trainer_config``."""
+def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
+    """The request of these options, for ``given_model`` in place of one that is looked up by its name.
+
+    Raises as ``Request.with_options`` does, and for ``config`` as ``read_trainer_config``.
+    """
     path = options.get("config")
     own = Request().with_options({name: value for name, value in options.items() if name != "config"})
+    if given_model is not None:
+        own = replace(own, model=given_model.id, given_model=given_model)
     return own if path is None else _with_config(own, Path(str(path)))
 
 
@@ -57,7 +62,7 @@ def _asked(own: Request) -> "Asked":
         uses_deepspeed=True if own.ds_config is not None else _named_engine(recipe),
         method=recipe.method,
         precision=recipe.precision,
-        find_model=find_model,
+        find_model=lambda name: find_model(name) if own.given_model is None else own.given_model,
     )
 
 

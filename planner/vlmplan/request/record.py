@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vlmplan.decided_recipe import DecidedRecipe, completed
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import Pricing
+from vlmplan.models import find_model
 from vlmplan.recipe import (
     PLAIN,
     AdapterDtype,
@@ -27,6 +28,7 @@ from vlmplan.recipe import (
     option_name,
 )
 from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, WorkloadRequest, image_size
+from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
@@ -87,7 +89,8 @@ class Configured:
 class Request:
     """Everything that a user asked for and nothing that he did not. ``ds_config`` is the file of ``--ds-config``.
 
-    What ``configured`` means is among the other fields already, under what the user's own options say.
+    ``given_model`` is the model where its configuration is given and not only ``model``, its name. What
+    ``configured`` means is among the other fields already, under what the user's own options say.
     """
 
     model: str | None = None
@@ -97,6 +100,7 @@ class Request:
     ds_config: "DsConfig | None" = None
     search: SearchRequest = field(default_factory=SearchRequest)
     configured: Configured | None = None
+    given_model: ModelFiles | None = None
 
     @property
     def config_notes(self) -> tuple[str, ...]:
@@ -104,10 +108,10 @@ class Request:
         return () if self.configured is None else self.configured.notes
 
     @property
-    def named_model(self) -> str:
-        """``model``, where it is certain that one is named."""
+    def model_files(self) -> ModelFiles:
+        """The model, where it is certain that one is named. Raises as ``find_model`` does."""
         assert self.model is not None
-        return self.model
+        return find_model(self.model) if self.given_model is None else self.given_model
 
     def with_options(self, options: Options) -> "Request":
         """The same with other values of these options; None takes one away.

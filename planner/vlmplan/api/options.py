@@ -1,0 +1,81 @@
+"""Keyword arguments, with the names of the command line's options: ``--seq-len 2048`` is ``seq_len=2048``.
+
+A switch is True or False: ``--freeze-vision`` is ``train_vision=False``. None is an option that is not given. What an
+option does, its unit and its default are in ``vlmplan estimate --help``. Light: imports nothing but typing.
+"""
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
+
+Model = str | PathLike[str] | Mapping[str, Any]
+"""An alias, a Hugging Face id, a folder or config.json, or the content of one, as ``config.to_dict()`` gives it."""
+File = str | PathLike[str]
+
+
+class WorkloadOptions(TypedDict, total=False):
+    """Samples, and how often they are trained on. ``image_size`` is (width, height) in pixels, or ``"448x336"``."""
+
+    seq_len: int | None
+    images_per_sample: int | None
+    image_size: str | tuple[int, int] | None
+    num_samples: int | None
+    epochs: float | None
+    global_batch: int | None
+
+
+class MachineOptions(TypedDict, total=False):
+    """Machines beside their GPUs. ``host_ram`` is in GiB."""
+
+    num_nodes: int | None
+    host_ram: float | None
+    inter_node_gbit: float | None
+
+
+class RecipeOptions(TypedDict, total=False):
+    """How to train."""
+
+    method: Literal["full", "lora", "qlora"] | None
+    lora_rank: int | None
+    lora_targets: str | Sequence[str] | None
+    lora_alpha: int | None
+    lora_dropout: float | None
+    use_rslora: bool | None
+    adapter_dtype: Literal["table", "float32", "model"] | None
+    weight_dtype: Literal["table", "float32", "model"] | None
+    autocast: bool | None
+    train_embeddings: bool | None
+    train_vision: bool | None
+    train_projector: bool | None
+    train_language: bool | None
+    precision: Literal["bf16", "fp16", "fp32", "bf16-pure"] | None
+    optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"] | None
+    fused_optimizer: bool | None
+    cached_casts: bool | None
+    kbit_upcast: bool | None
+    expandable_segments: bool | None
+    zero_stage: Literal["none", "0", "1", "2", "3", 0, 1, 2, 3] | None
+    ds_config: File | None
+    offload_optimizer: Literal["none", "cpu", "nvme"] | None
+    offload_params: Literal["none", "cpu", "nvme"] | None
+    hpz: int | None
+    nvme_path: File | None
+    micro_batch: int | None
+    grad_accum: int | None
+    activation_checkpointing: bool | None
+    vision_activation_checkpointing: bool | None
+    attention: Literal["sdpa", "flash_attention_2", "eager"] | None
+    loss: Literal["chunked", "full"] | None
+
+
+class CatalogOptions(TypedDict, total=False):
+    """Catalogs of your own on top of the others; later ones win."""
+
+    catalog: File | Sequence[File]
+
+
+class EstimateOptions(WorkloadOptions, MachineOptions, RecipeOptions, CatalogOptions, total=False):
+    """Those of ``vlmplan estimate``."""
+
+    scaling: bool
+    sample_lengths: str | PathLike[str] | None
