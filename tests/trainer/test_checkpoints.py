@@ -17,7 +17,7 @@ from vlmplan.errors import InputError
 from vlmplan.training import CHECKPOINTS, MANIFEST
 from vlmplan_trainer.checkpoint import newest_checkpoint, whole_checkpoints
 from vlmplan_trainer.models.tiny import write_tiny_model
-from vlmplan_trainer.progress import Watcher
+from vlmplan_trainer.progress import ProgressReporter
 
 NUM_STEPS = 6
 WORDS = ("--dummy-data", "64", "--learning-rate", "1e-2", "--measured-steps", "0", "--keep-last", "3")
@@ -261,14 +261,14 @@ def test_a_checkpoint_that_cannot_be_written_is_named_with_what_is_left(plan, un
 
 
 def test_a_run_whose_folder_is_moved_away_says_so_and_makes_no_other(plan, monkeypatch, tmp_path):
-    step = Watcher.step
+    step = ProgressReporter.step
 
-    def moving(watcher: Watcher, report, meter) -> None:
-        step(watcher, report, meter)
+    def moving(progress: ProgressReporter, report, meter) -> None:
+        step(progress, report, meter)
         if report.step == 1:
             (tmp_path / "run").rename(tmp_path / "moved")
 
-    monkeypatch.setattr(Watcher, "step", moving)
+    monkeypatch.setattr(ProgressReporter, "step", moving)
     failed = train_here(plan, tmp_path, *LONG)
     assert failed.code == 1
     assert re.search(r"the checkpoint \S*step-00000002 cannot be written: No such file or directory", failed.err)

@@ -13,7 +13,7 @@ from launch_cases import cpu_plan
 from vlmplan.errors import UnavailableError
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.measure import Meter
-from vlmplan_trainer.progress import Watcher
+from vlmplan_trainer.progress import ProgressReporter
 from vlmplan_trainer.stopping import StopRequest
 
 BROKEN = [
@@ -34,30 +34,30 @@ def report(step: int) -> StepReport:
     return StepReport(**values | {"step": step, "is_skipped": False})
 
 
-def watcher(folder: Path, **more: Any) -> Watcher:
-    return Watcher(cpu_plan(), folder, rank=0, num_steps=5, first_step=2, **more)
+def reporter(folder: Path, **more: Any) -> ProgressReporter:
+    return ProgressReporter(cpu_plan(), folder, rank=0, num_steps=5, first_step=2, **more)
 
 
 def test_lines_that_are_broken_or_of_later_steps_are_dropped(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2, "eval_loss": 1}\n' + b"".join(BROKEN))
-    with watcher(tmp_path) as watching:
-        watching.step(report(3), Meter(torch.device("cpu")))
+    with reporter(tmp_path) as progress:
+        progress.step(report(3), Meter(torch.device("cpu")))
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
 def test_metrics_that_are_no_regular_file_are_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(UnavailableError, match="is no regular file"):
-        watcher(tmp_path)
+        reporter(tmp_path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_metrics_that_a_full_disk_does_not_take_are_named(monkeypatch, tmp_path):
-    watching = watcher(tmp_path)
-    watching._metrics = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
-    with pytest.raises(UnavailableError, match="cannot be written: No space left on device"), watching:
-        watching.step(report(3), Meter(torch.device("cpu")))
+    progress = reporter(tmp_path)
+    progress._metrics = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    with pytest.raises(UnavailableError, match="cannot be written: No space left on device"), progress:
+        progress.step(report(3), Meter(torch.device("cpu")))
 
 
 def test_a_run_whose_output_nobody_reads_is_asked_to_save_and_end(monkeypatch, tmp_path):
@@ -65,7 +65,7 @@ def test_a_run_whose_output_nobody_reads_is_asked_to_save_and_end(monkeypatch, t
     os.close(read)
     stop = StopRequest()
     monkeypatch.setattr(sys, "stdout", os.fdopen(write, "w"))
-    with watcher(tmp_path, on_lost_output=stop.ask) as watching:
-        watching.say("anything")
+    with reporter(tmp_path, on_lost_output=stop.ask) as progress:
+        progress.say("anything")
         assert stop.signum is not None
-        watching.say("again")
+        progress.say("again")

@@ -20,7 +20,7 @@ from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.remaining import Remaining
 
 
-class Watcher:
+class ProgressReporter:
     """Shows steps and writes them to metrics.jsonl; every rank has one, only rank 0's does anything.
 
     ``first_step``: steps that are done; what an earlier run wrote of later ones is dropped. ``num_slow_steps``: the
@@ -47,7 +47,7 @@ class Watcher:
         self._metrics = _after(output_dir / METRICS_FILE, first_step) if rank == 0 else None
         self._bar = StepBar(sys.stdout) if rank == 0 and can_draw(sys.stdout) else None
 
-    def __enter__(self) -> "Watcher":
+    def __enter__(self) -> "ProgressReporter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -45,7 +45,7 @@ from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.phases import is_first, rank_here, say_phase
-from vlmplan_trainer.progress import Watcher
+from vlmplan_trainer.progress import ProgressReporter
 from vlmplan_trainer.ranks import of_all_ranks
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
 from vlmplan_trainer.result import about_result, result_folder
@@ -276,7 +276,7 @@ def _train(made: Run) -> list[StepReport]:
     first, num_steps = trainer.position.step, trainer.rates.num_steps
     reports: list[StepReport] = []
     monitors = Monitors(options.monitor, options.output_dir, rank=rank, first_step=first)
-    watcher = Watcher(
+    progress = ProgressReporter(
         made.plan,
         options.output_dir,
         rank=rank,
@@ -286,13 +286,13 @@ def _train(made: Run) -> list[StepReport]:
         of_every_step={"num_left_out": made.num_left_out},
         on_lost_output=trainer.stop.ask,
     )
-    with watcher, trainer.stop:
+    with progress, trainer.stop:
         for sentence in _about_run(made):
-            watcher.say(sentence)
+            progress.say(sentence)
         while trainer.position.step < num_steps and made.stopped_by is None:
             for report in trainer.epoch(made.batches):
                 reports.append(report)
-                watcher.step(report, made.meter)
+                progress.step(report, made.meter)
                 monitors.step(report, made.meter)
                 is_last = report.step == num_steps or made.stopped_by is not None
                 is_its_step = options.save_every is not None and report.step % options.save_every == 0
@@ -303,12 +303,12 @@ def _train(made: Run) -> list[StepReport]:
             found = made.evaluation
             if found is not None and made.stopped_by is None:
                 found.loss = trainer.evaluate(found.batches)
-                watcher.say(f"after step {trainer.position.step}: loss {found.loss:.4f} on {options.eval_data}")
-                watcher.evaluated(trainer.position.step, found.as_json())
+                progress.say(f"after step {trainer.position.step}: loss {found.loss:.4f} on {options.eval_data}")
+                progress.evaluated(trainer.position.step, found.as_json())
                 monitors.evaluated(trainer.position.step, found.loss)
         if made.stopped_by is not None:
             name = signal.Signals(made.stopped_by).name
-            watcher.say(f"stopped by {name} after step {trainer.position.step}, which is saved; --resume goes on")
+            progress.say(f"stopped by {name} after step {trainer.position.step}, which is saved; --resume goes on")
     return reports
 
 
