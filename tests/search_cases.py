@@ -10,7 +10,7 @@ from planned import decided, shipped_gpus, workload
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing
 from vlmplan.recipe import Method
-from vlmplan.search import Limits, Objective, Recommendation, Sought, recommend
+from vlmplan.search import Limits, Objective, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.setups import SetupSpace
 from vlmplan.workload import ModelFiles
@@ -64,7 +64,7 @@ def search(
     **sample: Any,
 ) -> Recommendation:
     return recommend(
-        Sought(
+        SearchQuery(
             workload=workload(alias, **sample),
             candidates=candidates,
             fixed=decided(**(fixed or {})),

@@ -20,8 +20,8 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import LossKind, Method, Offload
 from vlmplan.request import parse, resolved_recipe
-from vlmplan.search import Objective, RankedPlan, Sought
-from vlmplan.search.options import sought
+from vlmplan.search import Objective, RankedPlan, SearchQuery
+from vlmplan.search.options import search_query
 from vlmplan.workload import Workload
 
 TODAY = date(2026, 11, 21)
@@ -73,9 +73,9 @@ class Search:
 
     options: dict[str, Any]
 
-    def asked(self) -> Sought:
+    def asked(self) -> SearchQuery:
         """Raises InputError for samples that are shorter than their images."""
-        return sought(parse(self.options), catalog(), model_files(self.options["model"]), TODAY)
+        return search_query(parse(self.options), catalog(), model_files(self.options["model"]), TODAY)
 
     def __str__(self) -> str:
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.options.items())

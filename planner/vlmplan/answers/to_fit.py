@@ -95,7 +95,7 @@ def way_out_parts(found: "WayOut", on: date) -> "Iterator[tuple[str, str, Reques
         yield to_fit_sentence(found.to_fit, where), "to fit:", found.to_fit.combination.request
     if found.other_machine is not None:
         yield other_machine_sentence(found.other_machine, on), "there:", found.other_machine.request
-    elif found.is_sought:
+    elif found.tries_other_machines:
         yield "Cheapest other machine: none of the catalog's offers has room for it as it is", "", None
 
 

@@ -219,10 +219,10 @@ def _write_pictures(found: "Recommendation", pictures: dict[str, Path | None], *
 def requested_recommendation(
     request: "Request", catalog_files: tuple[Path, ...], on: date, *, compares_all: bool = False
 ) -> "Recommendation":
-    """The search that is asked for; ``compares_all`` is of ``Sought``."""
+    """The answer to a search; ``compares_all`` as in ``SearchQuery``."""
     from vlmplan.catalog import load_catalog
     from vlmplan.search import recommend as searched
-    from vlmplan.search.options import sought
+    from vlmplan.search.options import search_query
 
-    asked = sought(request, load_catalog(catalog_files), request.model_files, on)
-    return searched(replace(asked, compares_all=compares_all))
+    query = search_query(request, load_catalog(catalog_files), request.model_files, on)
+    return searched(replace(query, compares_all=compares_all))

@@ -66,7 +66,7 @@ def searched_way_out_of(
     searches = Searches(load_catalog(catalog_files), found.workload.model, found.as_of)
     if searches.fits(request.with_options(UNLIMITED)):
         return None
-    return searched_way_out(request, searches.sought(request), searches)
+    return searched_way_out(request, searches.query(request), searches)
 
 
 def command_text(

@@ -7,7 +7,7 @@ from vlmplan.search.answer import (
     RankedPlan,
     Recommendation,
     Rejection,
-    Sought,
+    SearchQuery,
 )
 from vlmplan.search.ranking import MAX_PLANS
 from vlmplan.search.recommendation import recommend
@@ -20,6 +20,6 @@ __all__ = [
     "RankedPlan",
     "Recommendation",
     "Rejection",
-    "Sought",
+    "SearchQuery",
     "recommend",
 ]

@@ -13,7 +13,7 @@ from vlmplan.changes.kinds import Change, Situation
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
 from vlmplan.request import Options, OptionValue, Request
-from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, Sought
+from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.explanation import SAME_FRACTION
 from vlmplan.search.searches import Searches
@@ -98,25 +98,25 @@ class Advice:
 def advice(request: Request, catalog: Catalog, model: ModelFiles, today: date) -> Advice:
     """Advice on the best plan of ``request``; within the limits if one is. Raises InputError as a search does."""
     adviser = _Adviser(request, catalog, model, today)
-    asked = adviser.sought(request)
-    found = adviser.found(asked)
+    query = adviser.query(request)
+    found = adviser.recommendation(query)
     if not found.plans:
-        found = replace(adviser.found(replace(asked, limits=Limits())), notes=found.notes)
+        found = replace(adviser.recommendation(replace(query, limits=Limits())), notes=found.notes)
     base = found.plans[0] if found.plans else None
     way_out = None
     if base is not None:
         outcomes = adviser.outcomes(base)
     else:
-        way_out = searched_way_out(request, asked, adviser.searches)
-        outcomes = adviser.ways_out(asked, way_out)
-    known = [_measured(outcome, base, asked.limits) for outcome in outcomes]
+        way_out = searched_way_out(request, query, adviser.searches)
+        outcomes = adviser.ways_out(query, way_out)
+    known = [_measured(outcome, base, query.limits) for outcome in outcomes]
     return Advice(
-        workload=asked.workload,
-        objective=asked.objective,
-        limits=asked.limits,
+        workload=query.workload,
+        objective=query.objective,
+        limits=query.limits,
         base=base,
         reason=None if base is not None else _reason(found),
-        outcomes=tuple(sorted(known, key=lambda one: _place(one, asked.objective))),
+        outcomes=tuple(sorted(known, key=lambda one: _place(one, query.objective))),
         way_out=way_out,
         as_of=today,
         notes=tuple(dict.fromkeys((*found.notes, *_notes_on_nodes(known)))),
@@ -187,7 +187,7 @@ class _Adviser:
     def __init__(self, request: Request, catalog: Catalog, model: ModelFiles, today: date) -> None:
         self._request = request
         self.searches = Searches(catalog, model, today)
-        self.sought, self.found = self.searches.sought, self.searches.found
+        self.query, self.recommendation = self.searches.query, self.searches.recommendation
 
     def outcomes(self, base: RankedPlan) -> list[Outcome]:
         """What each change makes of the base plan."""
@@ -206,17 +206,17 @@ class _Adviser:
         others = self._other_gpus(pinned.with_options(ANY_GPU), {node.gpu.id}, {node.num_gpus})
         return [*others, *(self._outcome(pinned, change) for change in changes)]
 
-    def ways_out(self, asked: Sought, way_out: WayOut) -> list[Outcome]:
+    def ways_out(self, query: SearchQuery, way_out: WayOut) -> list[Outcome]:
         """What makes it fit where nothing does: of every kind the smallest change that is enough, and ``way_out``."""
         request = self._request.with_options(UNLIMITED)
-        largest = max(asked.candidates, key=lambda one: one.cluster.num_gpus * one.cluster.node.gpu.usable_bytes)
-        at = Situation(workload=asked.workload, recipe=asked.fixed.recipe(), cluster=largest.cluster)
+        largest = max(query.candidates, key=lambda one: one.cluster.num_gpus * one.cluster.node.gpu.usable_bytes)
+        at = Situation(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest.cluster)
         scope = list(larger_scope(request.hardware, largest.cluster.num_nodes))
         wider = [[one for one in scope if "gpu" in one.options], [one for one in scope if "num_nodes" in one.options]]
         kinds = [*([one] for one in freed_changes(request)), *wider, *lean_changes(at)]
         outcomes = [outcome for kind in kinds if (outcome := self._smallest(request, kind)) is not None]
         if request.hardware.gpus:
-            chosen = {one.cluster.node.gpu.id for one in asked.candidates}
+            chosen = {one.cluster.node.gpu.id for one in query.candidates}
             outcomes += self._other_gpus(request.with_options(ANY_GPU), chosen, None)
         combination = None if way_out.to_fit is None else way_out.to_fit.combination
         if combination is None or any(outcome.change.options == combination.changed for outcome in outcomes):
@@ -248,7 +248,7 @@ class _Adviser:
         }
         change = replace(change, options=options)
         try:
-            found = self.found(self.sought(request.with_options(options)))
+            found = self.recommendation(self.query(request.with_options(options)))
         except (InputError, DoesNotFitError) as error:
             return Outcome(change=change, plan=None, reason=str(error))
         if found.plans:
@@ -263,11 +263,11 @@ class _Adviser:
             return node.gpu.id not in but and (counts is None or node.num_gpus in counts)
 
         try:
-            asked = self.sought(request, wants)
+            query = self.query(request, wants)
         except DoesNotFitError:
             return []
         limits = Limits(max_usd=self._request.search.max_usd, max_hours=self._request.search.max_hours)
-        plans = sorted(self.found(asked).plans, key=lambda plan: not within(plan, limits))
+        plans = sorted(self.recommendation(query).plans, key=lambda plan: not within(plan, limits))
         outcomes: dict[str, Outcome] = {}
         for plan in plans:
             node = plan.estimate.cluster.node

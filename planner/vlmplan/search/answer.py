@@ -36,9 +36,10 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sought:
-    """A search: ``fixed`` is what the user decided of the recipe, ``assumed`` what prices need and no list says.
+class SearchQuery:
+    """What a search is asked.
 
+    ``fixed`` is what the user decided of the recipe, ``assumed`` what prices need and no list says.
     ``compares_all``: look at every machine and method, for a plot of them all; plans and front are the same without.
     """
 

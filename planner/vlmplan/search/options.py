@@ -17,7 +17,7 @@ from vlmplan.request import (
     samples_per_step,
     workload_of,
 )
-from vlmplan.search import Limits, Objective, Sought
+from vlmplan.search import Limits, Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.search.offers import OfferFilter
 from vlmplan.workload import ModelFiles
@@ -29,14 +29,14 @@ ASSUMED_OPTIONS = {
 """Options by the field of ``CostAssumptions`` that they state."""
 
 
-def sought(
+def search_query(
     request: Request,
     catalog: Catalog,
     model: ModelFiles,
     today: date,
     *,
     wants: Callable[[Candidate], bool] = lambda _: True,
-) -> Sought:
+) -> SearchQuery:
     """The search of ``request`` among the candidates that ``wants`` takes.
 
     Raises InputError for a value that is not allowed, DoesNotFitError where no offer is left.
@@ -59,7 +59,7 @@ def sought(
     workload = workload_of(model, replace(request.workload, global_batch=samples_per_step(request)))
     notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))
     notes = (*notes, *length_notes(workload, request.workload), *more)
-    return Sought(
+    return SearchQuery(
         workload=workload,
         candidates=[candidate for candidate in found if wants(candidate)],
         fixed=fixed,

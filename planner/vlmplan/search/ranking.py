@@ -20,7 +20,7 @@ from vlmplan.search.answer import (
     Objective,
     RankedPlan,
     Rejection,
-    Sought,
+    SearchQuery,
     cost_of_run,
 )
 from vlmplan.search.choices import Engine
@@ -50,12 +50,12 @@ EQUAL_FRACTION = 0.002
 class Search:
     """What has been found: setups ``_within`` the limits, and what is still ``_open``: nobody has looked at it yet."""
 
-    def __init__(self, sought: Sought, prepared: Prepared | None) -> None:
-        self.objective, self.limits, self.assumed = sought.objective, sought.limits, sought.assumed
-        self._compares_all = sought.compares_all
-        global_batch = sought.workload.global_batch or DEFAULT_GLOBAL_BATCH
-        self.space = SetupSpace(sought.workload, sought.fixed, global_batch, prepared=prepared)
-        self._candidates = sought.candidates
+    def __init__(self, query: SearchQuery, prepared: Prepared | None) -> None:
+        self.objective, self.limits, self.assumed = query.objective, query.limits, query.assumed
+        self._compares_all = query.compares_all
+        global_batch = query.workload.global_batch or DEFAULT_GLOBAL_BATCH
+        self.space = SetupSpace(query.workload, query.fixed, global_batch, prepared=prepared)
+        self._candidates = query.candidates
         self._within: list[ScoredSetup] = []
         self._open: list[UnexploredMethod] = []
         # Why a candidate has no plan: setups over the limits, bytes that a host lacks, what the allocator cannot place.

@@ -2,30 +2,30 @@
 
 from datetime import date
 
-from vlmplan.search.answer import RankedPlan, Recommendation, Sought
+from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.prepared_models import Prepared
 from vlmplan.search.prices import price_note
 from vlmplan.search.ranking import Search
 
 
-def recommend(sought: Sought, *, prepared: Prepared | None = None) -> Recommendation:
+def recommend(query: SearchQuery, *, prepared: Prepared | None = None) -> Recommendation:
     """The best plans among the candidates; ``prepared`` is of other searches of the same workload."""
-    sought.fixed.recipe()  # refuses what is wrong on every cluster
-    search = Search(sought, prepared)
-    for candidate in sought.candidates:
+    query.fixed.recipe()  # refuses what is wrong on every cluster
+    search = Search(query, prepared)
+    for candidate in query.candidates:
         search.consider(candidate)
     plans = search.best_plans()
     pareto, scored = search.front()
-    of_winner = _notes(plans[0], sought.today) if plans else ()
+    of_winner = _notes(plans[0], query.today) if plans else ()
     return Recommendation(
-        workload=sought.workload,
-        objective=sought.objective,
+        workload=query.workload,
+        objective=query.objective,
         plans=tuple(plans),
         rejected=tuple(search.rejections()),
-        num_clusters=len(sought.candidates),
+        num_clusters=len(query.candidates),
         num_considered=search.space.num_considered,
-        as_of=sought.today,
-        notes=(*sought.notes, *of_winner),
+        as_of=query.today,
+        notes=(*query.notes, *of_winner),
         pareto=pareto,
         scored=scored,
     )

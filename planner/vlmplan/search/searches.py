@@ -8,9 +8,9 @@ from typing import Any
 from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.request import Request
-from vlmplan.search import RankedPlan, Recommendation, Sought, recommend
+from vlmplan.search import RankedPlan, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
-from vlmplan.search.options import sought
+from vlmplan.search.options import search_query
 from vlmplan.search.prepared_models import Prepared
 from vlmplan.workload import ModelFiles
 
@@ -26,22 +26,22 @@ class Searches:
         self._prepared: list[tuple[Any, Prepared]] = []
         self._best: dict[Request, RankedPlan | None] = {}
 
-    def sought(self, request: Request, wants: Callable[[Candidate], bool] = lambda _: True) -> Sought:
-        return sought(request, self._catalog, self._model, self._today, wants=wants)
+    def query(self, request: Request, wants: Callable[[Candidate], bool] = lambda _: True) -> SearchQuery:
+        return search_query(request, self._catalog, self._model, self._today, wants=wants)
 
-    def found(self, asked: Sought) -> Recommendation:
-        key = asked.workload, replace(asked.fixed, **dict.fromkeys(SHARED_FIELDS))
+    def recommendation(self, query: SearchQuery) -> Recommendation:
+        key = query.workload, replace(query.fixed, **dict.fromkeys(SHARED_FIELDS))
         prepared = next((prepared for known, prepared in self._prepared if known == key), None)
         if prepared is None:
             prepared = Prepared()
             self._prepared.append((key, prepared))
-        return recommend(asked, prepared=prepared)
+        return recommend(query, prepared=prepared)
 
     def best(self, request: Request) -> RankedPlan | None:
-        """The first plan; None where nothing fits, or what is asked for does not go together."""
+        """The first plan; None where nothing fits, or the options contradict each other."""
         if request not in self._best:
             try:
-                plans = self.found(self.sought(request)).plans
+                plans = self.recommendation(self.query(request)).plans
             except (InputError, DoesNotFitError):
                 plans = ()
             self._best[request] = plans[0] if plans else None
@@ -49,7 +49,7 @@ class Searches:
 
     def is_possible(self, request: Request) -> bool:
         try:
-            self.sought(request)
+            self.query(request)
         except (InputError, DoesNotFitError):
             return False
         return True
@@ -63,5 +63,5 @@ class Searches:
     def are_same(self, request: Request, other: Request) -> bool:
         if not (self.is_possible(request) and self.is_possible(other)):
             return False
-        asked, also = self.sought(request), self.sought(other)
-        return (asked.workload, asked.fixed) == (also.workload, also.fixed)
+        query, also = self.query(request), self.query(other)
+        return (query.workload, query.fixed) == (also.workload, also.fixed)

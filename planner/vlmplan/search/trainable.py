@@ -12,7 +12,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.machine.host import num_host_cpus
 from vlmplan.recipe import Method, Recipe
 from vlmplan.request import WorkloadRequest, workload_of
-from vlmplan.search import Objective, Sought, recommend
+from vlmplan.search import Objective, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.workload import ModelFiles
 
@@ -81,8 +81,10 @@ def trainable_model(
         for method in [None] if set(methods) == set(Method) else methods:
             fixed = DecidedRecipe(method=method)
             candidates = [Candidate(cluster=cluster)]
-            asked = Sought(workload=workload, candidates=candidates, fixed=fixed, objective=Objective.TIME, today=today)
-            found = recommend(asked)
+            query = SearchQuery(
+                workload=workload, candidates=candidates, fixed=fixed, objective=Objective.TIME, today=today
+            )
+            found = recommend(query)
             reasons += [rejection.reason for rejection in found.rejected]
             for plan in found.plans:
                 estimate = plan.estimate

@@ -12,7 +12,7 @@ from vlmplan.errors import DoesNotFitError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.request import Options, Request
-from vlmplan.search import Limits, Sought
+from vlmplan.search import Limits, SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.search.searches import Searches
@@ -35,11 +35,11 @@ class ToFit:
 class WayOut:
     """For ``clusters``, on which nothing fits as it is asked for. Either may be None: nothing that was tried fits.
 
-    ``is_sought``: other machines were looked at; they are not where a search has looked at all of them already.
+    ``tries_other_machines`` is False where the search itself has looked at every machine already.
     """
 
     clusters: tuple[Cluster, ...]
-    is_sought: bool = True
+    tries_other_machines: bool = True
     to_fit: ToFit | None = None
     other_machine: OtherMachine | None = None
 
@@ -68,20 +68,20 @@ def way_out(
     return WayOut(clusters=(cluster,), to_fit=to_fit, other_machine=other)
 
 
-def searched_way_out(request: Request, asked: Sought, searches: Searches) -> WayOut:
+def searched_way_out(request: Request, query: SearchQuery, searches: Searches) -> WayOut:
     """The way out for a search of ``request`` that finds nothing, whatever it may cost and take.
 
     What the search decides by itself, it decides anew with every change.
     """
     request = request.with_options(UNLIMITED)
-    clusters = tuple(candidate.cluster for candidate in asked.candidates)
+    clusters = tuple(candidate.cluster for candidate in query.candidates)
     largest = max(clusters, key=lambda one: one.num_gpus * one.node.gpu.usable_bytes)
-    at = Situation(workload=asked.workload, recipe=asked.fixed.recipe(), cluster=largest)
+    at = Situation(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest)
     found = least_combination(searched_changes(at, request), request, searches)
     best = None if found is None else searches.best(found.request)
     to_fit = None if found is None or best is None else ToFit(combination=found, estimate=best.estimate)
     if not request.hardware.gpus:
-        return WayOut(clusters=(largest,), is_sought=False, to_fit=to_fit)
+        return WayOut(clusters=(largest,), tries_other_machines=False, to_fit=to_fit)
     return WayOut(clusters=clusters, to_fit=to_fit, other_machine=_other_machine(request, clusters, searches))
 
 
@@ -95,7 +95,7 @@ def _other_machine(request: Request, clusters: tuple[Cluster, ...], searches: Se
 
     anywhere = request.with_options(ANY_GPU)
     try:
-        plans = searches.found(replace(searches.sought(anywhere, wants), limits=Limits())).plans
+        plans = searches.recommendation(replace(searches.query(anywhere, wants), limits=Limits())).plans
     except DoesNotFitError:
         return None
     if not plans:
