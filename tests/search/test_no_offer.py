@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from laws import law
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.search.no_offer import Asked, no_offer_sentence, ways_out
+from vlmplan.search.no_offer import OfferQuery, no_offer_sentence, relaxations
 from vlmplan.search.offers import DEFAULT_PRICING, OfferFilter, Place, place_of
 from vlmplan.search.prices import with_spot
 
@@ -34,60 +34,60 @@ FILTERS = st.builds(
     max_usd_per_hour=st.none() | st.floats(0, 3),
     max_price_age_days=st.none() | st.integers(0, 250),
 )
-ASKED = st.builds(Asked, places=few(PLACES), offers=FILTERS, num_nodes=st.integers(1, 3), today=st.just(TODAY))
+QUERIES = st.builds(OfferQuery, places=few(PLACES), offers=FILTERS, num_nodes=st.integers(1, 3), today=st.just(TODAY))
 
 
-def refusals(offer: Offer, asked: Asked) -> set[str]:
+def refusals(offer: Offer, query: OfferQuery) -> set[str]:
     """The options that leave ``offer`` out, each looked at by itself."""
-    limits, age = asked.offers, offer.age_days(TODAY)
+    limits, age = query.offers, offer.age_days(TODAY)
     is_own = offer.pricing is Pricing.OWN
     most_usd, most_days = limits.max_usd_per_hour, limits.max_price_age_days
     left_out = {
-        "gpu": bool(asked.places) and place_of(offer) not in asked.places,
+        "gpu": bool(query.places) and place_of(offer) not in query.places,
         "pricing": offer.pricing not in (limits.pricing or DEFAULT_PRICING),
         "provider": bool(limits.providers) and offer.provider not in limits.providers,
         "region": bool(limits.regions) and offer.region not in limits.regions and not is_own,
-        "max_usd_per_hour": most_usd is not None and offer.usd_per_hour * asked.num_nodes > most_usd,
+        "max_usd_per_hour": most_usd is not None and offer.usd_per_hour * query.num_nodes > most_usd,
         "max_price_age_days": most_days is not None and not is_own and (age is None or age > most_days),
     }
     return {name for name, is_out in left_out.items() if is_out}
 
 
-def fewest(asked: Asked) -> int:
+def fewest(query: OfferQuery) -> int:
     """The least number of options that have to change for an offer to be left."""
-    return min(len(refusals(one, asked)) for one in KNOWN)
+    return min(len(refusals(one, query)) for one in KNOWN)
 
 
-@law(ASKED, quick=20, thorough=150)
-def test_what_is_named_has_offers_and_takes_the_fewest_changes(asked: Asked):
-    assume(not asked.admitted(CATALOG.offers))
-    ways = ways_out(CATALOG, asked)
+@law(QUERIES, quick=20, thorough=150)
+def test_what_is_named_has_offers_and_takes_the_fewest_changes(query: OfferQuery):
+    assume(not query.admitted(CATALOG.offers))
+    ways = relaxations(CATALOG, query)
     assert ways
-    assert {len(way.options) for way in ways} == {fewest(asked)}
+    assert {len(way.options) for way in ways} == {fewest(query)}
     for way in ways:
-        changed = asked
+        changed = query
         for name, word in way.options.items():
             changed = changed.with_option(name, parsed(name, word))
         assert tuple(changed.admitted(CATALOG.offers)) == way.offers
         assert way.offers
 
 
-@law(ASKED, quick=20, thorough=100)
-def test_every_set_of_so_few_changes_that_helps_is_found(asked: Asked):
-    assume(not asked.admitted(CATALOG.offers))
-    found = {frozenset(way.options) for way in ways_out(CATALOG, asked)}
-    count = fewest(asked)
-    assert found == {frozenset(out) for one in KNOWN if len(out := refusals(one, asked)) == count}
+@law(QUERIES, quick=20, thorough=100)
+def test_every_set_of_so_few_changes_that_helps_is_found(query: OfferQuery):
+    assume(not query.admitted(CATALOG.offers))
+    found = {frozenset(way.options) for way in relaxations(CATALOG, query)}
+    count = fewest(query)
+    assert found == {frozenset(out) for one in KNOWN if len(out := refusals(one, query)) == count}
 
 
-@law(ASKED, quick=20, thorough=100)
-def test_limits_are_raised_no_further_than_to_the_nearest_offer(asked: Asked):
-    assume(not asked.admitted(CATALOG.offers))
+@law(QUERIES, quick=20, thorough=100)
+def test_limits_are_raised_no_further_than_to_the_nearest_offer(query: OfferQuery):
+    assume(not query.admitted(CATALOG.offers))
     for name, unit in (("max_usd_per_hour", 0.011), ("max_price_age_days", 1)):
-        for way in ways_out(CATALOG, asked):
+        for way in relaxations(CATALOG, query):
             if list(way.options) == [name] and way.options[name] is not None:
                 less = parsed(name, way.options[name]) - unit
-                assert less < 0 or not asked.with_option(name, less).admitted(CATALOG.offers)
+                assert less < 0 or not query.with_option(name, less).admitted(CATALOG.offers)
 
 
 def parsed(name: str, word):
@@ -99,18 +99,18 @@ def parsed(name: str, word):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_vasts_offers_are_found_by_their_pricing(count: int):
-    asked = Asked(offers=OfferFilter(providers=("vast",)), num_nodes=count, today=TODAY)
-    ways = ways_out(CATALOG, asked)
+    query = OfferQuery(offers=OfferFilter(providers=("vast",)), num_nodes=count, today=TODAY)
+    ways = relaxations(CATALOG, query)
     assert [dict(way.options) for way in ways[:2]] == [{"pricing": "marketplace"}, {"pricing": "interruptible"}]
     assert {one.provider for way in ways[:2] for one in way.offers} == {"vast"}
     number = sum(one.provider == "vast" and one.pricing is Pricing.MARKETPLACE for one in KNOWN)
-    assert f"with --pricing marketplace there are {number} offers" in no_offer_sentence(CATALOG, asked)
+    assert f"with --pricing marketplace there are {number} offers" in no_offer_sentence(CATALOG, query)
 
 
 def test_what_leaves_no_offer_is_named():
     limits = OfferFilter(providers=("vast",), regions=("eastus",), max_usd_per_hour=0.5, max_price_age_days=9)
-    asked = Asked(places=(Place(gpu_id="t4", num_gpus=7),), offers=limits, num_nodes=1, today=TODAY)
-    sentence = no_offer_sentence(CATALOG, asked)
+    query = OfferQuery(places=(Place(gpu_id="t4", num_gpus=7),), offers=limits, num_nodes=1, today=TODAY)
+    sentence = no_offer_sentence(CATALOG, query)
     for words in ("--gpu t4:7", "--provider vast", "--region eastus", "--max-usd-per-hour 0.5"):
         assert words in sentence.partition(";")[0]
     assert "--max-price-age-days 9" in sentence
@@ -119,13 +119,13 @@ def test_what_leaves_no_offer_is_named():
 
 def test_an_option_that_cannot_be_set_to_admit_an_offer_is_left_out():
     """Most offers name no region."""
-    asked = Asked(offers=OfferFilter(providers=("runpod",), regions=("us-east-1",)), num_nodes=1, today=TODAY)
-    ways = ways_out(CATALOG, asked)
+    query = OfferQuery(offers=OfferFilter(providers=("runpod",), regions=("us-east-1",)), num_nodes=1, today=TODAY)
+    ways = relaxations(CATALOG, query)
     assert dict(ways[0].options) == {"region": None}
-    assert "without --region there are" in no_offer_sentence(CATALOG, asked)
+    assert "without --region there are" in no_offer_sentence(CATALOG, query)
 
 
 def test_sizes_of_sets_are_tried_one_after_the_other():
-    asked = Asked(offers=OfferFilter(max_usd_per_hour=0.0, max_price_age_days=0), num_nodes=1, today=TODAY)
-    assert fewest(asked) == 2
-    assert all(set(way.options) in map(set, combinations(asked.limits, 2)) for way in ways_out(CATALOG, asked))
+    query = OfferQuery(offers=OfferFilter(max_usd_per_hour=0.0, max_price_age_days=0), num_nodes=1, today=TODAY)
+    assert fewest(query) == 2
+    assert all(set(way.options) in map(set, combinations(query.limits, 2)) for way in relaxations(CATALOG, query))

@@ -9,7 +9,7 @@ from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, UnknownNameError
 from vlmplan.gpu_choice import HOST_RAM_OPTION, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing, cheapest
-from vlmplan.search.no_offer import Asked, no_offer_sentence
+from vlmplan.search.no_offer import OfferQuery, no_offer_sentence
 from vlmplan.search.offers import OfferFilter, Place
 from vlmplan.units import GIB, gib_text
 
@@ -110,7 +110,7 @@ def candidates(
         if gpu.has_known_memory:
             found += _rented(group, gpu, num_nodes, today)
     if not found:
-        raise DoesNotFitError(no_offer_sentence(catalog, Asked(offers=offers, num_nodes=num_nodes, today=today)))
+        raise DoesNotFitError(no_offer_sentence(catalog, OfferQuery(offers=offers, num_nodes=num_nodes, today=today)))
     return found, []
 
 
@@ -153,8 +153,8 @@ def _chosen(catalog: Catalog, choices: Sequence[GpuChoice], terms: Terms) -> tup
         if not machines:
             missed.append(Place(gpu_id=chosen.node.gpu.id, num_gpus=chosen.node.num_gpus))
     if missed:
-        asked = Asked(places=tuple(missed), offers=terms.offers, num_nodes=terms.num_nodes, today=terms.today)
-        notes.append(no_offer_sentence(catalog, asked))
+        query = OfferQuery(places=tuple(missed), offers=terms.offers, num_nodes=terms.num_nodes, today=terms.today)
+        notes.append(no_offer_sentence(catalog, query))
         if not found:
             raise DoesNotFitError(notes[-1])
     return found, [*notes, *_count_notes(choices)]

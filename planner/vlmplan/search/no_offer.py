@@ -18,13 +18,13 @@ from vlmplan.search.offers import DEFAULT_PRICING, OfferFilter, Place, place_of
 from vlmplan.units import counted, usd_text
 
 NUM_SHOWN = 3
-"""Ways out that a sentence names. A choice."""
+"""Changes that a sentence names at most. A choice."""
 LIMITS = ("pricing", "max_price_age_days", "max_usd_per_hour", "region", "provider", "gpu")
 """Options that leave offers out, what is easiest to give up first. A choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayOut:
+class RelaxedLimits:
     """Options that admit offers; None takes one away. ``offers`` are those, the cheapest first."""
 
     options: Options = field(hash=False)
@@ -44,8 +44,8 @@ class WayOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What is asked of an offer: ``places`` are the GPUs and counts that may be rented, all of them where there are
+class OfferQuery:
+    """What an offer has to be: ``places`` are the GPUs and counts that may be rented, all of them where there are
     none."""
 
     places: tuple[Place, ...] = ()
@@ -53,14 +53,14 @@ class Asked:
     num_nodes: int
     today: date
 
-    def without(self, names: Iterable[str]) -> "Asked":
+    def without(self, names: Iterable[str]) -> "OfferQuery":
         """The same with these limits lifted."""
-        asked = self
+        query = self
         for name in names:
-            asked = asked.with_option(name, None)
-        return asked
+            query = query.with_option(name, None)
+        return query
 
-    def with_option(self, name: str, value: Any) -> "Asked":
+    def with_option(self, name: str, value: Any) -> "OfferQuery":
         """The same with another value of an option; None lifts the limit."""
         if name == "gpu":
             return replace(self, places=() if value is None else (value,))
@@ -91,53 +91,53 @@ class Asked:
         return [name for name in LIMITS if values[name]]
 
 
-def ways_out(catalog: Catalog, asked: Asked) -> list[WayOut]:
+def relaxations(catalog: Catalog, query: OfferQuery) -> list[RelaxedLimits]:
     """The changes of fewest options under which an offer is left, the easiest first; none where no offer is known."""
     known = [offer for offer in catalog.offers if catalog.gpu_by_id(offer.gpu_id).has_known_memory]
-    for count in range(1, len(asked.limits) + 1):
-        found = [way for names in combinations(asked.limits, count) for way in _ways(known, asked, names)]
+    for count in range(1, len(query.limits) + 1):
+        found = [one for names in combinations(query.limits, count) for one in _lifted(known, query, names)]
         if found:
             return found
     return []
 
 
-def _ways(known: Sequence[Offer], asked: Asked, names: Sequence[str]) -> Iterator[WayOut]:
-    """What lifts the limits of these names, no more than it has to: one way out for each pricing, if that is lifted."""
-    lifted = asked.without(names)
+def _lifted(known: Sequence[Offer], query: OfferQuery, names: Sequence[str]) -> Iterator[RelaxedLimits]:
+    """What lifts the limits of these names, no more than it has to: one answer for each pricing, if that is lifted."""
+    lifted = query.without(names)
     done: set[Any] = set()
-    for offer in sorted(lifted.admitted(known), key=lambda one: _distance(one, asked, names)):
+    for offer in sorted(lifted.admitted(known), key=lambda one: _distance(one, query, names)):
         kind = offer.pricing if "pricing" in names else None
         if kind in done:
             continue
         done.add(kind)
-        options = {name: _admitting(name, offer, asked) for name in names}
-        changed = asked
+        options = {name: _admitting(name, offer, query) for name in names}
+        changed = query
         for name, value in options.items():
             changed = changed.with_option(name, value)
         words = {name: _word(value) for name, value in options.items()}
-        yield WayOut(options=words, offers=tuple(changed.admitted(known)))
+        yield RelaxedLimits(options=words, offers=tuple(changed.admitted(known)))
 
 
-def _distance(offer: Offer, asked: Asked, names: Sequence[str]) -> tuple[bool, float]:
+def _distance(offer: Offer, query: OfferQuery, names: Sequence[str]) -> tuple[bool, float]:
     """How far it is from what was asked for: of another GPU than those named, then by price, or age if only that is
     lifted."""
-    is_other = bool(asked.places) and all(place.gpu_id != offer.gpu_id for place in asked.places)
+    is_other = bool(query.places) and all(place.gpu_id != offer.gpu_id for place in query.places)
     if "max_price_age_days" in names and "max_usd_per_hour" not in names:
-        age = offer.age_days(asked.today)
+        age = offer.age_days(query.today)
         return is_other, float("inf") if age is None else age
     return is_other, offer.usd_per_hour
 
 
-def _admitting(name: str, offer: Offer, asked: Asked) -> Any:
+def _admitting(name: str, offer: Offer, query: OfferQuery) -> Any:
     """The value of an option with which it does not stand in the way of ``offer``."""
     if name == "gpu":
         return place_of(offer)
     if name == "pricing":
         return offer.pricing
     if name == "max_price_age_days":
-        return offer.age_days(asked.today)
+        return offer.age_days(query.today)
     if name == "max_usd_per_hour":
-        usd = Decimal(repr(offer.usd_per_hour * asked.num_nodes))
+        usd = Decimal(repr(offer.usd_per_hour * query.num_nodes))
         return float(usd.quantize(Decimal("0.01"), rounding=ROUND_UP))
     return getattr(offer, name)
 
@@ -148,19 +148,19 @@ def _word(value: Any) -> Any:
     return f"{value:g}" if isinstance(value, float) else value
 
 
-def no_offer_sentence(catalog: Catalog, asked: Asked) -> str:
+def no_offer_sentence(catalog: Catalog, query: OfferQuery) -> str:
     """That no offer is left under what, and with which change of it one is."""
-    ways = ways_out(catalog, asked)
+    ways = relaxations(catalog, query)
     if not ways:
         return "the catalog has no offer"
     shown = "; ".join(way.text for way in ways[:NUM_SHOWN])
-    return f"no offer of the catalog is left under {', '.join(_limit_texts(asked))}; {shown}"
+    return f"no offer of the catalog is left under {', '.join(_limit_texts(query))}; {shown}"
 
 
-def _limit_texts(asked: Asked) -> Iterator[str]:
-    offers = asked.offers
-    if asked.places:
-        yield "--gpu " + " or ".join(str(place) for place in asked.places)
+def _limit_texts(query: OfferQuery) -> Iterator[str]:
+    offers = query.offers
+    if query.places:
+        yield "--gpu " + " or ".join(str(place) for place in query.places)
     for provider in offers.providers:
         yield f"--provider {provider}"
     for region in offers.regions:
