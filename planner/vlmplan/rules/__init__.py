@@ -13,7 +13,7 @@ and 8-bit optimizers under every ZeRO stage, bitsandbytes on AMD and on CPUs, pa
 optimizer, chunked loss with capped logits (the trainer caps each chunk).
 """
 
-from vlmplan.rules.base import ModelFacts, Problem, Rule, Severity, Situation, model_facts
+from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity, model_facts
 from vlmplan.rules.check import RULES, check, objection, problems
 from vlmplan.rules.models import attention_implementations, default_attention
 
@@ -22,8 +22,8 @@ __all__ = [
     "ModelFacts",
     "Problem",
     "Rule",
+    "RuleContext",
     "Severity",
-    "Situation",
     "attention_implementations",
     "check",
     "default_attention",

@@ -35,7 +35,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class RuleContext:
     """What is to be trained, on what; None where it is not known yet. ``given`` are the options the user wrote."""
 
     recipe: Recipe
@@ -48,7 +48,7 @@ class Situation:
 
     @property
     def is_on_cpu(self) -> bool:
-        return self.gpu is not None and self.gpu.vendor is Vendor.CPU
+        return self.gpu is not None and self.gpu.is_cpu
 
     @property
     def capability_text(self) -> str:
@@ -62,7 +62,7 @@ class Situation:
         return known is not None and known < capability
 
 
-Check = Callable[[Situation], str | None]
+Check = Callable[[RuleContext], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Rule:
     source: str
     check: Check
 
-    def problem(self, situation: Situation) -> Problem | None:
-        sentence = self.check(situation)
+    def problem(self, context: RuleContext) -> Problem | None:
+        sentence = self.check(context)
         if sentence is None:
             return None
         return Problem(rule=self.name, severity=self.severity, sentence=sentence, source=self.source)

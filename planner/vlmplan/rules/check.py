@@ -5,7 +5,7 @@ from collections.abc import Collection
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
-from vlmplan.rules.base import ModelFacts, Problem, Rule, Severity, Situation
+from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity
 from vlmplan.rules.devices import DEVICE_RULES
 from vlmplan.rules.engines import ENGINE_RULES
 from vlmplan.rules.models import MODEL_RULES
@@ -23,8 +23,8 @@ def problems(
     given: Collection[str] = (),
 ) -> list[Problem]:
     """Everything that is wrong with the recipe, errors first. ``given`` are recipe fields that the user set."""
-    situation = _situation(recipe, cluster, model, global_batch, given)
-    found = [problem for rule in RULES if (problem := rule.problem(situation)) is not None]
+    context = _context(recipe, cluster, model, global_batch, given)
+    found = [problem for rule in RULES if (problem := rule.problem(context)) is not None]
     return sorted(found, key=lambda problem: problem.severity is Severity.WARNING)
 
 
@@ -32,18 +32,18 @@ def objection(
     recipe: Recipe, *, cluster: Cluster, model: ModelFacts, global_batch: int | None, given: Collection[str]
 ) -> str | None:
     """The sentence of the first error among ``problems``, where it alone is asked for."""
-    situation = _situation(recipe, cluster, model, global_batch, given)
-    return next((sentence for rule in ERROR_RULES if (sentence := rule.check(situation)) is not None), None)
+    context = _context(recipe, cluster, model, global_batch, given)
+    return next((sentence for rule in ERROR_RULES if (sentence := rule.check(context)) is not None), None)
 
 
-def _situation(
+def _context(
     recipe: Recipe,
     cluster: Cluster | None,
     model: ModelFacts | None,
     global_batch: int | None,
     given: Collection[str],
-) -> Situation:
-    return Situation(
+) -> RuleContext:
+    return RuleContext(
         recipe=recipe,
         gpu=None if cluster is None else cluster.node.gpu,
         num_gpus=None if cluster is None else cluster.num_gpus,

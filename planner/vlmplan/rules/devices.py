@@ -1,8 +1,7 @@
 """What a card or a processor can do."""
 
-from vlmplan.hardware import Vendor
 from vlmplan.recipe import AttentionImplementation, Method, OptimizerKind, Precision
-from vlmplan.rules.base import RuleBook, Situation
+from vlmplan.rules.base import RuleBook, RuleContext
 
 DEVICE_RULES = RuleBook()
 
@@ -12,82 +11,82 @@ BITSANDBYTES_OPTIMIZERS = (OptimizerKind.ADAMW_8BIT, OptimizerKind.PAGED_ADAMW_8
 
 
 @DEVICE_RULES.error("NVIDIA CUDA programming guide; torch cuda/__init__.py is_bf16_supported: older cards emulate")
-def bf16_needs_ampere(situation: Situation) -> str | None:
-    gpu, precision = situation.gpu, situation.recipe.precision
+def bf16_needs_ampere(context: RuleContext) -> str | None:
+    gpu, precision = context.gpu, context.recipe.precision
     if precision not in (Precision.BF16, Precision.BF16_PURE) or gpu is None or gpu.supports_bf16:
         return None
     return (
         f"--precision {precision.value} needs compute capability 8.0 or newer, but "
-        f"{gpu.name}{situation.capability_text} only emulates bf16; give --precision fp16"
+        f"{gpu.name}{context.capability_text} only emulates bf16; give --precision fp16"
     )
 
 
 @DEVICE_RULES.error("deepspeed accelerator/cuda_accelerator.py is_fp16_supported: refuses compute capability 6")
-def fp16_under_deepspeed_needs_volta(situation: Situation) -> str | None:
-    recipe, gpu = situation.recipe, situation.gpu
+def fp16_under_deepspeed_needs_volta(context: RuleContext) -> str | None:
+    recipe, gpu = context.recipe, context.gpu
     if recipe.precision is not Precision.FP16 or not recipe.uses_deepspeed or gpu is None:
         return None
-    if not situation.is_before(FP16_CAPABILITY):
+    if not context.is_before(FP16_CAPABILITY):
         return None
     return (
         f"--precision fp16 under DeepSpeed needs compute capability 7.0 or newer, but there is "
-        f"{gpu.name}{situation.capability_text}; give --precision fp32, or --zero-stage none on one GPU"
+        f"{gpu.name}{context.capability_text}; give --precision fp32, or --zero-stage none on one GPU"
     )
 
 
 @DEVICE_RULES.warning("deepspeed accelerator/cpu_accelerator.py is_fp16_supported: asks oneDNN (seen)")
-def fp16_on_cpu_needs_new_instructions(situation: Situation) -> str | None:
-    recipe = situation.recipe
-    if recipe.precision is not Precision.FP16 or not recipe.uses_deepspeed or not situation.is_on_cpu:
+def fp16_on_cpu_needs_new_instructions(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.precision is not Precision.FP16 or not recipe.uses_deepspeed or not context.is_on_cpu:
         return None
     return "--precision fp16 under DeepSpeed runs only on processors with AVX512-FP16; bf16 and fp32 run on any"
 
 
 @DEVICE_RULES.error("github.com/Dao-AILab/flash-attention README: Ampere or newer; transformers modeling_utils.py")
-def flash_attention_needs_ampere(situation: Situation) -> str | None:
-    gpu = situation.gpu
-    if situation.recipe.attention is not AttentionImplementation.FLASH_ATTENTION_2 or gpu is None:
+def flash_attention_needs_ampere(context: RuleContext) -> str | None:
+    gpu = context.gpu
+    if context.recipe.attention is not AttentionImplementation.FLASH_ATTENTION_2 or gpu is None:
         return None
-    if situation.is_on_cpu:
+    if context.is_on_cpu:
         return "--attention flash_attention_2 does not run on a CPU; give --attention sdpa"
     if gpu.supports_flash_attention_2 is not False:
         return None
     return (
         f"--attention flash_attention_2 needs compute capability 8.0 or newer, but there is "
-        f"{gpu.name}{situation.capability_text}; give --attention sdpa"
+        f"{gpu.name}{context.capability_text}; give --attention sdpa"
     )
 
 
 @DEVICE_RULES.warning("github.com/Dao-AILab/flash-attention README: on ROCm only some cards, built from source")
-def flash_attention_is_unsure_elsewhere(situation: Situation) -> str | None:
-    gpu = situation.gpu
-    if situation.recipe.attention is not AttentionImplementation.FLASH_ATTENTION_2 or gpu is None:
+def flash_attention_is_unsure_elsewhere(context: RuleContext) -> str | None:
+    gpu = context.gpu
+    if context.recipe.attention is not AttentionImplementation.FLASH_ATTENTION_2 or gpu is None:
         return None
-    if gpu.vendor is Vendor.CPU or gpu.supports_flash_attention_2 is not None:
+    if gpu.is_cpu or gpu.supports_flash_attention_2 is not None:
         return None
     return f"--attention flash_attention_2: nothing is known about it on {gpu.name}; --attention sdpa runs anywhere"
 
 
 @DEVICE_RULES.error("flash_attn: the kernels take fp16 and bf16 only; transformers integrations/flash_attention.py")
-def flash_attention_needs_16_bit(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def flash_attention_needs_16_bit(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.attention is not AttentionImplementation.FLASH_ATTENTION_2 or recipe.precision is not Precision.FP32:
         return None
     return "--attention flash_attention_2 takes 16-bit tensors only, but --precision is fp32; give --attention sdpa"
 
 
 @DEVICE_RULES.error("huggingface.co/docs/bitsandbytes/v0.50.2/installation: compute capability 6.0+")
-def bitsandbytes_needs_pascal(situation: Situation) -> str | None:
-    recipe, gpu = situation.recipe, situation.gpu
+def bitsandbytes_needs_pascal(context: RuleContext) -> str | None:
+    recipe, gpu = context.recipe, context.gpu
     uses_it = recipe.method is Method.QLORA or recipe.optimizer in BITSANDBYTES_OPTIMIZERS
-    if not uses_it or gpu is None or not situation.is_before(BITSANDBYTES_CAPABILITY):
+    if not uses_it or gpu is None or not context.is_before(BITSANDBYTES_CAPABILITY):
         return None
     option = "--method qlora" if recipe.method is Method.QLORA else f"--optimizer {recipe.optimizer.value}"
-    return f"{option} needs compute capability 6.0 or newer, but there is {gpu.name}{situation.capability_text}"
+    return f"{option} needs compute capability 6.0 or newer, but there is {gpu.name}{context.capability_text}"
 
 
 @DEVICE_RULES.warning("bitsandbytes optim/optimizer.py get_state_buffer: falls back on CPU (seen)")
-def paging_needs_a_gpu(situation: Situation) -> str | None:
-    if situation.recipe.optimizer is not OptimizerKind.PAGED_ADAMW_8BIT or not situation.is_on_cpu:
+def paging_needs_a_gpu(context: RuleContext) -> str | None:
+    if context.recipe.optimizer is not OptimizerKind.PAGED_ADAMW_8BIT or not context.is_on_cpu:
         return None
     return "--optimizer paged-adamw-8bit does not page on a CPU; it runs as adamw-8bit"

@@ -1,14 +1,14 @@
 """ZeRO stages, offload and optimizers. Paths are of deepspeed 0.19.8, "seen" is a run of it on CPU."""
 
 from vlmplan.recipe import Method, Offload, OptimizerKind, Precision
-from vlmplan.rules.base import RuleBook, Situation
+from vlmplan.rules.base import RuleBook, RuleContext
 
 ENGINE_RULES = RuleBook()
 
 
 @ENGINE_RULES.error("runtime/engine.py _do_optimizer_sanity_check: without ZeRO nothing reads offload_optimizer (seen)")
-def offloaded_optimizer_needs_a_stage(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def offloaded_optimizer_needs_a_stage(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.offload_optimizer is Offload.NONE or recipe.zero_stage in (1, 2, 3):
         return None
     stage = "none" if recipe.zero_stage is None else recipe.zero_stage
@@ -19,8 +19,8 @@ def offloaded_optimizer_needs_a_stage(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.error("runtime/engine.py _configure_zero_optimizer: only stage 3 is handed offload_param (seen)")
-def offloaded_parameters_need_stage_3(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def offloaded_parameters_need_stage_3(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.offload_params is Offload.NONE or recipe.zero_stage == 3:
         return None
     stage = "none" if recipe.zero_stage is None else recipe.zero_stage
@@ -31,8 +31,8 @@ def offloaded_parameters_need_stage_3(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.error("runtime/zero/stage_1_and_2.py __init__: cpu_offload is true for any device but none (seen)")
-def nvme_needs_stage_3(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def nvme_needs_stage_3(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.offload_optimizer is not Offload.NVME or recipe.zero_stage not in (1, 2):
         return None
     return (
@@ -42,8 +42,8 @@ def nvme_needs_stage_3(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.error("runtime/engine.py _configure_optimizer: anything but DeepSpeedCPUAdam raises (seen)")
-def offloaded_optimizer_is_adamw(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def offloaded_optimizer_is_adamw(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.offload_optimizer is Offload.NONE or recipe.optimizer is OptimizerKind.ADAMW:
         return None
     return (
@@ -53,8 +53,8 @@ def offloaded_optimizer_is_adamw(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.error("runtime/config.py _do_error_check: bf16_master_weights_and_grads needs stage 1, 2 or 3 (seen)")
-def pure_bf16_is_plain_or_sharded(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def pure_bf16_is_plain_or_sharded(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.precision is not Precision.BF16_PURE or recipe.zero_stage != 0:
         return None
     return (
@@ -67,8 +67,8 @@ def pure_bf16_is_plain_or_sharded(situation: Situation) -> str | None:
     "transformers modeling_utils.py get_init_context: zero.Init is skipped for quantized models; "
     "huggingface.co/docs/peft/accelerate/deepspeed: needs bnb_4bit_quant_storage"
 )
-def four_bit_weights_are_not_sharded(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def four_bit_weights_are_not_sharded(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.method is not Method.QLORA or recipe.zero_stage != 3:
         return None
     return (
@@ -78,8 +78,8 @@ def four_bit_weights_are_not_sharded(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.error("runtime/engine.py _cast_module_mixed_precision: every floating-point weight becomes 16 bit")
-def upcast_weights_stay_so(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def upcast_weights_stay_so(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if not recipe.upcasts_frozen:
         return None
     if recipe.method is not Method.QLORA:
@@ -90,16 +90,16 @@ def upcast_weights_stay_so(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.error("runtime/zero/stage_1_and_2.py __init__: asserts a multiple of nccl_start_alignment_factor")
-def allgather_bucket_is_even(situation: Situation) -> str | None:
-    size = situation.recipe.zero.allgather_bucket_size
-    if situation.recipe.zero_stage not in (1, 2) or size % 2 == 0:
+def allgather_bucket_is_even(context: RuleContext) -> str | None:
+    size = context.recipe.zero.allgather_bucket_size
+    if context.recipe.zero_stage not in (1, 2) or size % 2 == 0:
         return None
     return f"zero_optimization.allgather_bucket_size is {size}; stages 1 and 2 need an even number"
 
 
 @ENGINE_RULES.error("runtime/engine.py _configure_zero_optimizer: only stage 3 is handed zero_hpz_partition_size")
-def second_copies_need_stage_3(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def second_copies_need_stage_3(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.hpz == 1 or recipe.zero_stage == 3:
         return None
     stage = "none" if recipe.zero_stage is None else recipe.zero_stage
@@ -107,8 +107,8 @@ def second_copies_need_stage_3(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.error("utils/groups.py _create_zero_param_parallel_group: groups of equal size, or an assertion")
-def second_copies_divide_the_gpus(situation: Situation) -> str | None:
-    hpz, num_gpus = situation.recipe.hpz, situation.num_gpus
+def second_copies_divide_the_gpus(context: RuleContext) -> str | None:
+    hpz, num_gpus = context.recipe.hpz, context.num_gpus
     if hpz == 1 or num_gpus is None or num_gpus % hpz == 0:
         return None
     return (
@@ -117,8 +117,8 @@ def second_copies_divide_the_gpus(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.error("zero/partition_parameters.py _partition_param_sec: the copy would be made in host memory too")
-def second_copies_stay_on_the_gpu(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def second_copies_stay_on_the_gpu(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.hpz == 1 or recipe.offload_params is Offload.NONE:
         return None
     return (
@@ -128,8 +128,8 @@ def second_copies_stay_on_the_gpu(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.warning("transformers optimization.py Adafactor: one-dimensional states are not factored (seen)")
-def adafactor_saves_nothing_when_sharded(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def adafactor_saves_nothing_when_sharded(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.optimizer is not OptimizerKind.ADAFACTOR or recipe.zero_stage not in (1, 2, 3):
         return None
     return (
@@ -139,9 +139,9 @@ def adafactor_saves_nothing_when_sharded(situation: Situation) -> str | None:
 
 
 @ENGINE_RULES.warning("arithmetic: a share of one rank is the whole")
-def sharding_needs_several_gpus(situation: Situation) -> str | None:
-    recipe = situation.recipe
-    if situation.num_gpus != 1 or recipe.zero_stage not in (1, 2, 3):
+def sharding_needs_several_gpus(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if context.num_gpus != 1 or recipe.zero_stage not in (1, 2, 3):
         return None
     if recipe.offload_optimizer is not Offload.NONE or recipe.offload_params is not Offload.NONE:
         return None

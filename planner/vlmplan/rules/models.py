@@ -9,7 +9,7 @@ from vlmplan.recipe import (
     WeightDtype,
     option_name,
 )
-from vlmplan.rules.base import ModelFacts, RuleBook, Situation
+from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
 from vlmplan.units import DType
 
 MODEL_RULES = RuleBook()
@@ -40,8 +40,8 @@ def default_attention(model: ModelFacts) -> AttentionImplementation:
 
 
 @MODEL_RULES.error("transformers modeling_utils.py _sdpa_can_dispatch, _flash_attn_can_dispatch (seen)")
-def attention_is_one_the_model_has(situation: Situation) -> str | None:
-    model, attention = situation.model, situation.recipe.attention
+def attention_is_one_the_model_has(context: RuleContext) -> str | None:
+    model, attention = context.model, context.recipe.attention
     if model is None:
         return None
     known = attention_implementations(model)
@@ -54,9 +54,9 @@ def attention_is_one_the_model_has(situation: Situation) -> str | None:
 
 
 @MODEL_RULES.warning("arithmetic: float16 ends at 65,504; config.json says the weights were trained in bfloat16")
-def fp16_may_overflow(situation: Situation) -> str | None:
-    model = situation.model
-    if model is None or model.weights_dtype != "bfloat16" or situation.recipe.precision is not Precision.FP16:
+def fp16_may_overflow(context: RuleContext) -> str | None:
+    model = context.model
+    if model is None or model.weights_dtype != "bfloat16" or context.recipe.precision is not Precision.FP16:
         return None
     return (
         f"--precision fp16: {model.id} was trained in bfloat16, whose range is wider; activations may overflow, "
@@ -65,8 +65,8 @@ def fp16_may_overflow(situation: Situation) -> str | None:
 
 
 @MODEL_RULES.error("vlmplan_trainer: the chunked loss multiplies by the head's own weight and would skip the adapter")
-def chunked_loss_has_no_adapter_on_the_head(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def chunked_loss_has_no_adapter_on_the_head(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if not recipe.trains_adapters or recipe.loss is not LossKind.CHUNKED or not recipe.train_language:
         return None
     targets = [name.strip() for name in recipe.lora_targets.split(",")]
@@ -79,11 +79,11 @@ def chunked_loss_has_no_adapter_on_the_head(situation: Situation) -> str | None:
 
 
 @MODEL_RULES.error("vlmplan: full fine-tuning adds no adapters, and its language model includes the embeddings")
-def adapter_options_need_adapters(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def adapter_options_need_adapters(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.method is not Method.FULL:
         return None
-    named = [name for name in ADAPTER_OPTIONS if name in situation.given]
+    named = [name for name in ADAPTER_OPTIONS if name in context.given]
     if recipe.train_embeddings and "train_embeddings" not in named:
         named.append("train_embeddings")
     if not named:
@@ -92,8 +92,8 @@ def adapter_options_need_adapters(situation: Situation) -> str | None:
 
 
 @MODEL_RULES.error("deepspeed runtime/engine.py _cast_module_mixed_precision: every weight becomes 16 bit (seen)")
-def float32_adapters_are_of_plain_pytorch(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def float32_adapters_are_of_plain_pytorch(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.adapter_dtype is not AdapterDtype.FLOAT32 or recipe.can_autocast or recipe.precision is Precision.FP32:
         return None
     if recipe.uses_deepspeed:
@@ -108,8 +108,8 @@ def float32_adapters_are_of_plain_pytorch(situation: Situation) -> str | None:
 
 
 @MODEL_RULES.error("torch amp/grad_scaler.py unscale_: 'Attempting to unscale FP16 gradients.' (seen)")
-def fp16_gradients_cannot_be_unscaled(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def fp16_gradients_cannot_be_unscaled(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.precision is not Precision.FP16 or recipe.uses_deepspeed:
         return None
     if not recipe.trains_adapters:
@@ -132,8 +132,8 @@ def fp16_gradients_cannot_be_unscaled(situation: Situation) -> str | None:
 @MODEL_RULES.error(
     "deepspeed runtime/engine.py _cast_module_mixed_precision; arithmetic: other precisions have one type"
 )
-def weight_types_are_of_autocast(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def weight_types_are_of_autocast(context: RuleContext) -> str | None:
+    recipe = context.recipe
     kind = recipe.weight_dtype
     if kind is WeightDtype.TABLE:
         return None
@@ -153,8 +153,8 @@ def weight_types_are_of_autocast(situation: Situation) -> str | None:
 
 
 @MODEL_RULES.error("torch: a product of float32 and 16-bit matrices is refused (seen)")
-def without_autocast_all_but_adapters_has_one_type(situation: Situation) -> str | None:
-    recipe = situation.recipe
+def without_autocast_all_but_adapters_has_one_type(context: RuleContext) -> str | None:
+    recipe = context.recipe
     if recipe.uses_autocast or not recipe.can_autocast:
         return None
     if not recipe.trains_adapters:
@@ -171,8 +171,8 @@ def without_autocast_all_but_adapters_has_one_type(situation: Situation) -> str 
 
 
 @MODEL_RULES.error("deepspeed runtime/config.py _batch_assertion")
-def batch_is_the_product(situation: Situation) -> str | None:
-    recipe, num_gpus, global_batch = situation.recipe, situation.num_gpus, situation.global_batch
+def batch_is_the_product(context: RuleContext) -> str | None:
+    recipe, num_gpus, global_batch = context.recipe, context.num_gpus, context.global_batch
     if num_gpus is None or global_batch is None:
         return None
     product = recipe.micro_batch * recipe.grad_accum * num_gpus
