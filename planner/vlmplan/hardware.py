@@ -154,9 +154,14 @@ class Gpu:
                 f"the memory of GPU {self.id} is not known; "
                 f"state it as gpus.{self.id}.memory_mib in a catalog of your own"
             )
-        if self.vendor is Vendor.CPU:
+        if self.is_cpu:
             return self.memory_bytes
         return max(0, self.memory_bytes - DRIVER_RESERVE_BYTES - self.memory_bytes // DRIVER_RESERVE_DIVISOR)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether this is the host's processor: a rank's device memory is the host's own."""
+        return self.vendor is Vendor.CPU
 
     @property
     def has_known_memory(self) -> bool:

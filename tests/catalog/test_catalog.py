@@ -26,7 +26,7 @@ from vlmplan.catalog.objects import offer_from_fields
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import shipped_catalog_path
 from vlmplan.gpu_choice import GpuChoice, chosen_node, parse_gpu_choice
-from vlmplan.hardware import DRIVER_RESERVE_BYTES, MAX_GPUS_PER_NODE, Pricing, Vendor
+from vlmplan.hardware import DRIVER_RESERVE_BYTES, MAX_GPUS_PER_NODE, Pricing
 from vlmplan.machine import host as local_host
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.units import GIB, MIB
@@ -229,7 +229,7 @@ def test_choice_without_a_count_is_one_card(shipped: Catalog):
 def test_cpu_shares_this_machines_ram_among_its_ranks(shipped: Catalog):
     chosen = chosen_node(parse_gpu_choice("cpu:3"), shipped)
     ram = local_host.host_ram_bytes()
-    assert chosen.node.gpu.vendor is Vendor.CPU
+    assert chosen.node.gpu.is_cpu
     assert chosen.node.num_gpus == 3
     assert chosen.node.host_ram_bytes == ram
     assert chosen.node.gpu.usable_bytes == ram // 3

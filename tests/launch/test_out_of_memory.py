@@ -209,7 +209,7 @@ def test_every_change_leads_to_a_plan_whose_command_means_the_same():
     fast = {"expandable_segments": True}  # the native allocator is replayed, which takes longer
     for given in (RTX_3080 | {"loss": "full", "activation_checkpointing": False} | fast, RTX_4090 | fast, RTX_3080):
         planner = Planner(planned(**given), load_catalog())
-        for change in every_change(all_changes(planner.trials().situation(planner.request))):
+        for change in every_change(all_changes(planner.trials().known_setup(planner.request))):
             setup = None if change.name in seen else planner.setup(planner.request.with_options(change.options))
             if setup is not None:
                 seen.add(change.name)

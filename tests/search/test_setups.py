@@ -25,7 +25,7 @@ from vlmplan.recipe import (
 )
 from vlmplan.rules import Severity, model_facts, problems
 from vlmplan.search.micro_batches import TracedBatches
-from vlmplan.search.setups import Setup, SetupSpace
+from vlmplan.search.setups import BoundedSetup, SetupSpace
 from vlmplan.units import GIB, MIB
 
 SMALL = space(seq_len=256)
@@ -114,8 +114,8 @@ def exact(where: SetupSpace, num_gpus: int, method: Method, every: int) -> list[
     return list(all_estimates(where, cluster(card("rtx-4090"), num_gpus), (method,), every=every))
 
 
-def setup_of(estimate: Estimate) -> Setup:
-    return Setup(recipe=estimate.recipe, most_bytes=0, least_bytes=0)
+def setup_of(estimate: Estimate) -> BoundedSetup:
+    return BoundedSetup(recipe=estimate.recipe, most_bytes=0, least_bytes=0)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ import pytest
 
 from planned import workload
 from search_cases import card, cluster
-from vlmplan.changes.kinds import Situation
 from vlmplan.recipe import LossKind, Method, Recipe
-from vlmplan.request import HardwareRequest, image_size, parse
+from vlmplan.request import HardwareRequest, RequestedSetup, image_size, parse
 from vlmplan.sample_images import image_tokens
 from vlmplan.search.single_changes import (
     freed_changes,
@@ -21,8 +20,9 @@ from vlmplan.search.single_changes import (
 SEES = {"seq_len": 1024, "images_per_sample": 1, "image_width": 448, "image_height": 448}
 
 
-def at(alias: str = "qwen2-vl-2b", *, recipe: Recipe | None = None, **sample) -> Situation:
-    return Situation(workload=workload(alias, **sample), recipe=recipe or Recipe(), cluster=cluster(card("rtx-4090")))
+def at(alias: str = "qwen2-vl-2b", *, recipe: Recipe | None = None, **sample) -> RequestedSetup:
+    on_one_card = cluster(card("rtx-4090"))
+    return RequestedSetup(workload=workload(alias, **sample), recipe=recipe or Recipe(), cluster=on_one_card)
 
 
 def test_gpus_are_doubled_and_quadrupled_as_far_as_a_machine_has_room():

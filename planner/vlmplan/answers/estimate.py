@@ -9,7 +9,7 @@ from vlmplan.communication import volume_json
 from vlmplan.engines.components import Components
 from vlmplan.estimation import Estimate, VaryingLengths
 from vlmplan.freezing import Freezing
-from vlmplan.hardware import Vendor, cluster_text
+from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import caveats, footnotes, listed
@@ -253,7 +253,7 @@ def _print_components(estimate: Estimate) -> None:
     ]
     rows.append((f"allocated, at the peak of {peak.name}", gib_text(peak.peak.total), "100.0%"))
     rows += [(name, gib_text(num_bytes), "") for name, num_bytes in _beyond_tensors(estimate) if num_bytes]
-    in_all = "process, in all" if _is_on_cpu(estimate) else "device, as nvidia-smi shows it"
+    in_all = "process, in all" if estimate.cluster.node.gpu.is_cpu else "device, as nvidia-smi shows it"
     rows.append((in_all, gib_text(estimate.device.device_bytes), ""))
     titles = ("on each GPU", "bytes", "share")
     print_table(
@@ -267,10 +267,6 @@ def _beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
     yield "CUDA context", device.context_bytes
     yield "NCCL", device.nccl_bytes
     yield "Python and libraries", device.process_bytes
-
-
-def _is_on_cpu(estimate: Estimate) -> bool:
-    return estimate.cluster.node.gpu.vendor is Vendor.CPU
 
 
 def _reserved(estimate: Estimate) -> Iterator[str]:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 
 from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
-from vlmplan.hardware import Cluster, Vendor
 from vlmplan.recipe import (
     PLAIN,
     AttentionImplementation,
@@ -27,30 +26,15 @@ from vlmplan.recipe import (
     Recipe,
     engine_name,
 )
-from vlmplan.request import Options
+from vlmplan.request import Options, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.sample_images import image_tokens
 from vlmplan.units import divisors
-from vlmplan.workload import Workload
 
 SHARES = ((3, 4), (1, 2), (1, 4))
 """Parts to which text and images are cut. A choice."""
 PLAIN_OPTIONS = ("fuses_optimizer", "caches_casts", "upcasts_frozen", "weight_dtype", "adapter_dtype")
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What is to be changed. ``has_ds_config``: a ds_config.json of the user's decides part of the recipe."""
-
-    workload: Workload
-    recipe: Recipe
-    cluster: Cluster
-    has_ds_config: bool = False
-
-    @property
-    def is_on_cpu(self) -> bool:
-        return self.cluster.node.gpu.vendor is Vendor.CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +69,7 @@ class Space:
     engines: tuple[Change, ...] = ()
 
 
-def all_changes(at: Situation) -> Space:
+def all_changes(at: RequestedSetup) -> Space:
     """Everything that can be changed of a setup."""
     return Space(
         kinds=tuple(levels for kind in KEEPING if (levels := kind(at))),
@@ -98,7 +82,7 @@ def all_changes(at: Situation) -> Space:
 # -- keeping ---------------------------------------------------------------------------------------------------------
 
 
-def _micro_batch(at: Situation) -> Levels:
+def _micro_batch(at: RequestedSetup) -> Levels:
     """Every smaller micro batch that makes the same global batch."""
     micro_batch, grad_accum = at.recipe.micro_batch, at.recipe.grad_accum
     total = micro_batch * grad_accum
@@ -109,7 +93,7 @@ def _micro_batch(at: Situation) -> Levels:
     )
 
 
-def _text_checkpointing(at: Situation) -> Levels:
+def _text_checkpointing(at: RequestedSetup) -> Levels:
     """Of the language model; that of the vision tower stays, which follows it where the user says nothing."""
     if at.recipe.activation_checkpointing:
         return ()
@@ -120,20 +104,20 @@ def _text_checkpointing(at: Situation) -> Levels:
     return (Change(name="activation checkpointing", options=options),)
 
 
-def _vision_checkpointing(at: Situation) -> Levels:
+def _vision_checkpointing(at: RequestedSetup) -> Levels:
     if at.recipe.vision_activation_checkpointing or not at.workload.images_per_sample:
         return ()
     options = {"vision_activation_checkpointing": True}
     return (Change(name="activation checkpointing of the vision tower", options=options),)
 
 
-def _chunked_loss(at: Situation) -> Levels:
+def _chunked_loss(at: RequestedSetup) -> Levels:
     if at.recipe.loss is not LossKind.FULL:
         return ()
     return (Change(name="chunked loss", options={"loss": LossKind.CHUNKED.value}),)
 
 
-def _attention(at: Situation) -> Levels:
+def _attention(at: RequestedSetup) -> Levels:
     """What keeps less than the present implementation, as far as the model has it."""
     order = (AttentionImplementation.EAGER, AttentionImplementation.SDPA, AttentionImplementation.FLASH_ATTENTION_2)
     known = attention_implementations(model_facts(at.workload.model))
@@ -141,30 +125,30 @@ def _attention(at: Situation) -> Levels:
     return tuple(Change(name=f"{kind.value} attention", options={"attention": kind.value}) for kind in leaner)
 
 
-def _uncached_casts(at: Situation) -> Levels:
+def _uncached_casts(at: RequestedSetup) -> Levels:
     is_used = at.recipe.caches_casts and at.recipe.autocast is not None
     return (Change(name="no cached casts", options={"caches_casts": False}),) if is_used else ()
 
 
-def _fused_optimizer(at: Situation) -> Levels:
+def _fused_optimizer(at: RequestedSetup) -> Levels:
     """One kernel needs no copy of a state."""
     is_foreach = at.recipe.optimizer is OptimizerKind.ADAMW and not at.recipe.fuses_optimizer
     return (Change(name="fused optimizer", options={"fuses_optimizer": True}),) if is_foreach else ()
 
 
-def _no_upcast(at: Situation) -> Levels:
+def _no_upcast(at: RequestedSetup) -> Levels:
     if not at.recipe.upcasts_frozen:
         return ()
     return (Change(name="no float32 copies of frozen weights", options={"upcasts_frozen": False}),)
 
 
-def _expandable_segments(at: Situation) -> Levels:
-    if at.is_on_cpu or at.recipe.expandable_segments:
+def _expandable_segments(at: RequestedSetup) -> Levels:
+    if at.cluster.node.gpu.is_cpu or at.recipe.expandable_segments:
         return ()
     return (Change(name="expandable segments", options={"expandable_segments": True}),)
 
 
-KEEPING: tuple[Callable[[Situation], Levels], ...] = (
+KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _text_checkpointing,
     _micro_batch,
     _vision_checkpointing,
@@ -188,7 +172,7 @@ ON_SEVERAL: tuple[Engine, ...] = (
 """What is tried beside ``PLAIN_ENGINE``."""
 
 
-def engine_changes(at: Situation) -> Iterator[Change]:
+def engine_changes(at: RequestedSetup) -> Iterator[Change]:
     """Other ZeRO stages and what is offloaded, and the present ones without hpZ's second copies of the weights.
 
     Where a file decides the engine, the changed command does without it; a gradient clipping that no option can name
@@ -198,7 +182,7 @@ def engine_changes(at: Situation) -> Iterator[Change]:
     present = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params)
     plain = dict.fromkeys(PLAIN_OPTIONS)
     without_file: Options = {}
-    if at.has_ds_config:
+    if at.ds_config is not None:
         if recipe.gradient_clipping != Recipe().gradient_clipping:
             return
         without_file = {name: getattr(recipe, name).value for name in ("precision", "optimizer")}
@@ -207,9 +191,9 @@ def engine_changes(at: Situation) -> Iterator[Change]:
     num_gpus = at.cluster.num_gpus
     plain_ones = (PLAIN_ENGINE,) if None in stages_on(num_gpus) else ()
     for engine in (*plain_ones, *(ON_ONE_GPU if num_gpus == 1 else ON_SEVERAL)):
-        if at.is_on_cpu and HOST in engine:
+        if at.cluster.node.gpu.is_cpu and HOST in engine:
             continue  # the ranks' own memory is the host's
-        if engine == present and recipe.hpz == 1 and not at.has_ds_config:
+        if engine == present and recipe.hpz == 1 and at.ds_config is None:
             continue
         stage, optimizer, params = engine
         options = {
@@ -234,7 +218,7 @@ def engine_title(engine: Engine, num_gpus: int) -> str:
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
-def result_changes(at: Situation) -> Iterator[tuple[Change, ...]]:
+def result_changes(at: RequestedSetup) -> Iterator[tuple[Change, ...]]:
     """What of the results may change, the least first, beginning with nothing: full, LoRA, QLoRA in this order, each
     first as it is and then with narrower numbers."""
     narrower = list(_narrower(at))
@@ -243,7 +227,7 @@ def result_changes(at: Situation) -> Iterator[tuple[Change, ...]]:
             yield (*method, *numbers)
 
 
-def _narrower(at: Situation) -> Iterator[Change]:
+def _narrower(at: RequestedSetup) -> Iterator[Change]:
     if at.recipe.precision is Precision.FP32:
         kind = Precision.BF16 if at.cluster.node.gpu.supports_bf16 else Precision.FP16
         yield Change(name=f"{kind.value} precision", options={"precision": kind.value}, keeps_results=False)
@@ -252,7 +236,7 @@ def _narrower(at: Situation) -> Iterator[Change]:
         yield Change(name="8-bit optimizer", options=options, keeps_results=False)
 
 
-def _methods(at: Situation) -> Iterator[Change]:
+def _methods(at: RequestedSetup) -> Iterator[Change]:
     names = {Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
     methods = tuple(Method)
     for method in methods[methods.index(at.recipe.method) + 1 :]:
@@ -263,7 +247,7 @@ def _methods(at: Situation) -> Iterator[Change]:
 # -- samples ---------------------------------------------------------------------------------------------------------
 
 
-def sample_changes(at: Situation, shares: tuple[tuple[int, int], ...] = SHARES) -> Iterator[tuple[Change, ...]]:
+def sample_changes(at: RequestedSetup, shares: tuple[tuple[int, int], ...] = SHARES) -> Iterator[tuple[Change, ...]]:
     """Less text, smaller images, whose tokens then leave the sample, or both; the longest samples first."""
     for part, whole in shares:
         text = text_change(at, part, whole)
@@ -271,7 +255,7 @@ def sample_changes(at: Situation, shares: tuple[tuple[int, int], ...] = SHARES) 
         yield from ((change,) for change in (text, images, both) if change is not None)
 
 
-def text_change(at: Situation, part: int, whole: int) -> Change | None:
+def text_change(at: RequestedSetup, part: int, whole: int) -> Change | None:
     """``part`` of ``whole`` of the tokens that are no image's."""
     images = image_tokens(at.workload)
     text = (at.workload.seq_len - images) * part // whole
@@ -280,7 +264,7 @@ def text_change(at: Situation, part: int, whole: int) -> Change | None:
     return Change(name=f"{part}/{whole} of the text", options={"seq_len": images + text}, keeps_results=False)
 
 
-def image_change(at: Situation, part: int, whole: int, *, dropped_text: int = 0) -> Change | None:
+def image_change(at: RequestedSetup, part: int, whole: int, *, dropped_text: int = 0) -> Change | None:
     """Images with this part of their sides; the text stays, but for ``dropped_text`` tokens of it."""
     workload = at.workload
     if not workload.images_per_sample:
@@ -294,7 +278,7 @@ def image_change(at: Situation, part: int, whole: int, *, dropped_text: int = 0)
     return None
 
 
-def _both(at: Situation, part: int, whole: int) -> Change | None:
+def _both(at: RequestedSetup, part: int, whole: int) -> Change | None:
     dropped = (at.workload.seq_len - image_tokens(at.workload)) * (whole - part) // whole
     images = image_change(at, part, whole, dropped_text=dropped)
     return None if images is None else replace(images, name=f"{part}/{whole} of the text, {images.name}")

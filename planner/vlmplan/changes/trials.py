@@ -7,13 +7,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.kinds import Situation
 from vlmplan.engines import engine_of
 from vlmplan.engines.bounds import peak_bound
 from vlmplan.engines.profile import MicroBatchProfile, micro_batch_profile
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, sized_estimate, sized_recipes
-from vlmplan.hardware import Cluster, Vendor
+from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Offload, Recipe
@@ -79,17 +78,8 @@ class Trials:
             self._machines[hardware] = requested_cluster(hardware, self._catalog)
         return self._machines[hardware]
 
-    def situation(self, request: Request) -> Situation:
-        setup = self._known(request)
-        return Situation(
-            workload=setup.workload,
-            recipe=setup.recipe,
-            cluster=setup.cluster,
-            has_ds_config=setup.ds_config is not None,
-        )
-
-    def _known(self, request: Request) -> RequestedSetup:
-        """Raises InputError for what cannot be trained."""
+    def known_setup(self, request: Request) -> RequestedSetup:
+        """What the request means; raises InputError for what cannot be trained."""
         setup = self.setup(request)
         return self._setup(request) if setup is None else setup
 
@@ -146,7 +136,7 @@ class Trials:
         return trial.estimate
 
     def _trial(self, request: Request) -> _Trial:
-        setup = self._known(request)
+        setup = self.known_setup(request)
         key = (setup.workload, setup.recipe, setup.cluster)
         if key not in self._trials:
             self._trials[key] = _Trial(setup, self._estimator(setup))
@@ -167,7 +157,7 @@ class Trials:
 
     def _fits(self, trial: _Trial) -> bool:
         recipe, cluster, estimator = trial.setup.recipe, trial.setup.cluster, trial.estimator
-        is_on_cpu = cluster.node.gpu.vendor is Vendor.CPU
+        is_on_cpu = cluster.node.gpu.is_cpu
         if not is_on_cpu and self._overfills_host(trial):
             return False
         for sized in self._sized(trial):

@@ -15,7 +15,7 @@ from vlmplan.communication import step_collectives
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.estimation.record import Estimate
-from vlmplan.hardware import Cluster, Gpu, Vendor
+from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
@@ -181,7 +181,7 @@ class Estimator:
         they are the host itself."""
         gpu = cluster.node.gpu
         trace = self.trace(recipe, gpu.compute_capability)
-        return self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.vendor is Vendor.CPU).timeline(trace, recipe)
+        return self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu).timeline(trace, recipe)
 
     def _started(self, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool) -> StartedRun:
         """The run before any micro batch, one for all recipes that differ in these alone."""
@@ -218,7 +218,7 @@ class Estimator:
             timeline = self.timeline(recipe, cluster)
         device = device_memory(timeline.peak.total, cluster, self._replay(recipe, cluster))
         host = self.host(recipe, cluster)
-        if node.gpu.vendor is Vendor.CPU:
+        if node.gpu.is_cpu:
             read = self._read_bytes(recipe)
             load_bytes = timeline.phases[0].peak.total - read + device.overhead_bytes
             host = with_devices(

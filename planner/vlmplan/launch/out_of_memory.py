@@ -29,7 +29,7 @@ from vlmplan.sizes import zero_settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class EstimatedRequest:
     """A request, and what the command line makes of it. ``ds_config`` is the content of ``--ds-config``, if any."""
 
     request: Request
@@ -94,7 +94,7 @@ def correction_of(shortage: Shortage, plan: Plan, *, host_ram_bytes: int | None 
 class Remedy:
     """What was found: ``changed`` options and the setup with them; where nothing fits, the leanest that was tried."""
 
-    setup: Setup
+    setup: EstimatedRequest
     changed: Options = field(hash=False)
     fits: bool
     keeps_results: bool
@@ -120,13 +120,13 @@ class Planner:
         """What is known of requests; those fit whose estimate is accepted as well."""
         return Trials(self._catalog, self._model, accepts=accepts, own_setup=self._requested)
 
-    def setup(self, request: Request) -> Setup | None:
+    def setup(self, request: Request) -> EstimatedRequest | None:
         """The setup of this request; None if it cannot be trained."""
         if not self._plain.is_possible(request):
             return None
-        cluster = self._plain.situation(request).cluster
+        cluster = self._plain.known_setup(request).cluster
         content = self._ds_config(request, cluster)
-        return Setup(request=request, estimate=self._plain.estimate(request), ds_config=content)
+        return EstimatedRequest(request=request, estimate=self._plain.estimate(request), ds_config=content)
 
     def _ds_config(self, request: Request, cluster: Cluster) -> JsonDict | None:
         """The plan's own file, changed as the request says; None where the planner writes one by itself."""
@@ -172,7 +172,7 @@ def smallest_remedy(planner: Planner, correction: Correction) -> Remedy:
         return found.device.reserved_bytes < held and correction.fits(found)
 
     trials = planner.trials(accepts)
-    space = all_changes(replace(trials.situation(planner.request), has_ds_config=False))
+    space = all_changes(replace(trials.known_setup(planner.request), ds_config=None))
     found = least_combination(space, planner.request, trials)
     combination = found or leanest_combination(space, planner.request, trials)
     setup = planner.setup(combination.request)

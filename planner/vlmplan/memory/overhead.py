@@ -4,7 +4,7 @@ Three numbers are different things: *allocated* (live tensors and workspaces, ``
 *reserved* (what the caching allocator holds), *device* (what nvidia-smi shows for the process).
 """
 
-from vlmplan.hardware import Cluster, Gpu, Vendor
+from vlmplan.hardware import Cluster, Gpu
 from vlmplan.units import GIB, MIB
 
 CUBLAS_WORKSPACE_BYTES = 4096 * 1024 * 2 + 16 * 1024 * 8
@@ -40,7 +40,7 @@ MIN_RESERVE_BYTES = GIB // 2
 
 def workspace_sizes(gpu: Gpu) -> list[int]:
     """Bytes of each cuBLAS workspace, which count as allocated; a CPU has none."""
-    if gpu.vendor is Vendor.CPU:
+    if gpu.is_cpu:
         return []
     is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= (9, 0)
     return [HOPPER_CUBLAS_WORKSPACE_BYTES if is_hopper else CUBLAS_WORKSPACE_BYTES] * NUM_CUBLAS_HANDLES
@@ -53,17 +53,17 @@ def workspace_bytes(gpu: Gpu) -> int:
 
 def context_bytes(gpu: Gpu) -> int:
     """Bytes of the CUDA context; a CPU has none."""
-    return 0 if gpu.vendor is Vendor.CPU else CUDA_CONTEXT_BYTES
+    return 0 if gpu.is_cpu else CUDA_CONTEXT_BYTES
 
 
 def process_bytes(gpu: Gpu) -> int:
     """Bytes of the process itself where its device is the host's memory; else they are the host's alone."""
-    return CPU_PROCESS_BYTES if gpu.vendor is Vendor.CPU else 0
+    return CPU_PROCESS_BYTES if gpu.is_cpu else 0
 
 
 def nccl_bytes(cluster: Cluster) -> int:
     """Bytes of NCCL's buffers on each GPU: per channel, two connections of a ring. CPU ranks talk over gloo."""
-    if cluster.num_gpus == 1 or cluster.node.gpu.vendor is Vendor.CPU:
+    if cluster.num_gpus == 1 or cluster.node.gpu.is_cpu:
         return 0
     channels = NCCL_NVLINK_CHANNELS if cluster.node.uses_nvlink else NCCL_PCIE_CHANNELS
     return channels * NCCL_RING_CONNECTIONS * NCCL_CONNECTION_BYTES

@@ -10,7 +10,6 @@ from functools import cached_property
 
 from vlmplan.engines.components import Components
 from vlmplan.estimation import Estimate
-from vlmplan.hardware import Vendor
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
@@ -68,7 +67,7 @@ class Comparison:
 
     @property
     def is_on_cpu(self) -> bool:
-        return self.estimate.cluster.node.gpu.vendor is Vendor.CPU
+        return self.estimate.cluster.node.gpu.is_cpu
 
     @cached_property
     def phases(self) -> list[ComparedPhase]:

@@ -14,7 +14,7 @@ from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
 from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
-from vlmplan.hardware import Cluster, Vendor
+from vlmplan.hardware import Cluster
 from vlmplan.models import context_length
 from vlmplan.recipe import PLAIN, AttentionImplementation, Method, Offload, Precision, Recipe, option_name
 from vlmplan.request.parts import HardwareRequest, WorkloadRequest
@@ -134,7 +134,7 @@ def _defaults(decided: DecidedRecipe, cluster: Cluster, attention: AttentionImpl
         precision=Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
         attention=attention,
         # On a CPU there is no caching allocator: large blocks go back to the system when they are freed.
-        expandable_segments=gpu.vendor is Vendor.CPU,
+        expandable_segments=gpu.is_cpu,
         vision_activation_checkpointing=decided.activation_checkpointing,
     )
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.kinds import Change, Situation
+from vlmplan.changes.kinds import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
-from vlmplan.request import Options, OptionValue, Request
+from vlmplan.request import Options, OptionValue, Request, RequestedSetup
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.explanation import SAME_FRACTION
@@ -196,7 +196,7 @@ class _Adviser:
         name = self._name_of(node.gpu.id)
         options: Options = {"gpu": f"{name}:{node.num_gpus}", "method": method.value}
         pinned = self._request.with_options({**UNLIMITED, **options})
-        at = Situation(workload=estimate.workload, recipe=estimate.recipe, cluster=estimate.cluster)
+        at = RequestedSetup(workload=estimate.workload, recipe=estimate.recipe, cluster=estimate.cluster)
         changes = [
             *hardware_changes(name, node.num_gpus, estimate.cluster.num_nodes, node.gpu.max_gpus_per_node),
             *method_changes(method),
@@ -210,7 +210,7 @@ class _Adviser:
         """What makes it fit where nothing does: of every kind the smallest change that is enough, and ``way_out``."""
         request = self._request.with_options(UNLIMITED)
         largest = max(query.candidates, key=lambda one: one.cluster.num_gpus * one.cluster.node.gpu.usable_bytes)
-        at = Situation(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest.cluster)
+        at = RequestedSetup(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest.cluster)
         scope = list(larger_scope(request.hardware, largest.cluster.num_nodes))
         wider = [[one for one in scope if "gpu" in one.options], [one for one in scope if "num_nodes" in one.options]]
         kinds = [*([one] for one in freed_changes(request)), *wider, *lean_changes(at)]

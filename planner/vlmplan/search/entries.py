@@ -13,7 +13,7 @@ from vlmplan.recipe import Method, Offload
 from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
-from vlmplan.search.setups import Setup, Way
+from vlmplan.search.setups import BoundedSetup, Way
 from vlmplan.units import duration_text, usd_text
 
 
@@ -24,7 +24,7 @@ class ScoredSetup:
     candidate: Candidate
     cluster: Cluster
     offer: Offer | None
-    setup: Setup
+    setup: BoundedSetup
     hours: float | None
     usd: float | None
     plan: RankedPlan | None = None

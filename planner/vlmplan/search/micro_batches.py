@@ -8,7 +8,7 @@ from vlmplan.engines import Engine, ModelStates, engine_of
 from vlmplan.engines.parameters import fullest_rank
 from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_profile
 from vlmplan.estimation import Estimator
-from vlmplan.hardware import Cluster, Gpu, Vendor
+from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import LossKind, Precision, Recipe, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
@@ -218,7 +218,7 @@ class States:
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """The most that a node's host holds; where its ranks are the devices, beside what those hold."""
         num_gpus, per_node = cluster.num_gpus, cluster.node.num_gpus
-        is_cpu = cluster.node.gpu.vendor is Vendor.CPU
+        is_cpu = cluster.node.gpu.is_cpu
         key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, num_gpus, per_node, is_cpu)
         if key not in self._host_bytes:
             host = self._estimator.host(recipe, cluster)

@@ -63,7 +63,7 @@ def _run_usd(trials: Trials, request: Request, offer: Offer) -> float:
     hours = trials.run_hours(request)
     if hours is None:
         return float("inf")
-    disk, num_nodes = trials.disk(request), trials.situation(request).cluster.num_nodes
+    disk, num_nodes = trials.disk(request), trials.known_setup(request).cluster.num_nodes
     size = RunBytes(
         download_bytes=disk.download_bytes, checkpoint_bytes=disk.checkpoint_bytes, export_bytes=disk.export_bytes
     )
@@ -74,9 +74,9 @@ def _run_usd(trials: Trials, request: Request, offer: Offer) -> float:
 def _same_batch(request: Request, trials: Trials, cluster: Cluster) -> Options | None:
     """Options with which a step on ``cluster`` has as many samples as now, in micro batches no larger; None where that
     cannot be."""
-    present = trials.situation(request)
+    present = trials.known_setup(request)
     is_said = any(request.option(name) is not None for name in ("micro_batch", "grad_accum", "global_batch"))
-    if cluster.num_gpus == present.cluster.num_gpus or not is_said or present.has_ds_config:
+    if cluster.num_gpus == present.cluster.num_gpus or not is_said or present.ds_config is not None:
         return {}
     micro_batch = present.recipe.micro_batch
     samples = micro_batch * present.recipe.grad_accum * present.cluster.num_gpus

@@ -15,7 +15,7 @@ from vlmplan.engines.bounds import gathered_bounds, peak_bound, peak_floor
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimation import Estimator, with_workspaces
-from vlmplan.hardware import Cluster, Vendor
+from vlmplan.hardware import Cluster
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
@@ -214,7 +214,7 @@ class PreparedModels:
             recipe=recipe.with_changes(zero=recipe.zero.read_by(recipe.zero_stage)),
             num_ranks=cluster.num_gpus,
             backend=estimator.backend(recipe, gpu.compute_capability),
-            is_on_cpu=gpu.vendor is Vendor.CPU,
+            is_on_cpu=gpu.is_cpu,
         )
         if key not in self._timelines:
             self._timelines[key] = estimator.timeline_of_tensors(recipe, cluster)

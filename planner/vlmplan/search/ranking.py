@@ -35,7 +35,7 @@ from vlmplan.search.entries import (
 )
 from vlmplan.search.pareto import Point, front_of, settled
 from vlmplan.search.prepared_models import Prepared
-from vlmplan.search.setups import Setup, SetupSpace, Way
+from vlmplan.search.setups import BoundedSetup, SetupSpace, Way
 from vlmplan.units import gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 
@@ -174,7 +174,7 @@ class Search:
                 kept.append(entry)
         return kept
 
-    def _scored(self, candidate: Candidate, setups: Iterable[Setup]) -> list[ScoredSetup]:
+    def _scored(self, candidate: Candidate, setups: Iterable[BoundedSetup]) -> list[ScoredSetup]:
         """The setups that one of the candidate's machines has enough host memory for."""
         scored: list[ScoredSetup] = []
         for setup in setups:
@@ -197,14 +197,14 @@ class Search:
             return candidate.cluster, offer
         return self._machines.setdefault((id(candidate), id(offer)), cluster), offer
 
-    def _score(self, candidate: Candidate, cluster: Cluster, offer: Offer | None, setup: Setup) -> ScoredSetup:
+    def _score(self, candidate: Candidate, cluster: Cluster, offer: Offer | None, setup: BoundedSetup) -> ScoredSetup:
         seconds = self.space.run_seconds(setup, cluster)
         hours, usd = self._hours_and_usd(seconds, cluster, offer, setup)
         is_measured = setup.fits and self.objective is not Objective.VRAM
         return ScoredSetup(candidate, cluster, offer, setup, hours, usd, is_measured=is_measured)
 
     def _hours_and_usd(
-        self, seconds: float | None, cluster: Cluster, offer: Offer | None, setup: Setup
+        self, seconds: float | None, cluster: Cluster, offer: Offer | None, setup: BoundedSetup
     ) -> tuple[float | None, float | None]:
         hours = None if seconds is None else seconds / SECONDS_PER_HOUR
         cost = cost_of_run(hours, offer, cluster, self.space.models.disk(setup.recipe), self.assumed)

@@ -25,7 +25,7 @@ from vlmplan.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class BoundedSetup:
     """A resolved recipe on a cluster, with the bytes that tensors take on one GPU at the most and at the least.
 
     ``fits``: it does by its bound. Otherwise it may, and the timeline has to say.
@@ -148,7 +148,7 @@ class SetupSpace:
             else:
                 yield Way(num_steps * (grad_accum * sum(phases) + rest.rest_seconds), recipe, engine)
 
-    def fastest(self, ways: Iterable[Way], cluster: Cluster, limit: Callable[[Way], float]) -> Iterator[Setup]:
+    def fastest(self, ways: Iterable[Way], cluster: Cluster, limit: Callable[[Way], float]) -> Iterator[BoundedSetup]:
         """Setups of ``ways`` that fit by their bounds, each faster than ``limit`` says for its way just then; and those
         that may fit.
 
@@ -160,12 +160,12 @@ class SetupSpace:
             if way.least_seconds < below:
                 yield from self._largest(way.recipe, cluster, below)
 
-    def fitting(self, cluster: Cluster) -> list[Setup]:
+    def fitting(self, cluster: Cluster) -> list[BoundedSetup]:
         """Of every recipe the setups that fit by their bounds, or may, whatever they take."""
         ways = (way for method in self.choices.methods for way in self.ways(cluster, method))
         return list(self.fastest(ways, cluster, lambda _: inf))
 
-    def _largest(self, recipe: Recipe, cluster: Cluster, below: float) -> Iterator[Setup]:
+    def _largest(self, recipe: Recipe, cluster: Cluster, below: float) -> Iterator[BoundedSetup]:
         """The largest micro batch that fits, and larger ones that may; then those of the low-memory sizes, where they
         let a still larger one fit."""
         sizes = self.batch_sizes(cluster.num_gpus)
@@ -182,7 +182,9 @@ class SetupSpace:
             if place == len(sizes) - 1:
                 return
 
-    def _unsure(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize], below: float) -> Iterator[Setup]:
+    def _unsure(
+        self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize], below: float
+    ) -> Iterator[BoundedSetup]:
         """Setups that do not fit by their bound, and may, the smallest micro batch first."""
         budget = self.models.budget_bytes(cluster)
         for size in sizes:
@@ -192,10 +194,10 @@ class SetupSpace:
             if seconds is not None and seconds < below:
                 yield self._setup(recipe, cluster, size, fits=False)
 
-    def _setup(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, fits: bool) -> Setup:
+    def _setup(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, fits: bool) -> BoundedSetup:
         bounds = self._bounds(recipe, cluster, size)
         batched = self.models.with_batch(recipe, size)
-        return Setup(recipe=batched, most_bytes=bounds.most, least_bytes=bounds.least, fits=fits)
+        return BoundedSetup(recipe=batched, most_bytes=bounds.most, least_bytes=bounds.least, fits=fits)
 
     def _largest_fitting(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> int:
         """The place of the largest micro batch that fits by its bound, found by bisection: its peak grows with the
@@ -218,9 +220,9 @@ class SetupSpace:
         self.num_considered += 1
         return self.models.bounds(recipe, cluster, size)
 
-    def smallest(self, cluster: Cluster, method: Method) -> list[Setup]:
+    def smallest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
         """What of ``lightest`` may fit; with sizes for speed where they may, since those are taken then."""
-        found: list[Setup] = []
+        found: list[BoundedSetup] = []
         for engine, size in self._ends(cluster, method):
             for recipe in _heaviest(engine):
                 for low_memory in (False, True) if self._has_profiles(recipe) else (False,):
@@ -231,7 +233,7 @@ class SetupSpace:
                         break
         return found
 
-    def lightest(self, cluster: Cluster, method: Method) -> list[Setup]:
+    def lightest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
         """Of every engine the setups that take least memory: all activations checkpointed, the low-memory sizes, and
         the smallest micro batch or the whole batch at once, which keeps no gradients of earlier micro batches."""
         return [
@@ -244,13 +246,13 @@ class SetupSpace:
         sizes = self.batch_sizes(cluster.num_gpus)
         yield from product(self.choices.engines(cluster, method), dict.fromkeys((sizes[0], sizes[-1])))
 
-    def _attempt(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, low_memory: bool) -> Setup:
+    def _attempt(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, low_memory: bool) -> BoundedSetup:
         sized = self._sized(recipe, cluster, low_memory=low_memory)
         return self._setup(
             sized, cluster, size, fits=self._bounds(sized, cluster, size).most <= self.models.budget_bytes(cluster)
         )
 
-    def fitting_lightest(self, cluster: Cluster, method: Method) -> Setup | None:
+    def fitting_lightest(self, cluster: Cluster, method: Method) -> BoundedSetup | None:
         """One of ``lightest`` that fits by its timeline. If there is none, nothing of the method does."""
         budget = self.models.budget_bytes(cluster)
         attempts = [setup for setup in self.lightest(cluster, method) if setup.least_bytes <= budget]
@@ -260,20 +262,20 @@ class SetupSpace:
                 return replace(closer, fits=True)
         return None
 
-    def closer(self, setup: Setup, cluster: Cluster) -> Setup:
+    def closer(self, setup: BoundedSetup, cluster: Cluster) -> BoundedSetup:
         """The setup with closer bounds, by which more of those that may fit do, or do not."""
         recipe = setup.recipe
         bounds = self.models.close_bounds(recipe, cluster, (recipe.micro_batch, recipe.grad_accum))
         least, most = max(setup.least_bytes, bounds.least), min(setup.most_bytes, bounds.most)
         return replace(setup, least_bytes=least, most_bytes=most, fits=most <= self.models.budget_bytes(cluster))
 
-    def needed_bytes(self, setup: Setup, cluster: Cluster) -> int:
+    def needed_bytes(self, setup: BoundedSetup, cluster: Cluster) -> int:
         """What its tensors take: the highest moment of its timeline, or a floor of that which does not fit already."""
         if setup.least_bytes > self.models.budget_bytes(cluster):
             return setup.least_bytes
         return self.models.timeline(setup.recipe, cluster).peak.total - workspace_bytes(cluster.node.gpu)
 
-    def smaller(self, setup: Setup, cluster: Cluster) -> Setup | None:
+    def smaller(self, setup: BoundedSetup, cluster: Cluster) -> BoundedSetup | None:
         """The setup with the next smaller micro batch; None where there is none."""
         sizes = self.batch_sizes(cluster.num_gpus)
         place = sizes.index((setup.recipe.micro_batch, setup.recipe.grad_accum))
@@ -301,7 +303,7 @@ class SetupSpace:
 
     # -- seconds -------------------------------------------------------------------------------------------------
 
-    def run_seconds(self, setup: Setup, cluster: Cluster) -> float | None:
+    def run_seconds(self, setup: BoundedSetup, cluster: Cluster) -> float | None:
         """Seconds of the whole run; None if a speed is not known."""
         size = (setup.recipe.micro_batch, setup.recipe.grad_accum)
         return self.models.seconds(setup.recipe, cluster, size)
@@ -322,7 +324,7 @@ class SetupSpace:
         """Bytes of tensors that no setup of the method undercuts."""
         return min(setup.least_bytes for setup in self.lightest(cluster, method))
 
-    def estimate(self, setup: Setup, cluster: Cluster) -> Estimate:
+    def estimate(self, setup: BoundedSetup, cluster: Cluster) -> Estimate:
         """The setup computed exactly; with sizes for speed where they turn out to fit, as every estimate takes them."""
         recipe = setup.recipe
         estimator, _ = self.models.estimator(recipe)

@@ -5,10 +5,10 @@ What saves memory comes from ``changes.kinds``; here is besides what costs money
 
 from collections.abc import Iterator, Sequence
 
-from vlmplan.changes.kinds import SHARES, Change, Situation, Space, all_changes, image_change, text_change
+from vlmplan.changes.kinds import SHARES, Change, Space, all_changes, image_change, text_change
 from vlmplan.launch.plan_options import ADAPTER_OPTIONS
 from vlmplan.recipe import LossKind, Method
-from vlmplan.request import HardwareRequest, Options, Request
+from vlmplan.request import HardwareRequest, Options, Request, RequestedSetup
 from vlmplan.search.clusters import MAX_GPUS_PER_NODE
 from vlmplan.units import counted
 
@@ -45,13 +45,13 @@ def method_changes(present: Method) -> Iterator[Change]:
             yield Change(name=f"{method.value} instead of {present.value}", options=options, keeps_results=False)
 
 
-def sample_changes(at: Situation, shares: tuple[tuple[int, int], ...] = (HALF,)) -> Iterator[Change]:
+def sample_changes(at: RequestedSetup, shares: tuple[tuple[int, int], ...] = (HALF,)) -> Iterator[Change]:
     """Parts of the text, and images with parts of their sides, whose tokens then leave the sample."""
     for make in (text_change, image_change):
         yield from (change for part, whole in shares if (change := make(at, part, whole)) is not None)
 
 
-def recipe_changes(at: Situation) -> Iterator[Change]:
+def recipe_changes(at: RequestedSetup) -> Iterator[Change]:
     """Activation checkpointing and the loss the other way round."""
     checkpoints = at.recipe.activation_checkpointing
     options: Options = dict.fromkeys(OWN_SWITCHES[:2], not checkpoints)
@@ -60,7 +60,7 @@ def recipe_changes(at: Situation) -> Iterator[Change]:
     yield Change(name=f"the {other.value} loss", options={"loss": other.value})
 
 
-def lean_changes(at: Situation) -> Iterator[Sequence[Change]]:
+def lean_changes(at: RequestedSetup) -> Iterator[Sequence[Change]]:
     """What takes less memory and a search does not try by itself, each kind from the smallest change on, those that
     keep the results first."""
     space = all_changes(at)
@@ -71,7 +71,7 @@ def lean_changes(at: Situation) -> Iterator[Sequence[Change]]:
     yield [one for one in sizes if "image_size" in one.options]
 
 
-def searched_changes(at: Situation, request: Request) -> Space:
+def searched_changes(at: RequestedSetup, request: Request) -> Space:
     """What can be changed of a search that ``request`` asks for: what the user decided of a recipe, and the samples."""
     space = all_changes(at)
     pinned = [levels for levels in space.kinds if set(levels[0].options) <= OWN_TO_NOBODY]

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.kinds import Situation, all_changes
+from vlmplan.changes.kinds import all_changes
 from vlmplan.changes.least import Combination, least_combination
 from vlmplan.changes.trials import Trials
 from vlmplan.errors import DoesNotFitError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
-from vlmplan.request import Options, Request
+from vlmplan.request import Options, Request, RequestedSetup
 from vlmplan.search import Limits, SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine
@@ -61,7 +61,7 @@ def way_out(
     model, cluster = present.workload.model, present.cluster
     host_bytes = max(taken_host_bytes(cluster.node), present.host.peak_bytes)
     trials = Trials(catalog, model, accepts=accepts, least_host_bytes=host_bytes)
-    found = least_combination(all_changes(trials.situation(request)), request, trials)
+    found = least_combination(all_changes(trials.known_setup(request)), request, trials)
     to_fit = None if found is None else ToFit(combination=found, estimate=trials.estimate(found.request))
     others = trials if accepts is None else Trials(catalog, model)
     other = cheapest_other_machine(request, cluster, catalog, others, today)
@@ -76,7 +76,7 @@ def searched_way_out(request: Request, query: SearchQuery, searches: Searches) -
     request = request.with_options(UNLIMITED)
     clusters = tuple(candidate.cluster for candidate in query.candidates)
     largest = max(clusters, key=lambda one: one.num_gpus * one.node.gpu.usable_bytes)
-    at = Situation(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest)
+    at = RequestedSetup(workload=query.workload, recipe=query.fixed.recipe(), cluster=largest)
     found = least_combination(searched_changes(at, request), request, searches)
     best = None if found is None else searches.best(found.request)
     to_fit = None if found is None or best is None else ToFit(combination=found, estimate=best.estimate)
