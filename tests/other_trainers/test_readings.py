@@ -109,6 +109,32 @@ def test_four_bits_make_qlora_and_other_bits_are_refused(read):
     refused(read, MS_SWIFT | {"quant_bits": 4, "quant_method": "hqq"}, 'quant_method is "hqq"')
 
 
+def test_no_trainer_upcasts_what_a_4_bit_model_leaves_in_16_bit(read):
+    for values in (LLAMA_FACTORY | {"quantization_bit": 4}, MS_SWIFT | {"quant_bits": 4}, TRL | {"load_in_4bit": True}):
+        assert read(values).options["upcasts_frozen"] is False
+        assert "upcasts_frozen" not in read(values | {"deepspeed": {"zero_optimization": {"stage": 2}}}).options
+
+
+def test_trl_makes_adapters_of_a_4_bit_model_bfloat16(read):
+    assert read(TRL | {"load_in_4bit": True}).options["adapter_dtype"] == "model"
+    assert read(TRL).options["adapter_dtype"] == "float32"
+    refused(read, TRL | {"load_in_4bit": True, "fp16": True}, "fp16 is set", "bfloat16")
+
+
+def test_weights_in_16_bit_without_autocast_are_trained_so(read):
+    for values in ({"dtype": "bfloat16", "dataset_name": "d"}, {"torch_dtype": "bfloat16", "tuner_type": "full"}):
+        options = read(values | {"bf16": False, "fp16": False}).options
+        assert (options["precision"], "uses_autocast" in options) == ("bf16-pure", False)
+    assert read({"dataset_name": "d", "bf16": False}).options["precision"] == "fp32"
+
+
+def test_modules_that_ms_swift_is_told_by_name_are_adapted_in_every_part(read):
+    trained = ("train_vision", "train_projector", "train_language")
+    assert [read(MS_SWIFT, SEES).options[name] for name in trained] == [False, False, True]
+    named = read(MS_SWIFT | {"target_modules": ["q_proj", "v_proj"]}, SEES)
+    assert [named.options[name] for name in trained] == [True, True, True]
+
+
 # -- samples --------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +211,23 @@ def test_expandable_segments_are_switched_on_by_a_variable(tmp_path):
         script.write_text(f"{line}\nswift sft --model qwen2.5-0.5b --torch_dtype bfloat16\n", encoding="utf-8")
         config = read_trainer_config(script, Asked(num_gpus=1, find_model=find_model))
         assert config.options["expandable_segments"] is expected
+
+
+def test_llama_factory_lets_segments_grow_where_it_starts_torchrun(read, tmp_path):
+    assert [read(LLAMA_FACTORY, num_gpus=count).options["expandable_segments"] for count in (1, 2)] == [False, True]
+    script = tmp_path / "run.sh"
+    for variables, expected in (("FORCE_TORCHRUN=1", True), ("FORCE_TORCHRUN=1 OPTIM_TORCH=0", False)):
+        script.write_text(f"{variables} llamafactory-cli train --model_name_or_path {READS} --bf16\n", encoding="utf-8")
+        config = read_trainer_config(script, Asked(num_gpus=1, find_model=find_model))
+        assert config.options["expandable_segments"] is expected
+
+
+def test_variables_of_a_file_reach_the_allocator_under_deepspeed_too(read):
+    variables = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    for values in (MS_SWIFT | {"ENV": variables}, TRL | {"env": variables}):
+        assert read(values).options["expandable_segments"] is True
+        sharded = read(values | {"deepspeed": {"zero_optimization": {"stage": 2}}})
+        assert sharded.options["expandable_segments"] is True
 
 
 def test_accelerate_decides_the_engine_and_the_precision(tmp_path):

@@ -11,7 +11,7 @@ from vlmplan.errors import InputError
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe import Method, Precision, WeightDtype
+from vlmplan.recipe import PLAIN, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 OF_ADAPTERS = frozenset(
@@ -56,6 +56,8 @@ class Meaning:
     """``--adapter-dtype`` in plain PyTorch: peft's own, unless the trainer casts what is trained."""
     without_autocast: Precision = Precision.FP32
     """What plain PyTorch computes in where neither bf16 nor fp16 is set."""
+    upcasts_frozen: bool | None = False
+    """Whether it calls peft's ``prepare_model_for_kbit_training``; None: that is the user's script."""
 
 
 def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings) -> TrainerConfig:
@@ -74,6 +76,8 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options["precision"] = (arguments.precision or Precision.FP32).value
     else:
         options |= _plain(arguments, meaning, around, method)
+    if around.expandable_segments or options.get("zero_stage") == PLAIN:
+        options["expandable_segments"] = around.expandable_segments
     _count_samples(settings, options, around)
     settings.close()
     return TrainerConfig(
@@ -93,12 +97,14 @@ def _plain(arguments: Arguments, meaning: Meaning, around: Surroundings, method:
     """The options of plain PyTorch and DDP: autocast, and the types that it is around."""
     precision = around.precision or arguments.precision or meaning.without_autocast
     casts = precision in (Precision.BF16, Precision.FP16)
-    options = plain_options(casts=casts, expandable_segments=around.expandable_segments)
+    options = plain_options(casts=casts)
     options["precision"] = (arguments.precision or meaning.without_autocast).value
     if casts and (meaning.weights is not WeightDtype.MODEL or method is Method.FULL):
         options["weight_dtype"] = meaning.weights.value
     if casts and method is not Method.FULL:
         options["adapter_dtype"] = meaning.adapters
+    if casts and method is Method.QLORA and meaning.upcasts_frozen is not None:
+        options["upcasts_frozen"] = meaning.upcasts_frozen
     return options
 
 

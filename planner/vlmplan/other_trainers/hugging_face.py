@@ -148,10 +148,9 @@ def attention_option(settings: Settings, key: str, names: Mapping[str, Attention
     return {"attention": names[name].value}
 
 
-def plain_options(*, casts: bool, expandable_segments: bool) -> dict[str, Value]:
+def plain_options(*, casts: bool) -> dict[str, Value]:
     """What that Trainer does without DeepSpeed: accelerate's autocast, which keeps its casts, or none."""
     return {
         "zero_stage": PLAIN,
         **({"uses_autocast": True, "caches_casts": True} if casts else {}),
-        "expandable_segments": expandable_segments,
     }

@@ -5,9 +5,10 @@ Sources: ``hparams/*.py`` for keys and defaults, ``model/adapter.py`` for types 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -49,6 +50,7 @@ EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
 
 def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What LLaMA-Factory makes of these keys. Raises InputError with everything that is wrong."""
+    around = replace(around, environment=_environment(around))
     stage = settings.text("stage", "sft")
     if stage not in STAGES:
         settings.refuse("stage", "supervised fine-tuning (sft) and pre-training (pt) are planned")
@@ -70,6 +72,15 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
     return assembled(settings, arguments, _types(settings, arguments, method, options), around)
+
+
+def _environment(around: Surroundings) -> Mapping[str, str]:
+    """Its launcher starts torchrun for several GPUs, and lets the allocator's segments grow (``launcher.py``)."""
+    environment = dict(around.environment)
+    starts = (around.num_gpus or 1) > 1 or environment.get("FORCE_TORCHRUN", "0").casefold() in ("true", "y", "1")
+    if starts and environment.get("OPTIM_TORCH", "1").casefold() in ("true", "y", "1"):
+        environment[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+    return environment
 
 
 def _types(settings: Settings, arguments: Arguments, method: Method, options: dict[str, Value]) -> Meaning:

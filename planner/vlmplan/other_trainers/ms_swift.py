@@ -41,7 +41,8 @@ TYPES: Mapping[str, tuple[Precision, WeightDtype]] = {
 }
 """What ``torch_dtype`` makes of bf16 and fp16 where they are not said (``_init_mixed_precision``)."""
 WITHOUT_EFFECT = frozenset(
-    """dataset val_dataset cached_dataset cached_val_dataset split_dataset_ratio dataset_num_proc load_from_cache_file
+    """ENV dataset val_dataset cached_dataset cached_val_dataset split_dataset_ratio dataset_num_proc
+    load_from_cache_file
     dataset_shuffle val_dataset_shuffle streaming interleave_prob stopping_strategy shuffle_buffer_size download_mode
     columns strict disable_auto_column_mapping model_name model_author custom_dataset_info external_plugins
     custom_register_path enable_npu_model_patch load_args load_data_args packing_num_proc packing_strategy lazy_tokenize
@@ -77,7 +78,11 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     options |= attention_option(settings, "attn_impl", ATTENTION_NAMES)
     options |= _parts(settings, model)
     method = _method(settings)
-    options |= _adapters(settings) if method is not Method.FULL else {}
+    if method is not Method.FULL:
+        options |= _adapters(settings)
+        if options["lora_targets"] != ALL_LINEAR and sees(model):
+            settings.note("modules that target_modules names are adapted in every part of the model, frozen or not")
+            options |= {"train_vision": True, "train_projector": True, "train_language": True}
     settings.ignore("lora_rank lora_alpha lora_dropout use_rslora target_modules modules_to_save".split())
     vision = settings.maybe_flag("vit_gradient_checkpointing")
     if vision is not None and sees(model):
@@ -86,7 +91,10 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     _refuse_techniques(settings)
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
-    meaning = Meaning(trainer=MS_SWIFT, method=method, options=options, weights=weights)
+    without_autocast = Precision.FP32 if weights is WeightDtype.FLOAT32 else Precision.BF16_PURE
+    meaning = Meaning(
+        trainer=MS_SWIFT, method=method, options=options, weights=weights, without_autocast=without_autocast
+    )
     return assembled(settings, arguments, meaning, around)
 
 

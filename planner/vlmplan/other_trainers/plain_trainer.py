@@ -24,5 +24,6 @@ def read_plain_trainer(settings: Settings, around: Surroundings) -> TrainerConfi
         options={"loss": LossKind.FULL.value},
         weights=WeightDtype.MODEL,
         without_autocast=Precision.BF16_PURE,
+        upcasts_frozen=None,
     )
     return assembled(settings, arguments, meaning, around)

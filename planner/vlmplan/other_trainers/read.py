@@ -133,10 +133,12 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
     name, read = READERS[trainer]
     if trainer == "swift":
         around = replace(around, named_deepspeed=NAMED_DEEPSPEED)
-    environment = values.get("env")
-    if trainer == "trl" and isinstance(environment, Mapping):
+    environment = values.get("env" if trainer == "trl" else "ENV")
+    if trainer in ("trl", "swift") and isinstance(environment, Mapping):
         texts = {str(key): str(value) for key, value in cast(Mapping[object, object], environment).items()}
-        around = replace(around, environment={**around.environment, **texts})
+        # TRL's variables replace those that are set (scripts/utils.py), ms-swift's do not (cli/main.py).
+        own = around.environment
+        around = replace(around, environment={**own, **texts} if trainer == "trl" else {**texts, **own})
     named = asked.model or next((value for key in MODEL_KEYS if isinstance(value := values.get(key), str)), None)
     model = asked.find_model(named) if named else None
     return read(Settings(values, source=source, trainer=name), model, around)

@@ -30,7 +30,7 @@ WITHOUT_EFFECT = frozenset(
     dataset_kwargs dataset_num_proc eos_token pad_token truncation_mode shuffle_dataset packing_strategy eval_packing
     completion_only_loss assistant_only_loss pad_to_multiple_of model_revision trust_remote_code router_aux_loss_coef
     lora_task_type bnb_4bit_quant_type use_bnb_nested_quant env config accelerate_config num_processes
-    data_seed""".split()
+    data_seed multi_gpu num_machines machine_rank main_process_ip main_process_port""".split()
 )
 OF_ADAPTERS = tuple(
     """lora_r lora_alpha lora_dropout lora_target_modules lora_modules_to_save use_rslora use_dora
@@ -53,13 +53,23 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     init = settings.table("model_init_kwargs")
     for key in init:
         settings.refuse("model_init_kwargs", f"{key} may change what is loaded; write dtype and attn_implementation")
-    weights = _weights(settings)
+    weights, without_autocast = _weights(settings)
+    is_quantized = method is Method.QLORA and arguments.deepspeed is None
+    if is_quantized and arguments.precision is Precision.FP16:
+        settings.refuse_whole("fp16 is set, but TRL makes adapters of 4-bit models bfloat16; set bf16: true instead")
     settings.only("activation_offloading", f"offloaded activations: {NOT_PLANNED}")
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
     settings.note("TRL's fused head is planned as vlmplan's chunked loss, which makes the head's gradient in forward")
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore(OF_ADAPTERS)
-    meaning = Meaning(trainer=TRL, method=method, options=options, weights=weights, without_autocast=Precision.FP32)
+    meaning = Meaning(
+        trainer=TRL,
+        method=method,
+        options=options,
+        weights=weights,
+        adapters="model" if is_quantized else "float32",
+        without_autocast=without_autocast,
+    )
     return assembled(settings, arguments, meaning, around)
 
 
@@ -118,9 +128,12 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     return options
 
 
-def _weights(settings: Settings) -> WeightDtype:
-    """TRL loads weights in float32 unless told otherwise (``create_model_from_path``)."""
+def _weights(settings: Settings) -> tuple[WeightDtype, Precision]:
+    """TRL loads weights in float32 unless told otherwise (``create_model_from_path``); and what it computes in without
+    autocast."""
     name = settings.text("dtype", settings.text("torch_dtype", "float32") if "torch_dtype" in settings else "float32")
     if name not in ("float32", "bfloat16", "float16", "auto"):
         settings.refuse("dtype", "one of float32, bfloat16, float16, auto is needed")
-    return WeightDtype.FLOAT32 if name == "float32" else WeightDtype.MODEL
+    if name == "float32":
+        return WeightDtype.FLOAT32, Precision.FP32
+    return WeightDtype.MODEL, Precision.BF16_PURE

@@ -1,0 +1,164 @@
+"""A tool by its name: what it can do, and how a setup is written for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from vlmplan.decided_recipe import DecidedRecipe
+from vlmplan.deepspeed_config import DsConfig, deepspeed_config
+from vlmplan.errors import InputError
+from vlmplan.hardware import Cluster
+from vlmplan.other_trainers.assembled import largest_image, sees
+from vlmplan.other_trainers.llama_factory import LLAMA_FACTORY
+from vlmplan.other_trainers.ms_swift import MS_SWIFT
+from vlmplan.other_trainers.plain_trainer import TRAINER
+from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.trl import TRL
+from vlmplan.other_trainers.writing import llama_factory, ms_swift, plain_trainer, trl
+from vlmplan.other_trainers.writing.hugging_face import allocator_environment
+from vlmplan.other_trainers.writing.limits import Limit, Setup, behaving, first_objection
+from vlmplan.other_trainers.writing.record import Tool, WrittenSetup
+from vlmplan.recipe import LossKind, Recipe
+from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """``title``: as its reader calls it. ``file`` holds the keys."""
+
+    title: str
+    limits: tuple[Limit, ...]
+    loss: LossKind
+    file: str
+    freezes_vision: bool = False
+    """By default, and the projector with it."""
+    limits_pixels: bool = False
+    """A key says how large an image may be."""
+
+
+TOOLS: Final[Mapping[Tool, _Known]] = {
+    Tool.TRL: _Known(title=TRL, limits=trl.TRL_LIMITS, loss=LossKind.CHUNKED, file=trl.FILE),
+    Tool.TRANSFORMERS: _Known(
+        title=TRAINER, limits=plain_trainer.PLAIN_TRAINER_LIMITS, loss=LossKind.FULL, file=plain_trainer.FILE
+    ),
+    Tool.LLAMA_FACTORY: _Known(
+        title=LLAMA_FACTORY,
+        limits=llama_factory.LLAMA_FACTORY_LIMITS,
+        loss=LossKind.FULL,
+        file=llama_factory.FILE,
+        freezes_vision=True,
+        limits_pixels=True,
+    ),
+    Tool.MS_SWIFT: _Known(
+        title=MS_SWIFT,
+        limits=ms_swift.MS_SWIFT_LIMITS,
+        loss=LossKind.FULL,
+        file=ms_swift.FILE,
+        freezes_vision=True,
+        limits_pixels=True,
+    ),
+}
+
+
+def tool_of_trainer(title: str) -> Tool | None:
+    """The tool whose reader calls itself so (``TrainerConfig.trainer``); None for accelerate, which trains nothing."""
+    return next((tool for tool, known in TOOLS.items() if known.title == title), None)
+
+
+def limits_of(tool: Tool) -> tuple[Limit, ...]:
+    """Everything that restricts what the tool can do, each with its source."""
+    return TOOLS[tool].limits
+
+
+def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
+    """Why the tool cannot train the recipe, as a sentence; None if it can."""
+    sentence = first_objection(TOOLS[tool].limits, Setup(recipe=recipe, sees=sees(model)))
+    return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"
+
+
+def behaviour(tool: Tool, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:
+    """What the tool does by itself with a recipe of this method, precision and engine, where the user says nothing."""
+    return DecidedRecipe(**behaving(TOOLS[tool].limits, Setup(recipe=recipe, sees=sees(model))))
+
+
+def usual(tool: Tool, model: ModelFiles) -> DecidedRecipe:
+    """What every setup for the tool is unless the user says otherwise: its loss, the parts that it trains by default,
+    and the allocator that the written files ask for."""
+    known = TOOLS[tool]
+    decided = DecidedRecipe(loss=known.loss, expandable_segments=True)
+    if not known.freezes_vision or not sees(model):
+        return decided
+    return decided.completed(DecidedRecipe(train_vision=False, train_projector=False, train_language=True))
+
+
+def settings_for(
+    tool: Tool,
+    recipe: Recipe,
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    base: DsConfig | None = None,
+    largest_parameter: int = 0,
+) -> WrittenSetup:
+    """What makes the tool train the recipe: the inverse of its reader.
+
+    ``base`` and ``largest_parameter`` are of ``deepspeed_config``. Raises InputError for what the tool cannot do.
+    """
+    reason = objection(tool, recipe, workload.model)
+    if reason is not None:
+        raise InputError(reason)
+    section = deepspeed_config(recipe, num_gpus=cluster.num_gpus, base=base, largest_parameter=largest_parameter)
+    written = _written(tool, recipe, workload, cluster)
+    return replace(written, deepspeed=section, options={**written.options, **_sample_options(tool, workload)})
+
+
+def _written(tool: Tool, recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSetup:
+    match tool:
+        case Tool.TRL:
+            return WrittenSetup(
+                tool=tool,
+                settings=trl.trl_settings(recipe, workload),
+                command=trl.trl_command(recipe, cluster),
+                to_fill_in=trl.TO_FILL_IN,
+            )
+        case Tool.TRANSFORMERS:
+            return WrittenSetup(
+                tool=tool,
+                settings=plain_trainer.plain_trainer_settings(recipe, workload),
+                command=plain_trainer.plain_trainer_command(recipe, cluster),
+                environment=allocator_environment(recipe),
+                options=plain_trainer.plain_trainer_options(recipe, workload),
+            )
+        case Tool.LLAMA_FACTORY:
+            return WrittenSetup(
+                tool=tool,
+                settings=llama_factory.llama_factory_settings(recipe, workload),
+                command=llama_factory.llama_factory_command(),
+                environment=llama_factory.llama_factory_environment(recipe, cluster),
+                to_fill_in=llama_factory.TO_FILL_IN,
+            )
+        case Tool.MS_SWIFT:
+            return WrittenSetup(
+                tool=tool,
+                settings=ms_swift.ms_swift_settings(recipe, workload, cluster),
+                command=ms_swift.ms_swift_command(),
+                to_fill_in=ms_swift.TO_FILL_IN,
+            )
+
+
+def _sample_options(tool: Tool, workload: Workload) -> dict[str, Value]:
+    """What no key says of the samples: how many, and images that are not read off a limit of pixels."""
+    options: dict[str, Value] = {}
+    if workload.num_samples != DEFAULT_NUM_SAMPLES:
+        options["num_samples"] = workload.num_samples
+    if not sees(workload.model):
+        return options
+    if workload.images_per_sample != 1:
+        options["images_per_sample"] = workload.images_per_sample
+    width, height = workload.image_width, workload.image_height
+    if workload.images_per_sample:
+        default = "{}x{}".format(*DEFAULT_IMAGE_SIZE)
+        read = largest_image(width * height) if TOOLS[tool].limits_pixels else default
+        if read != f"{width}x{height}":
+            options["image_size"] = f"{width}x{height}"
+    return options

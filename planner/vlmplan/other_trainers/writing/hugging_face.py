@@ -1,0 +1,194 @@
+"""What is written for all trainers alike: ``TrainingArguments`` and how processes are started.
+
+Keys of transformers 5.23 (``training_args.py``); launchers of torch 2.13, accelerate 1.15.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmplan.hardware import Cluster
+from vlmplan.other_trainers.hugging_face import ATTENTION, OPTIMIZERS
+from vlmplan.other_trainers.writing.limits import Limit, Setup, always
+from vlmplan.other_trainers.writing.record import ALLOCATOR_VARIABLE, DS_CONFIG_FILE, EXPANDABLE
+from vlmplan.recipe import (
+    AdapterDtype,
+    AttentionImplementation,
+    Method,
+    OptimizerKind,
+    Precision,
+    Recipe,
+    WeightDtype,
+)
+from vlmplan.workload import ModelFiles, Workload
+
+OUTPUT_DIR = "output"
+MASTER_PORT = "29500"
+NODE_RANK, MASTER_ADDR = "${NODE_RANK:-0}", "${MASTER_ADDR:-127.0.0.1}"
+"""What a shell on every node knows; the script that starts the command refuses to without them."""
+EMBEDDINGS = ("embed_tokens", "lm_head")
+
+KNOWN_OPTIMIZERS = tuple(dict.fromkeys(kind for kind, _ in OPTIMIZERS.values()))
+
+
+def _precisions(setup: Setup) -> tuple[Precision, ...]:
+    everywhere = (Precision.BF16, Precision.FP16, Precision.FP32)
+    return everywhere if setup.recipe.uses_deepspeed else (*everywhere, Precision.BF16_PURE)
+
+
+def _fused(setup: Setup) -> tuple[bool, ...]:
+    return (True, False) if setup.recipe.optimizer is OptimizerKind.ADAMW else (False, True)
+
+
+def _tied_checkpointing(setup: Setup) -> tuple[bool, ...] | None:
+    return (setup.recipe.activation_checkpointing,) if setup.sees else None
+
+
+def _named_targets(setup: Setup) -> tuple[str, ...] | None:
+    return () if setup.recipe.trains_adapters and setup.recipe.lora_targets == "attention" else None
+
+
+COMMON_LIMITS: tuple[Limit, ...] = (
+    Limit(
+        field="uses_autocast",
+        allowed=lambda setup: (True,) if setup.casts else None,
+        sentence="it computes under autocast wherever bf16 or fp16 is set; --no-autocast is not to be had",
+        source="accelerate 1.15 accelerator.py prepare_model: model.forward is wrapped in autocast",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="caches_casts",
+        allowed=lambda setup: (True,) if setup.casts else (setup.is_plain, not setup.is_plain),
+        sentence="its autocast keeps 16-bit copies until forward ends; --no-cached-casts is not to be had",
+        source="accelerate 1.15 utils/dataclasses.py AutocastKwargs.cache_enabled: True, and no argument sets it",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="upcasts_frozen",
+        allowed=always(False),
+        sentence="it does not call peft's prepare_model_for_kbit_training; --kbit-upcast is not to be had",
+        source="TRL 1.16 trainer/sft_trainer.py, LLaMA-Factory 0.9.5 model/model_utils/checkpointing.py "
+        "prepare_model_for_training, ms-swift 4.6 pipelines/train/tuner.py: none of them calls it",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="fuses_optimizer",
+        allowed=_fused,
+        sentence="",
+        source="transformers 5.23 trainer_optimizer.py: adamw_torch and adamw_torch_fused; the others have one kernel",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="optimizer",
+        allowed=always(*KNOWN_OPTIMIZERS),
+        sentence="its SGD has no momentum (optim sgd), which --optimizer sgd plans",
+        source="transformers 5.23 trainer_optimizer.py _get_sgd: torch.optim.SGD with a learning rate alone",
+    ),
+    Limit(
+        field="precision",
+        allowed=_precisions,
+        sentence="under DeepSpeed its bf16 keeps float32 master weights; --precision bf16-pure is not to be had there",
+        source="transformers 5.23 integrations/deepspeed.py fill_match bf16.enabled; the optimizer is the Trainer's",
+    ),
+    Limit(
+        field="lora_targets",
+        allowed=_named_targets,
+        sentence="--lora-targets attention is a word of vlmplan's; name the modules, such as q_proj,v_proj",
+        source="peft 0.21 tuners/tuners_utils.py: target_modules are names, a pattern or all-linear",
+    ),
+)
+"""Of all trainers that build on Hugging Face's."""
+
+TIED_CHECKPOINTING = Limit(
+    field="vision_activation_checkpointing",
+    allowed=_tied_checkpointing,
+    sentence="it checkpoints the activations of all layers or of none, those of the vision tower included",
+    source="transformers 5.23 modeling_utils.py gradient_checkpointing_enable: every GradientCheckpointingLayer",
+)
+
+
+def all_parts_trained(setup: Setup) -> tuple[bool, ...] | None:
+    """Where a trainer freezes nothing."""
+    return (True,) if setup.sees else None
+
+
+def is_casting_full(setup: Setup) -> bool:
+    """Whether the types of a wholly trained model's weights are a choice."""
+    return setup.casts and setup.recipe.method is Method.FULL
+
+
+def one_type(setup: Setup) -> tuple[WeightDtype, ...]:
+    """Where weights stay as they are loaded: all in 16 bit, or all in float32, which gradients of fp16 need."""
+    if not setup.casts:
+        return (WeightDtype.TABLE,)
+    if not is_casting_full(setup):
+        return (WeightDtype.TABLE, WeightDtype.FLOAT32)
+    is_fp16 = setup.recipe.precision is Precision.FP16
+    return (WeightDtype.FLOAT32,) if is_fp16 else (WeightDtype.MODEL, WeightDtype.FLOAT32)
+
+
+def peft_adapters(setup: Setup) -> tuple[AdapterDtype, ...] | None:
+    """Where adapters stay as peft makes them."""
+    if setup.recipe.method is Method.FULL:
+        return None
+    return (AdapterDtype.FLOAT32,) if setup.casts else (AdapterDtype.TABLE,)
+
+
+def training_arguments(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    """The keys of ``TrainingArguments`` that the recipe decides, but for checkpointing, which not all name so."""
+    return {
+        "per_device_train_batch_size": recipe.micro_batch,
+        "gradient_accumulation_steps": recipe.grad_accum,
+        "num_train_epochs": workload.epochs,
+        "optim": optimizer_name(recipe),
+        "max_grad_norm": recipe.gradient_clipping,
+        "bf16": recipe.precision is Precision.BF16,
+        "fp16": recipe.precision is Precision.FP16,
+        **({"deepspeed": DS_CONFIG_FILE} if recipe.uses_deepspeed else {}),
+        "output_dir": OUTPUT_DIR,
+    }
+
+
+def optimizer_name(recipe: Recipe) -> str:
+    """``optim``. Only for those within ``COMMON_LIMITS``."""
+    is_fused = recipe.fuses_optimizer and recipe.optimizer is OptimizerKind.ADAMW
+    return next(name for name, choice in OPTIMIZERS.items() if choice == (recipe.optimizer, is_fused))
+
+
+def attention_name(kind: AttentionImplementation, names: Mapping[str, AttentionImplementation] = ATTENTION) -> str:
+    return next(name for name, known in names.items() if known is kind)
+
+
+def adapter_names(recipe: Recipe) -> list[str]:
+    """The modules of ``lora_targets``."""
+    return [name.strip() for name in recipe.lora_targets.split(",") if name.strip()]
+
+
+def trained_embeddings(model: ModelFiles) -> list[str]:
+    """The modules that are trained on copies beside adapters: a head that is tied to the embedding is the same copy."""
+    return list(EMBEDDINGS[:1] if model.config.get("tie_word_embeddings") else EMBEDDINGS)
+
+
+def model_name(model: ModelFiles) -> str:
+    """Where the trainer loads the model from."""
+    return model.hub_id or model.id
+
+
+def allocator_environment(recipe: Recipe) -> dict[str, str]:
+    return {ALLOCATOR_VARIABLE: EXPANDABLE} if recipe.expandable_segments else {}
+
+
+def needs_processes(recipe: Recipe, cluster: Cluster) -> bool:
+    """Whether a launcher has to set RANK and its like: several GPUs, or DeepSpeed, which asks for them on one too."""
+    return recipe.uses_deepspeed or cluster.num_gpus > 1
+
+
+def torchrun(cluster: Cluster) -> list[str]:
+    """torch's launcher, one process a GPU."""
+    words = ["torchrun", "--nproc_per_node", str(cluster.node.num_gpus)]
+    if cluster.num_nodes == 1:
+        return words
+    return [
+        *words,
+        *("--nnodes", str(cluster.num_nodes), "--node_rank", NODE_RANK),
+        *("--master_addr", MASTER_ADDR, "--master_port", MASTER_PORT),
+    ]

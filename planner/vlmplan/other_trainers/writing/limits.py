@@ -1,0 +1,62 @@
+"""What a trainer lets the settings of a recipe be."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from vlmplan.recipe import Precision, Recipe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What limits look at. ``sees``: the model takes images."""
+
+    recipe: Recipe
+    sees: bool
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.recipe.uses_deepspeed
+
+    @property
+    def casts(self) -> bool:
+        """Whether ``torch.autocast`` is around forward where the trainer does as accelerate does."""
+        return self.is_plain and self.recipe.precision in (Precision.BF16, Precision.FP16)
+
+
+Allowed = Callable[[Setup], tuple[Any, ...] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What one field of a recipe may be. ``allowed``: its values, what the trainer does by itself first; None: any.
+
+    ``sentence`` says so to the user, ``source`` where it was read. ``is_behaviour``: no option of a search tries it, so
+    what the user leaves open is as the trainer has it.
+    """
+
+    field: str
+    allowed: Allowed
+    sentence: str
+    source: str
+    is_behaviour: bool = False
+
+
+def first_objection(limits: Iterable[Limit], setup: Setup) -> str | None:
+    """The sentence of the first limit that the setup is beyond."""
+    for limit in limits:
+        allowed = limit.allowed(setup)
+        if allowed is not None and getattr(setup.recipe, limit.field) not in allowed:
+            return limit.sentence
+    return None
+
+
+def behaving(limits: Iterable[Limit], setup: Setup) -> dict[str, Any]:
+    """The values of the fields that are the trainer's behaviour."""
+    found = {limit.field: limit.allowed(setup) for limit in limits if limit.is_behaviour}
+    return {name: values[0] for name, values in found.items() if values is not None}
+
+
+def always(*values: Any) -> Allowed:
+    """These, whatever else is set."""
+    return lambda _: values

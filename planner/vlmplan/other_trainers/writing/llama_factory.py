@@ -1,0 +1,163 @@
+"""LLaMA-Factory 0.9.5: YAML for ``llamafactory-cli train``.
+
+Sources: ``hparams/*.py`` for keys, ``hparams/parser.py`` for what they do not go with, ``launcher.py`` for variables.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from vlmplan.hardware import Cluster
+from vlmplan.other_trainers.assembled import sees
+from vlmplan.other_trainers.llama_factory import ATTENTION
+from vlmplan.other_trainers.writing.hugging_face import (
+    COMMON_LIMITS,
+    MASTER_ADDR,
+    MASTER_PORT,
+    NODE_RANK,
+    TIED_CHECKPOINTING,
+    adapter_names,
+    allocator_environment,
+    attention_name,
+    is_casting_full,
+    model_name,
+    needs_processes,
+    trained_embeddings,
+    training_arguments,
+)
+from vlmplan.other_trainers.writing.limits import Limit, Setup, always
+from vlmplan.other_trainers.writing.record import YOUR_DATA
+from vlmplan.recipe import ALL_LINEAR, AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
+from vlmplan.workload import Workload
+
+FILE: Final = "train.yaml"
+TO_FILL_IN: Final[Mapping[str, str]] = {
+    "dataset": "the name of your data in data/dataset_info.json, or several with commas",
+    "template": "the chat template of your model, by LLaMA-Factory's name, such as qwen2_vl",
+}
+
+
+def _weights(setup: Setup) -> tuple[WeightDtype, ...]:
+    has_pure = is_casting_full(setup) and setup.recipe.precision is Precision.BF16
+    return (WeightDtype.TABLE, WeightDtype.MODEL) if has_pure else (WeightDtype.TABLE,)
+
+
+def _adapters(setup: Setup) -> tuple[AdapterDtype, ...] | None:
+    if setup.recipe.method is Method.FULL:
+        return None
+    has_pure = setup.casts and setup.recipe.precision is Precision.BF16
+    return (AdapterDtype.TABLE, AdapterDtype.FLOAT32) if has_pure else (AdapterDtype.TABLE,)
+
+
+def _projector(setup: Setup) -> tuple[bool, ...] | None:
+    recipe = setup.recipe
+    is_left_out = setup.sees and recipe.trains_adapters and recipe.lora_targets == ALL_LINEAR
+    return (False,) if is_left_out else None
+
+
+LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
+    *COMMON_LIMITS,
+    TIED_CHECKPOINTING,
+    Limit(
+        field="loss",
+        allowed=always(LossKind.FULL),
+        sentence="it has no loss in chunks: all logits are made at once; --loss chunked is not to be had",
+        source="train/sft/trainer.py compute_loss: the model's own (Liger's kernels aside, which are not planned)",
+    ),
+    Limit(
+        field="precision",
+        allowed=always(Precision.BF16, Precision.FP16, Precision.BF16_PURE),
+        sentence="it loads weights in 16 bit; --precision fp32 is not to be had",
+        source="hparams/parser.py compute_dtype, model/patcher.py: without bf16 and fp16, float32 meets 16-bit weights",
+    ),
+    Limit(
+        field="train_projector",
+        allowed=_projector,
+        sentence="its lora_target all leaves the projector out; give --freeze-projector, or name the modules with "
+        "--lora-targets",
+        source="model/model_utils/misc.py find_all_linear_modules: projector_keys are forbidden",
+    ),
+    Limit(
+        field="weight_dtype",
+        allowed=_weights,
+        sentence="it makes trained weights float32 beside 16-bit ones (--weight-dtype table), or with pure_bf16 and "
+        "--method full leaves them in bf16 (model)",
+        source="model/adapter.py init_adapter: cast_trainable_params_to_fp32",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="adapter_dtype",
+        allowed=_adapters,
+        sentence="it makes all that is trained float32 (--adapter-dtype table), or with pure_bf16 leaves it as peft "
+        "does (float32)",
+        source="model/adapter.py init_adapter: cast_trainable_params_to_fp32",
+        is_behaviour=True,
+    ),
+)
+
+
+def llama_factory_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    """The keys of ``llamafactory-cli train``, in the order of the file."""
+    checkpointing = {} if recipe.activation_checkpointing else {"disable_gradient_checkpointing": True}
+    return {
+        "model_name_or_path": model_name(workload.model),
+        "flash_attn": attention_name(recipe.attention, ATTENTION),
+        "stage": "sft",
+        "do_train": True,
+        **_adapter_settings(recipe, workload),
+        **(_frozen(recipe) if sees(workload.model) else {}),
+        **dict.fromkeys(TO_FILL_IN, YOUR_DATA),
+        "cutoff_len": workload.seq_len,
+        **({"image_max_pixels": workload.image_width * workload.image_height} if workload.images_per_sample else {}),
+        **training_arguments(recipe, workload),
+        **({"pure_bf16": True} if _is_pure(recipe) else {}),
+        **checkpointing,
+    }
+
+
+def _is_pure(recipe: Recipe) -> bool:
+    if recipe.uses_deepspeed:
+        return False
+    leaves = recipe.weight_dtype is WeightDtype.MODEL or (
+        recipe.trains_adapters and recipe.adapter_dtype is AdapterDtype.FLOAT32
+    )
+    return recipe.precision is Precision.BF16_PURE or leaves
+
+
+def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    if recipe.method is Method.FULL:
+        return {"finetuning_type": "full"}
+    targets = "all" if recipe.lora_targets == ALL_LINEAR else ",".join(adapter_names(recipe))
+    embeddings = ",".join(trained_embeddings(workload.model))
+    return {
+        "finetuning_type": "lora",
+        "lora_rank": recipe.lora_rank,
+        "lora_alpha": recipe.adapter_alpha,
+        "lora_dropout": recipe.lora_dropout,
+        "lora_target": targets,
+        **({"use_rslora": True} if recipe.use_rslora else {}),
+        **({"additional_target": embeddings} if recipe.train_embeddings else {}),
+        **({"quantization_bit": 4, "quantization_method": "bnb"} if recipe.method is Method.QLORA else {}),
+    }
+
+
+def _frozen(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "freeze_vision_tower": not recipe.train_vision,
+        "freeze_multi_modal_projector": not recipe.train_projector,
+        "freeze_language_model": not recipe.train_language,
+    }
+
+
+def llama_factory_environment(recipe: Recipe, cluster: Cluster) -> dict[str, str]:
+    """torchrun is started by variables, and then sets the allocator's unless OPTIM_TORCH is 0."""
+    if not needs_processes(recipe, cluster):
+        return allocator_environment(recipe)
+    variables = {"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": str(cluster.node.num_gpus)}
+    if cluster.num_nodes > 1:
+        variables |= {"NNODES": str(cluster.num_nodes), "NODE_RANK": NODE_RANK}
+        variables |= {"MASTER_ADDR": MASTER_ADDR, "MASTER_PORT": MASTER_PORT}
+    return variables | (allocator_environment(recipe) or {"OPTIM_TORCH": "0"})
+
+
+def llama_factory_command() -> tuple[str, ...]:
+    return ("llamafactory-cli", "train", FILE)

@@ -1,0 +1,135 @@
+"""ms-swift 4.6.0: YAML for ``swift sft``, with the variables of the run in its ``ENV``.
+
+Sources: ``arguments/`` for keys, ``cli/main.py`` for ``ENV`` and how torch's launcher is started.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from vlmplan.hardware import Cluster
+from vlmplan.other_trainers.assembled import sees
+from vlmplan.other_trainers.writing.hugging_face import (
+    COMMON_LIMITS,
+    MASTER_PORT,
+    adapter_names,
+    allocator_environment,
+    attention_name,
+    model_name,
+    needs_processes,
+    one_type,
+    peft_adapters,
+    trained_embeddings,
+    training_arguments,
+)
+from vlmplan.other_trainers.writing.limits import Limit, Setup, always
+from vlmplan.other_trainers.writing.record import YOUR_DATA
+from vlmplan.recipe import ALL_LINEAR, LossKind, Method, Recipe, WeightDtype
+from vlmplan.units import DType
+from vlmplan.workload import Workload
+
+FILE: Final = "train.yaml"
+TO_FILL_IN: Final[Mapping[str, str]] = {"dataset": "your data: a JSONL file, or an id of the Hugging Face Hub"}
+
+
+def _named_parts(setup: Setup) -> tuple[bool, ...] | None:
+    """Modules that are named are adapted wherever they are, whatever is frozen."""
+    recipe = setup.recipe
+    is_named = setup.sees and recipe.trains_adapters and recipe.lora_targets != ALL_LINEAR
+    return (True,) if is_named else None
+
+
+MS_SWIFT_LIMITS: tuple[Limit, ...] = (
+    *COMMON_LIMITS,
+    Limit(
+        field="loss",
+        allowed=always(LossKind.FULL),
+        sentence="its models make all logits at once; --loss chunked is not to be had",
+        source="trainers/seq2seq_trainer.py compute_loss (Liger's kernels aside, which are not planned)",
+    ),
+    *(
+        Limit(
+            field=f"train_{part}",
+            allowed=_named_parts,
+            sentence="modules that target_modules names are adapted in every part of the model; give --lora-targets "
+            "all-linear to leave parts out",
+            source="pipelines/train/tuner.py get_target_modules: freeze_vit and its like are asked of all-linear alone",
+        )
+        for part in ("vision", "projector", "language")
+    ),
+    Limit(
+        field="weight_dtype",
+        allowed=one_type,
+        sentence="its weights all have torch_dtype: with --method full --weight-dtype model (bf16 alone) or float32, "
+        "with adapters table or float32",
+        source="model/register.py: torch_dtype goes to from_pretrained; torch amp/grad_scaler.py: no fp16 gradients",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="adapter_dtype",
+        allowed=peft_adapters,
+        sentence="peft makes its adapters float32, unless lora_dtype is set, which is not planned",
+        source="tuners/peft.py, pipelines/train/tuner.py: autocast_adapter_dtype",
+        is_behaviour=True,
+    ),
+)
+
+
+def ms_swift_settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str, Any]:
+    """The keys of ``swift sft``, in the order of the file."""
+    has_parts = sees(workload.model)
+    return {
+        "model": model_name(workload.model),
+        "use_hf": True,
+        "torch_dtype": _dtype(recipe).torch_name,
+        "attn_impl": attention_name(recipe.attention),
+        **_adapter_settings(recipe, workload),
+        **(_frozen(recipe) if has_parts else {}),
+        **dict.fromkeys(TO_FILL_IN, YOUR_DATA),
+        "max_length": workload.seq_len,
+        **({"max_pixels": workload.image_width * workload.image_height} if workload.images_per_sample else {}),
+        **training_arguments(recipe, workload),
+        "gradient_checkpointing": recipe.activation_checkpointing,
+        **({"vit_gradient_checkpointing": recipe.vision_activation_checkpointing} if has_parts else {}),
+        **({"ENV": environment} if (environment := _environment(recipe, cluster)) else {}),
+    }
+
+
+def _dtype(recipe: Recipe) -> DType:
+    return DType.FLOAT32 if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype
+
+
+def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    if recipe.method is Method.FULL:
+        return {"tuner_type": "full"}
+    return {
+        "tuner_type": "lora",
+        "lora_rank": recipe.lora_rank,
+        "lora_alpha": recipe.adapter_alpha,
+        "lora_dropout": recipe.lora_dropout,
+        "target_modules": adapter_names(recipe),
+        **({"use_rslora": True} if recipe.use_rslora else {}),
+        **({"modules_to_save": trained_embeddings(workload.model)} if recipe.train_embeddings else {}),
+        **({"quant_bits": 4, "quant_method": "bnb"} if recipe.method is Method.QLORA else {}),
+    }
+
+
+def _frozen(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "freeze_vit": not recipe.train_vision,
+        "freeze_aligner": not recipe.train_projector,
+        "freeze_llm": not recipe.train_language,
+    }
+
+
+def _environment(recipe: Recipe, cluster: Cluster) -> dict[str, str]:
+    """``ENV`` sets what is not set already; the rank and the address of a node are of each node's own."""
+    variables = allocator_environment(recipe)
+    if needs_processes(recipe, cluster):
+        variables["NPROC_PER_NODE"] = str(cluster.node.num_gpus)
+    if cluster.num_nodes > 1:
+        variables |= {"NNODES": str(cluster.num_nodes), "MASTER_PORT": MASTER_PORT}
+    return variables
+
+
+def ms_swift_command() -> tuple[str, ...]:
+    return ("swift", "sft", FILE)

@@ -1,0 +1,100 @@
+"""Hugging Face's Trainer (transformers 5.23): ``TrainingArguments`` as YAML, for the script that is written beside it.
+
+What ``TrainingArguments`` do not say (the model, its types and adapters, the samples) is the script's, and an option of
+vlmplan's beside the file.
+"""
+
+from typing import Any, Final
+
+from vlmplan.hardware import Cluster
+from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.writing.hugging_face import (
+    COMMON_LIMITS,
+    TIED_CHECKPOINTING,
+    all_parts_trained,
+    needs_processes,
+    one_type,
+    peft_adapters,
+    torchrun,
+    training_arguments,
+)
+from vlmplan.other_trainers.writing.limits import Limit, always
+from vlmplan.recipe import LossKind, Method, Precision, Recipe, WeightDtype
+from vlmplan.workload import Workload
+
+FILE: Final = "training_args.yaml"
+SCRIPT_FILE: Final = "train.py"
+FREEZES_NOTHING = "the script that is written for it freezes no part of a model"
+
+
+PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
+    *COMMON_LIMITS,
+    TIED_CHECKPOINTING,
+    Limit(
+        field="loss",
+        allowed=always(LossKind.FULL),
+        sentence="its models make all logits at once; --loss chunked is not to be had",
+        source="transformers 5.23 loss/loss_utils.py ForCausalLMLoss",
+    ),
+    *(
+        Limit(
+            field=f"train_{part}",
+            allowed=all_parts_trained,
+            sentence=FREEZES_NOTHING,
+            source="the script beside training_args.yaml",
+        )
+        for part in ("vision", "projector", "language")
+    ),
+    Limit(
+        field="weight_dtype",
+        allowed=one_type,
+        sentence="its weights all have the type in which the script loads them: with --method full --weight-dtype "
+        "model (bf16 alone) or float32, with adapters table or float32",
+        source="transformers 5.23 trainer.py: nothing is cast; torch amp/grad_scaler.py: no fp16 gradients",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="adapter_dtype",
+        allowed=peft_adapters,
+        sentence="peft makes its adapters float32",
+        source="peft 0.21 mapping_func.py get_peft_model: autocast_adapter_dtype=True",
+        is_behaviour=True,
+    ),
+)
+
+
+def plain_trainer_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    """The keys of ``TrainingArguments``, in the order of the file."""
+    return training_arguments(recipe, workload) | {"gradient_checkpointing": recipe.activation_checkpointing}
+
+
+def plain_trainer_options(recipe: Recipe, workload: Workload) -> dict[str, Value]:
+    """What the script decides, as options."""
+    options: dict[str, Value] = {
+        "model": workload.model.id,
+        "method": recipe.method.value,
+        "seq_len": workload.seq_len,
+        "attention": recipe.attention.value,
+        "expandable_segments": recipe.expandable_segments,
+    }
+    if recipe.precision is Precision.FP32 and not recipe.uses_deepspeed:
+        options["precision"] = recipe.precision.value
+    if recipe.weight_dtype is WeightDtype.FLOAT32:
+        options["weight_dtype"] = recipe.weight_dtype.value
+    if recipe.trains_adapters:
+        options |= {
+            "lora_rank": recipe.lora_rank,
+            "lora_alpha": recipe.adapter_alpha,
+            "lora_dropout": recipe.lora_dropout,
+            "lora_targets": recipe.lora_targets,
+            "use_rslora": recipe.use_rslora,
+            "train_embeddings": recipe.train_embeddings,
+        }
+    if recipe.method is Method.QLORA and recipe.autocast is not None:
+        options["upcasts_frozen"] = False
+    return options
+
+
+def plain_trainer_command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
+    start = torchrun(cluster) if needs_processes(recipe, cluster) else ["python"]
+    return (*start, SCRIPT_FILE, FILE)

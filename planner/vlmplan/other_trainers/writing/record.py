@@ -1,0 +1,46 @@
+"""What is written for another trainer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from vlmplan.json_reader import JsonDict
+from vlmplan.other_trainers.record import Value
+from vlmplan.units import Choice
+
+DS_CONFIG_FILE: Final = "ds_config.json"
+"""What the keys call the DeepSpeed file, which lies beside theirs."""
+ALLOCATOR_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF"
+"""torch 2.13 reads it when the first CUDA memory is asked for (``c10/cuda/CUDAAllocatorConfig.h``)."""
+EXPANDABLE: Final = "expandable_segments:True"
+YOUR_DATA: Final = "YOUR_DATASET"
+"""Stands where only the user knows what belongs."""
+
+
+class Tool(Choice):
+    """Another trainer, by the name of ``--for``."""
+
+    TRL = "trl"
+    TRANSFORMERS = "transformers"
+    LLAMA_FACTORY = "llamafactory"
+    MS_SWIFT = "ms-swift"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenSetup:
+    """What makes a trainer run a setup.
+
+    ``settings`` are the trainer's own keys and their values in the order of the file, ``deepspeed`` the content of
+    ``DS_CONFIG_FILE``, None without DeepSpeed. ``environment`` are variables that its process needs and no key sets.
+    ``command`` starts it in the folder of the files; words with ``$`` hold variables of a shell. ``options`` are those
+    of vlmplan for what no key says, so that the file and they together mean the setup. ``to_fill_in`` are keys whose
+    value is only a placeholder, with what belongs there.
+    """
+
+    tool: Tool
+    settings: Mapping[str, Any]
+    command: tuple[str, ...]
+    deepspeed: JsonDict | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    options: Mapping[str, Value] = field(default_factory=dict[str, Value])
+    to_fill_in: Mapping[str, str] = field(default_factory=dict[str, str])

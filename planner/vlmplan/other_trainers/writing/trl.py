@@ -1,0 +1,146 @@
+"""TRL 1.16.0: YAML for ``trl sft --config``.
+
+Sources: ``trl/trainer/sft_config.py``, ``model_config.py`` and ``base_config.py`` for keys, ``trl/scripts/utils.py``
+(``TrlParser``) for ``env``, ``trl/cli/commands/training.py`` for what goes to accelerate's launcher.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from vlmplan.hardware import Cluster
+from vlmplan.other_trainers.writing.hugging_face import (
+    COMMON_LIMITS,
+    MASTER_ADDR,
+    MASTER_PORT,
+    NODE_RANK,
+    TIED_CHECKPOINTING,
+    adapter_names,
+    all_parts_trained,
+    allocator_environment,
+    attention_name,
+    is_casting_full,
+    model_name,
+    needs_processes,
+    torchrun,
+    trained_embeddings,
+    training_arguments,
+)
+from vlmplan.other_trainers.writing.limits import Limit, Setup, always
+from vlmplan.other_trainers.writing.record import YOUR_DATA
+from vlmplan.recipe import AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
+from vlmplan.units import DType
+from vlmplan.workload import Workload
+
+FILE: Final = "train.yaml"
+TO_FILL_IN: Final[Mapping[str, str]] = {"dataset_name": "your data: an id of the Hugging Face Hub, or a folder"}
+
+
+def _weights(setup: Setup) -> tuple[WeightDtype, ...]:
+    if not setup.casts:
+        return (WeightDtype.TABLE,)
+    if not is_casting_full(setup):
+        return (WeightDtype.TABLE, WeightDtype.FLOAT32)
+    return (WeightDtype.FLOAT32, WeightDtype.MODEL)
+
+
+def _adapters(setup: Setup) -> tuple[AdapterDtype, ...] | None:
+    if setup.recipe.method is Method.FULL:
+        return None
+    if not setup.casts:
+        return (AdapterDtype.TABLE,)
+    return (AdapterDtype.MODEL,) if setup.recipe.method is Method.QLORA else (AdapterDtype.FLOAT32,)
+
+
+def _precisions(setup: Setup) -> tuple[Precision, ...] | None:
+    is_quantized = setup.recipe.method is Method.QLORA and setup.is_plain
+    return tuple(kind for kind in Precision if kind is not Precision.FP16) if is_quantized else None
+
+
+FREEZES_NOTHING = (
+    "it freezes no part of a model; --freeze-vision, --freeze-projector and --freeze-language are not to be had"
+)
+PARTS_SOURCE = "trl/scripts/sft.py: the model goes into SFTTrainer as it is loaded"
+TRL_LIMITS: tuple[Limit, ...] = (
+    *COMMON_LIMITS,
+    TIED_CHECKPOINTING,
+    Limit(
+        field="loss",
+        allowed=always(LossKind.CHUNKED),
+        sentence="its head and loss are one fused operation (loss_type nll); --loss full is not to be had",
+        source="trl/trainer/sft_config.py loss_type; chunked_nll is the same",
+    ),
+    *(
+        Limit(field=f"train_{part}", allowed=all_parts_trained, sentence=FREEZES_NOTHING, source=PARTS_SOURCE)
+        for part in ("vision", "projector", "language")
+    ),
+    Limit(
+        field="weight_dtype",
+        allowed=_weights,
+        sentence="its weights all have the type that dtype names: with --method full --weight-dtype float32 or model, "
+        "with adapters table or float32",
+        source="trl/trainer/utils.py create_model_from_path: dtype goes to from_pretrained",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="adapter_dtype",
+        allowed=_adapters,
+        sentence="its adapters are float32 (--adapter-dtype float32), those of 4-bit models bfloat16 (model)",
+        source="trl/trainer/sft_trainer.py: peft's autocast_adapter_dtype, and 'adapter weights are converted to bf16'",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="precision",
+        allowed=_precisions,
+        sentence="it makes adapters of 4-bit models bfloat16, which --precision fp16 does not go with",
+        source="trl/trainer/sft_trainer.py: 'When using QLoRA, the PEFT adapter weights are converted to bf16'",
+    ),
+)
+
+
+def trl_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    """The keys of ``trl sft --config``, in the order of the file."""
+    environment = allocator_environment(recipe)
+    return {
+        "model_name_or_path": model_name(workload.model),
+        "dtype": _dtype(recipe).torch_name,
+        "attn_implementation": attention_name(recipe.attention),
+        **dict.fromkeys(TO_FILL_IN, YOUR_DATA),
+        "max_length": workload.seq_len,
+        **_adapter_settings(recipe, workload),
+        **training_arguments(recipe, workload),
+        "gradient_checkpointing": recipe.activation_checkpointing,
+        **({"env": environment} if environment else {}),
+    }
+
+
+def _dtype(recipe: Recipe) -> DType:
+    """What weights are loaded in; DeepSpeed makes all of them the precision's type anyway."""
+    return DType.FLOAT32 if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype
+
+
+def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    if recipe.method is Method.FULL:
+        return {}
+    return {
+        "use_peft": True,
+        "lora_r": recipe.lora_rank,
+        "lora_alpha": recipe.adapter_alpha,
+        "lora_dropout": recipe.lora_dropout,
+        "lora_target_modules": adapter_names(recipe),
+        **({"use_rslora": True} if recipe.use_rslora else {}),
+        **({"lora_modules_to_save": trained_embeddings(workload.model)} if recipe.train_embeddings else {}),
+        **({"load_in_4bit": True, "use_bnb_nested_quant": True} if recipe.method is Method.QLORA else {}),
+    }
+
+
+def trl_command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
+    """``trl sft`` starts accelerate's launcher, which needs two processes at the least for one each."""
+    if not needs_processes(recipe, cluster):
+        return ("trl", "sft", "--config", FILE, "--num_processes", "1")
+    if cluster.num_gpus == 1:
+        return (*torchrun(cluster), "-m", "trl.scripts.sft", "--config", FILE)
+    words = ["trl", "sft", "--config", FILE, "--multi_gpu", "--num_processes", str(cluster.num_gpus)]
+    words += ["--num_machines", str(cluster.num_nodes)]
+    if cluster.num_nodes > 1:
+        words += ["--machine_rank", NODE_RANK, "--main_process_ip", MASTER_ADDR, "--main_process_port", MASTER_PORT]
+    return tuple(words)

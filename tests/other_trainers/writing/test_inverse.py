@@ -1,0 +1,52 @@
+"""What is written for a trainer means, read back by that trainer's rules, the very setup that it was written from."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from laws import law
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
+from vlmplan.rules import Severity, model_facts, problems
+from written_setups import ANY_RECIPE, READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
+
+SAMPLES = st.fixed_dictionaries(
+    {
+        "seq_len": st.integers(16, 30_000),
+        "num_samples": st.sampled_from((10_000, 77)),
+        "epochs": st.sampled_from((1.0, 2.5)),
+        "image_width": st.sampled_from((448, 512)),
+        "image_height": st.sampled_from((448, 336)),
+    }
+)
+
+
+@law(
+    st.sampled_from(Tool),
+    ANY_RECIPE,
+    st.sampled_from((SEES, READS)),
+    SAMPLES,
+    st.sampled_from(((1, 1), (4, 1), (8, 2))),
+    st.booleans(),
+    quick=60,
+    thorough=3000,
+)
+def test_a_reader_takes_back_what_was_written(tool, recipe, model, samples, machines, trains_usual_parts):
+    recipe = usual(tool, model).applied_to(recipe) if trains_usual_parts else recipe
+    recipe, cluster = within(tool, recipe, model), cluster_of(*machines)
+    found = problems(recipe, cluster=cluster, model=model_facts(model))
+    assume(not any(problem.severity is Severity.ERROR for problem in found))
+    workload = sample(model, **samples)
+    reason = objection(tool, recipe, model)
+    if reason is not None:
+        with pytest.raises(InputError):
+            settings_for(tool, recipe, workload, cluster)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        setup = meaning(settings_for(tool, recipe, workload, cluster), Path(folder), *machines)
+    assert setup.workload == workload
+    assert setup.cluster == cluster
+    assert without_what_has_no_effect(setup.recipe, model) == without_what_has_no_effect(recipe, model)
