@@ -15,7 +15,7 @@ from planned import model_files
 from vlmplan.architecture.trace import Work
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import LossKind, Method, Recipe
-from vlmplan.timing import Busy, MicroBatchSeconds, Rates, step_flops
+from vlmplan.timing import Busy, MicroBatchSeconds, Rates, phases_between, step_flops
 from vlmplan.timing.rates import HOOK_SECONDS, HookSeconds
 from vlmplan.timing.roofline import busy_seconds
 from vlmplan.workload import Workload
@@ -226,7 +226,7 @@ def test_gpu_works_or_waits_for_the_host(seconds: MicroBatchSeconds):
 
 @given(SECONDS, SECONDS, st.floats(0, 1))
 def test_micro_batch_between_two_others_takes_no_longer_than_the_secant(low, high, fraction):
-    between = low.towards(high, fraction)
+    between = phases_between(low.demands, high.demands, fraction)
     for a, b, middle in zip(low.phases, high.phases, between, strict=True):
         assert middle <= a + (b - a) * fraction + 1e-9
         assert middle >= 0
@@ -234,5 +234,5 @@ def test_micro_batch_between_two_others_takes_no_longer_than_the_secant(low, hig
 
 @given(SECONDS, SECONDS)
 def test_ways_between_two_micro_batches_begin_and_end_at_them(low, high):
-    assert low.towards(high, 0) == low.phases
-    assert low.towards(high, 1) == pytest.approx(high.phases)
+    assert phases_between(low.demands, high.demands, 0) == low.phases
+    assert phases_between(low.demands, high.demands, 1) == pytest.approx(high.phases)

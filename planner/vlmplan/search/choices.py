@@ -31,7 +31,8 @@ class RecipeChoices:
         self._attention = default_attention(self._facts)
         self._given = fixed.names
         self._has_other_layers = has_other_layers
-        self._made: dict[tuple[Any, ...], Recipe] = {}
+        self._bare: dict[tuple[Method, Precision], Recipe] = {}
+        self._made: dict[tuple[Any, ...], Engine] = {}
         self._allowed: dict[Any, list[Engine]] = {}
         self.switches = self._switches()
         """Every way to checkpoint activations and to compute the loss, from the least saving to the most."""
@@ -68,6 +69,8 @@ class RecipeChoices:
         for recipe in engine:
             if recipe.loss not in is_refused:
                 is_refused[recipe.loss] = self._objection(recipe, cluster) is not None
+        if not any(is_refused.values()):
+            return engine
         return tuple(recipe for recipe in engine if not is_refused[recipe.loss])
 
     def objections(self, cluster: Cluster, methods: Iterable[Method]) -> Iterator[str]:
@@ -81,27 +84,29 @@ class RecipeChoices:
     def _engines(self, cluster: Cluster, method: Method) -> Iterator[Engine]:
         gpu = cluster.node.gpu
         precision = Precision.BF16 if gpu.supports_bf16 else Precision.FP16
-        switches = self.switches
         for stage, optimizer, params in self._stages(cluster):
             for hpz in self._partition_sizes(cluster, stage, params):
-                yield tuple(self._recipe(method, precision, stage, optimizer, params, hpz, one) for one in switches)
+                yield self._engine(method, precision, stage, optimizer, params, hpz)
 
-    def _recipe(self, method: Method, precision: Precision, *engine: Any) -> Recipe:
+    def _engine(self, method: Method, precision: Precision, *engine: Any) -> Engine:
         key = (method, precision, *engine)
         if key not in self._made:
-            stage, optimizer, params, hpz, switches = engine
-            tried = DecidedRecipe(
-                method=method,
-                attention=self._attention,
-                precision=precision,
-                expandable_segments=True,
-                zero_stage=PLAIN if stage is None else stage,
-                offload_optimizer=optimizer,
-                offload_params=params,
-                hpz=hpz,
+            stage, optimizer, params, hpz = engine
+            recipe = self._simplest(method, precision).with_changes(
+                zero_stage=stage, offload_optimizer=optimizer, offload_params=params, hpz=hpz
             )
-            self._made[key] = switches.apply(self._fixed.completed(tried).recipe())
+            self._made[key] = tuple([switches.apply(recipe) for switches in self.switches])
         return self._made[key]
+
+    def _simplest(self, method: Method, precision: Precision) -> Recipe:
+        """What is fixed, with this method and precision, on any engine."""
+        key = (method, precision)
+        if key not in self._bare:
+            tried = DecidedRecipe(
+                method=method, attention=self._attention, precision=precision, expandable_segments=True
+            )
+            self._bare[key] = self._fixed.completed(tried).recipe()
+        return self._bare[key]
 
     def _partition_sizes(self, cluster: Cluster, stage: int | None, params: Offload) -> tuple[int, ...]:
         """Sizes of hpZ's secondary partition: the ranks of a node, where weights would come from others, or none."""

@@ -1,6 +1,8 @@
 """What a search keeps of one prepared model: its micro batches by secants between a few traces, its model states."""
 
 from bisect import bisect_left
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Trace
@@ -12,23 +14,44 @@ from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import LossKind, Precision, Recipe, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
-from vlmplan.timing import MicroBatchSeconds, PhaseSeconds, Rates, gpu_rates, micro_batch_seconds_at
+from vlmplan.timing import (
+    PhaseDemands,
+    PhaseSeconds,
+    Rates,
+    added_demands,
+    gpu_rates,
+    micro_batch_seconds_at,
+    phases_between,
+)
 
 Capability = tuple[int, int] | None
 """Of a GPU, as its maker counts it; None where it has none."""
 
 
-class _Speed(NamedTuple):
-    """What seconds of a trace depend on: the card, the type of numbers, and which weights stage 3 gathers."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Speed:
+    """What seconds of a trace depend on: a card's rates for one type of numbers, and which weights stage 3 gathers.
 
-    gpu_id: str
-    precision: Precision
-    threshold: int | None
+    ``recipe`` is one of those that it stands for.
+    """
 
-    @classmethod
-    def of(cls, gpu: Gpu, recipe: Recipe) -> "_Speed":
+    rates: Rates
+    recipe: Recipe
+
+
+class Speeds:
+    """One object for all recipes that are as fast on a card; None where nobody knows how fast that is."""
+
+    def __init__(self) -> None:
+        self._speeds: dict[tuple[str, Precision, int | None], Speed | None] = {}
+
+    def of(self, recipe: Recipe, gpu: Gpu) -> Speed | None:
         threshold = recipe.zero.stage3_param_persistence_threshold if recipe.zero_stage == 3 else None
-        return cls(gpu.id, recipe.precision, threshold)
+        key = (gpu.id, recipe.precision, threshold)
+        if key not in self._speeds:
+            rates = gpu_rates(gpu, recipe)
+            self._speeds[key] = None if rates is None else Speed(rates, recipe)
+        return self._speeds[key]
 
 
 class TracedBatches:
@@ -55,19 +78,22 @@ class TracedBatches:
         self._labels, self._tied = language_labels(estimator.model), tied_weight(estimator.model)
         self._pairs: dict[int, TracePair] = {}
         self._batches: dict[Switches, MicroBatches] = {}
-        self._rates: dict[_Speed, Rates | None] = {}
-        self._seconds: dict[tuple[int, _Speed], MicroBatchSeconds] = {}
+        self._demands: dict[tuple[int, Speed], PhaseDemands] = {}
 
     def pair(self, size: int) -> TracePair:
-        """The micro batch of ``size`` samples."""
+        """The micro batch of ``size`` samples, which is one of ``sizes``."""
         if size not in self._pairs:
-            recipe = self._recipe.with_changes(micro_batch=size)
-
-            def traced(switches: Switches) -> Trace:
-                return self._estimator.trace(switches.apply(recipe), self._capability)
-
-            self._pairs[size] = TracePair(self._labels, self._tied, self._ends, traced)
+            self._pairs[size] = TracePair(self._labels, self._tied, self._ends, partial(self._own_trace, size))
         return self._pairs[size]
+
+    def trace(self, size: int, switches: Switches) -> CombinedTrace:
+        """A micro batch of any size: put together where both ends are traced anyway, else from a trace of its own."""
+        if size in self.sizes:
+            return self.pair(size).combined(switches)
+        return CombinedTrace(self._own_trace(size, switches))
+
+    def _own_trace(self, size: int, switches: Switches) -> Trace:
+        return self._estimator.trace(switches.apply(self._recipe.with_changes(micro_batch=size)), self._capability)
 
     def micro_batches(self, switches: Switches) -> "MicroBatches":
         """Those with these switches, one object."""
@@ -75,23 +101,15 @@ class TracedBatches:
             self._batches[switches] = MicroBatches(self, switches)
         return self._batches[switches]
 
-    def seconds(
-        self, size: int, switches: Switches, speed: _Speed, gpu: Gpu, recipe: Recipe
-    ) -> MicroBatchSeconds | None:
-        """One micro batch of ``size`` samples; None if the GPU's speed is not known."""
-        if speed not in self._rates:
-            self._rates[speed] = gpu_rates(gpu, recipe)
-        rates = self._rates[speed]
-        if rates is None:
-            return None
-        total: MicroBatchSeconds | None = None
-        for part in self.pair(size).parts(switches):
-            key = (id(part), speed)
-            if key not in self._seconds:
-                self._seconds[key] = micro_batch_seconds_at(rates, part, recipe)
-            one = self._seconds[key]
-            total = one if total is None else total + one
-        return total
+    def demands(self, size: int, switches: Switches, speed: Speed) -> PhaseDemands:
+        """Those of the micro batch of ``size`` samples, added up from its parts."""
+        return added_demands([self._demands_of(part, speed) for part in self.pair(size).parts(switches)])
+
+    def _demands_of(self, part: Trace, speed: Speed) -> PhaseDemands:
+        key = (id(part), speed)
+        if key not in self._demands:
+            self._demands[key] = micro_batch_seconds_at(speed.rates, part, speed.recipe).demands
+        return self._demands[key]
 
 
 class Peaks(NamedTuple):
@@ -118,9 +136,9 @@ class MicroBatches:
         self._traced, self._switches = traced, switches
         self._profiles: dict[int, Peaks] = {}
         self._between: dict[int, Peaks] = {}
-        self._seconds: dict[tuple[int, _Speed], MicroBatchSeconds | None] = {}
+        self._demands: dict[tuple[int, Speed], PhaseDemands] = {}
         self._floors: dict[int, int] = {}
-        self._phases: dict[tuple[int, _Speed], PhaseSeconds | None] = {}
+        self._phases: dict[tuple[int, Speed], PhaseSeconds] = {}
 
     @property
     def trace(self) -> Trace:
@@ -133,7 +151,7 @@ class MicroBatches:
 
     def traced(self, micro_batch: int) -> CombinedTrace:
         """The micro batch itself."""
-        return self._traced.pair(micro_batch).combined(self._switches)
+        return self._traced.trace(micro_batch, self._switches)
 
     def profile(self, micro_batch: int) -> Peaks:
         """What a micro batch takes."""
@@ -177,21 +195,19 @@ class MicroBatches:
         below = self.sizes[high - 1]
         return below, above, (micro_batch - below) / (above - below)
 
-    def seconds(self, micro_batch: int, gpu: Gpu, recipe: Recipe) -> PhaseSeconds | None:
-        """(forward, recompute, backward) of one micro batch; None if the GPU's speed is not known."""
-        speed = _Speed.of(gpu, recipe)
+    def seconds(self, micro_batch: int, speed: Speed) -> PhaseSeconds:
+        """(forward, recompute, backward) of one micro batch."""
         key = (micro_batch, speed)
         if key not in self._phases:
             low, high, fraction = self._place(micro_batch)
-            start, end = self._seconds_of(low, speed, gpu, recipe), self._seconds_of(high, speed, gpu, recipe)
-            self._phases[key] = None if start is None or end is None else start.towards(end, fraction)
+            self._phases[key] = phases_between(self._demands_of(low, speed), self._demands_of(high, speed), fraction)
         return self._phases[key]
 
-    def _seconds_of(self, size: int, speed: _Speed, gpu: Gpu, recipe: Recipe) -> MicroBatchSeconds | None:
+    def _demands_of(self, size: int, speed: Speed) -> PhaseDemands:
         key = (size, speed)
-        if key not in self._seconds:
-            self._seconds[key] = self._traced.seconds(size, self._switches, speed, gpu, recipe)
-        return self._seconds[key]
+        if key not in self._demands:
+            self._demands[key] = self._traced.demands(size, self._switches, speed)
+        return self._demands[key]
 
 
 class States:

@@ -22,7 +22,7 @@ from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
 from vlmplan.search.combined_traces import Switches
-from vlmplan.search.micro_batches import Capability, MicroBatches, Peaks, States, TracedBatches
+from vlmplan.search.micro_batches import Capability, MicroBatches, Peaks, Speeds, States, TracedBatches
 from vlmplan.timing import BesidesComputing, PhaseSeconds, besides_computing, micro_batch_seconds
 from vlmplan.workload import Workload
 
@@ -101,6 +101,7 @@ class PreparedModels:
         prepared = prepared or Prepared()
         self._estimators, self._traced = prepared.estimators, prepared.traced
         self._of = MadeOnce()
+        self.speeds = Speeds()
         self._timelines: dict[_TimelineKey, Timeline] = {}
         self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
         self._disks: dict[Any, DiskSpace] = {}
@@ -167,7 +168,7 @@ class PreparedModels:
         return self._of.get(recipe, self._new_bounds, self._of.get(cluster, _Machines.of), size[0], size[1] > 1)
 
     def close_bounds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> Bounds:
-        """The same, closer: from a trace of that very micro batch."""
+        """The same, closer: from a trace of that very micro batch, which its estimate needs too."""
         return self._of.get(recipe, self._new_close_bounds, self._of.get(cluster, _Machines.of), size[0], size[1] > 1)
 
     def _new_bounds(self, recipe: Recipe, on: "_Machines", micro_batch: int, accumulates: bool) -> Bounds:
@@ -264,7 +265,8 @@ class PreparedModels:
 
     def _micro_batch_seconds(self, recipe: Recipe, cluster: Cluster, micro_batch: int) -> PhaseSeconds | None:
         gpu = cluster.node.gpu
-        return self.micro_batches(recipe, gpu.compute_capability).seconds(micro_batch, gpu, recipe)
+        speed = self.speeds.of(recipe, gpu)
+        return None if speed is None else self.micro_batches(recipe, gpu.compute_capability).seconds(micro_batch, speed)
 
     def besides_computing(
         self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, sends: bool = True

@@ -100,12 +100,14 @@ class SetupSpace:
         engines = {engine[0].uses_deepspeed: engine for engine in reversed(self.choices.engines(cluster, method))}
         if not engines:
             return None
-        seconds = [
-            self.models.micro_batches(recipe, gpu.compute_capability).seconds(micro_batch, gpu, recipe)
-            for engine in engines.values()
-            for recipe in engine
-        ]
-        least = min(0.0 if phases is None else sum(phases) for phases in seconds)
+        least = inf
+        for engine in engines.values():
+            speed = self.models.speeds.of(engine[0], gpu)
+            if speed is None:
+                return 0.0
+            for recipe in engine:
+                batches = self.models.micro_batches(recipe, gpu.compute_capability)
+                least = min(least, sum(batches.seconds(micro_batch, speed)))
         return self.models.num_steps(cluster, (micro_batch, grad_accum)) * grad_accum * least
 
     def ways(self, cluster: Cluster, method: Method) -> list[Way]:
@@ -134,7 +136,7 @@ class SetupSpace:
         rest = self.models.besides_computing(engine[0], cluster, sizes[-1], sends=False)
         num_steps = self.models.num_steps(cluster, sizes[-1])
         places = range(len(sizes) - 1, -1, -1)
-        sized = self._sized(engine[0], cluster, low_memory=False)
+        speed = None if rest is None else self.models.speeds.of(self._sized(engine[0], cluster, low_memory=False), gpu)
         for recipe in engine:
             self.num_considered += 1
             batches = self.models.micro_batches(recipe, gpu.compute_capability)
@@ -142,11 +144,11 @@ class SetupSpace:
             if place is None:
                 continue
             micro_batch, grad_accum = sizes[place]
-            phases = None if rest is None else batches.seconds(micro_batch, gpu, sized)
-            if rest is None or phases is None:
+            if rest is None or speed is None:
                 yield Way(0.0, recipe, engine)
             else:
-                yield Way(num_steps * (grad_accum * sum(phases) + rest.rest_seconds), recipe, engine)
+                computing = grad_accum * sum(batches.seconds(micro_batch, speed))
+                yield Way(num_steps * (computing + rest.rest_seconds), recipe, engine)
 
     def fastest(self, ways: Iterable[Way], cluster: Cluster, limit: Callable[[Way], float]) -> Iterator[BoundedSetup]:
         """Setups of ``ways`` that fit by their bounds, each faster than ``limit`` says for its way just then; and those

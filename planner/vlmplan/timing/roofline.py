@@ -4,6 +4,7 @@ Per phase (forward, recomputation, backward) the GPU is busy for the sum over it
 for each; the longer of the two is what the phase takes, as work is queued ahead.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vlmplan.architecture.trace import Trace, Work
@@ -18,6 +19,9 @@ CAUSAL_FRACTION = 0.5
 
 PhaseSeconds = tuple[float, float, float]
 """Of forward, recomputation and backward."""
+PhaseDemands = tuple[float, float, float, float, float, float]
+"""Seconds that forward, recomputation and backward keep the GPU busy, then those that asking for each takes the host.
+Those of stretches of one micro batch add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,28 +81,27 @@ class MicroBatchSeconds:
         pairs = zip(self.busy, self.launches, strict=True)
         return sum(max(0.0, launches - busy.total) for busy, launches in pairs)
 
-    def __add__(self, other: "MicroBatchSeconds") -> "MicroBatchSeconds":
-        """Both one after the other, as stretches of one micro batch are."""
-        forward, recompute, backward = [one + more for one, more in zip(self.busy, other.busy, strict=True)]
-        first, again, back = [one + more for one, more in zip(self.launches, other.launches, strict=True)]
-        return MicroBatchSeconds(busy=(forward, recompute, backward), launches=(first, again, back))
-
-    def towards(self, other: "MicroBatchSeconds", fraction: float) -> PhaseSeconds:
-        """The phases of a micro batch between two others: both parts grow evenly, the longer of the two does not."""
-        busy = _between(_totals(self.busy), _totals(other.busy), fraction)
-        launches = _between(self.launches, other.launches, fraction)
-        forward, recompute, backward = map(max, busy, launches)
-        return forward, recompute, backward
+    @property
+    def demands(self) -> PhaseDemands:
+        """The totals of both."""
+        forward, recompute, backward = self.busy
+        return (forward.total, recompute.total, backward.total, *self.launches)
 
 
-def _totals(busy: tuple[Busy, Busy, Busy]) -> PhaseSeconds:
-    forward, recompute, backward = busy
-    return forward.total, recompute.total, backward.total
+def added_demands(parts: Iterable[PhaseDemands]) -> PhaseDemands:
+    """Those of all parts, one after the other."""
+    forward = recompute = backward = first = again = back = 0.0
+    for part in parts:
+        forward, recompute, backward = forward + part[0], recompute + part[1], backward + part[2]
+        first, again, back = first + part[3], again + part[4], back + part[5]
+    return forward, recompute, backward, first, again, back
 
 
-def _between(low: PhaseSeconds, high: PhaseSeconds, fraction: float) -> PhaseSeconds:
-    forward, recompute, backward = [a + (b - a) * fraction for a, b in zip(low, high, strict=True)]
-    return forward, recompute, backward
+def phases_between(low: PhaseDemands, high: PhaseDemands, fraction: float) -> PhaseSeconds:
+    """The phases of a micro batch between two others, ``fraction`` of the way: what keeps the GPU busy and what asking
+    takes grow evenly, the longer of the two does not."""
+    forward, recompute, backward, first, again, back = [a + (b - a) * fraction for a, b in zip(low, high, strict=True)]
+    return max(forward, first), max(recompute, again), max(backward, back)
 
 
 def micro_batch_seconds(
