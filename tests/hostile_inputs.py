@@ -143,7 +143,7 @@ def check(words: Sequence[str], *, names: Sequence[str], must_refuse: bool = Fal
     with limited():
         found = call(*words)
     assert found.code in (DONE, MENDABLE, USAGE, DOES_NOT_FIT), (words, found.code)
-    if found.code in (MENDABLE, USAGE):
+    if found.code in (MENDABLE, USAGE) or not found.out:  # where nothing is for rent, that is a sentence and code 3
         check_sentences(found.err, names)
     else:
         assert not must_refuse, f"taken, though it makes no sense: {words}"

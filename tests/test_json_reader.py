@@ -1,6 +1,7 @@
 """JSON of others: what is there is read as what it is, and every mistake is one sentence with file, key and value."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,14 @@ def test_any_other_text_is_refused_in_one_sentence_and_never_with_a_traceback(te
     except InputError as error:
         found = str(error)
     assert isinstance(found, dict) or (found.startswith("some.json") and "\n" not in found)
+
+
+def test_a_key_given_twice_among_thousands_is_found_at_once():
+    keys = ",".join(f'"k{number}":1' for number in range(40_000))
+    begin = time.process_time()
+    with pytest.raises(InputError, match=r"some\.json says z twice"):
+        parse_json_object(f'{{{keys},"z":1,"z":2}}', source="some.json")
+    assert time.process_time() - begin < 2
 
 
 @pytest.mark.parametrize(

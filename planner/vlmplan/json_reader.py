@@ -41,8 +41,7 @@ def parse_json_object(
     def without_repeats(pairs: list[tuple[str, Any]]) -> JsonDict:
         result = dict(pairs)
         if len(result) < len(pairs):
-            keys = [key for key, _ in pairs]
-            raise InputError(repeated(source, next(key for key in keys if keys.count(key) > 1)))
+            raise InputError(repeated(source, first_repeated(key for key, _ in pairs) or "a key"))
         return result
 
     with json_mistakes(source, text):
@@ -79,6 +78,20 @@ def json_mistakes(source: str, text: str | None = None) -> Generator[None]:
 
 def repeated(source: str, key: str) -> str:
     return f"{source} says {key} twice in one object; one of the two has to go"
+
+
+def first_repeated(keys: Iterable[str]) -> str | None:
+    """The first key that was there before, None where there is none. An object may have a million keys.
+
+    >>> first_repeated("abcb")
+    'b'
+    """
+    before: set[str] = set()
+    for key in keys:
+        if key in before:
+            return key
+        before.add(key)
+    return None
 
 
 def too_deep(source: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import yaml
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import repeated, shown, too_deep, too_many_digits
+from vlmplan.json_reader import first_repeated, repeated, shown, too_deep, too_many_digits
 
 MAX_DEPTH = 20
 """A catalog needs 4, a curriculum 3."""
@@ -52,8 +52,7 @@ def _loader() -> Any:
         num_keys = len(node.value)
         mapping = construct_mapping(self, node, deep)
         if len(mapping) < num_keys:
-            keys = [str(key.value) for key, _ in node.value]
-            raise _RepeatedKeyError(next((key for key in keys if keys.count(key) > 1), "a key"))
+            raise _RepeatedKeyError(first_repeated(str(key.value) for key, _ in node.value) or "a key")
         return mapping
 
     loader: Any = type("UniqueKeyLoader", (base,), {"construct_mapping": construct_unique_keys})

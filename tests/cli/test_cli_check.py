@@ -1,6 +1,8 @@
 """``--config`` and ``vlmplan check``: another trainer's configuration, answered as its options would be."""
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +152,42 @@ def test_a_file_that_is_not_there_is_named():
     found = call("check", "nowhere.yaml", *GPU)
     assert found.code == MENDABLE
     assert "nowhere.yaml" in found.err
+
+
+@pytest.mark.parametrize(
+    "name", ["~nobody-has-this-home/ds.json", "a" * 5000, "a\0b", "pipe", "/dev/zero", "no\n\x1b[2J"]
+)
+@pytest.mark.parametrize("where", ["deepspeed", "accelerate", "script"])
+def test_a_file_that_a_configuration_names_and_nobody_can_read_is_one_sentence(config: Path, where: str, name: str):
+    os.mkfifo("pipe")
+    contents = {
+        "deepspeed": json.dumps(LLAMA_FACTORY | {"deepspeed": name}),
+        "accelerate": json.dumps(
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"deepspeed_config_file": name}}
+        ),
+        "script": f"accelerate launch --config_file '{name}' sft.py --model_name_or_path smollm2-135m",
+    }
+    config.write_text(contents[where], encoding="utf-8")
+    found = call("check", str(config), "--model", "smollm2-135m", *GPU)
+    assert found.code == MENDABLE
+    assert found.err.count("\n") == 1
+    assert str(config) in found.err
+    assert "no file from here" in found.err or "known only to the shell" in found.err
+
+
+def test_the_command_that_is_suggested_can_be_pasted_whatever_the_file_is_called(config: Path):
+    name = "a b\n\x1b[2J; rm -rf x.yaml"
+    config.rename(name)
+    found = call("check", name)
+    assert found.code == DONE
+    assert found.out.splitlines()[-1].endswith(
+        "vlmplan recommend --config 'a b\\n\\x1b[2J; rm -rf x.yaml' finds where it does"
+    )
+
+
+def test_a_file_of_thousands_of_keys_that_nobody_knows_is_refused_at_once(config: Path):
+    config.write_text(json.dumps(LLAMA_FACTORY | {f"k{number}": 1 for number in range(60_000)}), encoding="utf-8")
+    begin = time.process_time()
+    found = call("check", str(config))
+    assert (found.code, time.process_time() - begin < 4) == (MENDABLE, True)
+    assert found.err.startswith("vlmplan: train.yaml has more than 30 mistakes: (1) unknown key 'k0'")

@@ -382,17 +382,22 @@ TRAINER_CONFIGS: tuple[dict[str, Any], ...] = (
     {"model": "smollm2-135m", "tuner_type": "full", "torch_dtype": "bfloat16", "max_length": 256, "deepspeed": "zero3"},
     {"model_name_or_path": "smollm2-135m", "dataset_name": "d", "use_peft": True, "lora_r": 4, "max_steps": 30},
 )
-SCRIPT = b"N=4\nNPROC_PER_NODE=2 \\\nswift sft --model smollm2-135m --torch_dtype bfloat16 --lora_rank $(expr 8 / $N)\n"
+SCRIPTS = (
+    b"N=4\nNPROC_PER_NODE=2 \\\nswift sft --model smollm2-135m --torch_dtype bfloat16 --lora_rank $(expr 8 / $N)\n",
+    b'if [ -z "$R" ]; then R=`cat x`; fi\nA="--lora_r 4"; A+=" --bf16"\naccelerate launch '
+    b"--config_file ${C:-no.yaml} sft.py --model_name_or_path smollm2-135m $A > log 2>&1 <<E | tee x\nit's\nE\n",
+)
 
 
 @law(
     content=st.sampled_from(TRAINER_CONFIGS).flatmap(changed)
     | st.sampled_from(TRAINER_CONFIGS).flatmap(lambda one: damaged(yaml.safe_dump(one).encode()))
-    | damaged(SCRIPT),
+    | st.sampled_from(SCRIPTS).flatmap(damaged),
     quick=DAILY,
     thorough=THOROUGH,
 )
 def test_configurations_of_other_trainers_are_answered_or_refused(content: Any) -> None:
     empty(Path.cwd())
-    Path("train.yaml").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    check(["estimate", "--config", "train.yaml", *GPU, "--json"], names=["train.yaml", "--", "model"])
+    name = "train.sh" if isinstance(content, bytes) and (b"swift" in content or b"launch" in content) else "train.yaml"
+    Path(name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    check(["estimate", "--config", name, *GPU, "--json"], names=[name, "--", "model"])

@@ -1,15 +1,19 @@
 """Shell scripts: parsed as a shell would, and never run."""
 
 import os
+import shutil
+import subprocess
+import time
 from contextlib import suppress
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from laws import law
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.scripts import run_of_script
-from vlmplan.other_trainers.shell import commands_of
+from vlmplan.other_trainers.shell import MAX_CHARACTERS, UNKNOWN, commands_of
 
 
 def words(script: str) -> list[tuple[str, ...]]:
@@ -28,8 +32,8 @@ def test_quotes_hold_blanks_and_comments_are_left_out():
 
 
 def test_variables_are_replaced_but_not_in_single_quotes():
-    script = """M=one\nexport N="two $M"\nrun $M ${N} '$M' "${L:-three}" x${M}y"""
-    assert words(script)[-1] == ("run", "one", "two one", "$M", "three", "xoney")
+    script = """M=one\nexport N="two $M"\nrun $M "${N}" '$M' "\\$M" "${L:-three}" x${M}y"""
+    assert words(script)[-1] == ("run", "one", "two one", "$M", "$M", "three", "xoney")
 
 
 def test_arithmetic_of_whole_numbers_is_computed():
@@ -58,6 +62,138 @@ def test_nothing_of_a_script_is_run(tmp_path):
     with pytest.raises(InputError):
         run_of_script(script, source="x.sh")
     assert not os.path.exists(there)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "`cat secret`",
+            "${A%.*}",
+            "${A[@]}",
+            "${1:-8}",
+            "${B:-${C}}",
+            "<(cat secret)",
+            "$(echo $(cat secret))",
+            "$'a'",
+        ),
+        *("$((True))", "$((1_0))", "$((0x5or 3))", "$((1 is 1))", "$((010))", "$(expr x : y)"),
+    ],
+)
+def test_every_expansion_that_is_not_followed_is_refused_by_its_text(text, capfd):
+    with pytest.raises(InputError) as found:
+        run_of_script(f"A=b.c\nswift sft --model {text}", source="x.sh")
+    assert text.replace('"', '\\"') in str(found.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *("if [ -n x ]; then R=4; else R=8; fi", "[ -n x ] && R=4", "[ -n x ] || R=4", "[[ x ]] && export R=4"),
+        *(
+            "for R in 4 16; do :; done",
+            "set_r() { R=4; }",
+            "function set_r { R=4; }",
+            "{ R=4; }",
+            "while x; do R=4; done",
+        ),
+        *("case x in\na) R=4;;\n*) R=16;;\nesac", "read R", "let R=4", "((R = 4))", "printf -v R 4", "unset R"),
+        *("R=$(cat secret)", "declare R=`cat secret`", "R+=$(cat secret)"),
+    ],
+)
+def test_what_may_have_changed_is_not_known(change):
+    with pytest.raises(InputError, match=r"[$]R.*known only to the shell that runs it"):
+        run_of_script(f"R=8\n{change}\nswift sft --model a --lora_rank $R", source="x.sh")
+
+
+def test_a_subshell_and_branches_that_agree_change_nothing():
+    script = "R=8\n(R=4)\nif x; then R=8; else R=8; fi\n[ -n x ] && R=8\nrun $R"
+    assert words(script)[-1] == ("run", "8")
+
+
+def test_redirections_and_documents_are_no_words_of_a_command():
+    script = "cat <<END > x.yaml\nwe don't: swift sft\nEND\nrun 8 2>&1 < in >> out 2> err | tee log &> x\nrun 9 >& y &"
+    assert words(script) == [("cat",), ("run", "8"), ("tee", "log"), ("run", "9")]
+
+
+def test_blanks_of_an_unquoted_variable_make_words():
+    assert words("A='--x 1  --y'\nA+=' 2'\nrun z$A \"$A\"")[-1] == ("run", "z--x", "1", "--y", "2", "--x 1  --y 2")
+
+
+def test_quotients_are_cut_off_towards_zero():
+    assert words("run $(((2-9)/2)) $(((2-9)%2)) $((9/(1-3)))") == [("run", "-3", "-1", "-4")]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "A=xxxxxxxxxx\n" + "A=$A$A$A\n" * 60,
+        "B=" + "x" * 10_000 + "\nrun ${A:-" + "$B" * 5000 + "}",
+        "run ${A:-" * 3600,
+        "A=1 " * 8000,
+        "".join(f"A{number}=1\nx\n" for number in range(2900)),
+        "run " + "a" * 32_000,
+        "(" * 32_000,
+        "if x\n" * 5000,
+        "x\n" * MAX_CHARACTERS,
+    ],
+    ids=range(9),
+)
+def test_a_script_made_to_take_long_is_read_or_refused_at_once(script):
+    begin = time.process_time()
+    with suppress(InputError):
+        words(script)
+    assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "٣", "-1", "x"])
+def test_what_is_no_number_of_processes_counts_nothing(number):
+    run = run_of_script(f"NPROC_PER_NODE={number} CUDA_VISIBLE_DEVICES=0,1 swift sft --model a", source="x.sh")
+    assert run.num_processes is None
+
+
+PLAIN_TEXT = st.text(alphabet="ab1-=é", min_size=1, max_size=4)
+PIECES = st.one_of(
+    PLAIN_TEXT,
+    PLAIN_TEXT.map(lambda text: f"'{text}  $A\\'"),
+    st.sampled_from(["$A", "${B}", '"$A"', '"x ${B:-y} \\$A"', "\\$A", "\\ ", "$((2+3*4))", '"$(( (7-9)/2 ))"', "#x"]),
+    st.sampled_from(["${A:-z z}", '"${C:-z z}"', "$(expr 9 / 4)", '""', "\\\n", '"\\\n"', '"a\\b"']),
+)
+WORDS = st.lists(PIECES, min_size=1, max_size=3).map("".join)
+ASSIGNMENTS = st.builds(
+    lambda name, sign, word: f"{name}{sign}{word}", st.sampled_from("AB"), st.sampled_from(["=", "+="]), WORDS
+)
+STATEMENTS = st.one_of(
+    st.lists(WORDS, max_size=3).map(lambda listed: " ".join(["run", *listed])),
+    st.lists(WORDS, max_size=2).map(lambda listed: " ".join(["run", *listed, "2>/dev/null # x"])),
+    st.builds("{} run {}".format, ASSIGNMENTS, WORDS),
+    ASSIGNMENTS,
+    ASSIGNMENTS.map("export {}".format),
+    ASSIGNMENTS.map("({})".format),
+    st.builds("if [ a = b ]; then {}; else {}; fi".format, ASSIGNMENTS, ASSIGNMENTS),
+    ASSIGNMENTS.map("[ a = b ] && {}".format),
+    ASSIGNMENTS.map("f() {{ {}; }}".format),
+    st.sampled_from(["cat <<E >/dev/null\nit's $A\nE", "unset A", "for B in 1 2; do :; done", "((A = 2))"]),
+)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@law(statements=st.lists(STATEMENTS, min_size=1, max_size=6), quick=25, thorough=1500)
+def test_words_are_those_of_bash_or_known_to_nobody(statements):
+    script = "\n".join(statements)
+    try:
+        ours = [command.words[1:] for command in commands_of(script, source="x.sh") if command.words[0] == "run"]
+    except InputError:
+        return
+    prelude = "run() { printf '%s\\0' \"$@\" $'\\n'; }\n"  # a word of a line's end is the end of a command
+    done = subprocess.run(["bash", "-c", prelude + script], capture_output=True, text=True, env={}, check=False)
+    theirs: list[list[str]] = [[]]
+    for word in done.stdout.split("\0")[:-1]:
+        theirs.append([]) if word == "\n" else theirs[-1].append(word)
+    assert len(ours) == len(theirs) - 1, done.stderr
+    for own, of_bash in zip(ours, theirs, strict=False):
+        assert any(UNKNOWN in word for word in own) or list(own) == of_bash, script
 
 
 def test_a_quote_without_an_end_names_its_line():

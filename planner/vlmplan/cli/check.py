@@ -1,5 +1,6 @@
 """``vlmplan check``: what the configuration of another trainer means, and whether it fits."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ def check(file: Path, *, as_json: bool, catalog_files: tuple[Path, ...], **given
     from vlmplan.cli.estimate import estimate
     from vlmplan.cli.to_fit import command_text
     from vlmplan.memory.device import Verdict
+    from vlmplan.render.lines import say
     from vlmplan.request import parse
 
     request = parse({**given, "config": file})
@@ -44,7 +46,8 @@ def check(file: Path, *, as_json: bool, catalog_files: tuple[Path, ...], **given
         print_reading(configured.config, configured.notes[1:])
         click.echo()
         if answer is None:
-            click.echo(f"--gpu NAME:COUNT says whether it fits; vlmplan recommend --config {file} finds where it does")
+            name = shlex.quote(str(file))
+            say(f"--gpu NAME:COUNT says whether it fits; vlmplan recommend --config {name} finds where it does")
         else:
             print_answer(answer, command)
     return EXIT_DOES_NOT_FIT if answer is not None and answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0

@@ -5,24 +5,34 @@ from contextlib import contextmanager
 
 from vlmplan.errors import InputError
 
+MAX_MISTAKES = 30
+"""So many are named together. Whoever has more has given another file: to look for what each unknown key may have meant
+takes a millisecond, and a file may have 100,000."""
+
+
+class TooManyMistakesError(InputError):
+    """There are more mistakes than are named."""
+
 
 class Mistakes:
-    """What is wrong with the file ``source``, as it is found."""
+    """What is wrong with the file ``source``, as it is found. Raises TooManyMistakesError at once where it is much."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self._found: list[InputError] = []
 
     def add(self, sentence: str) -> None:
-        self._found.append(InputError(f"{self.source}: {sentence}"))
+        self._keep(InputError(f"{self.source}: {sentence}"))
 
     @contextmanager
     def kept(self) -> Generator[None]:
         """Keep what goes wrong inside, and go on."""
         try:
             yield
+        except TooManyMistakesError:
+            raise
         except InputError as error:
-            self._found.append(error)
+            self._keep(error)
 
     def report(self) -> None:
         """Raise InputError if anything is wrong: the mistake itself, or all of them in one sentence."""
@@ -30,6 +40,15 @@ class Mistakes:
             return
         if len(self._found) == 1:
             raise self._found[0]
+        raise InputError(f"{self.source} has {len(self._found)} mistakes: {self._listed}")
+
+    @property
+    def _listed(self) -> str:
         sentences = (str(error).removeprefix(f"{self.source}: ") for error in self._found)
-        listed = "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences, start=1))
-        raise InputError(f"{self.source} has {len(self._found)} mistakes: {listed}")
+        return "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences, start=1))
+
+    def _keep(self, error: InputError) -> None:
+        self._found.append(error)
+        if len(self._found) > MAX_MISTAKES:
+            self._found.pop()
+            raise TooManyMistakesError(f"{self.source} has more than {MAX_MISTAKES} mistakes: {self._listed}")

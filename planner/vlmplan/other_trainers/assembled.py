@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -125,14 +126,15 @@ def found_file(name: str, folder: Path, source: str, key: str) -> Path:
 
     Raises InputError where there is none.
     """
-    path = Path(name).expanduser()
-    places = [path] if path.is_absolute() else [path, *(parent / path for parent in (folder, *folder.parents))]
-    for place in places:
-        if place.is_file():
-            return place
+    with suppress(OSError, RuntimeError):  # a name that no file can have, a home that nobody has
+        path = Path(name).expanduser()
+        places = [path] if path.is_absolute() else [path, *(parent / path for parent in (folder, *folder.parents))]
+        for place in places:
+            if place.is_file():
+                return place
     raise InputError(
-        f"{source}: {key} is {name}, which is no file from here, from the folder of {source} or from those above it; "
-        f"give the file with --ds-config"
+        f"{source}: {key} is {name}, which is no file from here, from the folder of {source} or from those "
+        f"above it" + ("; give the file with --ds-config" if key == "deepspeed" else "")
     )
 
 

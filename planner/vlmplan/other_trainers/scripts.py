@@ -1,5 +1,6 @@
 """Which training command a shell script holds: the trainer, its options, and the files that they name."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -104,8 +105,8 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
 def _refuse_split_model(command: Command, source: str) -> None:
     """Raise InputError where ms-swift puts layers on several GPUs: more devices than processes."""
     devices = [name for name in command.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    processes = command.environment.get("NPROC_PER_NODE", "1")
-    if processes.isdigit() and len(devices) > int(processes):
+    processes = _count(command.environment.get("NPROC_PER_NODE", "1"))
+    if processes is not None and len(devices) > processes:
         raise InputError(
             f"{source}: {len(devices)} devices for NPROC_PER_NODE={processes} put a model's layers on several GPUs, "
             f"one after another, which is not planned; NPROC_PER_NODE={len(devices)} trains on all of them at once"
@@ -129,8 +130,13 @@ def _with_files(
         files=tuple(files),
         environment=command.environment,
         accelerate_file=launched.get("--config_file") or _text(values.pop("accelerate_config", None)),
-        num_processes=int(processes) if processes and processes.isdigit() else None,
+        num_processes=_count(processes or ""),
     )
+
+
+def _count(text: str) -> int | None:
+    """A number of processes; None for what is none."""
+    return int(text) if re.fullmatch("[0-9]{1,6}", text) else None
 
 
 def _text(value: object) -> str | None:

@@ -1,36 +1,46 @@
 """The commands of a shell script, with the variables that they are started with: parsed, never run.
 
-What people keep in such a file is one command over many lines with variables before it. That much of a shell's grammar
-is followed: quotes, comments, continued lines, assignments, ``export``, ``$NAME``, ``${NAME:-default}``, and arithmetic
-in ``$((...))`` and ``$(expr ...)``. What cannot be known without running it is refused by its text.
+What people keep in such a file is one command over many lines with variables before it. That much of a shell is
+followed: words (``shell_words``), assignments, ``export``, ``$NAME``, ``${NAME:-default}``, and arithmetic in
+``$((...))`` and ``$(expr ...)``. A variable that is set in a branch, a loop, a function or by what the script runs has
+a value that only running it would tell; what has such a value is refused by its text.
 """
 
 import ast
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
+from vlmplan.other_trainers.shell_words import Kind, Part, Word, simple_commands
 
-MAX_CHARACTERS = 200_000
-ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-VARIABLE = re.compile(
-    r"\$(?:\(\((?P<sum>[^()]*(?:\([^()]*\)[^()]*)*)\)\)|\((?P<run>[^()]*)\)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)(?::?-(?P<default>[^}]*))?\}|(?P<special>[@*#?$!0-9]))"
-)
-EXPR = re.compile(r"\s*expr\s+(.*)", re.DOTALL)
-BREAKS = frozenset("\n;&|")
-KEYWORDS = frozenset(("then", "do", "else", "time", "exec", "nohup", "sudo", "env", "export", "!", "{", "("))
+MAX_CHARACTERS = 2**15
+"""Of a script, and of all that its variables stand for. A choice: scripts of runs have a few thousand."""
+ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)(?::?-(.*))?\})", re.DOTALL)
+SIMPLE_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
+SUM = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
+EXPR = re.compile(r"(?:\$\(|`)\s*expr\s(.*)[)`]", re.DOTALL)
+WHOLE_NUMBERS = re.compile(r"[0-9\s()+*/%-]{1,200}")
+QUOTES_AND_EXPANSIONS = frozenset("$`\\'\"")
+PREFIXES = frozenset(("then", "do", "time", "exec", "nohup", "sudo", "env", "!"))
+OPENERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}"}
+BRANCHES = frozenset(("else", "elif"))
+DECLARATIONS = frozenset(("export", "declare", "typeset", "local", "readonly"))
+CHANGES = frozenset(("unset", "read", "let", "mapfile", "readarray", "printf", "getopts"))
+"""Programs of the shell that give variables other values."""
+TESTS = frozenset(("[", "[[", "test"))
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
+    ast.Div: lambda a, b: _quotient(a, b),
+    ast.Mod: lambda a, b: a - b * _quotient(a, b),
 }
-"""Of whole numbers, as a shell computes them."""
+"""Of whole numbers, as a shell computes them: cut off towards zero."""
 UNKNOWN = "\0"
 """Stands in a word for what only running the script would tell."""
 
@@ -53,155 +63,221 @@ def commands_of(script: str, *, source: str) -> list[Command]:
     """Every command of a script, in order. Raises InputError for what no shell reads either, or for a huge one."""
     if len(script) > MAX_CHARACTERS:
         raise InputError(f"{source} has more than {MAX_CHARACTERS:,} characters, which no script of a run needs")
-    variables: dict[str, str] = {}
+    variables = _Variables(source)
     commands: list[Command] = []
-    for words in _Words(script, source).read():
-        expanded, unknown = _expanded(words, variables)
-        own: dict[str, str] = {}
-        while expanded and (expanded[0] in KEYWORDS or ASSIGNMENT.fullmatch(expanded[0])):
-            match = ASSIGNMENT.fullmatch(expanded.pop(0))
-            if match is not None:
-                own[match[1]] = match[2]
-        if not expanded:
-            variables |= own
-            continue
-        commands.append(Command(words=tuple(expanded), environment=variables | own, unknown=unknown))
+    for simple in simple_commands(script, source=source):
+        command = _command(simple.words, variables)
+        commands += [] if command is None else [command]
+        variables.pass_operator(simple.operator, "" if command is None else command.program)
     return commands
 
 
 @dataclass(slots=True)
-class _Word:
-    """Parts of a word; each says whether variables in it are replaced."""
+class _Block:
+    """A branch, loop, function or subshell: what closes it, what was known before, and what its branches change."""
 
-    parts: list[tuple[str, bool]]
-
-
-class _Words:
-    """The words of each command of a script, not yet expanded."""
-
-    def __init__(self, script: str, source: str) -> None:
-        self._script, self._source = script, source
-        self._lines: list[list[_Word]] = [[]]
-        self._word: _Word | None = None
-
-    def read(self) -> list[list[_Word]]:
-        position = 0
-        while position < len(self._script):
-            position = self._step(position, self._script[position])
-        self._end_word()
-        return [line for line in self._lines if line]
-
-    def _step(self, position: int, character: str) -> int:
-        """Take in what begins at ``position``, and say where to go on."""
-        script = self._script
-        if character == "\\" and position + 1 < len(script):
-            return self._escape(position)
-        if character in "'\"":
-            text, position = _quoted(script, position, self._source)
-            self._add(text, character == '"')
-            return position
-        variable = VARIABLE.match(script, position) if character == "$" else None
-        if variable is not None:
-            self._add(variable[0], True)
-            return variable.end()
-        if character == "#" and self._word is None:
-            end = script.find("\n", position)
-            return len(script) if end < 0 else end
-        if character.isspace() or character in BREAKS:
-            self._end_word()
-            if character in BREAKS:
-                self._lines.append([])
-        else:
-            self._add(character, True)
-        return position + 1
-
-    def _escape(self, position: int) -> int:
-        """A backslash: before the end of a line it continues the command, else it takes the next character as it is."""
-        for end in ("\n", "\r\n"):
-            if self._script.startswith(end, position + 1):
-                return position + 1 + len(end)
-        self._add(self._script[position + 1], False)
-        return position + 2
-
-    def _add(self, text: str, expands: bool) -> None:
-        word = self._word = self._word or _Word([])
-        if word.parts and word.parts[-1][1] is expands:
-            word.parts[-1] = (word.parts[-1][0] + text, expands)
-        else:
-            word.parts.append((text, expands))
-
-    def _end_word(self) -> None:
-        if self._word is not None:
-            self._lines[-1].append(self._word)
-            self._word = None
+    closer: str
+    before: dict[str, str]
+    changed: set[str] = field(default_factory=set[str])
 
 
-def _quoted(script: str, start: int, source: str) -> tuple[str, int]:
-    """The text between quotes, and where to go on."""
-    quote, position, text = script[start], start + 1, ""
-    while position < len(script) and script[position] != quote:
-        if quote == '"' and script[position] == "\\" and script[position + 1 : position + 2] in ('"', "\\", "\n"):
-            position += 1
-            if script[position] == "\n":
-                position += 1
-                continue
-        text += script[position]
-        position += 1
-    if position >= len(script):
-        line = script.count("\n", 0, start) + 1
-        raise InputError(f"{source} has a quote in line {line} that does not end")
-    return text, position + 1
+class _Variables:
+    """What is known of variables at one place of the script."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.values: dict[str, str] = {}
+        self._blocks: list[_Block] = []
+        self._is_conditional = False
+        self._num_characters = 0
+
+    def value(self, name: str) -> str | None:
+        """None where the script does not set it. Raises InputError where variables stand for more than any run needs:
+        each may hold the one before it several times."""
+        found = self.values.get(name)
+        self._num_characters += len(found or "")
+        if self._num_characters > MAX_CHARACTERS:
+            raise InputError(f"{self.source}: its variables stand for more than {MAX_CHARACTERS:,} characters")
+        return found
+
+    def assign(self, match: re.Match[str]) -> None:
+        name, value = match[1], match[3]
+        if match[2]:
+            before = self.value(name)
+            value = UNKNOWN if before is None else before + value
+        is_sure = not self._is_conditional or self.values.get(name) == value
+        self.values[name] = value if is_sure else UNKNOWN
+
+    def forget(self, names: Iterable[str]) -> None:
+        self.values |= dict.fromkeys(names, UNKNOWN)
+
+    # -- what may not be run, or more than once ------------------------------------------------------------------
+
+    def pass_operator(self, operator: str, program: str) -> None:
+        """Go on behind an operator; ``program`` stands before it. What follows a test is run or not."""
+        is_chain = operator in ("&&", "||")
+        self._is_conditional = is_chain and (self._is_conditional or operator == "||" or program in TESTS)
+        if operator == "(":
+            self.open(")")
+        elif operator == ")":
+            self.close(")")
+        elif operator == ";;":
+            self.branch()
+
+    def open(self, closer: str) -> None:
+        self._blocks.append(_Block(closer, dict(self.values)))
+
+    def branch(self) -> None:
+        """``else``: what was known before the block is known again."""
+        if self._blocks:
+            block = self._blocks[-1]
+            block.changed |= self._changed_since(block.before)
+            self.values = dict(block.before)
+
+    def close(self, closer: str) -> None:
+        """The end of a block; what a subshell changes is gone, what others change is known to nobody."""
+        if self._blocks and self._blocks[-1].closer == closer:
+            block = self._blocks.pop()
+            changed = block.changed | self._changed_since(block.before) if closer != ")" else ()
+            self.values = block.before | dict.fromkeys(changed, UNKNOWN)
+
+    def _changed_since(self, before: Mapping[str, str]) -> set[str]:
+        return {name for name, value in self.values.items() if before.get(name) != value}
 
 
-def _expanded(words: list[_Word], variables: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The words with their variables replaced. A word that is one unquoted variable may become several."""
+def _command(words: Sequence[Word], variables: _Variables) -> Command | None:
+    """A command with its variables replaced; None for one that is only of the shell: keywords and assignments."""
+    words = list(words)
+    while words and _is_keyword(words, variables):
+        words.pop(0)
+    num_own = next((number for number, word in enumerate(words) if not _assigns(word)), len(words))
+    own, words = words[:num_own], words[num_own:]
+    program = _plain(words[0]) if words else None
+    if not words or program in DECLARATIONS or program in CHANGES:
+        _change(words or own, program, variables)
+        return None
+    texts, unknown = _expanded(words, variables)
+    before, variables.values = variables.values, dict(variables.values)
+    _change(own, None, variables)
+    environment, variables.values = variables.values, before
+    return Command(words=tuple(texts), environment=environment, unknown=unknown) if texts else None
+
+
+def _is_keyword(words: list[Word], variables: _Variables) -> bool:
+    """Whether the first word is of the shell's grammar, or a program that starts another; what it does to variables is
+    done. Of ``for`` and ``case`` the other words are dropped, of ``function`` its name."""
+    program = _plain(words[0])
+    if program in OPENERS:
+        variables.open(OPENERS[program])
+        if program in ("for", "select"):
+            variables.forget(_names(words[1:2]))
+        if program in ("for", "select", "case"):
+            del words[1:]
+    elif program in BRANCHES:
+        variables.branch()
+    elif program in OPENERS.values():
+        variables.close(program or "")
+    elif program == "function":
+        del words[1:2]
+    else:
+        return program in PREFIXES
+    return True
+
+
+def _change(words: Sequence[Word], program: str | None, variables: _Variables) -> None:
+    """``A=1``, ``export A=1``; and ``read A``, after which nobody knows what A is."""
+    if program in CHANGES:
+        variables.forget(_names(words if program != "printf" else words[2:3]))
+        return
+    for word in words:
+        if _assigns(word):
+            text = "".join(_value(part, variables) for part in word)
+            match = ASSIGNMENT.fullmatch(text)
+            assert match is not None
+            variables.assign(match)
+
+
+def _names(words: Iterable[Word]) -> list[str]:
+    return [name for word in words for part in word for name in NAME.findall(part.text)]
+
+
+def _assigns(word: Word) -> bool:
+    """Whether a word is ``NAME=value``, whose variables make no other words of it."""
+    return word[0].kind is Kind.TEXT and ASSIGNMENT.match(word[0].text) is not None
+
+
+def _plain(word: Word) -> str | None:
+    """A word without expansions."""
+    return "".join(part.text for part in word) if all(part.kind is Kind.TEXT for part in word) else None
+
+
+def _expanded(words: list[Word], variables: _Variables) -> tuple[list[str], dict[str, str]]:
+    """The words with their variables replaced. Blanks in an expansion that is not quoted make several of one."""
     result: list[str] = []
     unknown: dict[str, str] = {}
-    known = dict(variables)
     for word in words:
-        text = "".join(_replaced(part, known) if expands else part for part, expands in word.parts)
-        if UNKNOWN in text:
-            unknown[text] = "".join(part for part, _ in word.parts)
-        match = ASSIGNMENT.fullmatch(text)
-        if match is not None and all(map(ASSIGNMENT.fullmatch, result)):
-            known[match[1]] = match[2]
-        result.append(text)
+        fields: list[str] = []
+        is_open = False
+        for part in word:
+            text = _value(part, variables)
+            pieces = [text] if part.kind is not Kind.EXPANSION else text.split()
+            if part.kind is Kind.EXPANSION and text[:1].isspace():
+                is_open = False
+            if pieces and is_open:
+                fields[-1] += pieces.pop(0)
+            fields += pieces
+            is_open = bool(fields) and not (part.kind is Kind.EXPANSION and text[-1:].isspace())
+        unknown |= {text: "".join(part.text for part in word) for text in fields if UNKNOWN in text}
+        result += fields
     return result, unknown
 
 
-def _replaced(text: str, variables: Mapping[str, str]) -> str:
+def _value(part: Part, variables: _Variables) -> str:
+    """What stands for a part of a word; ``UNKNOWN`` where only running the script would tell."""
+    if part.kind is Kind.TEXT:
+        return part.text
+    found = SUM.fullmatch(part.text) or EXPR.fullmatch(part.text)
+    if found is not None:
+        return _computed(found[1], variables)
+    variable = VARIABLE.fullmatch(part.text)
+    if variable is None:
+        return UNKNOWN
+    value = variables.value(variable[1] or variable[2])
+    if value is not None or variable[3] is None:
+        return UNKNOWN if value is None else value
+    default = _replaced(variable[3], variables)
+    return UNKNOWN if QUOTES_AND_EXPANSIONS.intersection(default) else default
+
+
+def _replaced(text: str, variables: _Variables) -> str:
     def value(match: re.Match[str]) -> str:
-        if match["sum"] is not None:
-            return _computed(_replaced(match["sum"], variables))
-        if match["run"] is not None:
-            expression = EXPR.fullmatch(match["run"])
-            return UNKNOWN if expression is None else _computed(_replaced(expression[1], variables))
-        name = match["name"] or match["braced"]
-        if name is None:
-            return UNKNOWN
-        found = variables.get(name)
-        if found is None and match["default"] is not None:
-            found = _replaced(match["default"], variables)
+        found = variables.value(match[1] or match[2])
         return UNKNOWN if found is None else found
 
-    return VARIABLE.sub(value, text)
+    return SIMPLE_VARIABLE.sub(value, text)
 
 
-def _computed(text: str) -> str:
+def _computed(text: str, variables: _Variables) -> str:
     """The whole number that an expression of whole numbers is."""
-    names = re.sub(r"\\?\*", "*", text.strip())
+    numbers = _replaced(text, variables).replace("\\*", "*").strip()
+    if WHOLE_NUMBERS.fullmatch(numbers) is None:
+        return UNKNOWN
     try:
-        return str(_number(ast.parse(names, mode="eval").body))
+        return str(_number(ast.parse(numbers, mode="eval").body))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return UNKNOWN
 
 
 def _number(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 10**12:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value < 10**12:
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)](_number(node.left), _number(node.right))
     raise ValueError(shown(ast.dump(node)))
+
+
+def _quotient(a: int, b: int) -> int:
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
 def arguments_of(command: Command, words: tuple[str, ...], *, source: str) -> tuple[list[str], dict[str, object]]:

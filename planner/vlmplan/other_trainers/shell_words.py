@@ -1,0 +1,256 @@
+"""The words of each command of a shell script, before variables are replaced.
+
+Followed are quotes, comments, continued lines, the operators between commands, redirections and here-documents (both
+left out: they are no words of a command), and how far an expansion reaches. Grammar: POSIX.1-2024, Shell Command
+Language, 2.3 (token recognition) and 2.10.
+"""
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+from vlmplan.errors import InputError
+
+ORDINARY = re.compile(r"[^\s\\'\"$`#;&|<>()]+")
+NAME_AFTER_DOLLAR = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|[@*#?$!\-0-9])")
+ARRAY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+REDIRECTION = re.compile(r"<<-?(?!<)|<<<|<>|<&|>>|>\||>&|[<>]")
+OPERATOR = re.compile(r"\|\||&&|;;|\|&|[;&|()\n]")
+IN_DOUBLE_QUOTES = re.compile(r"[^\\\"$`]+")
+OF_BACKSLASHES = frozenset('$`"\\')
+"""Characters before which a backslash goes, between double quotes."""
+CLOSING = {"(": ")", "{": "}", "`": "`"}
+
+
+class Kind(Enum):
+    """Of a part of a word: text as it stands, or an expansion, whose blanks make words of it unless it is quoted."""
+
+    TEXT = "text"
+    QUOTED_EXPANSION = "quoted expansion"
+    EXPANSION = "expansion"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a word, with the text that the script has there; of quoted text what the quotes hold."""
+
+    text: str
+    kind: Kind = Kind.TEXT
+
+
+Word = tuple[Part, ...]
+
+
+@dataclass(slots=True)
+class SimpleCommand:
+    """Words up to the next operator, and that operator."""
+
+    words: list[Word] = field(default_factory=list[Word])
+    operator: str = ""
+
+
+def simple_commands(script: str, *, source: str) -> list[SimpleCommand]:
+    """Every command of a script, those without words too: an operator may come first. Raises InputError for a quote or
+    an expansion that does not end."""
+    return _Reader(script, source).read()
+
+
+class _Reader:
+    def __init__(self, script: str, source: str) -> None:
+        self._script, self._source = script, source
+        self._position = 0
+        self._commands = [SimpleCommand()]
+        self._word: list[Part] | None = None
+        self._redirection = ""
+        """The operator whose target is the next word; empty for none."""
+        self._here_documents: list[tuple[str, bool]] = []
+        """Ends of those that begin after this line, and whether tabs may stand before them."""
+
+    def read(self) -> list[SimpleCommand]:
+        while self._position < len(self._script):
+            self._step(self._script[self._position])
+        self._end_word()
+        return self._commands
+
+    def _step(self, character: str) -> None:
+        script, start = self._script, self._position
+        ordinary = ORDINARY.match(script, start)
+        if ordinary is not None:
+            self._add(ordinary[0])
+            self._position = ordinary.end()
+        elif character == "\\":
+            self._escape()
+        elif character == "'":
+            self._position = end = self._quote_end(start)
+            self._add(script[start + 1 : end - 1])
+        elif character == '"':
+            self._double_quoted()
+        elif character in "$`" or script.startswith(("<(", ">("), start):
+            self._expansion(Kind.EXPANSION)
+        elif character == "#":
+            self._comment()
+        elif character in "<>" or (character == "&" and script.startswith(">", start + 1)):
+            self._redirect()
+        elif character == "(" and self._is_array():
+            self._position = self._extent(start, "(")
+            self._add(script[start : self._position], Kind.QUOTED_EXPANSION)
+        elif character in "\n;&|()":
+            self._operator()
+        else:
+            self._end_word()
+            self._position += 1
+
+    def _escape(self) -> None:
+        """A backslash: before the end of a line it continues the command, else it takes the next character as it is."""
+        rest = self._script[self._position + 1 : self._position + 3]
+        if rest.startswith(("\n", "\r\n")):
+            self._position += 2 + rest.startswith("\r")
+            return
+        self._add(rest[:1] or "\\")
+        self._position += 2
+
+    def _comment(self) -> None:
+        if self._word is not None:
+            self._add("#")
+            self._position += 1
+            return
+        end = self._script.find("\n", self._position)
+        self._position = len(self._script) if end < 0 else end
+
+    def _double_quoted(self) -> None:
+        script, start = self._script, self._position
+        self._add("")
+        self._position += 1
+        while not script.startswith('"', self._position):
+            plain = IN_DOUBLE_QUOTES.match(script, self._position)
+            if plain is not None:
+                self._add(plain[0])
+                self._position = plain.end()
+            elif self._position >= len(script):
+                raise self._endless("a quote", start)
+            elif script[self._position] == "\\":
+                follower = script[self._position + 1 : self._position + 2]
+                self._add(
+                    "" if follower == "\n" else follower if follower in ("$", "`", '"', "\\") else "\\" + follower
+                )
+                self._position += 2
+            else:
+                self._expansion(Kind.QUOTED_EXPANSION)
+        self._position += 1
+
+    def _expansion(self, kind: Kind) -> None:
+        """``$...``, a command between backticks, or one in place of a file."""
+        script, start = self._script, self._position
+        follower = script[start + 1 : start + 2]
+        name = NAME_AFTER_DOLLAR.match(script, start)
+        if script[start] == "`":
+            end = self._extent(start, "`")
+        elif follower in ("(", "{"):
+            end = self._extent(start + 1, follower)
+        elif name is not None:
+            end = name.end()
+        elif follower == "'" and kind is Kind.EXPANSION:
+            end, kind = self._quote_end(start + 1), Kind.QUOTED_EXPANSION
+        else:
+            self._add("$")
+            self._position += 1
+            return
+        self._add(script[start:end], kind)
+        self._position = end
+
+    def _extent(self, start: int, opening: str) -> int:
+        """Where what ``opening`` opens at ``start`` has ended: quotes, and pairs of it within, are passed over."""
+        script, closing, depth, position = self._script, CLOSING[opening], 1, start + 1
+        special = re.compile(f"[\\\\'\"{re.escape(opening + closing)}]")
+        while depth:
+            found = special.search(script, position)
+            if found is None:
+                raise self._endless(f"a {script[max(0, start - 1) : start + 1].strip()}", start)
+            character, position = found[0], found.end()
+            if character == "\\":
+                position += 1
+            elif character == "'":
+                position = self._quote_end(position - 1)
+            elif character == '"':
+                position = self._quote_end(position - 1, '"')
+            else:
+                depth += 1 if character == opening != closing else -1
+        return position
+
+    def _quote_end(self, start: int, quote: str = "'") -> int:
+        """Where the quote that begins at ``start`` has ended."""
+        position = start + 1
+        while True:
+            end = self._script.find(quote, position)
+            if end < 0:
+                raise self._endless("a quote", start)
+            if quote == "'" or self._script[end - 1] != "\\":
+                return end + 1
+            position = end + 1
+
+    def _is_array(self) -> bool:
+        """Whether a parenthesis here is the value in ``NAME=(...)``."""
+        word = self._word
+        return word is not None and len(word) == 1 and ARRAY.fullmatch(word[0].text) is not None
+
+    def _redirect(self) -> None:
+        """``> FILE``, ``2>&1``, ``<<END``: the number before it is no word, and neither is what follows."""
+        if self._script.startswith("&", self._position):
+            self._position += 1
+        operator = REDIRECTION.match(self._script, self._position)
+        assert operator is not None
+        word = self._word
+        if word is not None and len(word) == 1 and word[0].kind is Kind.TEXT and word[0].text.isdigit():
+            self._word = None
+        self._end_word()
+        self._redirection, self._position = operator[0], operator.end()
+
+    def _operator(self) -> None:
+        found = OPERATOR.match(self._script, self._position)
+        assert found is not None
+        self._end_word()
+        if self._script.startswith("((", self._position) and not self._commands[-1].words:
+            self._arithmetic()
+            return
+        self._redirection = ""
+        self._commands[-1].operator = found[0]
+        self._commands.append(SimpleCommand())
+        self._position = found.end()
+        if found[0] == "\n" and self._here_documents:
+            self._skip_here_documents()
+
+    def _arithmetic(self) -> None:
+        """``((A = 4))``, which is ``let`` of what it holds."""
+        end = self._extent(self._position, "(")
+        self._commands[-1].words += [(Part("let"),), (Part(self._script[self._position : end]),)]
+        self._position = end
+
+    def _skip_here_documents(self) -> None:
+        for end, may_be_indented in self._here_documents:
+            while self._position < len(self._script):
+                start = self._position
+                stop = self._script.find("\n", start)
+                self._position = len(self._script) if stop < 0 else stop + 1
+                line = self._script[start : self._position].rstrip("\r\n")
+                if (line.lstrip("\t") if may_be_indented else line) == end:
+                    break
+        self._here_documents = []
+
+    def _add(self, text: str, kind: Kind = Kind.TEXT) -> None:
+        if self._word is None:
+            self._word = []
+        self._word.append(Part(text, kind))
+
+    def _end_word(self) -> None:
+        if self._word is None:
+            return
+        word = tuple(self._word)
+        if not self._redirection:
+            self._commands[-1].words.append(word)
+        elif self._redirection in ("<<", "<<-"):
+            self._here_documents.append(("".join(part.text for part in word), self._redirection == "<<-"))
+        self._word, self._redirection = None, ""
+
+    def _endless(self, what: str, start: int) -> InputError:
+        line = self._script.count("\n", 0, start) + 1
+        return InputError(f"{self._source} has {what} in line {line} that does not end")
