@@ -1,10 +1,11 @@
-"""Faults at random moments of a run, with a fixed seed: python tests/trainer/random_faults.py FAULTS [SEED]
+"""Faults at random moments of a run, with a fixed seed: python tests/trainer/random_faults.py FAULTS [SEED] [--launch]
 
 Each engine trains the tiny Llama once without a fault, and once again and again: a rank is killed, stopped for a moment
 or told to end, all ranks are killed, the disk is full from then on, or a file of the newest checkpoint is flipped, cut
 or taken away; then the run goes on with --resume. In the end losses and exported weights have to be those of the first
 run, every step once in metrics.jsonl, and no start may end in a traceback. Prints a line for each fault; five to ten
-seconds each.
+seconds each. With --launch the starts are those of ``vlmplan launch``, and its own process and its launchers are among
+what is hit (``launch_faults.py``); 20 s of a processor each.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from typing import Any
 
 import psutil
 from checkpoint_faults import flip
+from launch_faults import drawn_fault, launched
 from prepared import run_prepared
 from trainer_runs import MANY_RUNS, planned
 
@@ -141,7 +143,14 @@ def result_of(run: Path) -> tuple[list[float], str]:
 
 
 def tried(
-    model: Path, engine: str, folder: Path, *, num_faults: int, seed: int, say: Callable[[str], object] = print
+    model: Path,
+    engine: str,
+    folder: Path,
+    *,
+    num_faults: int,
+    seed: int,
+    launches: bool = False,
+    say: Callable[[str], object] = print,
 ) -> Tried:
     """Break a run of the engine so often, and hold what is left to a run that was not broken."""
     drawn, plan, found = random.Random(f"{engine}/{seed}"), plan_of(model, engine), Tried()
@@ -149,10 +158,9 @@ def tried(
     assert code == 0, printed[-3000:]
     expected, run = result_of(folder / "unbroken" / "run"), folder / "broken" / "run"
     while found.num_faults < num_faults:
-        code, what = broken_once(plan, folder / "broken", drawn)
+        problems, what = (launched_once if launches else broken_once)(plan, folder / "broken", drawn)
         found.num_faults += 1
-        if code is not None and not isinstance(code, int):
-            found.problems.append(f"{engine}: {what}: {code}")
+        found.problems += [f"{engine}: {what}: {problem}" for problem in problems]
         if (run / "report.json").exists():  # it was over before, or survived: again from the start
             found.problems += problems_of(run, expected, f"{engine}: {what}")
             run.rename(run.with_name(f"finished-{found.num_faults}"))
@@ -160,7 +168,11 @@ def tried(
             found.num_faults += 1
             what += f"; {damaged}"
         say(f"{engine}: {what}")
-    code, printed = run_once(plan, folder / "broken", resume=has_checkpoint(run))
+    if launches:
+        last = launched(launch_words(plan, folder / "broken"), run, None, lambda: steps_of(run))
+        code, printed = last.code, last.printed
+    else:
+        code, printed = run_once(plan, folder / "broken", resume=has_checkpoint(run))
     if code != 0:
         found.problems.append(f"{engine}: the last start ends with {code}: {printed[-500:]}")
     else:
@@ -168,15 +180,38 @@ def tried(
     return found
 
 
-def broken_once(plan: Plan, folder: Path, drawn: random.Random) -> tuple[Any, str]:
-    """Start or go on with the run in ``folder``, and break it; its exit code, and what was done."""
+def broken_once(plan: Plan, folder: Path, drawn: random.Random) -> tuple[list[str], str]:
+    """Start or go on with the run in ``folder``, and break it; what should not have been, and what was done."""
     run = folder / "run"
     last = (steps_of(run) or [0])[-1]
     name, delay = drawn.choice(sorted([*SIGNALS, FULL_DISK])), drawn.random() * 0.05
     step = drawn.randint(min(NUM_STEPS - 1, last + 1), min(NUM_STEPS - 1, last + 12))
     resume = has_checkpoint(run)
     code, _ = run_once(plan, folder, resume=resume, meanwhile=partial(send_at, run, name, step, delay, drawn))
-    return code, f"{name} after step {step}: exit {code}, {len(steps_of(run))} steps"
+    problems = [] if code is None or isinstance(code, int) else [str(code)]
+    return problems, f"{name} after step {step}: exit {code}, {len(steps_of(run))} steps"
+
+
+def launched_once(plan: Plan, folder: Path, drawn: random.Random) -> tuple[list[str], str]:
+    """``broken_once`` of a run that ``vlmplan launch`` starts."""
+    run = folder / "run"
+    fault = drawn_fault(drawn, last_step=(steps_of(run) or [0])[-1], num_steps=NUM_STEPS)
+    begin = time.monotonic()
+    ended = launched(launch_words(plan, folder), run, fault, lambda: steps_of(run))
+    problems = ended.problems(is_finished=(run / "report.json").exists())
+    seconds = time.monotonic() - begin
+    return problems, f"{fault}: exit {ended.code} after {seconds:.0f} s, {len(steps_of(run))} steps"
+
+
+def launch_words(plan: Plan, folder: Path) -> list[str]:
+    """The options that start or go on with the run in ``folder``; one that left no checkpoint begins anew."""
+    run = folder / "run"
+    write_plan(plan, folder / "plan.json", force=True)
+    resumes = has_checkpoint(run)
+    if run.exists() and not resumes:
+        run.rename(folder / f"without-checkpoint-{time.monotonic_ns()}")
+    words = ["--plan", str(folder / "plan.json"), "--output-dir", str(run), *WORDS]
+    return [*words, "--resume"] if resumes else words
 
 
 def problems_of(run: Path, expected: tuple[list[float], str], what: str) -> list[str]:
@@ -186,16 +221,18 @@ def problems_of(run: Path, expected: tuple[list[float], str], what: str) -> list
     return found + ([] if weights == expected[1] else [f"{what}: other weights"])
 
 
-def main(num_faults: int, seed: int = 0) -> int:
+def main(num_faults: int, seed: int = 0, *, launches: bool = False) -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         model = write_tiny_model(folder / "llama", "llama")
         per_engine = -(-num_faults // len(ENGINES))
-        found = {name: tried(model, name, folder / name, num_faults=per_engine, seed=seed) for name in ENGINES}
+        options: dict[str, Any] = {"num_faults": per_engine, "seed": seed, "launches": launches}
+        found = {name: tried(model, name, folder / name, **options) for name in ENGINES}
     for name, outcome in found.items():
         print(f"{name}: {outcome.num_faults} faults, {len(outcome.problems)} problems", *outcome.problems, sep="\n  ")
     return int(any(outcome.problems for outcome in found.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, sys.argv[1:])))
+    numbers = [int(word) for word in sys.argv[1:] if word != "--launch"]
+    sys.exit(main(*numbers, launches="--launch" in sys.argv))
