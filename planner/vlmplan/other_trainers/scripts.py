@@ -37,6 +37,7 @@ class ScriptRun:
     values: Mapping[str, Any]
     files: tuple[str, ...]
     """Files of settings that the command names."""
+    command: Command
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     accelerate_file: str | None = None
     num_processes: int | None = None
@@ -128,6 +129,7 @@ def _with_files(
         trainer=trainer,
         values=values,
         files=tuple(files),
+        command=command,
         environment=command.environment,
         accelerate_file=launched.get("--config_file") or _text(values.pop("accelerate_config", None)),
         num_processes=_count(processes or ""),

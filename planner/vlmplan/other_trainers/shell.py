@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
-from vlmplan.other_trainers.shell_words import Kind, Part, Word, simple_commands
+from vlmplan.other_trainers.shell_words import Kind, Part, Span, Word, simple_commands
 
 MAX_CHARACTERS = 2**15
 """Of a script, and of all that its variables stand for. A choice: scripts of runs have a few thousand."""
@@ -26,7 +26,9 @@ SUM = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 EXPR = re.compile(r"(?:\$\(|`)\s*expr\s(.*)[)`]", re.DOTALL)
 WHOLE_NUMBERS = re.compile(r"[0-9\s()+*/%-]{1,200}")
 QUOTES_AND_EXPANSIONS = frozenset("$`\\'\"")
-PREFIXES = frozenset(("then", "do", "time", "exec", "nohup", "sudo", "env", "!"))
+STARTERS = frozenset(("exec", "nohup", "sudo", "env"))
+"""Programs that start another, after which no variables are set."""
+PREFIXES = STARTERS | {"then", "do", "time", "!"}
 OPENERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}"}
 BRANCHES = frozenset(("else", "elif"))
 DECLARATIONS = frozenset(("export", "declare", "typeset", "local", "readonly"))
@@ -53,6 +55,12 @@ class Command:
     environment: Mapping[str, str]
     unknown: Mapping[str, str]
     """Text of the script in place of which a word holds ``UNKNOWN``, by the word."""
+    spans: tuple[Span, ...]
+    """Where in the script each word stands: at the same place where an expansion makes several."""
+    assignments: Mapping[str, Span]
+    """Where each variable of ``environment`` is set."""
+    start: int
+    """Where variables for the command alone can be set: before those that are, and before ``nohup`` and such."""
 
     @property
     def program(self) -> str:
@@ -87,6 +95,7 @@ class _Variables:
     def __init__(self, source: str) -> None:
         self.source = source
         self.values: dict[str, str] = {}
+        self.places: dict[str, Span] = {}
         self._blocks: list[_Block] = []
         self._is_conditional = False
         self._num_characters = 0
@@ -100,8 +109,9 @@ class _Variables:
             raise InputError(f"{self.source}: its variables stand for more than {MAX_CHARACTERS:,} characters")
         return found
 
-    def assign(self, match: re.Match[str]) -> None:
+    def assign(self, match: re.Match[str], place: Span) -> None:
         name, value = match[1], match[3]
+        self.places[name] = place
         if match[2]:
             before = self.value(name)
             value = UNKNOWN if before is None else before + value
@@ -148,19 +158,34 @@ class _Variables:
 def _command(words: Sequence[Word], variables: _Variables) -> Command | None:
     """A command with its variables replaced; None for one that is only of the shell: keywords and assignments."""
     words = list(words)
+    starter: Word | None = None
     while words and _is_keyword(words, variables):
-        words.pop(0)
+        word = words.pop(0)
+        if starter is None and _plain(word) in STARTERS:
+            starter = word
     num_own = next((number for number, word in enumerate(words) if not _assigns(word)), len(words))
     own, words = words[:num_own], words[num_own:]
     program = _plain(words[0]) if words else None
     if not words or program in DECLARATIONS or program in CHANGES:
         _change(words or own, program, variables)
         return None
-    texts, unknown = _expanded(words, variables)
-    before, variables.values = variables.values, dict(variables.values)
+    texts, spans, unknown = _expanded(words, variables)
+    if not texts:
+        return None
+    values, places = variables.values, variables.places
+    variables.values, variables.places = dict(values), dict(places)
     _change(own, None, variables)
-    environment, variables.values = variables.values, before
-    return Command(words=tuple(texts), environment=environment, unknown=unknown) if texts else None
+    first = starter or (own or words)[0]
+    command = Command(
+        words=tuple(texts),
+        environment=variables.values,
+        unknown=unknown,
+        spans=tuple(spans),
+        assignments=variables.places,
+        start=first.span[0],
+    )
+    variables.values, variables.places = values, places
+    return command
 
 
 def _is_keyword(words: list[Word], variables: _Variables) -> bool:
@@ -191,34 +216,36 @@ def _change(words: Sequence[Word], program: str | None, variables: _Variables) -
         return
     for word in words:
         if _assigns(word):
-            text = "".join(_value(part, variables) for part in word)
+            text = "".join(_value(part, variables) for part in word.parts)
             match = ASSIGNMENT.fullmatch(text)
             assert match is not None
-            variables.assign(match)
+            variables.assign(match, word.span)
 
 
 def _names(words: Iterable[Word]) -> list[str]:
-    return [name for word in words for part in word for name in NAME.findall(part.text)]
+    return [name for word in words for part in word.parts for name in NAME.findall(part.text)]
 
 
 def _assigns(word: Word) -> bool:
     """Whether a word is ``NAME=value``, whose variables make no other words of it."""
-    return word[0].kind is Kind.TEXT and ASSIGNMENT.match(word[0].text) is not None
+    return word.parts[0].kind is Kind.TEXT and ASSIGNMENT.match(word.parts[0].text) is not None
 
 
 def _plain(word: Word) -> str | None:
     """A word without expansions."""
-    return "".join(part.text for part in word) if all(part.kind is Kind.TEXT for part in word) else None
+    return "".join(part.text for part in word.parts) if all(part.kind is Kind.TEXT for part in word.parts) else None
 
 
-def _expanded(words: list[Word], variables: _Variables) -> tuple[list[str], dict[str, str]]:
-    """The words with their variables replaced. Blanks in an expansion that is not quoted make several of one."""
+def _expanded(words: list[Word], variables: _Variables) -> tuple[list[str], list[Span], dict[str, str]]:
+    """The words with their variables replaced, and where each stands. Blanks in an expansion that is not quoted make
+    several of one."""
     result: list[str] = []
+    spans: list[Span] = []
     unknown: dict[str, str] = {}
     for word in words:
         fields: list[str] = []
         is_open = False
-        for part in word:
+        for part in word.parts:
             text = _value(part, variables)
             pieces = [text] if part.kind is not Kind.EXPANSION else text.split()
             if part.kind is Kind.EXPANSION and text[:1].isspace():
@@ -227,9 +254,10 @@ def _expanded(words: list[Word], variables: _Variables) -> tuple[list[str], dict
                 fields[-1] += pieces.pop(0)
             fields += pieces
             is_open = bool(fields) and not (part.kind is Kind.EXPANSION and text[-1:].isspace())
-        unknown |= {text: "".join(part.text for part in word) for text in fields if UNKNOWN in text}
+        unknown |= {text: "".join(part.text for part in word.parts) for text in fields if UNKNOWN in text}
         result += fields
-    return result, unknown
+        spans += [word.span] * len(fields)
+    return result, spans, unknown
 
 
 def _value(part: Part, variables: _Variables) -> str:

@@ -38,7 +38,16 @@ class Part:
     kind: Kind = Kind.TEXT
 
 
-Word = tuple[Part, ...]
+Span = tuple[int, int]
+"""Characters of the script: the first, and the one after the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Its parts, of which it has one at the least, and where it stands with its quotes."""
+
+    parts: tuple[Part, ...]
+    span: Span
 
 
 @dataclass(slots=True)
@@ -61,6 +70,8 @@ class _Reader:
         self._position = 0
         self._commands = [SimpleCommand()]
         self._word: list[Part] | None = None
+        self._span = (0, 0)
+        """Of the word so far."""
         self._redirection = ""
         """The operator whose target is the next word; empty for none."""
         self._here_documents: list[tuple[str, bool]] = []
@@ -68,7 +79,11 @@ class _Reader:
 
     def read(self) -> list[SimpleCommand]:
         while self._position < len(self._script):
-            self._step(self._script[self._position])
+            start, word = self._position, self._word
+            num_parts = 0 if word is None else len(word)
+            self._step(self._script[start])
+            if self._word is not None and (word is None or len(self._word) > num_parts):
+                self._span = (start if word is None else self._span[0], self._position)
         self._end_word()
         return self._commands
 
@@ -221,9 +236,9 @@ class _Reader:
 
     def _arithmetic(self) -> None:
         """``((A = 4))``, which is ``let`` of what it holds."""
-        end = self._extent(self._position, "(")
-        self._commands[-1].words += [(Part("let"),), (Part(self._script[self._position : end]),)]
-        self._position = end
+        span = (self._position, self._extent(self._position, "("))
+        self._commands[-1].words += [Word((Part(text),), span) for text in ("let", self._script[slice(*span)])]
+        self._position = span[1]
 
     def _skip_here_documents(self) -> None:
         for end, may_be_indented in self._here_documents:
@@ -244,11 +259,11 @@ class _Reader:
     def _end_word(self) -> None:
         if self._word is None:
             return
-        word = tuple(self._word)
+        word = Word(tuple(self._word), self._span)
         if not self._redirection:
             self._commands[-1].words.append(word)
         elif self._redirection in ("<<", "<<-"):
-            self._here_documents.append(("".join(part.text for part in word), self._redirection == "<<-"))
+            self._here_documents.append(("".join(part.text for part in word.parts), self._redirection == "<<-"))
         self._word, self._redirection = None, ""
 
     def _endless(self, what: str, start: int) -> InputError:
