@@ -67,18 +67,33 @@ def content_of(path: Path, *, most_bytes: int = MAX_TEXT_BYTES) -> bytes | None:
     return content if len(content) <= most_bytes else None
 
 
-def text_of(path: Path, *, name: str, otherwise: str = "", most_bytes: int = MAX_TEXT_BYTES) -> str:
-    """What a text file holds. ``name`` is what errors call it, ``otherwise`` what follows from its not being text.
+def text_of(
+    path: Path,
+    *,
+    name: str,
+    otherwise: str = "",
+    most_bytes: int = MAX_TEXT_BYTES,
+    keeps_line_ends: bool = False,
+) -> str:
+    """What a text file holds. ``name`` is what errors call it, ``otherwise`` what follows from its not being text; its
+    lines end in ``\\n`` unless ``keeps_line_ends``.
 
     Raises UnavailableError if the file cannot be read, InputError if it is not in UTF-8 or larger than ``most_bytes``.
     """
-    text = text_if_there(path, name=name, otherwise=otherwise, most_bytes=most_bytes)
+    text = text_if_there(path, name=name, otherwise=otherwise, most_bytes=most_bytes, keeps_line_ends=keeps_line_ends)
     if text is None:
         raise UnavailableError(f"{name} does not exist")
     return text
 
 
-def text_if_there(path: Path, *, name: str, otherwise: str = "", most_bytes: int = MAX_TEXT_BYTES) -> str | None:
+def text_if_there(
+    path: Path,
+    *,
+    name: str,
+    otherwise: str = "",
+    most_bytes: int = MAX_TEXT_BYTES,
+    keeps_line_ends: bool = False,
+) -> str | None:
     """``text_of``, or None where there is no such file."""
     try:
         content = content_of(path, most_bytes=most_bytes)
@@ -89,7 +104,8 @@ def text_if_there(path: Path, *, name: str, otherwise: str = "", most_bytes: int
     if content is None:
         raise InputError(f"{name} has more than {most_bytes // 2**20} MiB{otherwise}")
     try:
-        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
+        newline = "" if keeps_line_ends else None
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline=newline).read()
     except UnicodeDecodeError:
         raise InputError(f"{name} is not text in UTF-8{otherwise}") from None
 

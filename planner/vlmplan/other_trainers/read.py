@@ -1,7 +1,8 @@
 """A file of another trainer → its ``TrainerConfig``: recognised by what is in it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -60,6 +61,8 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     "swift": (MS_SWIFT, read_ms_swift),
     OTHER: (TRAINER, lambda settings, _, around: read_plain_trainer(settings, around)),
 }
+ENVIRONMENT_KEYS: Mapping[str, str] = {"trl": "env", "swift": "ENV"}
+"""Keys under which a trainer's file sets variables."""
 MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path")
 
 
@@ -75,29 +78,128 @@ class Asked:
     find_model: Callable[[str], ModelFiles]
 
 
+class Form(Enum):
+    """What a file is written in."""
+
+    YAML = "YAML"
+    JSON = "JSON"
+    SCRIPT = "a shell script"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedConfig:
+    """A file of another trainer, whose it is, and every value that it and the files that it names hold.
+
+    ``trainer`` is one of ``READERS``, or ``ACCELERATE``. ``run`` is the command of a script. ``environment`` are the
+    variables that the trainer is started with. ``unsaved`` are DeepSpeed files that are not written yet, by the names
+    that ``values`` have for them.
+    """
+
+    path: Path
+    text: str
+    """With the line ends that it has."""
+    form: Form
+    trainer: str
+    values: Mapping[str, Any] = field(hash=False)
+    environment: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    run: ScriptRun | None = field(default=None, hash=False)
+    unsaved: Mapping[str, JsonDict] = field(default_factory=dict[str, JsonDict], hash=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        return str(self.path)
+
+
+def open_trainer_config(path: Path, text: str | None = None) -> OpenedConfig:
+    """The file at ``path``, or the ``text`` that it would hold.
+
+    Raises UnavailableError where it cannot be read, InputError for what is no configuration.
+    """
+    source = str(path)
+    if text is None:
+        text = text_of(path, name=source, most_bytes=MAX_BYTES, keeps_line_ends=True)
+    is_object = text.lstrip().startswith("{")
+    if not is_object and (path.suffix in SCRIPT_SUFFIXES or looks_like_script(text)):
+        return _opened_script(path, text)
+    values = _mapping(text, source)
+    trainer = trainer_of(values, source)
+    form = Form.JSON if is_object else Form.YAML
+    environment = environment_of(trainer, values, {})
+    return OpenedConfig(path=path, text=text, form=form, trainer=trainer, values=values, environment=environment)
+
+
+def environment_of(trainer: str, values: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a run: its ``own`` and those that a file sets.
+
+    TRL's replace those that are set (``scripts/utils.py``), ms-swift's do not (``cli/main.py``).
+    """
+    said = values.get(ENVIRONMENT_KEYS.get(trainer, ""))
+    if not isinstance(said, Mapping):
+        return dict(own)
+    texts = {str(key): str(value) for key, value in cast(Mapping[object, object], said).items()}
+    return {**own, **texts} if trainer == "trl" else {**texts, **own}
+
+
+def _opened_script(path: Path, text: str) -> OpenedConfig:
+    source, folder = str(path), path.resolve().parent
+    run = run_of_script(text, source=source)
+    values: dict[str, Any] = {}
+    for name in run.files:
+        file = found_file(name, folder, source, "the configuration")
+        values |= _mapping(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file))
+    notes: list[str] = []
+    if run.accelerate_file is not None:
+        file = found_file(run.accelerate_file, folder, source, "--config_file")
+        settings = Settings(
+            _mapping(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file)),
+            source=str(file),
+            trainer=ACCELERATE,
+        )
+        values |= read_accelerate(settings)
+        settings.close()
+        notes += settings.notes
+    return OpenedConfig(
+        path=path,
+        text=text,
+        form=Form.SCRIPT,
+        trainer=run.trainer,
+        values=values | dict(run.values),
+        environment=environment_of(run.trainer, values, run.environment),
+        run=run,
+        notes=tuple(notes),
+    )
+
+
 def read_trainer_config(path: Path, asked: Asked) -> TrainerConfig:
     """What the file means to its trainer.
 
     Raises UnavailableError where it cannot be read, InputError for what is none, or not planned: one sentence with
     every key that is wrong.
     """
-    source = str(path)
-    text = text_of(path, name=source, most_bytes=MAX_BYTES)
+    return read_opened(open_trainer_config(path), asked)
+
+
+def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
+    """The same for a file that is opened already."""
     around = Surroundings(
-        folder=path.resolve().parent,
+        folder=opened.path.resolve().parent,
         num_gpus=asked.num_gpus,
+        environment=opened.environment,
         uses_deepspeed=asked.uses_deepspeed,
         method=asked.method,
         precision=asked.precision,
+        named_deepspeed=opened.unsaved,
     )
-    is_object = text.lstrip().startswith("{")
-    if not is_object and (path.suffix in SCRIPT_SUFFIXES or looks_like_script(text)):
-        return _of_script(run_of_script(text, source=source), around, asked, source)
-    values = _mapping(text, source)
-    trainer = trainer_of(values, source)
-    if trainer == "accelerate":
-        return _of_accelerate(values, around, asked, source)
-    return _read(trainer, values, around, asked, source)
+    source, run = opened.source, opened.run
+    if opened.trainer == "accelerate":
+        return _of_accelerate(opened.values, around, asked, source)
+    read = _read(opened.trainer, opened.values, around, asked, source)
+    notes = list(opened.notes)
+    processes = None if run is None else run.num_processes
+    if processes is not None and asked.num_gpus is not None and processes != asked.num_gpus:
+        notes.append(f"{source} starts {processes} processes; planned on {asked.num_gpus} GPUs, as --gpu says")
+    return replace(read, notes=(*read.notes, *notes))
 
 
 def trainer_of(values: Mapping[str, Any], source: str) -> str:
@@ -132,13 +234,7 @@ def _mapping(text: str, source: str) -> JsonDict:
 def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: Asked, source: str) -> TrainerConfig:
     name, read = READERS[trainer]
     if trainer == "swift":
-        around = replace(around, named_deepspeed=NAMED_DEEPSPEED)
-    environment = values.get("env" if trainer == "trl" else "ENV")
-    if trainer in ("trl", "swift") and isinstance(environment, Mapping):
-        texts = {str(key): str(value) for key, value in cast(Mapping[object, object], environment).items()}
-        # TRL's variables replace those that are set (scripts/utils.py), ms-swift's do not (cli/main.py).
-        own = around.environment
-        around = replace(around, environment={**own, **texts} if trainer == "trl" else {**texts, **own})
+        around = replace(around, named_deepspeed={**NAMED_DEEPSPEED, **around.named_deepspeed})
     named = asked.model or next((value for key in MODEL_KEYS if isinstance(value := values.get(key), str)), None)
     model = asked.find_model(named) if named else None
     return read(Settings(values, source=source, trainer=name), model, around)
@@ -160,26 +256,3 @@ def _of_accelerate(values: Mapping[str, Any], around: Surroundings, asked: Asked
         idle=settings.idle,
         notes=(*settings.notes, *read.notes),
     )
-
-
-def _of_script(run: ScriptRun, around: Surroundings, asked: Asked, source: str) -> TrainerConfig:
-    values: dict[str, Any] = {}
-    for name in run.files:
-        path = found_file(name, around.folder, source, "the configuration")
-        values |= _mapping(text_of(path, name=str(path), most_bytes=MAX_BYTES), str(path))
-    notes: list[str] = []
-    if run.accelerate_file is not None:
-        path = found_file(run.accelerate_file, around.folder, source, "--config_file")
-        settings = Settings(
-            _mapping(text_of(path, name=str(path), most_bytes=MAX_BYTES), str(path)),
-            source=str(path),
-            trainer=ACCELERATE,
-        )
-        values |= read_accelerate(settings)
-        settings.close()
-        notes += settings.notes
-    around = replace(around, environment=run.environment)
-    read = _read(run.trainer, values | dict(run.values), around, asked, source)
-    if run.num_processes is not None and asked.num_gpus is not None and run.num_processes != asked.num_gpus:
-        notes.append(f"{source} starts {run.num_processes} processes; planned on {asked.num_gpus} GPUs, as --gpu says")
-    return replace(read, notes=(*read.notes, *notes))
