@@ -7,25 +7,37 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, answered, described, print_answer
+from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, run_fix
 from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
 
 if TYPE_CHECKING:
     from vlmplan.request import Request
 
-SCHEMA = "vlmplan.check/1"
 MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
 
 
 @click.command()
 @click.argument("file", type=FILE)
-@options(ONE_CLUSTER, MODEL, WORKLOAD[1:], RECIPE, CATALOG, JSON)
-def check(file: Path, *, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
+@options(FIX, ONE_CLUSTER, MODEL, WORKLOAD[1:], RECIPE, CATALOG, JSON)
+def check(
+    file: Path,
+    *,
+    fixes: bool,
+    target: Path | None,
+    force: bool,
+    as_json: bool,
+    catalog_files: tuple[Path, ...],
+    **given: Any,
+) -> int:
     """How a configuration of TRL, LLaMA-Factory, ms-swift, accelerate or Hugging Face's Trainer is read, and its
     estimate on --gpu.
 
     FILE is what the trainer is started with: YAML, JSON or a shell script, which is parsed and never run. Every key is
     accounted for: what it means, what the trainer takes where the file is silent, and what has no effect on memory or
     time; a key that is not planned is refused by its name. Options beside the file win. Exit code 3 if it does not fit.
+
+    --fix shows what to change of FILE in place of the estimate, and changes nothing; --write FILE writes the first.
+    With it the exit code is 3 only if no change that was tried helps.
     """
     from vlmplan.answers.reading import document, print_reading
     from vlmplan.cli.estimate import estimate
@@ -34,14 +46,19 @@ def check(file: Path, *, as_json: bool, catalog_files: tuple[Path, ...], **given
     from vlmplan.render.lines import say
     from vlmplan.request import parse
 
+    choice = FixOptions(fixes=fixes, target=target, force=force)
     request = parse({**given, "config": file})
+    if choice.fixes:
+        return run_fix(file, given, request, catalog_files, choice, as_json=as_json)
     configured = request.configured
     assert configured is not None
     answer = answered(request, catalog_files, None, scales=False) if _has_gpu(request) else None
     command = command_text(estimate, catalog_files, order=("config", *given))
     if as_json:
         found = None if answer is None else described(answer, command)
-        print_document({"schema": SCHEMA, "config": document(configured.config), "estimate": found})
+        print_document(
+            {"schema": SCHEMA, "config": document(configured.config), "estimate": found, "fix": None, "written": []}
+        )
     else:
         print_reading(configured.config, configured.notes[1:])
         click.echo()

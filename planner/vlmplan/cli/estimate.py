@@ -1,7 +1,7 @@
 """``vlmplan estimate``: one setup on one kind of GPU."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,21 +83,29 @@ class Answer:
 def answered(request: "Request", catalog_files: tuple[Path, ...], lengths: str | None, *, scales: bool) -> Answer:
     """The estimate of a request with everything that is shown beside it."""
     from vlmplan.cli.to_fit import found_way_out
-    from vlmplan.requested import requested_estimate
 
-    result, notes = requested_estimate(request, catalog_files)
+    answer = only_estimated(request, catalog_files)
+    result = answer.estimate
     if lengths is not None:
         from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
 
         result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
-    return Answer(
+    return replace(
+        answer,
         estimate=result,
-        hardware_notes=notes,
         freezing=freezing_of(result, request),
         way_out=found_way_out(request, result, catalog_files),
         scales=scales,
         scaling=scaling_of(result, catalog_files) if scales else None,
     )
+
+
+def only_estimated(request: "Request", catalog_files: tuple[Path, ...]) -> Answer:
+    """The estimate of a request, and nothing beside it."""
+    from vlmplan.requested import requested_estimate
+
+    result, notes = requested_estimate(request, catalog_files)
+    return Answer(estimate=result, hardware_notes=notes, freezing=None, way_out=None, scales=False, scaling=None)
 
 
 def described(answer: Answer, command: "Callable[[Request], str]") -> dict[str, Any]:

@@ -8,7 +8,15 @@ hugging_face      what TRL, LLaMA-Factory and ms-swift have in common: ``Trainin
 assembled         the engine and the types of weights that follow
 """
 
-from vlmplan.other_trainers.read import Asked, read_trainer_config
+from vlmplan.other_trainers.read import Asked, OpenedConfig, open_trainer_config, read_opened, read_trainer_config
 from vlmplan.other_trainers.record import Setting, TrainerConfig
 
-__all__ = ["Asked", "Setting", "TrainerConfig", "read_trainer_config"]
+__all__ = [
+    "Asked",
+    "OpenedConfig",
+    "Setting",
+    "TrainerConfig",
+    "open_trainer_config",
+    "read_opened",
+    "read_trainer_config",
+]

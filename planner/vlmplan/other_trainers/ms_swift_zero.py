@@ -4,19 +4,6 @@ time."""
 from collections.abc import Mapping
 from typing import Any
 
-
-def _zero(stage: int, **more: Any) -> dict[str, Any]:
-    return {
-        "bf16": {"enabled": "auto"},
-        "fp16": {"enabled": "auto"},
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": "auto",
-        "zero_optimization": {"stage": stage, "overlap_comm": False, "contiguous_gradients": True} | more,
-    }
-
-
 _BUCKETS: Mapping[str, Any] = {
     "allgather_partitions": True,
     "allgather_bucket_size": 200_000_000,
@@ -33,11 +20,33 @@ _STAGE_3: Mapping[str, Any] = {
     "stage3_gather_16bit_weights_on_model_save": True,
 }
 _CPU: Mapping[str, Any] = {"device": "cpu", "pin_memory": True}
+
+
+def zero_file(stage: int, **offloads: Mapping[str, Any]) -> dict[str, Any]:
+    """The file for a stage; ``offloads`` are ``offload_optimizer`` and ``offload_param``."""
+    sizes = _STAGE_3 if stage == 3 else _BUCKETS
+    return {
+        "bf16": {"enabled": "auto"},
+        "fp16": {"enabled": "auto"},
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_optimization": {
+            "stage": stage,
+            **offloads,
+            "overlap_comm": False,
+            "contiguous_gradients": True,
+            **sizes,
+        },
+    }
+
+
 NAMED_DEEPSPEED: Mapping[str, Mapping[str, Any]] = {
-    "zero0": _zero(0, **_BUCKETS),
-    "zero1": _zero(1, **_BUCKETS),
-    "zero2": _zero(2, **_BUCKETS),
-    "zero2_offload": _zero(2, offload_optimizer=_CPU, **_BUCKETS),
-    "zero3": _zero(3, **_STAGE_3),
-    "zero3_offload": _zero(3, offload_optimizer=_CPU, offload_param=_CPU, **_STAGE_3),
+    "zero0": zero_file(0),
+    "zero1": zero_file(1),
+    "zero2": zero_file(2),
+    "zero2_offload": zero_file(2, offload_optimizer=_CPU),
+    "zero3": zero_file(3),
+    "zero3_offload": zero_file(3, offload_optimizer=_CPU, offload_param=_CPU),
 }

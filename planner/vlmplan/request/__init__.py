@@ -6,7 +6,7 @@ parsing   the request of options, and of the configuration of another trainer be
 setup     workload, cluster and recipe of a request, completed by defaults
 """
 
-from vlmplan.request.parsing import parse
+from vlmplan.request.parsing import configured_request, own_request, parse
 from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, WorkloadRequest, image_size
 from vlmplan.request.record import ENUM_OPTIONS, VALUE_OPTIONS, Configured, Options, OptionValue, Request
 from vlmplan.request.setup import (
@@ -37,10 +37,12 @@ __all__ = [
     "SearchRequest",
     "WorkloadRequest",
     "batch_sizes",
+    "configured_request",
     "fixed_recipe",
     "image_size",
     "length_notes",
     "network_notes",
+    "own_request",
     "parse",
     "requested_cluster",
     "requested_setup",

@@ -1,5 +1,6 @@
 """The request of a command line's options, and of the configuration of another trainer that they name."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
-    from vlmplan.other_trainers import Asked, TrainerConfig
+    from vlmplan.other_trainers import Asked, OpenedConfig, TrainerConfig
 
 
 def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
@@ -22,17 +23,28 @@ def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
     Raises as ``Request.with_options`` does, and for ``config`` as ``read_trainer_config``.
     """
     path = options.get("config")
+    own = own_request(options, given_model)
+    if path is None:
+        return own
+    from vlmplan.other_trainers import open_trainer_config
+
+    return configured_request(own, open_trainer_config(Path(str(path))))
+
+
+def own_request(options: Options, given_model: ModelFiles | None = None) -> Request:
+    """What the user says beside a configuration."""
     own = Request().with_options({name: value for name, value in options.items() if name != "config"})
-    if given_model is not None:
-        own = replace(own, model=given_model.id, given_model=given_model)
-    return own if path is None else _with_config(own, Path(str(path)))
+    return own if given_model is None else replace(own, model=given_model.id, given_model=given_model)
 
 
-def _with_config(own: Request, path: Path) -> Request:
+def configured_request(
+    own: Request, opened: "OpenedConfig", find_model: Callable[[str], ModelFiles] = find_model
+) -> Request:
     """``own`` with what the file means where nothing else is said."""
-    from vlmplan.other_trainers import read_trainer_config
+    from vlmplan.other_trainers import read_opened
 
-    config = read_trainer_config(path, _asked(own))
+    path = opened.path
+    config = read_opened(opened, _asked(own, find_model))
     if own.model is None and "model" not in config.options:
         raise InputError(f"{path} names no model; give --model")
     alone = Request().with_options(config.options)
@@ -50,7 +62,7 @@ def _summary(config: "TrainerConfig") -> str:
     )
 
 
-def _asked(own: Request) -> "Asked":
+def _asked(own: Request, find_model: Callable[[str], ModelFiles]) -> "Asked":
     from vlmplan.other_trainers import Asked
 
     recipe, gpus = own.recipe, own.hardware.gpus

@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
+from vlmplan.changes.in_file import of_whole_models, trained_by
 from vlmplan.changes.kinds import all_changes
 from vlmplan.changes.least import Combination, least_combination
 from vlmplan.changes.trials import Trials
 from vlmplan.errors import DoesNotFitError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
+from vlmplan.other_trainers.editing.keys import cannot_train
+from vlmplan.other_trainers.writing import tool_of_trainer
 from vlmplan.request import Options, Request, RequestedSetup
 from vlmplan.search import Limits, SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
@@ -60,12 +63,23 @@ def way_out(
     """
     model, cluster = present.workload.model, present.cluster
     host_bytes = max(taken_host_bytes(cluster.node), present.host.peak_bytes)
-    trials = Trials(catalog, model, accepts=accepts, least_host_bytes=host_bytes)
-    found = least_combination(all_changes(trials.known_setup(request)), request, trials)
+    own_setup = _own_setup(request, present)
+    trials = Trials(catalog, model, accepts=accepts, least_host_bytes=host_bytes, own_setup=own_setup)
+    space = all_changes(trials.known_setup(request))
+    found = least_combination(space if own_setup is None else of_whole_models(space), request, trials)
     to_fit = None if found is None else ToFit(combination=found, estimate=trials.estimate(found.request))
     others = trials if accepts is None else Trials(catalog, model)
     other = cheapest_other_machine(request, cluster, catalog, others, today)
     return WayOut(clusters=(cluster,), to_fit=to_fit, other_machine=other)
+
+
+def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluster], RequestedSetup] | None:
+    """What makes setups that the trainer of the request's configuration can train; None for the bundled one."""
+    configured, model = request.configured, present.workload.model
+    tool = None if configured is None else tool_of_trainer(configured.config.trainer)
+    if tool is None or cannot_train(tool, present.recipe, model) is not None:
+        return None
+    return lambda asked, cluster: trained_by(tool, asked, (cluster, ()), model)
 
 
 def searched_way_out(request: Request, query: SearchQuery, searches: Searches) -> WayOut:

@@ -1,0 +1,153 @@
+"""Changes of a trainer's own file: the first as a diff, each with what it costs; document and text."""
+
+from collections.abc import Iterator
+from datetime import date
+from typing import Any
+
+import click
+
+from vlmplan.answers.estimate import heading, verdict_line
+from vlmplan.answers.offers import offer_text
+from vlmplan.changes.kinds import engine_title
+from vlmplan.json_reader import JsonDict
+from vlmplan.other_trainers.editing.patch import FileText, KeyChange
+from vlmplan.plain_text import printable_line
+from vlmplan.render.lines import say
+from vlmplan.search.fixes import WORTH_FRACTION, Fix, Fixes
+from vlmplan.units import counted, duration_text, gib_text, usd_text
+
+
+def document(found: Fixes) -> list[JsonDict]:
+    """The key ``fix`` of ``vlmplan.check/1``: ways to change the file, the cheapest first, which is
+    what is written.
+
+    ``changes`` are keys with their values before and after, null where there is none; ``diff`` is for ``patch``.
+    ``costs`` are of the run before and after; seconds and usd are null where a speed or a price is not known.
+    """
+    return [_fix_json(found, one) for one in found.fixes]
+
+
+def _fix_json(found: Fixes, one: Fix) -> JsonDict:
+    return {
+        "changes": [
+            {"file": str(change.file), "key": change.key, "before": change.before, "after": change.after}
+            for change in one.patch.changes
+        ],
+        "costs": _costs(found, one),
+        "verdict": one.estimate.verdict.value,
+        "keeps_results": one.keeps_results,
+        "samples_per_step": one.estimate.samples_per_step,
+        "notes": list(_notes(one)),
+        "diff": _diff(one),
+    }
+
+
+def _costs(found: Fixes, one: Fix) -> JsonDict:
+    before, after = found.present, one.estimate
+    pairs = {
+        "device_bytes": (before.device.device_bytes, after.device.device_bytes),
+        "host_bytes_per_node": (before.host.peak_bytes, after.host.peak_bytes),
+        "step_seconds": (before.step_seconds, after.step_seconds),
+        "run_seconds": (before.run_seconds, after.run_seconds),
+        "usd": (_usd(found, before.run_seconds), _usd(found, after.run_seconds)),
+    }
+    return {name: {"before": first, "after": second} for name, (first, second) in pairs.items()}
+
+
+def _usd(found: Fixes, run_seconds: float | None) -> float | None:
+    """What training costs on this machine, without its start and its end."""
+    if found.offer is None or run_seconds is None:
+        return None
+    return found.offer.usd_per_hour * found.present.cluster.num_nodes * run_seconds / 3600
+
+
+def _diff(one: Fix) -> str:
+    return "".join(file.diff for file in one.patch.files)
+
+
+def print_fixes(found: Fixes, on: date) -> None:
+    """The estimate as it is in a line, the first change as a diff, and what each costs, to standard output."""
+    say(heading(found.present), f"as it is, it {verdict_line(found.present)}")
+    if not found.fixes:
+        if found.fits_already:
+            say(f"No change of the file that was tried saves {WORTH_FRACTION:.0%} of the time: it stays as it is")
+        return
+    click.echo()
+    for line in _diff(found.fixes[0]).splitlines():
+        click.echo(_coloured(printable_line(line)))
+    click.echo()
+    for number, one in enumerate(found.fixes):
+        lead = "this change" if number == 0 else "or"
+        say(f"{lead}: {changes_text(one)}", *(f"  {line}" for line in _cost_lines(found, one, on)))
+        say(*(f"  note: {note}" for note in _notes(one)))
+
+
+def _coloured(line: str) -> str:
+    colour = {"+": "green", "-": "red"}.get(line[:1])
+    return line if colour is None else click.style(line, fg=colour)
+
+
+def changes_text(one: Fix) -> str:
+    """The keys that change; of a file that is new only its name."""
+    new = [file for file in one.patch.files if file.origin is None]
+    texts = [
+        _change_text(change, one.patch.files[0])
+        for change in one.patch.changes
+        if all(change.file != file.path for file in new)
+    ]
+    return "; ".join([*texts, *(f"{file.path} is new: {_engine_text(one)}" for file in new)])
+
+
+def _engine_text(one: Fix) -> str:
+    recipe = one.estimate.recipe
+    engine = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params)
+    return engine_title(engine, one.estimate.cluster.num_gpus)
+
+
+def _change_text(change: KeyChange, main: FileText) -> str:
+    where = "" if change.file == main.path else f"{change.file}: "
+    if change.after is None:
+        return f"{where}without {change.key}"
+    before = "" if change.before is None else f"{_text(change.before)} -> "
+    return f"{where}{change.key} {before}{_text(change.after)}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _cost_lines(found: Fixes, one: Fix, on: date) -> Iterator[str]:
+    before, after = found.present, one.estimate
+    device = after.device
+    yield (
+        f"memory {gib_text(before.device.device_bytes)} -> {gib_text(device.device_bytes)} of "
+        f"{gib_text(device.usable_bytes)}{_host_text(found, one)}"
+    )
+    if after.step_seconds is not None and before.step_seconds is not None and after.run_seconds is not None:
+        share = after.step_seconds / before.step_seconds - 1
+        faster = f"{abs(share):.0%} {'slower' if share > 0 else 'faster'}" if abs(share) >= 0.005 else "no slower"
+        than = "" if found.fits_already else " than it would be as it is"
+        run = duration_text(after.run_seconds) + _money_text(found, after.run_seconds, on)
+        yield f"time: a step of {duration_text(after.step_seconds)}, {faster}{than}; {run}"
+    samples = counted(after.samples_per_step, "sample")
+    same = "the same results but for rounding" if one.keeps_results else "other results"
+    yield f"results: {samples} a step as before, so learning_rate means the same; {same}"
+
+
+def _money_text(found: Fixes, run_seconds: float, on: date) -> str:
+    usd = _usd(found, run_seconds)
+    return "" if usd is None or found.offer is None else f" and {usd_text(usd)} ({offer_text(found.offer, on)})"
+
+
+def _host_text(found: Fixes, one: Fix) -> str:
+    before, after = found.present.host.peak_bytes, one.estimate.host.peak_bytes
+    return f"; host RAM {gib_text(before)} -> {gib_text(after)}" if after > before else ""
+
+
+def _notes(one: Fix) -> Iterator[str]:
+    yield from one.patch.notes
+    if one.changes_method:
+        yield (
+            "learning_rate is left as it is: adapters usually take a larger one than whole weights (LLaMA-Factory's "
+            "examples 1e-4 and 1e-5)"
+        )

@@ -1,0 +1,116 @@
+"""Setups of a trainer's file with other values: each is read again as its trainer would read it, so that what it cannot
+do, or has no key for, is no setup."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from vlmplan.changes.kinds import Change, Space, all_changes
+from vlmplan.errors import InputError
+from vlmplan.hardware import Cluster
+from vlmplan.models import find_model
+from vlmplan.other_trainers import OpenedConfig, TrainerConfig
+from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, cannot_train, key_changes, with_changes
+from vlmplan.other_trainers.writing import Tool
+from vlmplan.recipe import Recipe
+from vlmplan.request import OptionValue, Request, RequestedSetup, configured_request, image_size, requested_setup
+from vlmplan.workload import ModelFiles, Workload
+
+CHECKPOINTING = ("activation_checkpointing", "vision_activation_checkpointing")
+OF_SAMPLES = ("seq_len", "image_size")
+
+
+@dataclass(slots=True)
+class FileSetups:
+    """What ``request``, of the options ``own`` and the file ``opened``, becomes where options change: their keys in the
+    file do. ``present`` is its setup as it is."""
+
+    own: Request
+    opened: OpenedConfig
+    request: Request
+    present: RequestedSetup
+    model: ModelFiles
+
+    @property
+    def config(self) -> TrainerConfig:
+        assert self.request.configured is not None
+        return self.request.configured.config
+
+    @property
+    def samples_per_step(self) -> int:
+        """Of all GPUs, as it is."""
+        recipe = self.present.recipe
+        return recipe.micro_batch * recipe.grad_accum * self.present.cluster.num_gpus
+
+    def keys(self, request: Request) -> KeyChanges:
+        """What changes of the file for ``request``. Raises InputError for what has no key."""
+        present = self.present
+        options = self._changed_options(request)
+        before = Setup(recipe=present.recipe, workload=present.workload, cluster=present.cluster)
+        recipe = self._recipe(options)
+        if recipe.micro_batch * recipe.grad_accum != present.recipe.micro_batch * present.recipe.grad_accum:
+            raise InputError("the samples of a step would change")
+        after = replace(before, recipe=recipe, workload=_workload(present.workload, options))
+        return key_changes(self.opened, self.config, before, after)
+
+    def setup(self, request: Request, cluster: Cluster) -> RequestedSetup:
+        """The setup that the changed file means, which ``Trials`` judge. Raises InputError for what is none."""
+        if not self._changed_options(request):
+            return self.present
+        opened = with_changes(self.opened, self.keys(request))
+        found = requested_setup(self.read(opened), (cluster, ()), self.model)
+        return replace(found, notes=())
+
+    def read(self, opened: OpenedConfig) -> Request:
+        """The request of the file when it is ``opened``, with the options that are given beside it."""
+        return configured_request(self.own, opened, cache(find_model))
+
+    def is_same(self, request: Request, tried: RequestedSetup) -> bool:
+        """Whether a request of the changed file means what was tried."""
+        found = requested_setup(request, (tried.cluster, ()), self.model)
+        return (found.workload, found.recipe) == (tried.workload, tried.recipe)
+
+    def _changed_options(self, request: Request) -> dict[str, OptionValue]:
+        return {name: value for name, value in request.options().items() if value != self.request.option(name)}
+
+    def _recipe(self, options: Mapping[str, OptionValue]) -> Recipe:
+        """The present recipe with what the options decide."""
+        decided = {name: value for name, value in options.items() if name not in OF_SAMPLES and value is not None}
+        return Request().with_options(decided).recipe.applied_to(self.present.recipe)
+
+    def space(self) -> Space:
+        """The changes that are tried."""
+        return of_whole_models(all_changes(replace(self.present, ds_config=None)))  # its file changes too
+
+
+def of_whole_models(space: Space) -> Space:
+    """The same with activation checkpointing of language and vision alike, as these trainers have it unless they have a
+    key of its own for vision."""
+    return replace(space, kinds=tuple(tuple(map(_of_whole_model, levels)) for levels in space.kinds))
+
+
+def _of_whole_model(change: Change) -> Change:
+    if "activation_checkpointing" not in change.options:
+        return change
+    return replace(change, options=dict.fromkeys(CHECKPOINTING, change.options["activation_checkpointing"]))
+
+
+def trained_by(
+    tool: Tool, request: Request, machine: tuple[Cluster, Sequence[str]], model: ModelFiles
+) -> RequestedSetup:
+    """What a request means. Raises InputError for what the tool that its configuration is for cannot do."""
+    found = requested_setup(request, machine, model)
+    reason = cannot_train(tool, found.recipe, model)
+    if reason is not None:
+        raise InputError(reason)
+    return found
+
+
+def _workload(present: Workload, options: Mapping[str, OptionValue]) -> Workload:
+    length, size = options.get("seq_len"), options.get("image_size")
+    if isinstance(length, int):
+        present = replace(present, seq_len=length)
+    if isinstance(size, str):
+        width, height = image_size(size)
+        present = replace(present, image_width=width, image_height=height)
+    return present

@@ -1,0 +1,183 @@
+"""Which keys of a trainer's file change for another recipe: the difference of what is written for the two, in the words
+that the file has already."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vlmplan.errors import InputError
+from vlmplan.hardware import Cluster
+from vlmplan.json_reader import JsonDict
+from vlmplan.other_trainers.accelerate import ACCELERATE
+from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES
+from vlmplan.other_trainers.editing.engine import (
+    changed,
+    deepspeed_changes,
+    deepspeed_source,
+    new_deepspeed,
+    same_engine,
+    swift_name,
+)
+from vlmplan.other_trainers.read import Form, OpenedConfig
+from vlmplan.other_trainers.record import TrainerConfig
+from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, objection, settings_for, tool_of_trainer
+from vlmplan.recipe import Recipe
+from vlmplan.workload import ModelFiles, Workload
+
+EXPANDABLE = "expandable_segments:True"
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "tuner_type": ("train_type",),
+    "gradient_checkpointing": ("activation_checkpointing",),
+    "dtype": ("torch_dtype",),
+}
+"""Other names of keys, under which a file may have them."""
+OF_ADAPTERS = frozenset("lora_rank lora_r lora_alpha lora_dropout lora_target target_modules".split())
+"""What a trainer has a default of where a run gets adapters that had none. For the modules of some models TRL has none
+(``lora_target_modules``)."""
+OF_TYPES = frozenset(("dtype", "torch_dtype", "pure_bf16"))
+"""Keys of the types of weights, which follow from the engine too and only matter with the precision or the method."""
+OF_ENVIRONMENTS = ("env", "ENV", "deepspeed")
+"""Keys that are not values of the trainer's options."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A recipe, its samples and its machine."""
+
+    recipe: Recipe
+    workload: Workload
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyChanges:
+    """What changes of a file. ``values`` of its keys, None takes one away; ``variables`` of a script, or of TRL's
+    ``env``. ``deepspeed`` is the new configuration, and ``deepspeed_changes`` what of the present one changes; None
+    where it stays. ``notes`` are sentences that the user should see."""
+
+    values: Mapping[str, Any]
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    deepspeed: JsonDict | None = None
+    deepspeed_changes: JsonDict | None = None
+    notes: tuple[str, ...] = ()
+
+
+def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, after: Setup) -> KeyChanges:
+    """What makes the file that ``before`` was read from mean ``after``.
+
+    Raises InputError for what the trainer cannot do, or what this file has no place for.
+    """
+    tool = tool_of_trainer(config.trainer)
+    if tool is None:
+        raise InputError(f"{ACCELERATE}'s file has no key for it")
+    mine, its = _written(tool, before), _written(tool, after)
+    if mine.options != its.options:
+        raise InputError(f"{config.trainer}'s file has no key for it")
+    values = {
+        key: its.settings.get(key)
+        for key in (*its.settings, *mine.settings)
+        if key not in OF_ENVIRONMENTS and its.settings.get(key) != mine.settings.get(key)
+    }
+    one, other = before.recipe, after.recipe
+    if not one.trains_adapters:
+        values = {key: value for key, value in values.items() if key not in OF_ADAPTERS or key in opened.values}
+    if (one.precision, one.method) == (other.precision, other.method):
+        values = {key: value for key, value in values.items() if key not in OF_TYPES}
+    variables = _variables(opened, one, other)
+    if "MAX_PIXELS" in opened.environment and "max_pixels" not in opened.values and "max_pixels" in values:
+        variables["MAX_PIXELS"] = str(values.pop("max_pixels"))
+    found = KeyChanges(values=_in_its_words(opened, values), variables=variables)
+    found = _with_engine(found, opened, before, after)
+    _require_removable(opened, found.values)
+    return found
+
+
+def cannot_train(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
+    """Why the tool cannot train a recipe that is as it behaves by itself in all that it decides; None if it can."""
+    return objection(tool, behaviour(tool, recipe, model).applied_to(recipe), model)
+
+
+def _written(tool: Tool, setup: Setup) -> WrittenSetup:
+    """What is written for a setup as the trainer behaves, whatever its reader leaves open of that."""
+    recipe, workload = setup.recipe, setup.workload
+    behaving = behaviour(tool, recipe, workload.model).applied_to(recipe)
+    return settings_for(tool, behaving, workload, setup.cluster)
+
+
+def _in_its_words(opened: OpenedConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The changes under the names that the file has, without those that say the trainer's default."""
+    present = opened.values
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        other = next((name for name in ALIASES.get(key, ()) if name in present and key not in present), key)
+        result[other] = value
+    if "disable_gradient_checkpointing" in result:
+        is_off = bool(result["disable_gradient_checkpointing"])
+        if is_off and "gradient_checkpointing" in present:
+            result["gradient_checkpointing"] = None
+        elif not is_off and "disable_gradient_checkpointing" in present:
+            result["disable_gradient_checkpointing"] = False
+    if "max_length" in result and str(present.get("packing")).casefold() == "true" and "packing_length" in present:
+        result["packing_length"] = result.pop("max_length")
+    return {key: value for key, value in result.items() if value is not None or key in present}
+
+
+def _variables(opened: OpenedConfig, before: Recipe, after: Recipe) -> dict[str, str]:
+    """The allocator's variable, added to what it says already. Raises InputError where a file cannot set one."""
+    if before.expandable_segments == after.expandable_segments:
+        return {}
+    if not after.expandable_segments:
+        raise InputError("the allocator's variable is left as it is")
+    can_set = opened.form is Form.SCRIPT or opened.trainer == "trl"
+    if not can_set:
+        raise InputError("variables are set where the trainer is started, not in this file")
+    name = next((name for name in ALLOCATOR_VARIABLES if name in opened.environment), ALLOCATOR_VARIABLES[0])
+    said = [part for part in opened.environment.get(name, "").split(",") if part and "expandable" not in part]
+    return {name: ",".join([*said, EXPANDABLE])}
+
+
+def _with_engine(found: KeyChanges, opened: OpenedConfig, before: Setup, after: Setup) -> KeyChanges:
+    source = deepspeed_source(opened)
+    if not after.recipe.uses_deepspeed:
+        if source is None:
+            return found
+        return replace(found, values={**found.values, "deepspeed": None})
+    notes = found.notes
+    if source is None:
+        content, changes = new_deepspeed(after.recipe), None
+        if opened.trainer == "llamafactory" and after.cluster.num_gpus == 1:
+            notes = (*notes, "LLaMA-Factory takes DeepSpeed on one GPU only with FORCE_TORCHRUN=1 before its command")
+    elif source.name is not None:
+        if same_engine(before.recipe, after.recipe):
+            return found
+        content, changes = new_deepspeed(after.recipe), None
+    else:
+        changes = deepspeed_changes(source.content, before.recipe, after.recipe, after.cluster.num_gpus)
+        content = changed(source.content, changes)
+        if not changes:
+            return found
+    return replace(found, deepspeed=content, deepspeed_changes=changes, notes=notes)
+
+
+def _require_removable(opened: OpenedConfig, values: Mapping[str, Any]) -> None:
+    """Raise InputError for a key to be taken away that another file than this one says."""
+    if opened.run is None:
+        return
+    for key, value in values.items():
+        if value is None and key not in opened.run.values:
+            raise InputError(f"{key} is said in a file that {opened.source} names; take it out there")
+
+
+def with_changes(opened: OpenedConfig, changes: KeyChanges) -> OpenedConfig:
+    """The file as it would be read with these changes, without writing it."""
+    values = {key: value for key, value in {**opened.values, **changes.values}.items() if value is not None}
+    if changes.deepspeed is not None:
+        values["deepspeed"] = deepspeed_name(opened, changes) or changes.deepspeed
+    return replace(opened, values=values, environment={**opened.environment, **changes.variables})
+
+
+def deepspeed_name(opened: OpenedConfig, changes: KeyChanges) -> str | None:
+    """The name that ms-swift has for the new DeepSpeed configuration."""
+    if opened.trainer != "swift" or changes.deepspeed is None or changes.deepspeed_changes is not None:
+        return None
+    return swift_name(changes.deepspeed)

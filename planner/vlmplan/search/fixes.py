@@ -1,0 +1,257 @@
+"""The smallest changes of a trainer's own file with which its setup fits, or is faster where it does."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+
+from vlmplan.catalog import Catalog
+from vlmplan.changes.in_file import FileSetups
+from vlmplan.changes.kinds import Change, Space, engine_changes
+from vlmplan.changes.least import LARGER_WEIGHT, SAME_SECONDS_FRACTION, Combination, least_combination
+from vlmplan.changes.trials import Trials
+from vlmplan.errors import InputError
+from vlmplan.estimation import Estimate
+from vlmplan.hardware import Offer, cheapest
+from vlmplan.memory.device import Verdict
+from vlmplan.models.tree import ProbedModelFiles
+from vlmplan.other_trainers import OpenedConfig
+from vlmplan.other_trainers.editing.patch import Patch, patched, require_own_words
+from vlmplan.recipe import AttentionImplementation, Offload, OptimizerKind
+from vlmplan.request import Request, RequestedSetup, requested_cluster, requested_setup
+from vlmplan.requested import requested_estimate
+from vlmplan.search.clusters import taken_host_bytes
+from vlmplan.search.offers import DEFAULT_PRICING
+from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine
+from vlmplan.units import divisors
+
+MOST_FIXES = 3
+WORTH_FRACTION = 0.1
+"""Part of a step's time that each change has to save where the setup fits already: less is not worth touching a file
+that works. A choice."""
+
+
+_Candidate = tuple[float, int, Change, Request]
+"""Seconds of a sample, place among the changes, the change, and what asks for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fix:
+    """Changes of the file, and what they come to: ``estimate`` is of the file as it is read with them.
+
+    ``keeps_results``: the same model comes out, but for rounding.
+    """
+
+    patch: Patch
+    estimate: Estimate
+    request: Request
+    keeps_results: bool
+    changes_method: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixes:
+    """``fixes`` are the cheapest first, none where nothing helps; ``other_machine`` is sought where nothing fits here.
+    ``offer`` is what such a machine costs, None where the catalog has no price."""
+
+    present: Estimate
+    fixes: tuple[Fix, ...]
+    offer: Offer | None
+    other_machine: OtherMachine | None = None
+
+    @property
+    def fits_already(self) -> bool:
+        return self.present.verdict is Verdict.FITS
+
+
+def found_fixes(
+    own: Request,
+    opened: OpenedConfig,
+    request: Request,
+    present: Estimate,
+    catalog: Catalog,
+    catalog_files: tuple[Path, ...],
+    today: date,
+    target: Path,
+) -> Fixes:
+    """Changes of the file for ``request``, which it and the options ``own`` mean, and of which ``present`` is the
+    estimate. ``target`` is where the changed file is to be.
+
+    Raises InputError for a file that nobody starts a trainer with, and for a value that cannot be changed by itself.
+    """
+    require_own_words(opened)
+    model, cluster = present.workload.model, present.cluster
+    setup = requested_setup(request, requested_cluster(request.hardware, catalog), model)
+    files = FileSetups(own=own, opened=opened, request=request, present=setup, model=model)
+    host_bytes = max(taken_host_bytes(cluster.node), present.host.peak_bytes)
+    trials = Trials(catalog, model, least_host_bytes=host_bytes, own_setup=files.setup)
+    fits_already = present.verdict is Verdict.FITS
+    combinations = _faster(files, trials) if fits_already else _to_fit(files, trials)
+    fixes = _fixes(files, combinations, trials, catalog_files, target)
+    other = None
+    if not fixes and not fits_already:
+        other = cheapest_other_machine(request, cluster, catalog, Trials(catalog, model), today)
+    offers = [
+        offer
+        for offer in catalog.offers_for(cluster.node.gpu.id)
+        if offer.num_gpus == cluster.node.num_gpus and offer.pricing in DEFAULT_PRICING
+    ]
+    return Fixes(present=present, fixes=tuple(fixes), offer=cheapest(offers, today), other_machine=other)
+
+
+def _fixes(
+    files: FileSetups,
+    combinations: Iterable[Combination],
+    trials: Trials,
+    catalog_files: tuple[Path, ...],
+    target: Path,
+) -> list[Fix]:
+    """Each as a change of the file, without those that are no better than an earlier one.
+
+    Raises InputError where the first is a value that cannot be changed by itself.
+    """
+    fixes: list[Fix] = []
+    for combination in combinations:
+        try:
+            fix = _fix(files, combination, trials, catalog_files, target)
+        except InputError:
+            if not fixes:
+                raise
+            continue
+        if fix is not None and not any(_is_no_better(fix, other) for other in fixes):
+            fixes.append(fix)
+    return fixes
+
+
+def _fix(
+    files: FileSetups, found: Combination, trials: Trials, catalog_files: tuple[Path, ...], target: Path
+) -> Fix | None:
+    """The changed file, read again; None where it does not fit after all."""
+    patch = patched(files.opened, files.keys(found.request), target)
+    request, tried = files.read(patch.opened), trials.setup(found.request)
+    if tried is not None and files.is_same(request, tried) and not isinstance(files.model, ProbedModelFiles):
+        estimate = trials.estimate(found.request)
+    else:
+        estimate, _ = requested_estimate(request, catalog_files)
+    if estimate.verdict is not Verdict.FITS or estimate.samples_per_step != files.samples_per_step:
+        return None
+    return Fix(
+        patch=patch,
+        estimate=estimate,
+        request=request,
+        keeps_results=found.keeps_results,
+        changes_method="method" in found.changed,
+    )
+
+
+def _is_no_better(one: Fix, other: Fix) -> bool:
+    """Whether one change is as good as another in nothing, or hardly better."""
+    mine, its = one.estimate, other.estimate
+    pairs = (
+        (mine.step_seconds, its.step_seconds),
+        (mine.device.device_bytes, its.device.device_bytes),
+        (mine.host.peak_bytes, its.host.peak_bytes),
+    )
+    is_slower_or_larger = all(
+        (first or 0.0) >= (second or 0.0) * (1 - SAME_SECONDS_FRACTION) for first, second in pairs
+    )
+    return is_slower_or_larger and other.keeps_results >= one.keeps_results
+
+
+# -- to fit ----------------------------------------------------------------------------------------------------------
+
+
+def _to_fit(files: FileSetups, trials: Trials) -> list[Combination]:
+    """The least combination, and the least ones without each of its changes."""
+    space = files.space()
+    first = least_combination(space, files.request, trials)
+    if first is None:
+        return []
+    others: list[Combination] = []
+    for change in first.changes:
+        other = least_combination(_without(space, change), files.request, trials)
+        if other is not None and all(not trials.are_same(other.request, one.request) for one in (first, *others)):
+            others.append(other)
+    others.sort(key=lambda one: (not one.keeps_results, trials.seconds(one.request) or 0.0))
+    return [first, *others][:MOST_FIXES]
+
+
+def _without(space: Space, change: Change) -> Space:
+    names = set(change.options)
+
+    def is_other(one: Change) -> bool:
+        return not names & set(one.options)
+
+    return Space(
+        kinds=tuple(levels for levels in space.kinds if all(map(is_other, levels))),
+        engines=tuple(one for one in space.engines if one.name != change.name),
+        results=tuple(one for one in space.results if all(map(is_other, one))),
+        samples=tuple(one for one in space.samples if all(map(is_other, one))),
+    )
+
+
+# -- faster ----------------------------------------------------------------------------------------------------------
+
+
+def _faster(files: FileSetups, trials: Trials) -> list[Combination]:
+    """Changes that each save ``WORTH_FRACTION`` of the time, all of them together first, then without the last ones."""
+    present = trials.seconds(files.request)
+    if present is None:
+        return []
+    steps: list[Combination] = []
+    chosen, request, seconds = tuple[Change, ...](), files.request, present
+    for _ in range(MOST_FIXES):
+        step = _fastest_change(files, trials, request, seconds)
+        if step is None:
+            break
+        change, request, seconds = step
+        chosen = (*(one for one in chosen if not set(one.options) & set(change.options)), change)
+        steps.append(Combination(changes=chosen, request=request))
+    return list(reversed(steps))
+
+
+def _fastest_change(
+    files: FileSetups, trials: Trials, request: Request, seconds: float
+) -> tuple[Change, Request, float] | None:
+    """The change of ``request`` that saves most time and fits; None where none saves enough."""
+    candidates: list[_Candidate] = []
+    for place, change in enumerate(_faster_changes(trials.known_setup(request))):
+        asked = request.with_options(change.options)
+        if not trials.is_possible(asked):
+            continue
+        taken = trials.seconds(asked)
+        weight = LARGER_WEIGHT if change.is_larger else 1.0
+        if taken is not None and taken * weight <= seconds * (1 - WORTH_FRACTION):
+            candidates.append((taken, place, change, asked))
+    candidates.sort(key=lambda one: one[:2])
+    for taken, _, change, asked in _least_first(candidates):
+        if trials.fits(asked):
+            return change, asked, taken
+    return None
+
+
+def _least_first(candidates: "list[_Candidate]") -> "list[_Candidate]":
+    """The fastest first; of those that are equally fast, the one that stands first among the changes."""
+    return sorted(candidates, key=lambda one: (round(one[0] / (candidates[0][0] * SAME_SECONDS_FRACTION)), one[1]))
+
+
+def _faster_changes(at: RequestedSetup) -> Iterator[Change]:
+    """What may save time and takes memory, the least first."""
+    recipe = at.recipe
+    total = recipe.micro_batch * recipe.grad_accum
+    for size in divisors(total):
+        if size > recipe.micro_batch:
+            options = {"micro_batch": size, "grad_accum": total // size}
+            yield Change(name=f"micro batch {size} x {total // size}", options=options)
+    if recipe.activation_checkpointing:
+        options = {"activation_checkpointing": False, "vision_activation_checkpointing": False}
+        yield Change(name="no activation checkpointing", options=options)
+    if recipe.attention is AttentionImplementation.EAGER:
+        yield Change(name="sdpa attention", options={"attention": AttentionImplementation.SDPA.value})
+    if recipe.optimizer is OptimizerKind.ADAMW and not recipe.fuses_optimizer:
+        yield Change(name="fused optimizer", options={"fuses_optimizer": True})
+    host = (recipe.offload_optimizer, recipe.offload_params).count(Offload.CPU)
+    for change in engine_changes(replace(at, ds_config=None)):
+        moved = [change.options[name] for name in ("offload_optimizer", "offload_params")]
+        if moved.count(Offload.CPU.value) <= host:
+            yield change

@@ -1,0 +1,228 @@
+"""Changes of a trainer's own file: what is promised is what the file means when it is read again."""
+
+import json
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from other_trainers.shipped import KEPT, Shipped, shipped, write_all
+
+from vlmplan.catalog import load_catalog
+from vlmplan.errors import InputError
+from vlmplan.estimation import Verdict
+from vlmplan.other_trainers import open_trainer_config
+from vlmplan.other_trainers.editing.patch import KeyChange
+from vlmplan.request import configured_request, own_request
+from vlmplan.requested import requested_estimate
+from vlmplan.search.fixes import Fixes, found_fixes
+
+READ = {name for name, outcome in json.loads(KEPT.read_text(encoding="utf-8")).items() if outcome == "read"}
+RUNS = [file for file in shipped() if f"{file.trainer}/{file.path}" in READ]
+DAY = date(2026, 11, 21)
+SEES = re.compile(r"vl|vision|omni|ocr|ovis|keye|minicpm|gemma-?[34]|llama-?4", re.IGNORECASE)
+CARDS = ("rtx-4090:1", "rtx-4090:2", "a100-sxm4-80gb:4")
+LLAMA_FACTORY: dict[str, Any] = {
+    "model_name_or_path": "qwen2.5-7b",
+    "stage": "sft",
+    "finetuning_type": "lora",
+    "cutoff_len": 2048,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+    "bf16": True,
+}
+MS_SWIFT: dict[str, Any] = {
+    "model": "qwen2.5-7b",
+    "tuner_type": "lora",
+    "torch_dtype": "bfloat16",
+    "max_length": 2048,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def fixes(path: Path, gpu: str, target: Path | None = None, **options: Any) -> Fixes:
+    own, opened = own_request({"gpu": gpu, **options}), open_trainer_config(path)
+    request = configured_request(own, opened)
+    present, _ = requested_estimate(request, ())
+    return found_fixes(own, opened, request, present, load_catalog(()), (), DAY, target or path)
+
+
+def fixed(values: dict[str, Any], gpu: str, **options: Any) -> Fixes:
+    path = Path("train.yaml")
+    path.write_text("\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items()), encoding="utf-8")
+    return fixes(path, gpu, **options)
+
+
+def changed(found: Fixes, place: int = 0) -> dict[str, tuple[Any, Any]]:
+    return {change.key: (change.before, change.after) for change in found.fixes[place].patch.changes}
+
+
+def assert_kept(found: Fixes, **options: Any) -> None:
+    """Write each change, read the file again, and compare with what was promised."""
+    for fix in found.fixes:
+        for text in fix.patch.files:
+            text.path.write_text(text.after, encoding="utf-8", newline="")
+        again, _ = requested_estimate(
+            configured_request(own_request(options), open_trainer_config(fix.patch.files[0].path)), ()
+        )
+        assert again.verdict is Verdict.FITS
+        assert again.device.device_bytes == fix.estimate.device.device_bytes
+        assert again.peak_allocated_bytes == fix.estimate.peak_allocated_bytes
+        assert again.host.peak_bytes == fix.estimate.host.peak_bytes
+        assert again.step_seconds == fix.estimate.step_seconds
+        assert again.samples_per_step == found.present.samples_per_step
+        for text in fix.patch.files:
+            text.path.unlink()
+
+
+# -- what is found -----------------------------------------------------------------------------------------------------
+
+
+def test_a_smaller_micro_batch_keeps_the_samples_of_a_step():
+    found = fixed(LLAMA_FACTORY, "rtx-4090:2")
+    assert not found.fits_already
+    (_, micro_batch), (_, grad_accum) = list(changed(found).values())
+    assert micro_batch < 8
+    assert micro_batch * grad_accum == 8 * 2
+    assert found.fixes[0].keeps_results
+    assert_kept(found, gpu="rtx-4090:2")
+
+
+def test_no_alternative_is_as_good_as_an_earlier_one_in_all():
+    found = fixed(LLAMA_FACTORY, "rtx-4090:2")
+    assert 1 < len(found.fixes) <= 3
+    first = found.fixes[0].estimate
+    for other in found.fixes[1:]:
+        assert (
+            other.estimate.step_seconds < first.step_seconds
+            or other.estimate.device.device_bytes < first.device.device_bytes
+            or other.estimate.host.peak_bytes < first.host.peak_bytes
+        )  # noqa: E501
+
+
+def test_what_fits_is_made_faster_where_each_change_saves_a_tenth():
+    slow = LLAMA_FACTORY | {"model_name_or_path": "qwen2.5-0.5b", "per_device_train_batch_size": 1}
+    found = fixed(slow | {"gradient_accumulation_steps": 16, "cutoff_len": 256}, "a100-sxm4-80gb:1")
+    assert found.fits_already
+    assert found.fixes
+    assert all(fix.keeps_results for fix in found.fixes)
+    seconds = [found.present.step_seconds, *(fix.estimate.step_seconds for fix in reversed(found.fixes))]
+    assert all(after <= 0.9 * before for before, after in zip(seconds, seconds[1:], strict=False))
+    assert_kept(found, gpu="a100-sxm4-80gb:1")
+
+
+def test_what_is_said_beside_the_file_is_held():
+    path = Path("train.yaml")
+    path.write_text(json.dumps(LLAMA_FACTORY), encoding="utf-8")
+    found = fixes(path, "rtx-4090:2", micro_batch=8, seq_len=2048)
+    assert not {"per_device_train_batch_size", "cutoff_len"} & {
+        key for place in range(len(found.fixes)) for key in changed(found, place)
+    }
+    assert_kept(found, gpu="rtx-4090:2", micro_batch=8, seq_len=2048)
+
+
+def test_where_nothing_helps_the_cheapest_other_machine_is_named():
+    found = fixed(LLAMA_FACTORY | {"model_name_or_path": "qwen2.5-72b"}, "t4:1", precision="fp16")
+    assert found.fixes == ()
+    assert found.other_machine is not None
+    assert found.other_machine.plan.estimate.verdict is Verdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("values", "impossible"),
+    [
+        (LLAMA_FACTORY, ("--loss", "loss", "PYTORCH_CUDA_ALLOC_CONF")),
+        (MS_SWIFT, ("loss", "vit_gradient_checkpointing")),
+    ],
+    ids=["LLaMA-Factory", "ms-swift"],
+)
+def test_only_keys_of_the_trainer_change(values, impossible):
+    found = fixed(values, "rtx-4090:1")
+    keys = {key for place in range(len(found.fixes)) for key in changed(found, place)}
+    assert keys
+    assert not keys & set(impossible)
+    assert_kept(found, gpu="rtx-4090:1")
+
+
+# -- DeepSpeed ---------------------------------------------------------------------------------------------------------
+
+
+SHARED = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto", "overlap_comm": True},
+}
+
+
+def test_a_deepspeed_file_is_changed_in_a_copy_beside_the_written_file():
+    Path("shared.json").write_text(json.dumps(SHARED, indent=4), encoding="utf-8")
+    slow = LLAMA_FACTORY | {"model_name_or_path": "qwen2.5-0.5b", "cutoff_len": 512, "deepspeed": "shared.json"}
+    found = fixed(slow, "a100-sxm4-80gb:4")
+    engines = [fix for fix in found.fixes if len(fix.patch.files) == 2]
+    assert engines
+    main, beside = engines[0].patch.files
+    assert str(beside.path) == "train.deepspeed.json"
+    assert str(beside.origin) == "shared.json"
+    kept = json.loads(beside.after)
+    assert kept["zero_optimization"]["overlap_comm"] is True
+    assert kept["zero_optimization"]["stage"] < 3
+    assert "stage3_param_persistence_threshold" not in kept["zero_optimization"]
+    assert "deepspeed: train.deepspeed.json" in main.after
+    assert '-        "stage": 3' in beside.diff
+    assert json.loads(Path("shared.json").read_text()) == SHARED
+    assert_kept(found, gpu="a100-sxm4-80gb:4")
+
+
+def test_ms_swift_has_names_for_the_files_that_it_ships():
+    slow = MS_SWIFT | {"model": "qwen2.5-0.5b", "max_length": 512, "deepspeed": "zero3"}
+    found = fixed(slow, "a100-sxm4-80gb:4")
+    names = [changed(found, place).get("deepspeed") for place in range(len(found.fixes))]
+    assert ("zero3", "zero1") in names or ("zero3", None) in names
+    assert_kept(found, gpu="a100-sxm4-80gb:4")
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_ms_swift_writes_of_a_run_is_not_changed():
+    Path("args.json").write_text(json.dumps(MS_SWIFT | {"swift_version": "4.6.0"}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"args\.json is what ms-swift writes of a run.*change the script or the YAML"):
+        fixes(Path("args.json"), "rtx-4090:2")
+
+
+# -- every shipped configuration -----------------------------------------------------------------------------------------
+
+
+def model_for(path: Path) -> str:
+    """A packaged model of the kind that the configuration trains."""
+    values = open_trainer_config(path).values
+    named = next((values[key] for key in ("model_name_or_path", "model", "model_id_or_path") if key in values), "")
+    return "qwen2.5-vl-7b" if SEES.search(str(named)) else "qwen2.5-7b"
+
+
+def case(file: Shipped, gpu: str) -> str:
+    return f"{file.path}-{gpu}"
+
+
+@pytest.mark.one_in(41)
+@pytest.mark.parametrize("gpu", CARDS)
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: file.path)
+def test_a_shipped_configuration_means_what_its_change_promised(file, gpu, tmp_path, monkeypatch):
+    root = tmp_path / file.trainer
+    write_all([one for one in shipped() if one.trainer == file.trainer], tmp_path)
+    monkeypatch.chdir(root)
+    path = Path(file.path)
+    options = {"gpu": gpu, "model": model_for(path)}
+    found = fixes(path, gpu, path.with_name(f"fixed{path.suffix}"), model=options["model"])
+    assert found.fixes or found.fits_already or found.other_machine is not None
+    assert_kept(found, **options)
+    keys: list[KeyChange] = [change for fix in found.fixes for change in fix.patch.changes]
+    assert not [change.key for change in keys if change.key in ("loss", "loss_type")]
