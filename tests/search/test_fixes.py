@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from other_trainers.shipped import KEPT, Shipped, shipped, write_all
 
+from other_trainers.shipped import KEPT, Shipped, shipped, write_all
 from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
 from vlmplan.estimation import Verdict
@@ -104,7 +104,7 @@ def test_no_alternative_is_as_good_as_an_earlier_one_in_all():
             other.estimate.step_seconds < first.step_seconds
             or other.estimate.device.device_bytes < first.device.device_bytes
             or other.estimate.host.peak_bytes < first.host.peak_bytes
-        )  # noqa: E501
+        )
 
 
 def test_what_fits_is_made_faster_where_each_change_saves_a_tenth():
