@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from vlmplan.other_trainers import open_trainer_config
 from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.request import configured_request, own_request
 from vlmplan.requested import requested_estimate
-from vlmplan.search.fixes import Fixes, found_fixes
+from vlmplan.search.fixes import Fix, Fixes, found_fixes
 
 READ = {name for name, outcome in json.loads(KEPT.read_text(encoding="utf-8")).items() if outcome == "read"}
 RUNS = [file for file in shipped() if f"{file.trainer}/{file.path}" in READ]
+CARD = "rtx-3060-12gb"
 DAY = date(2026, 11, 21)
 SEES = re.compile(r"vl|vision|omni|ocr|ovis|keye|minicpm|gemma-?[34]|llama-?4", re.IGNORECASE)
-CARDS = ("rtx-4090:1", "rtx-4090:2", "a100-sxm4-80gb:4")
+CARDS = (f"{CARD}:1", "rtx-4060:2", "a100-sxm4-80gb:4")
 LLAMA_FACTORY: dict[str, Any] = {
-    "model_name_or_path": "qwen2.5-7b",
+    "model_name_or_path": "./small",
     "stage": "sft",
     "finetuning_type": "lora",
     "cutoff_len": 2048,
@@ -32,8 +34,24 @@ LLAMA_FACTORY: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
     "bf16": True,
 }
+TRL: dict[str, Any] = {
+    "model_name_or_path": "./small",
+    "dataset_name": "d",
+    "use_peft": True,
+    "lora_target_modules": "all-linear",
+    "max_length": 16384,
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 2,
+}
+SHARED = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto", "overlap_comm": True},
+}
+ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF"}
 MS_SWIFT: dict[str, Any] = {
-    "model": "qwen2.5-7b",
+    "model": "./small",
     "tuner_type": "lora",
     "torch_dtype": "bfloat16",
     "max_length": 2048,
@@ -42,9 +60,25 @@ MS_SWIFT: dict[str, Any] = {
 }
 
 
+SMALL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 128_000,
+}
+"""Few layers, so that it is traced quickly, and logits that fill a card."""
+
+
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("small").mkdir()
+    Path("shared.json").write_text(json.dumps(SHARED, indent=4), encoding="utf-8")
+    Path("small/config.json").write_text(json.dumps(SMALL), encoding="utf-8")
 
 
 def fixes(path: Path, gpu: str, target: Path | None = None, **options: Any) -> Fixes:
@@ -62,6 +96,10 @@ def fixed(values: dict[str, Any], gpu: str, **options: Any) -> Fixes:
 
 def changed(found: Fixes, place: int = 0) -> dict[str, tuple[Any, Any]]:
     return {change.key: (change.before, change.after) for change in found.fixes[place].patch.changes}
+
+
+def keys_of(found: Fixes) -> set[str]:
+    return {change.key for fix in found.fixes for change in fix.patch.changes if change.file == Path("train.yaml")}
 
 
 def assert_kept(found: Fixes, **options: Any) -> None:
@@ -86,106 +124,100 @@ def assert_kept(found: Fixes, **options: Any) -> None:
 
 
 def test_a_smaller_micro_batch_keeps_the_samples_of_a_step():
-    found = fixed(LLAMA_FACTORY, "rtx-4090:2")
+    found = fixed(LLAMA_FACTORY, f"{CARD}:1")
     assert not found.fits_already
-    (_, micro_batch), (_, grad_accum) = list(changed(found).values())
-    assert micro_batch < 8
-    assert micro_batch * grad_accum == 8 * 2
+    before, after = changed(found)["per_device_train_batch_size"], changed(found)["gradient_accumulation_steps"]
+    assert before[1] < before[0] == 8
+    assert before[1] * after[1] == 8 * 2
     assert found.fixes[0].keeps_results
-    assert_kept(found, gpu="rtx-4090:2")
+    assert_kept(found, gpu=f"{CARD}:1")
 
 
 def test_no_alternative_is_as_good_as_an_earlier_one_in_all():
-    found = fixed(LLAMA_FACTORY, "rtx-4090:2")
+    found = fixed(LLAMA_FACTORY | {"deepspeed": "shared.json", "finetuning_type": "full"}, f"{CARD}:2")
     assert 1 < len(found.fixes) <= 3
-    first = found.fixes[0].estimate
-    for other in found.fixes[1:]:
-        assert (
-            other.estimate.step_seconds < first.step_seconds
-            or other.estimate.device.device_bytes < first.device.device_bytes
-            or other.estimate.host.peak_bytes < first.host.peak_bytes
-        )
+
+    def measures(fix: Fix) -> list[float]:
+        one = fix.estimate
+        return [one.step_seconds or 0.0, one.device.device_bytes, one.host.peak_bytes, not fix.keeps_results]
+
+    for place, other in enumerate(found.fixes):
+        for earlier in found.fixes[:place]:
+            assert any(mine < its for mine, its in zip(measures(other), measures(earlier), strict=True))
+    assert_kept(found, gpu=f"{CARD}:2")
 
 
 def test_what_fits_is_made_faster_where_each_change_saves_a_tenth():
-    slow = LLAMA_FACTORY | {"model_name_or_path": "qwen2.5-0.5b", "per_device_train_batch_size": 1}
-    found = fixed(slow | {"gradient_accumulation_steps": 16, "cutoff_len": 256}, "a100-sxm4-80gb:1")
+    slow = LLAMA_FACTORY | {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "cutoff_len": 64}
+    found = fixed(slow, f"{CARD}:1")
     assert found.fits_already
     assert found.fixes
     assert all(fix.keeps_results for fix in found.fixes)
     seconds = [found.present.step_seconds, *(fix.estimate.step_seconds for fix in reversed(found.fixes))]
-    assert all(after <= 0.9 * before for before, after in zip(seconds, seconds[1:], strict=False))
-    assert_kept(found, gpu="a100-sxm4-80gb:1")
+    assert all(after <= 0.9 * before for before, after in pairwise(seconds))
+    assert_kept(found, gpu=f"{CARD}:1")
 
 
 def test_what_is_said_beside_the_file_is_held():
     path = Path("train.yaml")
     path.write_text(json.dumps(LLAMA_FACTORY), encoding="utf-8")
-    found = fixes(path, "rtx-4090:2", micro_batch=8, seq_len=2048)
-    assert not {"per_device_train_batch_size", "cutoff_len"} & {
-        key for place in range(len(found.fixes)) for key in changed(found, place)
-    }
-    assert_kept(found, gpu="rtx-4090:2", micro_batch=8, seq_len=2048)
+    found = fixes(path, f"{CARD}:1", micro_batch=8, seq_len=2048)
+    assert not {"per_device_train_batch_size", "cutoff_len"} & keys_of(found)
+    assert_kept(found, gpu=f"{CARD}:1", micro_batch=8, seq_len=2048)
 
 
 def test_where_nothing_helps_the_cheapest_other_machine_is_named():
-    found = fixed(LLAMA_FACTORY | {"model_name_or_path": "qwen2.5-72b"}, "t4:1", precision="fp16")
+    long = LLAMA_FACTORY | {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    found = fixed(long | {"model_name_or_path": "qwen2.5-72b"}, f"{CARD}:1")
     assert found.fixes == ()
     assert found.other_machine is not None
     assert found.other_machine.plan.estimate.verdict is Verdict.FITS
 
 
-@pytest.mark.parametrize(
-    ("values", "impossible"),
-    [
-        (LLAMA_FACTORY, ("--loss", "loss", "PYTORCH_CUDA_ALLOC_CONF")),
-        (MS_SWIFT, ("loss", "vit_gradient_checkpointing")),
-    ],
-    ids=["LLaMA-Factory", "ms-swift"],
-)
-def test_only_keys_of_the_trainer_change(values, impossible):
-    found = fixed(values, "rtx-4090:1")
-    keys = {key for place in range(len(found.fixes)) for key in changed(found, place)}
-    assert keys
-    assert not keys & set(impossible)
-    assert_kept(found, gpu="rtx-4090:1")
+@pytest.mark.parametrize("values", [LLAMA_FACTORY, MS_SWIFT, TRL], ids=["LLaMA-Factory", "ms-swift", "TRL"])
+def test_only_what_the_trainer_has_a_key_for_changes(values):
+    found = fixed(values, f"{CARD}:1")
+    assert keys_of(found)
+    assert keys_of(found) <= set(values) | {"optim", "attn_impl", "deepspeed", "gradient_checkpointing"} | ALLOCATOR
+    assert_kept(found, gpu=f"{CARD}:1")
+
+
+def test_the_allocator_is_set_where_the_file_can_set_it():
+    slight = TRL | {"max_length": 2048}
+    assert "env.PYTORCH_CUDA_ALLOC_CONF" not in keys_of(fixed(LLAMA_FACTORY, f"{CARD}:1"))
+    Path("run.sh").write_text("swift sft " + " ".join(f"--{key} {value}" for key, value in MS_SWIFT.items()))
+    found = fixes(Path("run.sh"), f"{CARD}:1")
+    assert_kept(found, gpu=f"{CARD}:1")
+    assert_kept(fixed(slight, f"{CARD}:1"), gpu=f"{CARD}:1")
 
 
 # -- DeepSpeed ---------------------------------------------------------------------------------------------------------
 
 
-SHARED = {
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "bf16": {"enabled": "auto"},
-    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto", "overlap_comm": True},
-}
+SLOW = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
 
 
 def test_a_deepspeed_file_is_changed_in_a_copy_beside_the_written_file():
-    Path("shared.json").write_text(json.dumps(SHARED, indent=4), encoding="utf-8")
-    slow = LLAMA_FACTORY | {"model_name_or_path": "qwen2.5-0.5b", "cutoff_len": 512, "deepspeed": "shared.json"}
+    slow = LLAMA_FACTORY | SLOW | {"cutoff_len": 256, "deepspeed": "shared.json"}
     found = fixed(slow, "a100-sxm4-80gb:4")
     engines = [fix for fix in found.fixes if len(fix.patch.files) == 2]
     assert engines
     main, beside = engines[0].patch.files
-    assert str(beside.path) == "train.deepspeed.json"
-    assert str(beside.origin) == "shared.json"
-    kept = json.loads(beside.after)
-    assert kept["zero_optimization"]["overlap_comm"] is True
-    assert kept["zero_optimization"]["stage"] < 3
-    assert "stage3_param_persistence_threshold" not in kept["zero_optimization"]
-    assert "deepspeed: train.deepspeed.json" in main.after
+    assert (str(beside.path), str(beside.origin)) == ("train.deepspeed.json", "shared.json")
+    kept = json.loads(beside.after)["zero_optimization"]
+    assert kept["overlap_comm"] is True
+    assert kept["stage"] < 3
+    assert "stage3_param_persistence_threshold" not in kept
+    assert 'deepspeed: "train.deepspeed.json"' in main.after
     assert '-        "stage": 3' in beside.diff
-    assert json.loads(Path("shared.json").read_text()) == SHARED
+    assert json.loads(Path("shared.json").read_text(encoding="utf-8")) == SHARED
     assert_kept(found, gpu="a100-sxm4-80gb:4")
 
 
 def test_ms_swift_has_names_for_the_files_that_it_ships():
-    slow = MS_SWIFT | {"model": "qwen2.5-0.5b", "max_length": 512, "deepspeed": "zero3"}
-    found = fixed(slow, "a100-sxm4-80gb:4")
-    names = [changed(found, place).get("deepspeed") for place in range(len(found.fixes))]
-    assert ("zero3", "zero1") in names or ("zero3", None) in names
+    found = fixed(MS_SWIFT | SLOW | {"max_length": 256, "deepspeed": "zero3"}, "a100-sxm4-80gb:4")
+    names = {changed(found, place).get("deepspeed") for place in range(len(found.fixes))}
+    assert names & {("zero3", "zero1"), ("zero3", "zero2"), ("zero3", None)}
     assert_kept(found, gpu="a100-sxm4-80gb:4")
 
 
@@ -198,21 +230,21 @@ def test_what_ms_swift_writes_of_a_run_is_not_changed():
         fixes(Path("args.json"), "rtx-4090:2")
 
 
-# -- every shipped configuration -----------------------------------------------------------------------------------------
+# -- every shipped configuration ---------------------------------------------------------------------------------------
 
 
 def model_for(path: Path) -> str:
     """A packaged model of the kind that the configuration trains."""
     values = open_trainer_config(path).values
     named = next((values[key] for key in ("model_name_or_path", "model", "model_id_or_path") if key in values), "")
-    return "qwen2.5-vl-7b" if SEES.search(str(named)) else "qwen2.5-7b"
+    return "qwen2.5-vl-3b" if SEES.search(str(named)) else "qwen2.5-1.5b"
 
 
 def case(file: Shipped, gpu: str) -> str:
     return f"{file.path}-{gpu}"
 
 
-@pytest.mark.one_in(41)
+@pytest.mark.one_in(131)
 @pytest.mark.parametrize("gpu", CARDS)
 @pytest.mark.parametrize("file", RUNS, ids=lambda file: file.path)
 def test_a_shipped_configuration_means_what_its_change_promised(file, gpu, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from vlmplan.other_trainers.editing.engine import (
     same_engine,
     swift_name,
 )
-from vlmplan.other_trainers.read import Form, OpenedConfig
+from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, objection, settings_for, tool_of_trainer
 from vlmplan.recipe import Recipe
@@ -128,8 +128,7 @@ def _variables(opened: OpenedConfig, before: Recipe, after: Recipe) -> dict[str,
         return {}
     if not after.expandable_segments:
         raise InputError("the allocator's variable is left as it is")
-    can_set = opened.form is Form.SCRIPT or opened.trainer == "trl"
-    if not can_set:
+    if opened.form is not Form.SCRIPT and opened.trainer not in ENVIRONMENT_KEYS:
         raise InputError("variables are set where the trainer is started, not in this file")
     name = next((name for name in ALLOCATOR_VARIABLES if name in opened.environment), ALLOCATOR_VARIABLES[0])
     said = [part for part in opened.environment.get(name, "").split(",") if part and "expandable" not in part]

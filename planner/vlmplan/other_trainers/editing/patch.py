@@ -16,7 +16,7 @@ from vlmplan.other_trainers.editing.keys import KeyChanges, deepspeed_name
 from vlmplan.other_trainers.editing.objects import TextFormat, edited
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
-from vlmplan.other_trainers.read import Form, OpenedConfig, open_trainer_config
+from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
 
 OF_A_RUN: Final = frozenset(("global_world_size", "swift_version", "local_world_size"))
 """Keys of the ``args.json`` that ms-swift writes of a run."""
@@ -141,8 +141,8 @@ def _edited(opened: OpenedConfig, values: JsonDict, variables: Mapping[str, str]
         equals = opened.trainer == "llamafactory" and bool(run.files)
         editor = ScriptEditor(opened.text, run.command, source=opened.source, equals=equals)
         return editor.edited(values, variables, NEAR)
-    if variables:  # of TRL's env
-        values = values | {"env": dict(variables)}
+    if variables:
+        values = values | {ENVIRONMENT_KEYS[opened.trainer]: dict(variables)}
     style = TextFormat(source=opened.source, is_json=opened.form is Form.JSON, near=NEAR)
     if style.is_json:
         return edited(opened.text, object_in_json(opened.text), values, style), []
