@@ -10,7 +10,7 @@ from vlmplan.answers.estimate import heading, verdict_line
 from vlmplan.answers.offers import offer_text
 from vlmplan.changes.kinds import engine_title
 from vlmplan.json_reader import JsonDict
-from vlmplan.other_trainers.editing.patch import FileText, KeyChange
+from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.plain_text import printable_line
 from vlmplan.render.lines import say
 from vlmplan.search.fixes import WORTH_FRACTION, Fix, Fixes
@@ -88,14 +88,16 @@ def _coloured(line: str) -> str:
 
 
 def changes_text(one: Fix) -> str:
-    """The keys that change; of a file that is new only its name."""
-    new = [file for file in one.patch.files if file.origin is None]
-    texts = [
-        _change_text(change, one.patch.files[0])
-        for change in one.patch.changes
-        if all(change.file != file.path for file in new)
-    ]
-    return "; ".join([*texts, *(f"{file.path} is new: {_engine_text(one)}" for file in new)])
+    """The keys that change, file by file; of a file that is new only what engine it means."""
+    texts: list[str] = []
+    for file in one.patch.files:
+        if file.origin is None:
+            texts.append(f"{file.path} is new: {_engine_text(one)}")
+            continue
+        keys = [_change_text(change) for change in one.patch.changes if change.file == file.path]
+        where = "" if file is one.patch.files[0] else f"in {file.path} "
+        texts.append(where + "; ".join(keys))
+    return "; ".join(texts)
 
 
 def _engine_text(one: Fix) -> str:
@@ -104,12 +106,11 @@ def _engine_text(one: Fix) -> str:
     return engine_title(engine, one.estimate.cluster.num_gpus)
 
 
-def _change_text(change: KeyChange, main: FileText) -> str:
-    where = "" if change.file == main.path else f"{change.file}: "
+def _change_text(change: KeyChange) -> str:
     if change.after is None:
-        return f"{where}without {change.key}"
+        return f"without {change.key}"
     before = "" if change.before is None else f"{_text(change.before)} -> "
-    return f"{where}{change.key} {before}{_text(change.after)}"
+    return f"{change.key} {before}{_text(change.after)}"
 
 
 def _text(value: Any) -> str:
@@ -146,7 +147,7 @@ def _host_text(found: Fixes, one: Fix) -> str:
 
 def _notes(one: Fix) -> Iterator[str]:
     yield from one.patch.notes
-    if one.changes_method:
+    if one.adds_adapters:
         yield (
             "learning_rate is left as it is: adapters usually take a larger one than whole weights (LLaMA-Factory's "
             "examples 1e-4 and 1e-5)"

@@ -46,7 +46,7 @@ class Fix:
     estimate: Estimate
     request: Request
     keeps_results: bool
-    changes_method: bool
+    adds_adapters: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def _fix(
         estimate=estimate,
         request=request,
         keeps_results=found.keeps_results,
-        changes_method="method" in found.changed,
+        adds_adapters=estimate.recipe.trains_adapters and not files.present.recipe.trains_adapters,
     )
 
 

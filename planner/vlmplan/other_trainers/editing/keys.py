@@ -24,6 +24,7 @@ from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, object
 from vlmplan.recipe import Recipe
 from vlmplan.workload import ModelFiles, Workload
 
+UNLIKE_ANY = object()
 EXPANDABLE = "expandable_segments:True"
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "tuner_type": ("train_type",),
@@ -34,6 +35,8 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
 OF_ADAPTERS = frozenset("lora_rank lora_r lora_alpha lora_dropout lora_target target_modules".split())
 """What a trainer has a default of where a run gets adapters that had none. For the modules of some models TRL has none
 (``lora_target_modules``)."""
+DEFAULTS = {"quantization_method": "bnb"}
+"""Values that go without saying."""
 OF_TYPES = frozenset(("dtype", "torch_dtype", "pure_bf16"))
 """Keys of the types of weights, which follow from the engine too and only matter with the precision or the method."""
 OF_ENVIRONMENTS = ("env", "ENV", "deepspeed")
@@ -76,7 +79,9 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     values = {
         key: its.settings.get(key)
         for key in (*its.settings, *mine.settings)
-        if key not in OF_ENVIRONMENTS and its.settings.get(key) != mine.settings.get(key)
+        if key not in OF_ENVIRONMENTS
+        and its.settings.get(key) != mine.settings.get(key)
+        and its.settings.get(key) != DEFAULTS.get(key, UNLIKE_ANY)
     }
     one, other = before.recipe, after.recipe
     if not one.trains_adapters:
@@ -105,7 +110,7 @@ def _written(tool: Tool, setup: Setup) -> WrittenSetup:
 
 
 def _in_its_words(opened: OpenedConfig, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The changes under the names that the file has, without those that say the trainer's default."""
+    """The changes under the names that the file has, without those that say what it says already."""
     present = opened.values
     result: dict[str, Any] = {}
     for key, value in values.items():
@@ -119,7 +124,11 @@ def _in_its_words(opened: OpenedConfig, values: Mapping[str, Any]) -> dict[str, 
             result["disable_gradient_checkpointing"] = False
     if "max_length" in result and str(present.get("packing")).casefold() == "true" and "packing_length" in present:
         result["packing_length"] = result.pop("max_length")
-    return {key: value for key, value in result.items() if value is not None or key in present}
+    return {
+        key: value
+        for key, value in result.items()
+        if (value is not None or key in present) and str(present.get(key)).casefold() != str(value).casefold()
+    }
 
 
 def _variables(opened: OpenedConfig, before: Recipe, after: Recipe) -> dict[str, str]:

@@ -1,0 +1,152 @@
+"""``vlmplan check --fix``: the smallest change of a trainer's own file, shown and written."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, USAGE, call
+
+SMALL = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 128_000,
+}
+TEXT = """### model
+model_name_or_path: ./small   # a folder
+
+### method
+stage: sft
+finetuning_type: lora
+cutoff_len: 2048
+
+### train
+per_device_train_batch_size: 8  # per GPU
+gradient_accumulation_steps: 2
+bf16: true
+output_dir: 'saves'
+"""
+GPU = ("--gpu", "rtx-3060-12gb:1")
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small").mkdir()
+    Path("small/config.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    Path("train.yaml").write_text(TEXT, encoding="utf-8")
+
+
+def fix(*words: str) -> Any:
+    return call("check", "train.yaml", *GPU, "--fix", *words)
+
+
+def test_what_is_written_fits_with_what_was_promised_and_keeps_the_rest():
+    found = fix("--write", "new.yaml", "--json")
+    assert found.code == DONE
+    document = found.document
+    first = document["fix"][0]
+    assert document["written"] == ["new.yaml"]
+    again = call("check", "new.yaml", *GPU, "--json")
+    assert again.code == DONE
+    estimate = again.document["estimate"]
+    assert estimate["verdict"] == "fits"
+    assert estimate["peak_device_bytes"] == first["costs"]["device_bytes"]["after"]
+    assert estimate["step_seconds"] == first["costs"]["step_seconds"]["after"]
+    assert document["estimate"]["peak_device_bytes"] == first["costs"]["device_bytes"]["before"]
+    batch = {change["key"]: change for change in first["changes"]}
+    size, accumulation = batch["per_device_train_batch_size"], batch["gradient_accumulation_steps"]
+    assert (size["file"], size["before"], accumulation["before"]) == ("new.yaml", 8, 2)
+    assert size["after"] * accumulation["after"] == 8 * 2
+    assert estimate["recipe"]["micro_batch"] * estimate["recipe"]["grad_accum"] == 8 * 2
+    old, new = TEXT.splitlines(), Path("new.yaml").read_text(encoding="utf-8").splitlines()
+    assert f"per_device_train_batch_size: {size['after']}  # per GPU" in new
+    assert [line for line in old if "_batch_size" not in line and "_steps" not in line] == [
+        line for line in new if "_batch_size" not in line and "_steps" not in line
+    ]
+    assert Path("train.yaml").read_text(encoding="utf-8") == TEXT
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="patch is not installed")
+def test_the_diff_is_what_patch_makes_the_file_of():
+    diff = fix("--json").document["fix"][0]["diff"]
+    assert call("check", "train.yaml", *GPU, "--fix", "--write", "new.yaml").code == DONE
+    subprocess.run(["patch", "-p0", "train.yaml"], input=diff, text=True, check=True, capture_output=True)
+    assert Path("train.yaml").read_bytes() == Path("new.yaml").read_bytes()
+
+
+def test_people_see_the_verdict_the_diff_and_what_it_costs():
+    found = fix()
+    assert found.code == DONE
+    for words in (
+        "as it is, it does not fit: ",
+        "-per_device_train_batch_size: 8  # per GPU",
+        "this change: per_device_train_batch_size 8 -> ",
+        "results: 16 samples a step as before, so learning_rate means the same",
+        "--write FILE writes the first",
+    ):
+        assert words in found.out
+    assert Path("train.yaml").read_text(encoding="utf-8") == TEXT
+
+
+def test_the_file_itself_is_replaced_only_with_force_and_keeps_its_mode():
+    os.chmod("train.yaml", 0o750)
+    refused = fix("--write", "train.yaml")
+    assert (refused.code, refused.err) == (MENDABLE, "vlmplan: train.yaml exists already; --force overwrites it\n")
+    assert fix("--write", "train.yaml", "--force").code == DONE
+    assert Path("train.yaml").read_text(encoding="utf-8") != TEXT
+    assert Path("train.yaml").stat().st_mode & 0o777 == 0o750
+
+
+def test_where_it_cannot_be_written_nothing_is():
+    folder = fix("--write", ".")
+    assert (folder.code, folder.err) == (MENDABLE, "vlmplan: . is a folder, so no file can be written there\n")
+    Path("kept.yaml").write_text("kept", encoding="utf-8")
+    os.chmod("kept.yaml", 0o444)
+    kept = fix("--write", "kept.yaml", "--force")
+    assert kept.code == MENDABLE
+    assert kept.err.startswith("vlmplan: kept.yaml is read-only; ")
+    assert Path("kept.yaml").read_text(encoding="utf-8") == "kept"
+
+
+def test_options_that_mean_nothing_alone_are_refused():
+    for words, said in ((("--write", "x"), "--write goes with --fix"), (("--fix", "--force"), "--force goes with")):
+        found = call("check", "train.yaml", *GPU, *words)
+        assert found.code == USAGE
+        assert said in found.err
+
+
+def test_an_anchored_value_is_not_changed_for_two_keys_at_once():
+    text = TEXT.replace("size: 8", "size: &size 8").replace("steps: 2", "steps: *size")
+    Path("train.yaml").write_text(text, encoding="utf-8")
+    found = fix()
+    assert (found.code, found.out, found.err.count("\n")) == (MENDABLE, "", 1)
+    assert "per_device_train_batch_size is that of gradient_accumulation_steps too, by an anchor" in found.err
+
+
+def test_where_nothing_helps_the_cheapest_other_machine_is_said():
+    Path("train.yaml").write_text(TEXT.replace("./small", "qwen2.5-72b"), encoding="utf-8")
+    found = fix("--write", "new.yaml")
+    assert found.code == DOES_NOT_FIT
+    assert "none of the changes that were tried is enough" in found.out
+    assert "Cheapest other machine: " in found.out
+    assert "new.yaml is not written: there is nothing to change" in found.out
+    assert not Path("new.yaml").exists()
+
+
+def test_what_the_trainer_cannot_do_is_not_a_way_to_fit_either():
+    found = call("check", "train.yaml", *GPU, "--json")
+    assert found.code == DOES_NOT_FIT
+    to_fit = found.document["estimate"]["to_fit"]
+    assert to_fit["options"]
+    assert not {"loss", "caches_casts", "upcasts_frozen"} & to_fit["options"].keys()
+    assert call(*to_fit["command"].split()[1:], "--json").code == DONE
