@@ -180,6 +180,14 @@ def test_what_a_variable_stood_for_is_written_out_and_said():
     assert notes == ['"$((N / 2))" is written out; what the script computes of its variables stays']
 
 
+def test_an_option_that_comes_with_others_from_a_variable_is_refused():
+    text = "MORE='--micro 4 --x 1'\nswift sft --a 1 $MORE"
+    with pytest.raises(InputError, match=r'micro comes with others from "\$MORE"; write it out in the command'):
+        in_script(text, {"micro": 2})
+    assert in_script(text, {"a": 2}).endswith("swift sft --a 2 $MORE")
+    assert in_script("L='1 2'\nswift sft --list $L --b 1", {"list": "3"}).endswith("--list 3 --b 1")
+
+
 def test_options_beside_a_file_are_written_as_that_program_takes_them():
     assert (
         in_script("llamafactory-cli train a.yaml x=1", {"x": 2, "new": 3}) == "llamafactory-cli train a.yaml x=2 new=3"

@@ -20,6 +20,7 @@ from vlmplan.other_trainers.editing.engine import (
 )
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
+from vlmplan.other_trainers.shell import UNKNOWN
 from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, objection, settings_for, tool_of_trainer
 from vlmplan.recipe import Recipe
 from vlmplan.workload import ModelFiles, Workload
@@ -140,6 +141,8 @@ def _variables(opened: OpenedConfig, before: Recipe, after: Recipe) -> dict[str,
     if opened.form is not Form.SCRIPT and opened.trainer not in ENVIRONMENT_KEYS:
         raise InputError("variables are set where the trainer is started, not in this file")
     name = next((name for name in ALLOCATOR_VARIABLES if name in opened.environment), ALLOCATOR_VARIABLES[0])
+    if UNKNOWN in opened.environment.get(name, ""):
+        raise InputError(f"{name} is known only to the shell that runs {opened.source}; write the value")
     said = [part for part in opened.environment.get(name, "").split(",") if part and "expandable" not in part]
     return {name: ",".join([*said, EXPANDABLE])}
 

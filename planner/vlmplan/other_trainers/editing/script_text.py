@@ -59,7 +59,16 @@ class ScriptEditor:
         if not self._equals and "=" not in self._words[first][0]:
             while last + 1 < len(self._words) and not self._words[last + 1][0].startswith("--"):
                 last += 1
+        self._require_own_words(key, first, last)
         return first, last
+
+    def _require_own_words(self, key: str, first: int, last: int) -> None:
+        """Raise InputError for an option that an expansion makes together with other words."""
+        option, values = self._words[first][1], {span for _, span in self._words[first + 1 : last + 1]}
+        others = [span for place, (_, span) in enumerate(self._words) if not first <= place <= last]
+        if option in values or any(span == option or span in values for span in others):
+            text = shown(self._text[slice(*option)])
+            raise InputError(f"{self._source}: {key} comes with others from {text}; write it out in the command")
 
     def _key_of(self, word: str) -> str | None:
         if self._equals and not word.startswith("-") and "=" in word:
