@@ -1,11 +1,10 @@
 """When memory runs out: which error says so, and what the rank leaves behind for ``vlmplan launch``.
 
-torch raises ``OutOfMemoryError`` where its caching allocator can get no block (``c10/cuda/CUDACachingAllocator.cpp``),
-and a plain RuntimeError where a CPU allocation fails (``c10/core/impl/alloc_cpu.cpp``) or CUDA has nothing left.
+torch raises ``OutOfMemoryError`` where its caching allocator can get no block, and a plain RuntimeError where a CPU
+allocation fails, or where CUDA or one of its libraries has nothing left; ``memory_messages`` reads what they say.
 """
 
 import os
-import re
 import sys
 import traceback
 
@@ -13,25 +12,19 @@ import torch
 
 from vlmplan.errors import VlmplanError
 from vlmplan.files import proc_bytes
+from vlmplan.memory_messages import Kind, messages_in, requested_bytes
 from vlmplan.plan import Plan
 from vlmplan.shortage import Shortage, write_shortage
 from vlmplan.training import EXIT_OUT_OF_MEMORY
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.options import Options
 
-CPU_MESSAGE = "DefaultCPUAllocator: can't allocate memory"
-DEVICE_MESSAGES = ("CUDA error: out of memory", "HIP error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Errors outside of the caching allocator: ``c10/cuda/CUDAException.cpp`` (torch.AcceleratorError), cuBLAS handles."""
-UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-"""As ``format_size`` in ``c10/cuda/CUDACachingAllocator.cpp`` writes them."""
-REQUESTED = re.compile(r"ried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
-
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` says that memory ran out, of a GPU or of the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in (CPU_MESSAGE, *DEVICE_MESSAGES))
+    return isinstance(error, RuntimeError) and any(message.is_sure for message in messages_in(str(error)))
 
 
 def report_out_of_memory(error: BaseException, plan: Plan, options: Options, meter: Meter) -> int:
@@ -53,7 +46,7 @@ def report_out_of_memory(error: BaseException, plan: Plan, options: Options, met
 def shortage_of(error: BaseException, plan: Plan, meter: Meter) -> Shortage:
     """Memory of this rank now, beside what the plan says of the phase."""
     is_planned_for_cpu = plan.hardware.vendor == "cpu"
-    is_on_host = isinstance(error, MemoryError) or CPU_MESSAGE in str(error)
+    is_on_host = isinstance(error, MemoryError) or any(one.kind is Kind.HOST for one in messages_in(str(error)))
     taken = meter.bytes_in_progress()
     reserved: tuple[int | None, int | None] = (None, None)
     if is_planned_for_cpu:
@@ -76,18 +69,6 @@ def shortage_of(error: BaseException, plan: Plan, meter: Meter) -> Shortage:
         total_bytes=total,
         planned_bytes=planned.get(meter.in_progress or "") if is_on_host is is_planned_for_cpu else None,
     )
-
-
-def requested_bytes(message: str) -> int | None:
-    """The bytes that could not be had, where the message says so.
-
-    >>> requested_bytes("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ...")
-    1610612736
-    >>> requested_bytes("... you tried to allocate 4096 bytes. Error code 12 (Cannot allocate memory)")
-    4096
-    """
-    match = REQUESTED.search(message)
-    return None if match is None else round(float(match[1]) * UNITS[match[2]])
 
 
 def host_bytes(num_ranks: int) -> tuple[int | None, int | None]:

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "advise": ("vlmplan.cli.advise", "What one change of hardware, method or samples buys, as a table."),
     "estimate": ("vlmplan.cli.estimate", "Memory, time and cost of one setup on one kind of GPU."),
     "check": ("vlmplan.cli.check", "What another trainer's configuration means, and whether it fits."),
+    "diagnose": ("vlmplan.cli.diagnose", "Why a run ran out of memory, by its log, and the smallest change."),
     "rehearse": ("vlmplan.cli.rehearse", "The real step on tensors without data: exact bytes, no GPU needed."),
     "launch": ("vlmplan.cli.launch", "Train what a plan says, or what these options plan for this machine."),
     "explain": ("vlmplan.cli.explain", "What a key of a ds_config.json does, and its bytes in a plan."),

@@ -76,12 +76,24 @@ class Correction:
 
 def correction_of(shortage: Shortage, plan: Plan, *, host_ram_bytes: int | None = None) -> Correction:
     """The correction of the plan that ran out."""
+    return correction_by(
+        shortage,
+        expands_segments=plan.recipe.expandable_segments,
+        planned_reserved_bytes=plan.expected.peak_reserved_bytes,
+        host_ram_bytes=host_ram_bytes,
+    )
+
+
+def correction_by(
+    shortage: Shortage, *, expands_segments: bool, planned_reserved_bytes: int, host_ram_bytes: int | None = None
+) -> Correction:
+    """The correction of a setup that is planned to reserve so much, with segments that grow or not."""
     needed, held = shortage.needed_bytes, shortage.reserved_bytes
     ratio = fragmented = 1.0
     if needed is not None and shortage.planned_bytes:
         ratio = max(1.0, needed / shortage.planned_bytes)
-    if held is not None and not plan.recipe.expandable_segments:
-        fragmented = max(1.0, (held + (shortage.requested_bytes or 0)) / plan.expected.peak_reserved_bytes)
+    if held is not None and not expands_segments:
+        fragmented = max(1.0, (held + (shortage.requested_bytes or 0)) / planned_reserved_bytes)
     return Correction(
         ratio=ratio,
         fragmented_ratio=fragmented,

@@ -1,0 +1,100 @@
+"""``vlmplan diagnose``: why a run ran out of memory."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vlmplan.cli.options import (
+    CATALOG,
+    CONFIG,
+    FILE,
+    JSON,
+    ONE_CLUSTER,
+    RECIPE,
+    WORKLOAD,
+    options,
+    print_document,
+    today,
+)
+
+if TYPE_CHECKING:
+    from vlmplan.diagnosis import Diagnosis
+    from vlmplan.request import Request
+
+MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
+PLAN = click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="The plan.json that the run was of.")
+
+
+@click.command()
+@click.argument("log", type=FILE)
+@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, CATALOG, JSON)
+def diagnose(log: Path, *, plan_file: Path | None, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
+    """Which phase of a run ran out of memory, why, and the smallest change that fits.
+
+    LOG is a training log, a traceback or the message alone; - is standard input. Of a long log the end is read. Forms
+    of torch's messages since 2.0 are known, of CUDA, HIP, XPU, MPS and the CPU, and what the system says of a full
+    host, disk or /dev/shm.
+
+    With the setup (--config, --plan, or --model and --gpu with the options of vlmplan estimate) what was planned stands
+    beside what was needed. Exit code 1 where there is no such message.
+    """
+    from vlmplan.answers.diagnosis import document, print_diagnosis
+    from vlmplan.cli.estimate import estimate
+    from vlmplan.cli.to_fit import command_text
+    from vlmplan.diagnosis import diagnosis_of, read_log
+
+    request = _request(plan_file, given, catalog_files)
+    found = diagnosis_of(read_log(log))
+    if request is not None:
+        found = _beside_plan(found, request, catalog_files)
+    command = command_text(estimate, catalog_files, order=("config", *given))
+    if as_json:
+        print_document(document(found, command, today()))
+    else:
+        print_diagnosis(found, command, today())
+    return 0
+
+
+def _request(plan_file: Path | None, given: dict[str, Any], catalog_files: tuple[Path, ...]) -> "Request | None":
+    """The setup that is named; None where none is."""
+    from vlmplan.request import parse
+
+    options_given = [name for name, value in given.items() if value is not None]
+    if plan_file is not None:
+        if options_given:
+            raise click.UsageError(f"--plan is the whole setup; {_flag(options_given[0])} does not go with it")
+        return _request_of_plan(plan_file, catalog_files)
+    if not options_given:
+        return None
+    if given["model"] is None and given["config"] is None:
+        raise click.UsageError(f"{_flag(options_given[0])} needs the model: give --model, --config or --plan")
+    request = parse(given)
+    if not request.hardware.gpus:
+        raise click.UsageError("--gpu NAME:COUNT is needed with a model: what the run was on")
+    return request
+
+
+def _request_of_plan(path: Path, catalog_files: tuple[Path, ...]) -> "Request":
+    from vlmplan.catalog import load_catalog
+    from vlmplan.launch.plan_options import gpu_of, model_of, request_of
+    from vlmplan.plan import read_plan
+
+    plan = read_plan(path)
+    name, _ = model_of(plan)
+    return request_of(plan, model=name, gpu=gpu_of(plan, load_catalog(catalog_files)))
+
+
+def _beside_plan(found: "Diagnosis", request: "Request", catalog_files: tuple[Path, ...]) -> "Diagnosis":
+    from vlmplan.catalog import load_catalog
+    from vlmplan.diagnosis import beside_plan
+    from vlmplan.requested import requested_estimate
+
+    present, notes = requested_estimate(request, catalog_files)
+    return beside_plan(found, request, present, tuple(notes), load_catalog(catalog_files), today())
+
+
+def _flag(name: str) -> str:
+    from vlmplan.recipe import option_name
+
+    return option_name(name)
