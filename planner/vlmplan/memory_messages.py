@@ -132,7 +132,7 @@ FORMS: tuple[_Form, ...] = (
         "torch's allocator, without sizes", Kind.DEVICE, "of memory", r"OutOfMemoryError: .{0,20}[Oo]ut of memory", 60
     ),
     _form("CUDA", Kind.DEVICE, "error: out of memory", r"\b(?:CUDA|HIP|XPU)(?: driver)? error: out of memory", 12),
-    _form("CUDA", Kind.DEVICE, "cudaErrorMemoryAllocation"),
+    _form("CUDA", Kind.DEVICE, "cudaErrorMemoryAllocation", r"(?<!`)cudaErrorMemoryAllocation", 1),
     _form("XPU's driver", Kind.DEVICE, "ERROR_OUT_OF_DEVICE_MEMORY"),
     _form(
         "torch, without sizes",

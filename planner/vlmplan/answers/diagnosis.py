@@ -166,7 +166,8 @@ def _weight_sentences(found: Diagnosis, planned: Planned) -> Iterator[str]:
     weight, total = planned.weight, found.evidence.message.total_bytes
     if weight is None:
         return
-    name = ".".join("N" if part.isdecimal() else part for part in weight.name.split("."))
+    parts = ["N" if part.isdecimal() else part for part in weight.name.split(".")]
+    name = ".".join(part for part in parts if part != "base_layer")  # peft's, around what it adapts
     shape = " x ".join(f"{side:,}" for side in weight.shape)
     yield f"The request is a weight: {name}, {shape} x {weight.element_bytes} bytes"
     whole = planned.estimate.num_params * weight.element_bytes

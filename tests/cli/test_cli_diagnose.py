@@ -1,0 +1,68 @@
+"""``vlmplan diagnose``: what it takes, what it refuses, and what it says without a setup."""
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cli_calls import DONE, MENDABLE, USAGE, call
+
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.77 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 1.61 GiB is free. Process 977732 has 77.49 GiB memory in use. Of the allocated memory 75.16 GiB is "
+    "allocated by PyTorch, and 1.27 GiB is reserved by PyTorch but unallocated."
+)
+"""modelscope/ms-swift#2010."""
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("train.log").write_text(f"\x1b[31m 3%|█ | 129/4000 [0:10<1:00]\r{MESSAGE}\x1b[0m\n")
+    return "train.log"
+
+
+def test_a_message_alone_is_diagnosed(log: str):
+    found = call("diagnose", log)
+    assert found.code == DONE
+    assert "True need: 0.89 GiB more than there was" in found.out
+    assert "GPU memory ran out after 129 of 4,000 steps, on GPU 0" in found.out
+    assert "With the setup beside it (--config FILE" in found.out
+    document = call("diagnose", log, "--json").document
+    assert (document["schema"], document["cause"], document["planned"]) == ("vlmplan.diagnosis/1", "true_need", None)
+    assert document["message"]["line"] == 2
+    assert document["message"]["text"] == MESSAGE.partition(": ")[2]
+
+
+def test_standard_input_is_a_log(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(MESSAGE.encode())))
+    assert call("diagnose", "-").out.startswith("standard input:1: CUDA out of memory")
+
+
+def test_a_log_without_a_message_is_answered_in_one_sentence(tmp_path: Path):
+    path = tmp_path / "fine.log"
+    path.write_text("{'loss': 0.5}\n")
+    found = call("diagnose", str(path))
+    assert found.code == MENDABLE
+    assert found.err.count("\n") == 1
+    assert "has no out-of-memory message; looked for" in found.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--seq-len", "12"), "--seq-len needs the model: give --model, --config or --plan"),
+        (("--model", "qwen2.5-0.5b"), "--gpu NAME:COUNT is needed with a model"),
+        (("--plan", "plan.json", "--gpu", "t4"), "--plan is the whole setup; --gpu does not go with it"),
+    ],
+)
+def test_half_a_setup_is_refused(log: str, words: tuple[str, ...], said: str):
+    found = call("diagnose", log, *words)
+    assert found.code == USAGE
+    assert said in found.err
+
+
+def test_help_names_the_options_of_estimate():
+    shown = call("diagnose", "--help").out
+    assert all(f"--{name}" in shown for name in ("config", "plan", "model", "gpu", "seq-len", "zero-stage", "json"))
