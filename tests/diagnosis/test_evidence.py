@@ -9,7 +9,8 @@ from vlmplan.memory_messages import Kind
 
 SIZED = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total capacity of 79.15 GiB of which 1.00 GiB "
-    "is free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 6.00 GiB is reserved by PyTorch but unallocated."
+    "is free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 6.00 GiB is reserved by PyTorch but "
+    "unallocated."
 )
 BAR = " 15%|█▍ | {}/882 [40:17<3:41:05, 17.62s/it]"
 

@@ -245,12 +245,20 @@ def shipped_configurations() -> str:
     return "\n".join(table(json.loads(KEPT.read_text(encoding="utf-8")))) + "\n"
 
 
+def published_threads() -> str:
+    """What is answered to published threads of runs that ran out of memory."""
+    from diagnosis.threads import table
+
+    return table()
+
+
 MADE = {
     "packages": packages,
     "layers": layers,
     "accuracy": accuracy,
     "ranking": ranking,
     "shipped": shipped_configurations,
+    "threads": published_threads,
 }
 
 

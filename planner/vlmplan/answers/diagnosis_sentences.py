@@ -52,7 +52,8 @@ def _progress_text(evidence: Evidence) -> str:
     progress = evidence.progress
     if progress.steps_done is None:
         return f" while {progress.of}" if progress.of and evidence.place.phase is None else ""
-    return f" after {progress.steps_done:,} of {progress.num_steps:,} steps"
+    comma = "" if evidence.place.phase is None and evidence.place.part is None else ","
+    return f"{comma} after {progress.steps_done:,} of {progress.num_steps:,} steps"
 
 
 def _own_frame(evidence: Evidence) -> Iterator[str]:
@@ -75,8 +76,8 @@ def _division(found: Diagnosis) -> Iterator[str]:
     parts += [(balance.other_bytes or None, f"of other processes{_pids(found)}")]
     parts += [(message.free_bytes, "free")]
     listed = ", ".join(f"{gib_text(size)} {name}" for size, name in parts if size is not None)
-    total = "" if message.total_bytes is None else f"of {gib_text(message.total_bytes)}"
-    held = f"; {total} {listed}" if listed else ""
+    total = "" if message.total_bytes is None else f"of {gib_text(message.total_bytes)}: "
+    held = f"; {total}{listed}" if listed else ""
     yield f"{gib_text(message.requested_bytes)} were asked for{held}"
 
 
