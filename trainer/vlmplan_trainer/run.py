@@ -350,6 +350,7 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
         return
     trained_on = {sample.source for sample in made.data.train.samples}
     late_sentences = [said for source, said in found_late.items() if source in trained_on]
+    num_left_out = made.num_left_out + len(late_sentences)
     late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
     seconds = sum(report.seconds for report in late) / len(late) if late else None
     rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
@@ -362,11 +363,12 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
         "usd": usd_so_far(made.plan, position.seconds),
         "last_loss": reports[-1].loss if reports else None,
         "num_truncated": made.batches.scan.num_truncated,
-        "num_skipped": made.batches.scan.num_skipped + len(late_sentences),
+        "num_skipped": num_left_out,
         "left_out_late": list(found_late.values())[:MAX_SENTENCES],
         "num_left_over_per_epoch": made.batches.num_left_over,
-        "num_left_out": made.num_left_out + len(late_sentences),
-        "num_bad": made.data.train.account.num_bad,
+        "num_left_out": num_left_out,
+        "num_bad": made.data.train.account.num_bad + len(late_sentences),
+        "num_no_room": made.batches.scan.num_skipped,
         **({} if made.evaluation is None else made.evaluation.as_json()),
         "result": str(_result_folder(made)),
         "planned_and_measured": [line.as_json() for line in found],
