@@ -16,7 +16,7 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster, Gpu, Node
 from vlmplan.memory.timeline import Timeline, memory_timeline
-from vlmplan.recipe import PLAIN, LossKind, Recipe
+from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.workload import ModelFiles, Workload
 
 MODELS = Path(vlmplan.__file__).parent / "data" / "models"
@@ -95,5 +95,5 @@ def rehearsed_timeline(
     )
     backend = AttentionBackend(implementation=recipe.attention.value, has_workspaces=False)
     recorder = Tape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs, **tape)
-    trace = model.run(recorder, batch, backend, chunks_loss=recipe.loss is LossKind.CHUNKED)
+    trace = model.run(recorder, batch, backend, loss=recipe.loss)
     return memory_timeline(ParameterTable(model), trace, recipe, num_ranks=num_ranks, rank=0)

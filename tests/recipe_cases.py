@@ -53,6 +53,7 @@ DEEPSPEED_RECIPES = st.builds(
     zero_stage=st.integers(0, 3),
     offload_optimizer=st.sampled_from(Offload),
     offload_params=st.sampled_from(Offload),
+    gradient_as_bucket_view=st.booleans(),
     hpz=st.integers(1, 64),
     nvme_path=st.just("/nvme"),
     micro_batch=st.integers(1, 64),

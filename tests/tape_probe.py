@@ -9,6 +9,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import GradientReady, Span, Trace
+from vlmplan.recipe import LossKind
 from vlmplan.units import DType
 
 
@@ -29,7 +30,7 @@ def predicted_step(
     *,
     checkpoints: bool = False,
     implementation: str = "sdpa",
-    chunks_loss: bool = False,
+    loss: LossKind = LossKind.FULL,
     autocast: DType | None = None,
     keeps_gradients: bool = False,
 ) -> Predicted:
@@ -39,7 +40,7 @@ def predicted_step(
         stack.checkpoints = checkpoints
     tape = Tape(autocast=autocast, accumulates_in_place=False, fuses_dropout=False, makes_loss_inside=True)
     backend = AttentionBackend(implementation=implementation, has_workspaces=False)
-    trace = tree.run(tape, batch, backend, chunks_loss=chunks_loss)
+    trace = tree.run(tape, batch, backend, loss=loss)
     result = Predicted(trace=trace)
     live = peak = 0
     for _, section in trace.forward():

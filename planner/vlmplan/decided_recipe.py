@@ -61,6 +61,7 @@ class DecidedRecipe:
     caches_casts: bool | None = None
     expandable_segments: bool | None = None
     zero_stage: Stage | None = None
+    gradient_as_bucket_view: bool | None = None
     offload_optimizer: Offload | None = None
     offload_params: Offload | None = None
     hpz: int | None = None

@@ -85,7 +85,12 @@ class AttentionImplementation(Choice):
 
 class LossKind(Choice):
     CHUNKED = "chunked"
+    """Logits chunk by chunk, with their gradient in forward."""
     FULL = "full"
+    """Of all logits at once, which the training loop holds through backward (``outputs = model(**batch)``)."""
+    MODEL = "model"
+    """Of all logits at once, by the model that gets the labels; they go with its outputs before backward. So does
+    ``compute_loss`` of Hugging Face's Trainer."""
 
 
 CHUNK_ELEMENTS = 2**26
@@ -195,6 +200,8 @@ class Recipe:
     """``PYTORCH_ALLOC_CONF=expandable_segments:True``: memory that is free inside torch can take any shape."""
     zero_stage: int | None = None
     """0 to 3, or None for PyTorch without DeepSpeed: plain on one GPU, ``DistributedDataParallel`` on several."""
+    gradient_as_bucket_view: bool = True
+    """Gradients lie in DistributedDataParallel's buckets; without it (torch's default) beside them."""
     offload_optimizer: Offload = Offload.NONE
     offload_params: Offload = Offload.NONE
     hpz: int = 1
@@ -342,7 +349,9 @@ MODEL_FIELDS = (
     *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen"),
 )
 """What a prepared model depends on."""
-ENGINE_FIELDS = ("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "zero")
+ENGINE_FIELDS = (
+    *("zero_stage", "gradient_as_bucket_view", "offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
+)
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
     *("micro_batch", "grad_accum", "attention", "loss"),

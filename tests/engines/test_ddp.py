@@ -9,7 +9,7 @@ from laws import law
 from small_models import table_of
 from vlmplan.engines import engine_of
 from vlmplan.engines.collectives import CollectiveKind
-from vlmplan.engines.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, DataParallel, Gradient, filled
+from vlmplan.engines.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, DataParallel, Filling, filled
 from vlmplan.recipe import Precision, Recipe
 from vlmplan.units import MIB, DType
 
@@ -27,19 +27,19 @@ def engine(dtype: DType = DType.FLOAT32, recipe: Recipe = FP32, num_ranks: int =
 
 @law(
     gradients=st.lists(
-        st.builds(Gradient, TYPES, st.integers(1, 60).map(lambda quarter: quarter * MIB // 4)), min_size=1, max_size=30
+        st.builds(Filling, TYPES, st.integers(1, 60).map(lambda quarter: quarter * MIB // 4)), min_size=1, max_size=30
     ),
     quick=40,
     thorough=400,
 )
-def test_buckets_are_filled_as_torch_does(gradients: list[Gradient]):
+def test_buckets_are_filled_as_torch_does(gradients: list[Filling]):
     real = [
         torch.empty(one.num_bytes // one.dtype.num_bytes, dtype=getattr(torch, one.dtype.torch_name), device="meta")
         for one in gradients
     ]
     limits, sparse = [FIRST_BUCKET_BYTES, BUCKET_BYTES], [False] * len(real)
     buckets, _ = dist._compute_bucket_assignment_by_size(real, limits, sparse)
-    assert [[gradients[index] for index in bucket] for bucket in buckets] == filled(gradients)
+    assert [[gradients[index] for index in bucket] for bucket in buckets] == filled(gradients, *limits)
 
 
 def test_those_are_the_sizes_that_torch_has():
@@ -62,3 +62,28 @@ def test_a_step_sends_every_gradient_once_however_much_it_accumulates():
         assert sent.kind is CollectiveKind.ALL_REDUCE
         assert sent.num_bytes == 4 * PHI + 4 * COUNT
         assert sent.count == len(engine().buckets) + 1
+
+
+BESIDE = FP32.with_changes(gradient_as_bucket_view=False)
+
+
+def test_torchs_own_way_takes_gradients_beside_the_buckets_from_backward_to_the_update():
+    states = engine(recipe=BESIDE).states()
+    assert states.at_start.total == (4 + 4) * PHI + 4 * COUNT  # weights and buckets
+    assert states.resident.total == (4 + 4 + 8) * PHI + 4 * COUNT
+    assert states.step_peak.total == (4 + 4 + 8 + 4) * PHI + 4 * COUNT
+
+
+def test_torchs_own_way_sends_all_weights_in_flat_copies_of_250_mib_of_which_two_are_on_their_way():
+    # of 1,000,000 x 4 bytes 66 are more than 250 MiB: 200 go as 66, 66, 66 and 2
+    found = engine_of(table_of([PHI // COUNT] * 200, DType.FLOAT32), BESIDE, num_ranks=2)
+    assert isinstance(found, DataParallel)
+    full, rest = 66 * 4 * PHI // COUNT, 2 * 4 * PHI // COUNT
+    assert found._flat_copies == [(full, full), (full, full), (full, rest), (rest, 0)]
+
+
+def test_a_weight_that_fills_a_copy_by_itself_is_sent_as_it_is():
+    huge, small = 70_000_000, 1_000_000
+    found = engine_of(table_of([huge, huge, small, small], DType.FLOAT32), BESIDE, num_ranks=2)
+    assert isinstance(found, DataParallel)
+    assert found._flat_copies == [(0, 0), (0, 2 * 4 * small), (2 * 4 * small, 0)]

@@ -18,7 +18,7 @@ from vlmplan.engines.gather_walk import WalkedSchedule, WalkKey, gather_walk
 from vlmplan.engines.gathering import notify
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3 import Zero3
-from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings
+from vlmplan.recipe import LossKind, Method, Offload, Recipe, ZeroSettings
 
 NUM_LAYERS = 31
 LLAMA = {
@@ -51,7 +51,7 @@ def made(*, is_efficient: bool, checkpoints: bool, method: Method = Method.FULL)
     model = prepared_model(LLAMA, recipe)
     set_checkpointing(list(model.stacks()), recipe)
     tape = Tape(keeps_linear_inputs=recipe.keeps_linear_inputs)
-    trace = model.run(tape, Batch(micro_batch=1, num_tokens=8), AttentionBackend(), chunks_loss=True)
+    trace = model.run(tape, Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.CHUNKED)
     return Made(ParameterTable(model), recipe, trace)
 
 

@@ -85,7 +85,7 @@ def test_under_checkpointing_only_the_head_stays_whole():
 @pytest.mark.sweep
 def test_a_module_whose_input_needs_no_gradient_is_whole_until_backward_ends(whole_bytes):
     trace = prepared_model(LLAMA, Recipe(zero_stage=3)).run(
-        Tape(), Batch(micro_batch=1, num_tokens=8), AttentionBackend(implementation="sdpa"), chunks_loss=False
+        Tape(), Batch(micro_batch=1, num_tokens=8), AttentionBackend(implementation="sdpa"), loss=LossKind.FULL
     )
     embedding = 2 * 1000 * 128
     assert whole_bytes["unreleased"] == micro_batch_profile(trace).unreleased_bytes == embedding
@@ -105,7 +105,7 @@ def test_blocks_of_gathered_weights_add_up_to_the_bytes_that_are_counted(is_firs
     recipe = Recipe(zero_stage=3, zero=zero, loss=LossKind.FULL)
     model = prepared_model(LLAMA, recipe)
     batch = Batch(micro_batch=1, num_tokens=8, images_per_sample=0, image=None)
-    trace = model.run(Tape(autocast=recipe.autocast), batch, AttentionBackend(), chunks_loss=False)
+    trace = model.run(Tape(autocast=recipe.autocast), batch, AttentionBackend(), loss=LossKind.FULL)
     log = BlockLog()
     engine = engine_of(ParameterTable(model), recipe, num_ranks=2)
     gathered = engine.gathered_weights(trace, log, is_first=is_first)

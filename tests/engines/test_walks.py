@@ -62,6 +62,7 @@ def recipes(draw: Any) -> Recipe:
     precisions = [one for one in Precision if stage is not None or one is not Precision.FP16]
     return Recipe(
         zero_stage=stage,
+        gradient_as_bucket_view=draw(st.booleans()),
         method=draw(st.sampled_from([Method.FULL, Method.LORA] + [Method.QLORA] * (stage != 3))),
         precision=draw(st.sampled_from(precisions)),
         optimizer=draw(st.sampled_from(OptimizerKind)),

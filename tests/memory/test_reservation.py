@@ -19,7 +19,7 @@ from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.reservation import MicroBatch, Reservation, peak_reserved_bytes
 from vlmplan.memory.timeline import memory_timeline
-from vlmplan.recipe import Method, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import LossKind, Method, Precision, Recipe, ZeroSettings
 from vlmplan.units import GIB, MIB
 
 
@@ -39,7 +39,7 @@ def run(alias: str, recipe: Recipe, tape: Tape) -> tuple[ParameterTable, Trace]:
         images_per_sample=0 if image is None else 1,
         image=image,
     )
-    return ParameterTable(model), model.run(tape, batch, AttentionBackend(), chunks_loss=True)
+    return ParameterTable(model), model.run(tape, batch, AttentionBackend(), loss=LossKind.CHUNKED)
 
 
 def replayed(
@@ -170,7 +170,7 @@ def test_a_step_that_has_changed_nothing_is_not_run_again_from_the_same_state(st
     model = prepared_model(shortened("tinyllama-1.1b", num_hidden_layers=2).config, recipe)
     tape = {"autocast": recipe.autocast, "follows_weights": stage == 3}
     traces = [
-        model.run(LoggingTape(**tape), Batch(micro_batch=4, num_tokens=length), AttentionBackend(), chunks_loss=False)
+        model.run(LoggingTape(**tape), Batch(micro_batch=4, num_tokens=length), AttentionBackend(), loss=LossKind.FULL)
         for length in range(104, 1025, 92)
     ]
     at_lengths = [(trace, expanded(trace, least_bytes=MIB)) for trace in traces]

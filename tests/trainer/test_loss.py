@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from vlmplan.errors import InputError
-from vlmplan.recipe import CHUNK_ELEMENTS, chunk_tokens
+from vlmplan.recipe import CHUNK_ELEMENTS, LossKind, chunk_tokens
 from vlmplan_trainer.cross_entropy import IGNORED, PIECES_PER_CHUNK, LogitRule, Product, chunked_cross_entropy
 from vlmplan_trainer.engines.base import LossModule
-from vlmplan_trainer.loss import language_loss, logit_rules, model_inputs
+from vlmplan_trainer.loss import language_loss, logit_rules, model_inputs, model_loss
 from vlmplan_trainer.measure import LiveStorages
 
 VOCAB_SIZE = 307
@@ -65,6 +65,8 @@ def assert_equal_losses(model, inputs, *, chunk=5, tolerance=2e-6):
         assert ours.dtype == torch.float32
         assert float(ours) == pytest.approx(float(theirs), rel=tolerance)
         assert distance_fraction(gradients(model, ours), expected) < tolerance
+    by_model = model_loss(model, inputs, num_items=int((inputs["labels"][:, 1:] != IGNORED).sum()))
+    assert distance_fraction(gradients(model, by_model), expected) < tolerance
 
 
 # -- the function itself ---------------------------------------------------------------------------------------------
@@ -367,15 +369,14 @@ def test_a_padded_batch_makes_no_mask_of_tokens_squared():
     assert sizes[0] - sizes[1] > 1024**2  # a bool for every pair of tokens, at least
 
 
-@pytest.mark.parametrize("is_chunked", [False, True])
-def test_the_logits_of_the_full_loss_live_until_backward_is_done(is_chunked):
-    module = LossModule(small_model(dtype=torch.bfloat16), is_chunked=is_chunked)
+@pytest.mark.parametrize("loss", LossKind)
+def test_the_logits_of_the_full_loss_live_until_backward_is_done(loss):
+    module = LossModule(small_model(dtype=torch.bfloat16), loss=loss)
     size = 2 * NUM_TOKENS * VOCAB_SIZE * 2
     with LiveStorages() as storages:
-        loss = module(batch(), 10)
-        loss.backward()
+        module(batch(), 10).backward()
         held = [num_bytes for num_bytes in storages.sizes.values() if num_bytes == size]
-        assert len(held) == (0 if is_chunked else 1)
+        assert len(held) == (1 if loss is LossKind.FULL else 0)
         module.let_go()
         assert size not in storages.sizes.values()
         with torch.no_grad():

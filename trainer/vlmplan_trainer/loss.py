@@ -6,6 +6,7 @@ What a model does to its logits behind the head (Gemma caps them, Cohere and Gra
 configuration and checked in the first forward, with probe values in place of the logits.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, cast
@@ -55,6 +56,22 @@ def language_loss(
     if is_chunked:
         return _chunked_sum(model, inputs, labels, chunk_tokens) / num_items
     return _plain_sum(model, inputs, labels, hold) / num_items
+
+
+def model_loss(model: nn.Module, batch: Mapping[str, Any], *, num_items: Tensor | int | None = None) -> Tensor:
+    """The same by the model's own forward, which gets the labels: transformers' ``loss_function`` in float32.
+
+    Raises InputError for a model whose forward takes no ``num_items_in_batch``: its mean would be over other tokens.
+    """
+    taken = inspect.signature(_base_of(model).forward).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken):
+        raise InputError(f"{type(_base_of(model)).__name__} takes no num_items_in_batch; use --loss full")
+    return model(**model_inputs(batch), labels=batch["labels"], num_items_in_batch=num_items).loss
+
+
+def _base_of(model: nn.Module) -> nn.Module:
+    """transformers' model within peft's."""
+    return cast(nn.Module, model.get_base_model()) if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:

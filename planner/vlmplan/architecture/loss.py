@@ -5,6 +5,10 @@ backward two float32 gradients and their 16-bit cast. The logits are in the mode
 (``outputs = model(**batch)``) holds through backward: 2 bytes x tokens x vocabulary. The bundled trainer does the same
 (``LossModule``).
 
+``model`` is the same in the model's own forward, where its last hidden states are alive too; the logits go when
+``Trainer.compute_loss`` returns the loss alone (transformers 5.23, ``trainer.py``). accelerate's float32 copy of the
+outputs under autocast (``convert_outputs_to_fp32``) comes when the loss's own has gone, so the peak stays.
+
 ``chunked`` computes loss and gradients chunk by chunk in the forward, so that no more than one chunk of logits exists
 (the trainer's ``cross_entropy.py``).
 """
@@ -27,7 +31,7 @@ KERNELS_PER_PIECE = 13
 
 
 def whole_logits(hidden: Tensor, head: Module, *, caps: bool = False) -> Tensor:
-    """The logits of all tokens, which the caller holds through backward, as ``outputs = model(**batch)`` does."""
+    """The logits of all tokens."""
     with hidden.tape.charged_to(Kind.LOGITS):
         logits = head(hidden)
         if caps:

@@ -11,6 +11,7 @@ from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.architecture.trace import Trace
+from vlmplan.recipe import LossKind
 from vlmplan.units import Choice, DType
 
 if TYPE_CHECKING:
@@ -151,14 +152,14 @@ class Model(Module):
         """Shapes and types of what else the processor makes of images, such as masks of pixels."""
         return ()
 
-    def run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, chunks_loss: bool) -> Trace:
+    def run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
         """Forward, loss and backward of one micro batch on ``tape``; the batch itself stays for the step."""
         try:
-            return self._run(tape, batch, backend, chunks_loss=chunks_loss)
+            return self._run(tape, batch, backend, loss=loss)
         except UnlikeLayersError:
-            return self._run(tape.again(), batch, backend, chunks_loss=chunks_loss)
+            return self._run(tape.again(), batch, backend, loss=loss)
 
-    def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, chunks_loss: bool) -> Trace:
+    def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
         with tape.section("batch"):
             shape = (batch.micro_batch, batch.num_tokens)
             # input_ids, labels and attention_mask; the pixels are cast to the compute type before they are sent.
@@ -170,22 +171,25 @@ class Model(Module):
         hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, backend)
         outputs: Tensor | None = None
         with tape.section("head"):
-            if chunks_loss:
-                loss = chunked_loss(hidden, self.head)
+            if loss is LossKind.CHUNKED:
+                total = chunked_loss(hidden, self.head)
                 tape.leave_model()
             else:
                 logits = whole_logits(hidden, self.head, caps=self.caps_logits)
-                outputs = logits.detached()
+                outputs = logits.detached() if loss is LossKind.FULL else None
                 tape.locals.append(hidden.detached())
                 hidden = None
-                tape.leave_model()
-                loss = full_loss(logits)
+                if loss is LossKind.FULL:
+                    tape.leave_model()
+                total = full_loss(logits)
                 del logits
+                if loss is LossKind.MODEL:
+                    tape.leave_model()
             hidden = None
             tape.locals.clear()
-        tape.run_backward(loss)
+        tape.run_backward(total)
         tape.end_backward()
-        del outputs, loss
+        del outputs, total
         tape.outputs.clear()
         trace = tape.trace()
         del pixels, ids, others

@@ -33,7 +33,10 @@ from vlmplan.units import divisors
 
 SHARES = ((3, 4), (1, 2), (1, 4))
 """Parts to which text and images are cut. A choice."""
-PLAIN_OPTIONS = ("fuses_optimizer", "caches_casts", "upcasts_frozen", "weight_dtype", "adapter_dtype")
+PLAIN_OPTIONS = (
+    *("fuses_optimizer", "caches_casts", "upcasts_frozen", "weight_dtype", "adapter_dtype"),
+    "gradient_as_bucket_view",
+)
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
 
 
@@ -112,7 +115,7 @@ def _vision_checkpointing(at: RequestedSetup) -> Levels:
 
 
 def _chunked_loss(at: RequestedSetup) -> Levels:
-    if at.recipe.loss is not LossKind.FULL:
+    if at.recipe.loss is LossKind.CHUNKED:
         return ()
     return (Change(name="chunked loss", options={"loss": LossKind.CHUNKED.value}),)
 

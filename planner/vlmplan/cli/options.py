@@ -130,6 +130,12 @@ RECIPE: tuple[Decorator, ...] = (
     click.option(
         "--ds-config", type=FILE, metavar="FILE", help='A ds_config.json, taken as it is; "auto" as transformers does.'
     ),
+    _switch(
+        "gradient_as_bucket_view",
+        "gradients-in-buckets",
+        "gradients-beside-buckets",
+        "Where DDP has gradients; torch's default is beside its buckets.",
+    ),
     _choice("--offload-optimizer", ("none", "cpu", "nvme"), "Where optimizer states live."),
     _choice("--offload-params", ("none", "cpu", "nvme"), "Where weights live between uses (stage 3)."),
     _count("--hpz", "Ranks that keep a copy of all weights between them: GPUs per node, under stage 3 (ZeRO++)."),
@@ -146,7 +152,9 @@ RECIPE: tuple[Decorator, ...] = (
         "Of the vision tower.  [default: as the language model]",
     ),
     _choice("--attention", ("sdpa", "flash_attention_2", "eager"), "Attention implementation."),
-    _choice("--loss", ("chunked", "full"), "full makes all logits at once."),
+    _choice(
+        "--loss", ("chunked", "full", "model"), "full makes all logits at once; model too, and frees them for backward."
+    ),
 )
 
 

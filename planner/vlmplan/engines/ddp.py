@@ -2,8 +2,14 @@
 
 As the trainer has it: gradients are views of the buckets from the beginning to the end (``gradient_as_bucket_view``),
 so that a rank holds them once, whether it accumulates or not; weights may go unused (``find_unused_parameters``), so
-that buckets stay as they are made; trained weights are sent in place. Sources (torch 2.13):
-``torch/nn/parallel/distributed.py`` and ``torch/csrc/distributed/c10d/reducer.cpp``.
+that buckets stay as they are made; trained weights are sent in place.
+
+By torch's defaults, as Hugging Face's Trainer has it, gradients are autograd's own, from backward to the update, and
+buckets are beside them; when the wrapper is made all weights, frozen ones too, are sent in flat copies of 250 MiB.
+Buckets may be made anew in the order in which gradients came, when the old ones have gone: their bytes are the same.
+
+Sources (torch 2.13): ``torch/nn/parallel/distributed.py`` and ``torch/csrc/distributed/c10d/reducer.cpp``, of the flat
+copies ``broadcast_coalesced`` in ``comm.cpp``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components
@@ -25,10 +32,12 @@ FIRST_BUCKET_BYTES = 1 * MIB
 """Gradients of the first parameters of a type go together until they are so many (``kDefaultFirstBucketBytes``)."""
 BUCKET_BYTES = 25 * MIB
 """The same of all others (``kDefaultBucketBytesCap``)."""
+BROADCAST_BYTES = 250 * MIB
+"""Weights are sent together until they are so many (``broadcast_bucket_size``)."""
 
 
-class Gradient(NamedTuple):
-    """What a bucket is filled by, with others of its type."""
+class Filling(NamedTuple):
+    """A gradient or a weight: what a bucket is filled by, with others of its type."""
 
     dtype: DType
     num_bytes: int
@@ -44,13 +53,18 @@ class DataParallel(PlainPyTorch):
         return 1
 
     @property
+    def _gradients_are_views(self) -> bool:
+        return self.recipe.gradient_as_bucket_view
+
+    @property
     def buckets(self) -> list[int]:
         """Bytes of each bucket of gradients, the same for all engines of a table."""
         memo = self.table.memo
         if DataParallel.buckets not in memo:
             dtypes = [entry.parameter.dtype for entry in self.trained]
-            gradients = map(Gradient, dtypes, self.table.gradient_sizes)
-            memo[DataParallel.buckets] = [sum(one.num_bytes for one in bucket) for bucket in filled(gradients)]
+            gradients = map(Filling, dtypes, self.table.gradient_sizes)
+            limits = FIRST_BUCKET_BYTES, BUCKET_BYTES
+            memo[DataParallel.buckets] = [sum(one.num_bytes for one in bucket) for bucket in filled(gradients, *limits)]
         return memo[DataParallel.buckets]
 
     @cached_property
@@ -58,34 +72,61 @@ class DataParallel(PlainPyTorch):
         """A number for each trained weight: whether any rank has used it (``local_used_map_``)."""
         return len(self.table.numels) * DType.INT32.num_bytes
 
+    @property
+    def _flat_copies(self) -> list[tuple[int, int]]:
+        """Bytes of each flat copy in which weights are sent and of the one behind it: two are on their way at once
+        (``max_in_flight``). A weight that is alone is sent as it is (``flatten_dense_tensors``)."""
+        memo = self.table.memo
+        if DataParallel._flat_copies not in memo:
+            together = filled(map(_sent, self.table.entries), BROADCAST_BYTES, BROADCAST_BYTES)
+            copies = [sum(one.num_bytes for one in bucket) if len(bucket) > 1 else 0 for bucket in together]
+            memo[DataParallel._flat_copies] = list(zip(copies, [*copies[1:], 0], strict=True))
+        return memo[DataParallel._flat_copies]
+
     # -- the walk ------------------------------------------------------------------------------------------------
 
     def build(self) -> None:
         super().build()
+        if self._gradients_are_views:
+            component = Component.GRADIENTS
+        else:
+            component = Component.COMMUNICATION_BUFFERS
+            for copies in self._flat_copies:
+                self.sink.transient(Component.COMMUNICATION_BUFFERS, [size for size in copies if size])
         for num_bytes in reversed(self.buckets):
-            self.sink.keep(Component.GRADIENTS, num_bytes)
+            self.sink.keep(component, num_bytes)
         self.sink.keep(Component.COMMUNICATION_BUFFERS, self._used_bytes)
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
-        """What earlier micro batches leave is in the buckets."""
+        """What earlier micro batches leave is in the buckets, or beside them."""
+        if not self._gradients_are_views:
+            super().resume_accumulation(ordinals)
 
     def take_gradient(self, ordinal: int) -> None:
-        """Autograd has added it to its part of a bucket."""
-        self.sink.free(ordinal)
+        """Autograd has added it to its part of a bucket, or it stays and is copied there."""
+        if self._gradients_are_views:
+            self.sink.free(ordinal)
 
     # -- in closed form ------------------------------------------------------------------------------------------
 
     def states(self) -> ModelStates:
-        """As in plain PyTorch, with gradients that are there from the beginning."""
+        """As in plain PyTorch, with buckets that are there from the beginning and are the gradients, or beside them."""
         plain = super().states()
         used = Components(communication_buffers=self._used_bytes)
+        if not self._gradients_are_views:
+            buckets = Components(communication_buffers=self.table.trained_bytes) + used
+            start = plain.at_start + buckets
+            copies = Components(communication_buffers=max(map(sum, self._flat_copies)))
+            init_peak = max(start, plain.at_start + copies, key=lambda components: components.total)
+            return ModelStates(start, plain.resident + buckets, init_peak, plain.step_peak + buckets)
         buckets = Components(gradients=self.table.trained_bytes) + used
         start = plain.at_start + buckets
         return ModelStates(start, plain.resident + buckets, start, plain.step_peak + used)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
-        """No gradient stays beside the buckets, which are among the states."""
-        del accumulates
+        """Beside the buckets, which are among the states, no gradient stays that is a view of them."""
+        if not self._gradients_are_views:
+            return super().micro_batch_bound(profile, accumulates=accumulates)
         forward, _ = super().micro_batch_bound(profile, accumulates=False)
         return forward, profile.dropped_peak + self.table.largest_trained * self.weight_bytes
 
@@ -96,30 +137,35 @@ class DataParallel(PlainPyTorch):
         return (Collectives(CollectiveKind.ALL_REDUCE, StepPhase.BACKWARD, len(self.buckets) + 1, num_bytes),)
 
 
-def filled(gradients: Iterable[Gradient]) -> list[list[Gradient]]:
-    """Gradients together, type by type, each bucket until it has as many bytes as its limit.
+def filled(fillings: Iterable[Filling], first_bytes: int, other_bytes: int) -> list[list[Filling]]:
+    """Gradients or weights together, type by type, each bucket until it has as many bytes as its limit.
 
-    Buckets are in the order of their first gradients (``compute_bucket_assignment_by_size``).
+    Buckets are in the order of what is first in them (``compute_bucket_assignment_by_size``).
 
-    >>> [len(bucket) for bucket in filled([Gradient(DType.FLOAT32, 9 * MIB)] * 5)]
+    >>> [len(bucket) for bucket in filled([Filling(DType.FLOAT32, 9 * MIB)] * 5, FIRST_BUCKET_BYTES, BUCKET_BYTES)]
     [1, 3, 1]
     """
-    buckets: list[list[Gradient]] = []
+    buckets: list[list[Filling]] = []
     last: dict[DType, _LastBucket] = {}
-    for one in gradients:
+    for one in fillings:
         bucket = last.get(one.dtype)
         if bucket is None or bucket.room_bytes <= 0:
-            limit = FIRST_BUCKET_BYTES if bucket is None else BUCKET_BYTES
-            bucket = last[one.dtype] = _LastBucket([], limit)
-            buckets.append(bucket.gradients)
-        bucket.gradients.append(one)
+            bucket = last[one.dtype] = _LastBucket([], first_bytes if bucket is None else other_bytes)
+            buckets.append(bucket.fillings)
+        bucket.fillings.append(one)
         bucket.room_bytes -= one.num_bytes
     return buckets
+
+
+def _sent(entry: NamedParameter) -> Filling:
+    """A weight as ranks send it: of a packed one two elements in a byte, without its scales."""
+    one = entry.parameter
+    return Filling(one.dtype, one.num_bytes) if one.stored_bytes is None else Filling(DType.UINT8, -(-one.numel // 2))
 
 
 @dataclass(slots=True)
 class _LastBucket:
     """The bucket of a type that is being filled, and bytes until it is full."""
 
-    gradients: list[Gradient]
+    fillings: list[Filling]
     room_bytes: int

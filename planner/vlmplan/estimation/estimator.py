@@ -25,7 +25,7 @@ from vlmplan.memory.phases import Phase
 from vlmplan.memory.reservation import MicroBatch, peak_reserved_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models.tree import model_tree
-from vlmplan.recipe import AttentionImplementation, LossKind, Method, Recipe
+from vlmplan.recipe import AttentionImplementation, Method, Recipe
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import step_flops, timed_step
@@ -89,7 +89,7 @@ class Estimator:
             image=self.image,
         )
         set_checkpointing(self._stacks, recipe)
-        return self.model.run(tape, batch, backend, chunks_loss=recipe.loss is LossKind.CHUNKED)
+        return self.model.run(tape, batch, backend, loss=recipe.loss)
 
     def _replay(self, recipe: Recipe, cluster: Cluster) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""

@@ -14,7 +14,7 @@ from vlmplan.run_record import SCHEDULE_ENDS, refusal
 SPREAD = (
     *("micro_batch", "grad_accum", "offload_optimizer", "offload_params", "nvme_path", "hpz", "zero"),
     *("activation_checkpointing", "vision_activation_checkpointing", "attention", "loss"),
-    *("expandable_segments", "fuses_optimizer", "caches_casts"),
+    *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
 )
 """Settings of the recipe that change how a step is computed and where its memory is, not what it computes. All others,
 also those that this list does not know yet, stay."""

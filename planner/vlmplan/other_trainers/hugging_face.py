@@ -149,8 +149,10 @@ def attention_option(settings: Settings, key: str, names: Mapping[str, Attention
 
 
 def plain_options(*, casts: bool) -> dict[str, Value]:
-    """What that Trainer does without DeepSpeed: accelerate's autocast, which keeps its casts, or none."""
+    """What that Trainer does without DeepSpeed: accelerate's autocast, which keeps its casts, or none, and on several
+    GPUs DDP as torch has it by itself (``create_accelerator_and_postprocess`` says nothing of its buckets)."""
     return {
         "zero_stage": PLAIN,
+        "gradient_as_bucket_view": False,
         **({"uses_autocast": True, "caches_casts": True} if casts else {}),
     }

@@ -58,7 +58,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
         settings.refuse("do_train", "a run that does not train is not planned")
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)
-    options: dict[str, Value] = {"loss": LossKind.FULL.value}
+    options: dict[str, Value] = {"loss": LossKind.MODEL.value}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model, packs=stage == "pt")

@@ -71,7 +71,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     settings.only("rlhf_type", "supervised fine-tuning is planned, preference and reinforcement learning are not")
     arguments = read_arguments(settings, DEFAULTS)
     weights = _types(settings, arguments)
-    options: dict[str, Value] = {"loss": LossKind.FULL.value}
+    options: dict[str, Value] = {"loss": LossKind.MODEL.value}
     name = settings.text("model", settings.text("model_id_or_path", "") if "model_id_or_path" in settings else "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model, around)

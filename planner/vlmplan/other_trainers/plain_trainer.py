@@ -21,7 +21,7 @@ def read_plain_trainer(settings: Settings, around: Surroundings) -> TrainerConfi
     meaning = Meaning(
         trainer=TRAINER,
         method=Method.FULL,
-        options={"loss": LossKind.FULL.value},
+        options={"loss": LossKind.MODEL.value},
         weights=WeightDtype.MODEL,
         without_autocast=Precision.BF16_PURE,
         upcasts_frozen=None,

@@ -70,6 +70,7 @@ VALUE_OPTIONS = (
     "caches_casts",
     "upcasts_frozen",
     "expandable_segments",
+    "gradient_as_bucket_view",
     "nvme_path",
 )
 

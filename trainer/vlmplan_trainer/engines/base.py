@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from vlmplan_trainer.loss import language_loss
+from vlmplan.recipe import LossKind
+from vlmplan_trainer.loss import language_loss, model_loss
 
 EngineState = dict[str, Any]
 """What a checkpoint keeps beside weights and optimizer: position, learning rate schedule, random numbers."""
@@ -26,18 +27,22 @@ class LossModule(nn.Module):
     """The model with its loss inside, so that an engine's forward hooks see all of it.
 
     With the full loss the logits live until ``let_go``, which engines call after backward: that is the plain Hugging
-    Face path, ``outputs = model(**batch); outputs.loss.backward()``, which ``--loss full`` stands for.
+    Face path, ``outputs = model(**batch); outputs.loss.backward()``, which ``--loss full`` stands for. With that of the
+    model they go when its forward returns, as in Hugging Face's Trainer.
     """
 
-    def __init__(self, model: nn.Module, *, is_chunked: bool) -> None:
+    def __init__(self, model: nn.Module, *, loss: LossKind) -> None:
         super().__init__()
-        self.model, self.is_chunked = model, is_chunked
+        self.model, self.loss = model, loss
         self._logits: Tensor | None = None
 
     def forward(self, batch: Mapping[str, Tensor], num_items: Tensor | int | None = None) -> Tensor:
         """The sum of the label tokens' losses over ``num_items``."""
+        if self.loss is LossKind.MODEL:
+            return model_loss(self.model, dict(batch), num_items=num_items)
         hold = self._hold if torch.is_grad_enabled() else None
-        return language_loss(self.model, dict(batch), is_chunked=self.is_chunked, num_items=num_items, hold=hold)
+        is_chunked = self.loss is LossKind.CHUNKED
+        return language_loss(self.model, dict(batch), is_chunked=is_chunked, num_items=num_items, hold=hold)
 
     def _hold(self, logits: Tensor) -> None:
         self._logits = logits

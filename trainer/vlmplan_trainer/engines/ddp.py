@@ -25,14 +25,19 @@ class DdpEngine(PlainEngine):
 
     Trained weights are the first rank's, sent in place. ``init_sync`` would send frozen ones too, which every rank has
     read from the same files, by way of flat copies of 250 MiB.
+
+    Where the recipe has no ``gradient_as_bucket_view`` all of this is as torch does by itself, and Hugging Face's
+    Trainer with it: gradients beside the buckets, set free by the update, and ``init_sync``.
     """
 
     def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
         super().__init__(module, recipe, device=device, weight_decay=weight_decay)
         self.rank, self.num_ranks = get_rank(), get_world_size()
-        for parameter in self._trained:
-            broadcast(parameter.data, src=0)
-        self._make_gradients()
+        self._has_views = recipe.gradient_as_bucket_view
+        if self._has_views:
+            for parameter in self._trained:
+                broadcast(parameter.data, src=0)
+            self._make_gradients()
         with warnings.catch_warnings():
             # torch 2.13 has another name for broadcast_buffers, which 2.11 does not know.
             warnings.simplefilter("ignore", FutureWarning)
@@ -40,8 +45,8 @@ class DdpEngine(PlainEngine):
                 module,
                 device_ids=None if device.type == "cpu" else [device],
                 broadcast_buffers=False,  # none changes in training
-                init_sync=False,
-                gradient_as_bucket_view=True,
+                init_sync=not self._has_views,
+                gradient_as_bucket_view=self._has_views,
                 find_unused_parameters=True,
             )
         self._num_micro_batches = 0
@@ -65,7 +70,7 @@ class DdpEngine(PlainEngine):
             return self._ddp(batch, num_items) * self.loss_scale
 
     def _forget_gradients(self) -> None:
-        self._optimizer.zero_grad(set_to_none=False)
+        self._optimizer.zero_grad(set_to_none=not self._has_views)
 
     def totals(self, values: Sequence[float]) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)

@@ -94,7 +94,7 @@ def make_engine(
     model: torch.nn.Module, plan: Plan, *, device: torch.device, weight_decay: float, is_universal: bool = False
 ) -> Engine:
     """Plain PyTorch, alone or data-parallel, or DeepSpeed, as the plan says."""
-    module = LossModule(model, is_chunked=plan.recipe.loss.value == "chunked")
+    module = LossModule(model, loss=plan.recipe.loss)
     if plan.ds_config is None:
         kind = DdpEngine if plan.has_ranks else PlainEngine
         return kind(module.to(device), plan.recipe, device=device, weight_decay=weight_decay)

@@ -1,0 +1,3 @@
+"""Plans beside other people's trainers."""
+
+__all__: list[str] = []

@@ -1,0 +1,86 @@
+"""Where the phases of a plan begin and end in Hugging Face's Trainer, and their memory.
+
+Trainer 5.23 has no events around forward and backward, so hooks of the model stand for them: forward runs from the
+model's own call until it returns, backward from there until the update begins (gradient clipping is in it), and the
+update until the Trainer has set the gradients free. Under DeepSpeed accelerate calls ``engine.step`` right behind
+``backward``, before ``on_pre_optimizer_step``, so there the optimizer's own ``step`` tells (``accelerate/utils/
+deepspeed.py``).
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from vlmplan_trainer.measure import Meter
+
+
+class TrainerPhases:
+    """Follows one training run of a Trainer on this rank with ``meter``.
+
+    On a CPU only what is made within phases is followed; ``model`` has to be given whole before ``init`` begins.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self.meter = meter
+        self._open = ExitStack()
+        self._hooks: list[Any] = []
+        self._undo: list[Callable[[], None]] = []
+
+    def switch(self, name: str | None) -> None:
+        """End the phase that runs, and begin ``name`` unless that is None."""
+        self._open.close()
+        if name is not None:
+            self._open.enter_context(self.meter.phase(name))
+
+    def begin_init(self, model: torch.nn.Module) -> None:
+        """The model is there; what the Trainer makes around it comes next."""
+        with self.meter.phase("load"):
+            self.meter.count(model)
+        self.switch("init")
+
+    def begin_training(self, model: torch.nn.Module, optimizer: Any) -> None:
+        """Everything is there; steps come next."""
+        self.switch(None)
+        self._hooks = [
+            model.register_forward_pre_hook(self._before_forward),
+            model.register_forward_hook(self._after_forward, always_call=True),
+        ]
+        inner = getattr(optimizer, "optimizer", optimizer)
+        if not isinstance(inner, torch.optim.Optimizer):  # DeepSpeed's, whose step runs within accelerate's backward
+            self._tell_step_of(inner)
+
+    def begin_update(self) -> None:
+        """The optimizer's update comes next, unless DeepSpeed has done it already."""
+        if self.meter.in_progress == "backward":
+            self.switch("step")
+
+    def end_step(self) -> None:
+        self.switch(None)
+        self.meter.end_step()
+
+    def end(self) -> None:
+        """Take the hooks away."""
+        self.switch(None)
+        for hook in self._hooks:
+            hook.remove()
+        for undo in self._undo:
+            undo()
+        self._hooks, self._undo = [], []
+
+    def _tell_step_of(self, optimizer: Any) -> None:
+        def told_step(*args: Any, **kwargs: Any) -> Any:
+            self.begin_update()
+            return step(*args, **kwargs)
+
+        step, optimizer.step = optimizer.step, told_step
+        self._undo.append(lambda: delattr(optimizer, "step"))
+
+    def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
+        del inputs
+        self.switch("forward" if model.training else "evaluation")
+
+    def _after_forward(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
+        del inputs, output
+        self.switch("backward" if model.training else None)
