@@ -91,8 +91,14 @@ class LossKind(Choice):
     MODEL = "model"
     """Of all logits at once, by the model that gets the labels; they go with its outputs before backward. So does
     ``compute_loss`` of Hugging Face's Trainer."""
+    TRL = "trl"
+    """TRL's fused head: logits in tiles, and once more for their gradient in backward."""
 
 
+SEARCHED_LOSSES = (LossKind.FULL, LossKind.CHUNKED)
+"""Those that a search chooses from."""
+BUNDLED_LOSSES = (*SEARCHED_LOSSES, LossKind.MODEL)
+"""Those that the bundled trainer has."""
 CHUNK_ELEMENTS = 2**26
 """Logits per chunk: 256 MiB in float32. A choice: small beside a 2 B model, large enough to keep the product busy."""
 

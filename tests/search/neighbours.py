@@ -18,7 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import LossKind, Method, Offload
+from vlmplan.recipe import SEARCHED_LOSSES, Method, Offload
 from vlmplan.request import parse, resolved_recipe
 from vlmplan.search import Objective, RankedPlan, SearchQuery
 from vlmplan.search.options import search_query
@@ -120,7 +120,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "offload_params": (Offload.NONE, Offload.CPU),
     "activation_checkpointing": (False, True),
     "vision_activation_checkpointing": (False, True),
-    "loss": tuple(LossKind),
+    "loss": SEARCHED_LOSSES,
 }
 """What a search decides by itself, beside the batch."""
 SEARCHED = {"expandable_segments": True, "fuses_optimizer": True, "caches_casts": False, "upcasts_frozen": False}

@@ -6,7 +6,7 @@ import torch
 from tiny_plans import tiny_plan
 from torch import nn
 
-from vlmplan.recipe import AdapterDtype, LossKind, Method, Recipe, WeightDtype
+from vlmplan.recipe import BUNDLED_LOSSES, AdapterDtype, Method, Recipe, WeightDtype
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.models.load import load_model
 from vlmplan_trainer.models.tiny import write_tiny_model
@@ -32,7 +32,7 @@ def trained_once(folder, recipe):
 
 
 @pytest.mark.one_in(7)
-@pytest.mark.parametrize("loss", LossKind)
+@pytest.mark.parametrize("loss", BUNDLED_LOSSES)
 @pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
 @pytest.mark.parametrize(
     "changes",
@@ -54,7 +54,7 @@ def test_every_way_trains_and_gradients_are_of_the_type_of_what_is_trained(folde
     assert copies == ({copy} if recipe.train_embeddings else set())
 
 
-@pytest.mark.parametrize("loss", LossKind)
+@pytest.mark.parametrize("loss", BUNDLED_LOSSES)
 @pytest.mark.parametrize(
     ("weight_dtype", "expected"), [(WeightDtype.MODEL, torch.bfloat16), (WeightDtype.FLOAT32, torch.float32)]
 )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.first_layer import UnlikeLayersError
+from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tape import Tape
@@ -173,6 +174,9 @@ class Model(Module):
         with tape.section("head"):
             if loss is LossKind.CHUNKED:
                 total = chunked_loss(hidden, self.head)
+                tape.leave_model()
+            elif loss is LossKind.TRL:
+                total = fused_loss(hidden, self.head)
                 tape.leave_model()
             else:
                 logits = whole_logits(hidden, self.head, caps=self.caps_logits)

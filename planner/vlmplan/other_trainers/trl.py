@@ -43,7 +43,7 @@ EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
 def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl sft`` makes of these keys. Raises InputError with everything that is wrong."""
     arguments = read_arguments(settings, DEFAULTS)
-    options: dict[str, Value] = {"loss": LossKind.CHUNKED.value}
+    options: dict[str, Value] = {"loss": LossKind.TRL.value}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options |= _lengths(settings)
@@ -59,7 +59,6 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
         settings.refuse_whole("fp16 is set, but TRL makes adapters of 4-bit models bfloat16; set bf16: true instead")
     settings.only("activation_offloading", f"offloaded activations: {NOT_PLANNED}")
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
-    settings.note("TRL's fused head is planned as vlmplan's chunked loss, which makes the head's gradient in forward")
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore(OF_ADAPTERS)
     meaning = Meaning(

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines import stages_on
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import PLAIN, LossKind, Method, Offload, Precision, Recipe
+from vlmplan.recipe import PLAIN, SEARCHED_LOSSES, LossKind, Method, Offload, Precision, Recipe
 from vlmplan.rules import default_attention, model_facts, objection
 from vlmplan.search.combined_traces import Switches
 from vlmplan.workload import Workload
@@ -43,7 +43,7 @@ class RecipeChoices:
 
     def _switches(self) -> list[Switches]:
         languages = _open(self._fixed.activation_checkpointing, (False, True))
-        losses = _open(self._fixed.loss, (LossKind.FULL, LossKind.CHUNKED))
+        losses = _open(self._fixed.loss, SEARCHED_LOSSES)
         found: dict[Switches, None] = {}
         for language, loss in product(languages, losses):
             tied = (False, True) if self._has_other_layers else (language,)

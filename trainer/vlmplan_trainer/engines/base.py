@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from vlmplan.errors import InputError
 from vlmplan.recipe import LossKind
 from vlmplan_trainer.loss import language_loss, model_loss
 
@@ -32,7 +33,10 @@ class LossModule(nn.Module):
     """
 
     def __init__(self, model: nn.Module, *, loss: LossKind) -> None:
+        """Raises InputError for a loss that only another trainer has."""
         super().__init__()
+        if loss is LossKind.TRL:
+            raise InputError("--loss trl is planned for TRL's trainer, which alone has that head; give chunked or full")
         self.model, self.loss = model, loss
         self._logits: Tensor | None = None
 
