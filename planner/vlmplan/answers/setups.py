@@ -1,8 +1,14 @@
 """A recipe in words: everything of it that decides memory and time."""
 
-from vlmplan.recipe import ALL_LINEAR, Method, Offload, Recipe, engine_name
+from vlmplan.recipe import ALL_LINEAR, LossKind, Method, Offload, Recipe, engine_name
 from vlmplan.units import DType
 
+LOSS_WORDS = {
+    LossKind.CHUNKED: "chunked loss",
+    LossKind.FULL: "full loss",
+    LossKind.MODEL: "full loss, made in the model",
+    LossKind.TRL: "TRL's fused loss",
+}
 SHORT_TYPES = {DType.FLOAT32: "fp32", DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
 
 
@@ -13,7 +19,7 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
         words.append(recipe.optimizer.value)
     words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}")
     words.append(_checkpointing_text(recipe, sees=sees))
-    words += [f"{recipe.attention.value} attention", f"{recipe.loss.value} loss"]
+    words += [f"{recipe.attention.value} attention", LOSS_WORDS[recipe.loss]]
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
     return ", ".join(words)
 

@@ -37,14 +37,14 @@ class _Known:
 
 
 TOOLS: Final[Mapping[Tool, _Known]] = {
-    Tool.TRL: _Known(title=TRL, limits=trl.TRL_LIMITS, loss=LossKind.CHUNKED, file=trl.FILE),
+    Tool.TRL: _Known(title=TRL, limits=trl.TRL_LIMITS, loss=LossKind.TRL, file=trl.FILE),
     Tool.TRANSFORMERS: _Known(
-        title=TRAINER, limits=plain_trainer.PLAIN_TRAINER_LIMITS, loss=LossKind.FULL, file=plain_trainer.FILE
+        title=TRAINER, limits=plain_trainer.PLAIN_TRAINER_LIMITS, loss=LossKind.MODEL, file=plain_trainer.FILE
     ),
     Tool.LLAMA_FACTORY: _Known(
         title=LLAMA_FACTORY,
         limits=llama_factory.LLAMA_FACTORY_LIMITS,
-        loss=LossKind.FULL,
+        loss=LossKind.MODEL,
         file=llama_factory.FILE,
         freezes_vision=True,
         limits_pixels=True,
@@ -52,7 +52,7 @@ TOOLS: Final[Mapping[Tool, _Known]] = {
     Tool.MS_SWIFT: _Known(
         title=MS_SWIFT,
         limits=ms_swift.MS_SWIFT_LIMITS,
-        loss=LossKind.FULL,
+        loss=LossKind.MODEL,
         file=ms_swift.FILE,
         freezes_vision=True,
         limits_pixels=True,

@@ -63,6 +63,13 @@ COMMON_LIMITS: tuple[Limit, ...] = (
         is_behaviour=True,
     ),
     Limit(
+        field="gradient_as_bucket_view",
+        allowed=lambda setup: (not setup.is_plain,),
+        sentence="its DDP keeps gradients beside its buckets, as torch's does; --gradients-in-buckets is not to be had",
+        source="transformers 5.23 trainer.py create_accelerator_and_postprocess: no argument sets it",
+        is_behaviour=True,
+    ),
+    Limit(
         field="upcasts_frozen",
         allowed=always(False),
         sentence="it does not call peft's prepare_model_for_kbit_training; --kbit-upcast is not to be had",

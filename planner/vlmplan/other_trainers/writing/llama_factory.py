@@ -59,7 +59,7 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
     TIED_CHECKPOINTING,
     Limit(
         field="loss",
-        allowed=always(LossKind.FULL),
+        allowed=always(LossKind.MODEL),
         sentence="it has no loss in chunks: all logits are made at once; --loss chunked is not to be had",
         source="train/sft/trainer.py compute_loss: the model's own (Liger's kernels aside, which are not planned)",
     ),

@@ -42,7 +42,7 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     Limit(
         field="loss",
-        allowed=always(LossKind.FULL),
+        allowed=always(LossKind.MODEL),
         sentence="its models make all logits at once; --loss chunked is not to be had",
         source="trainers/seq2seq_trainer.py compute_loss (Liger's kernels aside, which are not planned)",
     ),

@@ -32,7 +32,7 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
     TIED_CHECKPOINTING,
     Limit(
         field="loss",
-        allowed=always(LossKind.FULL),
+        allowed=always(LossKind.MODEL),
         sentence="its models make all logits at once; --loss chunked is not to be had",
         source="transformers 5.23 loss/loss_utils.py ForCausalLMLoss",
     ),

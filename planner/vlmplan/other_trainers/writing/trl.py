@@ -65,7 +65,7 @@ TRL_LIMITS: tuple[Limit, ...] = (
     TIED_CHECKPOINTING,
     Limit(
         field="loss",
-        allowed=always(LossKind.CHUNKED),
+        allowed=always(LossKind.TRL),
         sentence="its head and loss are one fused operation (loss_type nll); --loss full is not to be had",
         source="trl/trainer/sft_config.py loss_type; chunked_nll is the same",
     ),
