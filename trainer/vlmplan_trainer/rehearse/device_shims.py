@@ -120,7 +120,7 @@ class RealZeros(TorchDispatchMode):
 def knowing_used_weights() -> Iterator[None]:
     """The reducer of ``DistributedDataParallel`` asserts that the host's list of used weights and its pinned copy are
     in different places (``all_reduce_local_used_map``). Fake tensors have none, so the list is a real one. With
-    ``init_sync`` the wrapper first compares the sizes of all ranks' weights by their values, of which there are none."""
+    ``init_sync`` the wrapper first compares the sizes of all ranks' weights by values, of which there are none."""
     make = torch.distributed.Reducer
 
     def find_them_equal(*args: Any) -> None:
