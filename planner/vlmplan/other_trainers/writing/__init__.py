@@ -16,12 +16,12 @@ from vlmplan.other_trainers.writing.choice import (
     tool_of_trainer,
     usual,
 )
-from vlmplan.other_trainers.writing.limits import Limit, Setup
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext
 from vlmplan.other_trainers.writing.record import Tool, WrittenSetup
 
 __all__ = [
     "Limit",
-    "Setup",
+    "LimitContext",
     "Tool",
     "WrittenSetup",
     "behaviour",

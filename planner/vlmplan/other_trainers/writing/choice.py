@@ -16,7 +16,7 @@ from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.trl import TRL
 from vlmplan.other_trainers.writing import llama_factory, ms_swift, plain_trainer, trl
 from vlmplan.other_trainers.writing.hugging_face import allocator_environment
-from vlmplan.other_trainers.writing.limits import Limit, Setup, behaving, first_objection
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import Tool, WrittenSetup
 from vlmplan.recipe import LossKind, Recipe
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
@@ -72,13 +72,13 @@ def limits_of(tool: Tool) -> tuple[Limit, ...]:
 
 def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
     """Why the tool cannot train the recipe, as a sentence; None if it can."""
-    sentence = first_objection(TOOLS[tool].limits, Setup(recipe=recipe, sees=sees(model)))
+    sentence = first_objection(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model)))
     return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"
 
 
 def behaviour(tool: Tool, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:
     """What the tool does by itself with a recipe of this method, precision and engine, where the user says nothing."""
-    return DecidedRecipe(**behaving(TOOLS[tool].limits, Setup(recipe=recipe, sees=sees(model))))
+    return DecidedRecipe(**behaving(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model))))
 
 
 def usual(tool: Tool, model: ModelFiles) -> DecidedRecipe:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.hugging_face import ATTENTION, OPTIMIZERS
-from vlmplan.other_trainers.writing.limits import Limit, Setup, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import ALLOCATOR_VARIABLE, DS_CONFIG_FILE, EXPANDABLE
 from vlmplan.recipe import (
     AdapterDtype,
@@ -30,34 +30,34 @@ EMBEDDINGS = ("embed_tokens", "lm_head")
 KNOWN_OPTIMIZERS = tuple(dict.fromkeys(kind for kind, _ in OPTIMIZERS.values()))
 
 
-def _precisions(setup: Setup) -> tuple[Precision, ...]:
+def _precisions(context: LimitContext) -> tuple[Precision, ...]:
     everywhere = (Precision.BF16, Precision.FP16, Precision.FP32)
-    return everywhere if setup.recipe.uses_deepspeed else (*everywhere, Precision.BF16_PURE)
+    return everywhere if context.recipe.uses_deepspeed else (*everywhere, Precision.BF16_PURE)
 
 
-def _fused(setup: Setup) -> tuple[bool, ...]:
-    return (True, False) if setup.recipe.optimizer is OptimizerKind.ADAMW else (False, True)
+def _fused(context: LimitContext) -> tuple[bool, ...]:
+    return (True, False) if context.recipe.optimizer is OptimizerKind.ADAMW else (False, True)
 
 
-def _tied_checkpointing(setup: Setup) -> tuple[bool, ...] | None:
-    return (setup.recipe.activation_checkpointing,) if setup.sees else None
+def _tied_checkpointing(context: LimitContext) -> tuple[bool, ...] | None:
+    return (context.recipe.activation_checkpointing,) if context.sees else None
 
 
-def _named_targets(setup: Setup) -> tuple[str, ...] | None:
-    return () if setup.recipe.trains_adapters and setup.recipe.lora_targets == "attention" else None
+def _named_targets(context: LimitContext) -> tuple[str, ...] | None:
+    return () if context.recipe.trains_adapters and context.recipe.lora_targets == "attention" else None
 
 
 COMMON_LIMITS: tuple[Limit, ...] = (
     Limit(
         field="uses_autocast",
-        allowed=lambda setup: (True,) if setup.casts else None,
+        allowed=lambda context: (True,) if context.casts else None,
         sentence="it computes under autocast wherever bf16 or fp16 is set; --no-autocast is not to be had",
         source="accelerate 1.15 accelerator.py prepare_model: model.forward is wrapped in autocast",
         is_behaviour=True,
     ),
     Limit(
         field="caches_casts",
-        allowed=lambda setup: (True,) if setup.casts else (setup.is_plain, not setup.is_plain),
+        allowed=lambda context: (True,) if context.casts else (context.is_plain, not context.is_plain),
         sentence="its autocast keeps 16-bit copies until forward ends; --no-cached-casts is not to be had",
         source="accelerate 1.15 utils/dataclasses.py AutocastKwargs.cache_enabled: True, and no argument sets it",
         is_behaviour=True,
@@ -113,31 +113,31 @@ TIED_CHECKPOINTING = Limit(
 )
 
 
-def all_parts_trained(setup: Setup) -> tuple[bool, ...] | None:
+def all_parts_trained(context: LimitContext) -> tuple[bool, ...] | None:
     """Where a trainer freezes nothing."""
-    return (True,) if setup.sees else None
+    return (True,) if context.sees else None
 
 
-def is_casting_full(setup: Setup) -> bool:
+def is_casting_full(context: LimitContext) -> bool:
     """Whether the types of a wholly trained model's weights are a choice."""
-    return setup.casts and setup.recipe.method is Method.FULL
+    return context.casts and context.recipe.method is Method.FULL
 
 
-def one_type(setup: Setup) -> tuple[WeightDtype, ...]:
+def one_type(context: LimitContext) -> tuple[WeightDtype, ...]:
     """Where weights stay as they are loaded: all in 16 bit, or all in float32, which gradients of fp16 need."""
-    if not setup.casts:
+    if not context.casts:
         return (WeightDtype.TABLE,)
-    if not is_casting_full(setup):
+    if not is_casting_full(context):
         return (WeightDtype.TABLE, WeightDtype.FLOAT32)
-    is_fp16 = setup.recipe.precision is Precision.FP16
+    is_fp16 = context.recipe.precision is Precision.FP16
     return (WeightDtype.FLOAT32,) if is_fp16 else (WeightDtype.MODEL, WeightDtype.FLOAT32)
 
 
-def peft_adapters(setup: Setup) -> tuple[AdapterDtype, ...] | None:
+def peft_adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
     """Where adapters stay as peft makes them."""
-    if setup.recipe.method is Method.FULL:
+    if context.recipe.method is Method.FULL:
         return None
-    return (AdapterDtype.FLOAT32,) if setup.casts else (AdapterDtype.TABLE,)
+    return (AdapterDtype.FLOAT32,) if context.casts else (AdapterDtype.TABLE,)
 
 
 def training_arguments(recipe: Recipe, workload: Workload) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from vlmplan.recipe import Precision, Recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class LimitContext:
     """What limits look at. ``sees``: the model takes images."""
 
     recipe: Recipe
@@ -24,7 +24,7 @@ class Setup:
         return self.is_plain and self.recipe.precision in (Precision.BF16, Precision.FP16)
 
 
-Allowed = Callable[[Setup], tuple[Any, ...] | None]
+Allowed = Callable[[LimitContext], tuple[Any, ...] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +42,18 @@ class Limit:
     is_behaviour: bool = False
 
 
-def first_objection(limits: Iterable[Limit], setup: Setup) -> str | None:
-    """The sentence of the first limit that the setup is beyond."""
+def first_objection(limits: Iterable[Limit], context: LimitContext) -> str | None:
+    """The sentence of the first limit that the recipe is beyond."""
     for limit in limits:
-        allowed = limit.allowed(setup)
-        if allowed is not None and getattr(setup.recipe, limit.field) not in allowed:
+        allowed = limit.allowed(context)
+        if allowed is not None and getattr(context.recipe, limit.field) not in allowed:
             return limit.sentence
     return None
 
 
-def behaving(limits: Iterable[Limit], setup: Setup) -> dict[str, Any]:
+def behaving(limits: Iterable[Limit], context: LimitContext) -> dict[str, Any]:
     """The values of the fields that are the trainer's behaviour."""
-    found = {limit.field: limit.allowed(setup) for limit in limits if limit.is_behaviour}
+    found = {limit.field: limit.allowed(context) for limit in limits if limit.is_behaviour}
     return {name: values[0] for name, values in found.items() if values is not None}
 
 

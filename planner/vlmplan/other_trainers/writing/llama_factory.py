@@ -24,7 +24,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     trained_embeddings,
     training_arguments,
 )
-from vlmplan.other_trainers.writing.limits import Limit, Setup, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import YOUR_DATA
 from vlmplan.recipe import ALL_LINEAR, AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
 from vlmplan.workload import Workload
@@ -36,21 +36,21 @@ TO_FILL_IN: Final[Mapping[str, str]] = {
 }
 
 
-def _weights(setup: Setup) -> tuple[WeightDtype, ...]:
-    has_pure = is_casting_full(setup) and setup.recipe.precision is Precision.BF16
+def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
+    has_pure = is_casting_full(context) and context.recipe.precision is Precision.BF16
     return (WeightDtype.TABLE, WeightDtype.MODEL) if has_pure else (WeightDtype.TABLE,)
 
 
-def _adapters(setup: Setup) -> tuple[AdapterDtype, ...] | None:
-    if setup.recipe.method is Method.FULL:
+def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
+    if context.recipe.method is Method.FULL:
         return None
-    has_pure = setup.casts and setup.recipe.precision is Precision.BF16
+    has_pure = context.casts and context.recipe.precision is Precision.BF16
     return (AdapterDtype.TABLE, AdapterDtype.FLOAT32) if has_pure else (AdapterDtype.TABLE,)
 
 
-def _projector(setup: Setup) -> tuple[bool, ...] | None:
-    recipe = setup.recipe
-    is_left_out = setup.sees and recipe.trains_adapters and recipe.lora_targets == ALL_LINEAR
+def _projector(context: LimitContext) -> tuple[bool, ...] | None:
+    recipe = context.recipe
+    is_left_out = context.sees and recipe.trains_adapters and recipe.lora_targets == ALL_LINEAR
     return (False,) if is_left_out else None
 
 

@@ -21,7 +21,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     trained_embeddings,
     training_arguments,
 )
-from vlmplan.other_trainers.writing.limits import Limit, Setup, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import YOUR_DATA
 from vlmplan.recipe import ALL_LINEAR, LossKind, Method, Recipe, WeightDtype
 from vlmplan.units import DType
@@ -31,10 +31,10 @@ FILE: Final = "train.yaml"
 TO_FILL_IN: Final[Mapping[str, str]] = {"dataset": "your data: a JSONL file, or an id of the Hugging Face Hub"}
 
 
-def _named_parts(setup: Setup) -> tuple[bool, ...] | None:
+def _named_parts(context: LimitContext) -> tuple[bool, ...] | None:
     """Modules that are named are adapted wherever they are, whatever is frozen."""
-    recipe = setup.recipe
-    is_named = setup.sees and recipe.trains_adapters and recipe.lora_targets != ALL_LINEAR
+    recipe = context.recipe
+    is_named = context.sees and recipe.trains_adapters and recipe.lora_targets != ALL_LINEAR
     return (True,) if is_named else None
 
 

@@ -25,7 +25,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     trained_embeddings,
     training_arguments,
 )
-from vlmplan.other_trainers.writing.limits import Limit, Setup, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import YOUR_DATA
 from vlmplan.recipe import AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
 from vlmplan.units import DType
@@ -35,24 +35,24 @@ FILE: Final = "train.yaml"
 TO_FILL_IN: Final[Mapping[str, str]] = {"dataset_name": "your data: an id of the Hugging Face Hub, or a folder"}
 
 
-def _weights(setup: Setup) -> tuple[WeightDtype, ...]:
-    if not setup.casts:
+def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
+    if not context.casts:
         return (WeightDtype.TABLE,)
-    if not is_casting_full(setup):
+    if not is_casting_full(context):
         return (WeightDtype.TABLE, WeightDtype.FLOAT32)
     return (WeightDtype.FLOAT32, WeightDtype.MODEL)
 
 
-def _adapters(setup: Setup) -> tuple[AdapterDtype, ...] | None:
-    if setup.recipe.method is Method.FULL:
+def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
+    if context.recipe.method is Method.FULL:
         return None
-    if not setup.casts:
+    if not context.casts:
         return (AdapterDtype.TABLE,)
-    return (AdapterDtype.MODEL,) if setup.recipe.method is Method.QLORA else (AdapterDtype.FLOAT32,)
+    return (AdapterDtype.MODEL,) if context.recipe.method is Method.QLORA else (AdapterDtype.FLOAT32,)
 
 
-def _precisions(setup: Setup) -> tuple[Precision, ...] | None:
-    is_quantized = setup.recipe.method is Method.QLORA and setup.is_plain
+def _precisions(context: LimitContext) -> tuple[Precision, ...] | None:
+    is_quantized = context.recipe.method is Method.QLORA and context.is_plain
     return tuple(kind for kind in Precision if kind is not Precision.FP16) if is_quantized else None
 
 
