@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, CONFIG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document, today
+from vlmplan.cli.options import (
+    CATALOG,
+    CONFIG,
+    FOR,
+    JSON,
+    ONE_CLUSTER,
+    RECIPE,
+    WORKLOAD,
+    options,
+    print_document,
+    today,
+)
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -22,7 +33,7 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 
 
 @click.command()
-@options(CONFIG, WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG)
+@options(CONFIG, FOR, WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
 @click.option("--compare", type=click.Choice(COMPARED), help="Show setups that differ in this choice side by side.")
 @click.option(
@@ -136,7 +147,14 @@ def freezing_of(result: "Estimate", request: "Request") -> "Freezing | None":
     """What --freeze-vision would bring, if that is much and the user has not decided."""
     from vlmplan.freezing import freezing
 
-    return freezing(result) if request.recipe.train_vision is None else None
+    if request.recipe.train_vision is not None:
+        return None
+    found = freezing(result)
+    if found is not None and request.made_for is not None:
+        from vlmplan.other_trainers.writing import objection
+
+        return None if objection(request.made_for, found.frozen.recipe, result.workload.model) else found
+    return found
 
 
 def scaling_of(result: "Estimate", catalog_files: tuple[Path, ...]) -> "Scaling | None":

@@ -74,6 +74,13 @@ CONFIG: Decorator = click.option(
     help="What another trainer is started with: YAML, JSON or a shell script of TRL, LLaMA-Factory, ms-swift or "
     "Hugging Face's Trainer, or accelerate's YAML. Options beside it win.",
 )
+TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift")
+FOR: Decorator = click.option(
+    "--for",
+    "made_for",
+    type=click.Choice(TRAINERS),
+    help="Plan for this trainer: as it trains, within what it can do.  [default: the bundled trainer]",
+)
 WORKLOAD: tuple[Decorator, ...] = (
     click.option(
         "--model",

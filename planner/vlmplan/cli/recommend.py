@@ -14,6 +14,7 @@ from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
     FILE,
+    FOR,
     HOST_RAM,
     JSON,
     NETWORK,
@@ -27,6 +28,7 @@ from vlmplan.cli.options import (
     refuse_files,
     today,
 )
+from vlmplan.cli.other_trainer import ForTrainer, for_trainer, next_steps
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ LIMITS: tuple[Decorator, ...] = (
 
 
 @click.command()
-@options(CONFIG, WORKLOAD, MACHINES)
+@options(CONFIG, FOR, WORKLOAD, MACHINES)
 @click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
 @options(LIMITS, REFRESH, RECIPE, CATALOG)
 @click.option(
@@ -66,7 +68,7 @@ LIMITS: tuple[Decorator, ...] = (
     type=FILE,
     metavar="DIR",
     help="Write plan.json, ds_config.json, launch.sh; hostfile and job.slurm for several machines; sky.yaml for rented "
-    "ones that SkyPilot knows.",
+    "ones that SkyPilot knows; with --for that trainer's own file, its DeepSpeed file and train.sh.",
 )
 @click.option("--pareto", "shows_pareto", is_flag=True, help="Show cost against time of everything that fits.")
 @click.option("--html", type=FILE, metavar="FILE", help="Write cost against time as a page with the table.")
@@ -107,11 +109,13 @@ def recommend(
     request = parse(given)
     found = requested_recommendation(request, catalog_files, today(), compares_all=plots)
     found, rehearsal = _confirmed(found, request) if rehearses else (found, None)
-    next_steps = _next_steps(found, request, out, force=force)
-    next_steps += _write_pictures(found, pictures, force=force)
+    made = for_trainer(request, found.plans[0].estimate, catalog_files, out, force=force) if found.plans else None
+    steps = _next_steps(found, request, out, force=force) if made is None else next_steps(made)
+    steps += _write_pictures(found, pictures, force=force)
     answer = Answer(
         found=found,
-        next_steps=next_steps,
+        next_steps=steps,
+        made=made,
         rehearsal=rehearsal,
         freezing=freezing_of(found.plans[0].estimate, request) if found.plans else None,
         way_out=searched_way_out_of(request, found, catalog_files),
@@ -137,6 +141,7 @@ class Answer:
 
     found: "Recommendation"
     next_steps: list[str]
+    made: ForTrainer | None
     rehearsal: "Comparison | None"
     freezing: "Freezing | None"
     way_out: "WayOut | None"
@@ -146,9 +151,12 @@ class Answer:
 def _print_json(answer: Answer, command: "Callable[[Request], str]") -> None:
     from vlmplan.answers import recommendation, to_fit
     from vlmplan.answers.estimate import freezing_json
+    from vlmplan.cli.other_trainer import document as made_for_json
 
     described = recommendation.document(answer.found, answer.rehearsal)
     described["freeze_vision"] = freezing_json(answer.freezing)
+    if answer.made is not None:
+        described["made_for"] = made_for_json(answer.made)
     print_document(described | to_fit.document(answer.way_out, command, answer.found.as_of))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,14 +37,25 @@ def write_files(plan: Plan, directory: Path, *, force: bool = False) -> list[Pat
 
     Raises InputError, before anything is written, if one of them exists and ``force`` is off.
     """
-    if os.path.lexists(directory) and not directory.is_dir():
-        raise InputError(f"{directory} is not a folder; plan files need one")
-    contents: dict[Path, str | bytes] = {directory / name: text for name, text in file_texts(plan).items()}
+    contents: dict[str, str | bytes] = {**file_texts(plan)}
     if has_sky_yaml(plan):
         with suppress(UnavailableError):  # who puts a wheel there by hand can still use the file, which asks for one
-            contents[directory / wheel_name(plan.vlmplan_version)] = wheel_bytes()
-    refuse_existing(contents, force=force)
-    for path, content in contents.items():
-        mode = EXECUTABLE if path.name == LAUNCH_FILE else READABLE
+            contents[wheel_name(plan.vlmplan_version)] = wheel_bytes()
+    return write_texts(contents, directory, executable=LAUNCH_FILE, force=force)
+
+
+def write_texts(
+    contents: Mapping[str, str | bytes], directory: Path, *, executable: str, force: bool = False
+) -> list[Path]:
+    """Write files by name into ``directory``, made if need be; their paths.
+
+    Raises InputError, before anything is written, if one of them exists and ``force`` is off.
+    """
+    if os.path.lexists(directory) and not directory.is_dir():
+        raise InputError(f"{directory} is not a folder; plan files need one")
+    paths = {directory / name: content for name, content in contents.items()}
+    refuse_existing(paths, force=force)
+    for path, content in paths.items():
+        mode = EXECUTABLE if path.name == executable else READABLE
         write_atomically(path, content, force=force, mode=mode)
-    return list(contents)
+    return list(paths)

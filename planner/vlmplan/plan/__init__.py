@@ -14,7 +14,7 @@ Schema ``vlmplan.plan/1``. ``plan_from_json(plan.as_json())`` is the plan again.
 """
 
 from vlmplan.plan.file import plan_from_json, plan_text, read_plan, write_plan
-from vlmplan.plan.making import plan_from_estimate
+from vlmplan.plan.making import largest_parameter, plan_from_estimate
 from vlmplan.plan.record import (
     SCHEMA,
     Expectation,
@@ -31,6 +31,7 @@ __all__ = [
     "Plan",
     "PlannedHardware",
     "PlannedOffer",
+    "largest_parameter",
     "plan_from_estimate",
     "plan_from_json",
     "plan_text",

@@ -32,7 +32,6 @@ def plan_from_estimate(
     ``save_every_steps`` is kept where the offer may be taken away."""
     node, recipe = estimate.cluster.node, estimate.recipe
     num_gpus = estimate.cluster.num_gpus
-    largest = _largest_parameter(estimate) if recipe.offload_params is Offload.NVME else 0
     return Plan(
         workload=estimate.workload,
         recipe=recipe,
@@ -48,7 +47,7 @@ def plan_from_estimate(
         expected=_expectation(estimate, usd),
         num_params=estimate.num_params,
         num_trainable_params=estimate.num_trainable_params,
-        ds_config=deepspeed_config(recipe, num_gpus=num_gpus, base=base, largest_parameter=largest),
+        ds_config=deepspeed_config(recipe, num_gpus=num_gpus, base=base, largest_parameter=largest_parameter(estimate)),
         offer=None if offer is None else _planned_offer(offer, save_every_steps),
         environment=_environment(recipe, node.gpu.vendor.value),
     )
@@ -60,7 +59,10 @@ def _environment(recipe: Recipe, vendor: str) -> dict[str, str]:
     return dict(ENVIRONMENT) if recipe.expandable_segments else {}
 
 
-def _largest_parameter(estimate: "Estimate") -> int:
+def largest_parameter(estimate: "Estimate") -> int:
+    """Elements of the largest weight, which buffers for NVMe have to hold; 0 where there are none."""
+    if estimate.recipe.offload_params is not Offload.NVME:
+        return 0
     from vlmplan.architecture.prepare import prepared_model
     from vlmplan.models.tree import model_tree
 

@@ -15,6 +15,7 @@ from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
     from vlmplan.other_trainers import Asked, OpenedConfig, TrainerConfig
+    from vlmplan.other_trainers.writing import Tool
 
 
 def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
@@ -47,11 +48,24 @@ def configured_request(
     config = read_opened(opened, _asked(own, find_model))
     if own.model is None and "model" not in config.options:
         raise InputError(f"{path} names no model; give --model")
+    if own.made_for is not None:
+        _refuse_another_trainer(own.made_for, config)
     alone = Request().with_options(config.options)
     clipping = DecidedRecipe(gradient_clipping=config.gradient_clipping)
     alone = replace(alone, recipe=alone.recipe.completed(clipping), ds_config=config.ds_config)
     notes = (_summary(config), *(f"{path}: {sentence}" for sentence in (*config.notes, *_overridden(own, config))))
     return replace(own.completed(alone), configured=Configured(path=path, config=config, alone=alone, notes=notes))
+
+
+def _refuse_another_trainer(tool: "Tool", config: "TrainerConfig") -> None:
+    """Raise InputError where a configuration is not of the trainer that is planned for, whose defaults differ."""
+    from vlmplan.other_trainers.writing import title_of, tool_of_trainer
+
+    if tool_of_trainer(config.trainer) is not tool:
+        raise InputError(
+            f"{config.source} is a configuration of {config.trainer}, but --for {tool.value} plans for "
+            f"{title_of(tool)}; give its settings as options"
+        )
 
 
 def _summary(config: "TrainerConfig") -> str:

@@ -33,6 +33,7 @@ from vlmplan.workload import ModelFiles
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
     from vlmplan.other_trainers import TrainerConfig
+    from vlmplan.other_trainers.writing import Tool
 
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 """A value of an option as the command line has it; None: the option is not given."""
@@ -91,7 +92,8 @@ class Request:
     """Everything that a user asked for and nothing that he did not. ``ds_config`` is the file of ``--ds-config``.
 
     ``given_model`` is the model where its configuration is given and not only ``model``, its name. What
-    ``configured`` means is among the other fields already, under what the user's own options say.
+    ``configured`` means is among the other fields already, under what the user's own options say. ``made_for`` is the
+    trainer that is to run it, None the bundled one.
     """
 
     model: str | None = None
@@ -102,11 +104,17 @@ class Request:
     search: SearchRequest = field(default_factory=SearchRequest)
     configured: Configured | None = None
     given_model: ModelFiles | None = None
+    made_for: "Tool | None" = None
 
     @property
     def config_notes(self) -> tuple[str, ...]:
-        """What the user should know of how his configuration was read."""
-        return () if self.configured is None else self.configured.notes
+        """What the user should know of how his configuration was read, and of the trainer that is planned for."""
+        notes = () if self.configured is None else self.configured.notes
+        if self.made_for is None:
+            return notes
+        from vlmplan.other_trainers.writing import title_of
+
+        return (*notes, f"planned as {title_of(self.made_for)} trains; what it cannot do is left out")
 
     @property
     def model_files(self) -> ModelFiles:
@@ -199,6 +207,12 @@ def _size_text(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
+def _tool(name: str) -> "Tool":
+    from vlmplan.other_trainers.writing import Tool
+
+    return enum_value(Tool, name, "--for")
+
+
 def _stage(value: Any) -> Any:
     return PLAIN if str(value) == PLAIN else int(value)
 
@@ -224,6 +238,7 @@ def _part(part: str, *names: str) -> dict[str, _Option]:
 
 OPTIONS: Mapping[str, _Option] = {
     "config": _Option(part="", field="configured", write=_configured_path),
+    "made_for": _Option(part="", field="made_for", reads=_tool, write=_value),
     "model": _Option(part="", field="model"),
     "gpu": _Option(part="hardware", field="gpus", reads=parse_gpu_choice, write=_gpu_texts, is_repeatable=True),
     "num_nodes": _Option(part="hardware", field="num_nodes"),

@@ -33,6 +33,7 @@ from vlmplan.workload import (
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
+    from vlmplan.other_trainers.writing import Tool
 
 OPTIONS_IN_FILE = (
     *("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "optimizer"),
@@ -87,17 +88,24 @@ def resolved_recipe(
     *,
     global_batch: int | None = None,
     ds_config: "DsConfig | None" = None,
+    made_for: "Tool | None" = None,
 ) -> tuple[Recipe, list[str]]:
     """The recipe of an estimate, and warnings: full fine-tuning with checkpointing, where the user does not decide.
 
     Without a stage one GPU trains in plain PyTorch and several under ZeRO-2. What torch and peft do by default stays
     so: the native allocator, foreach optimizers, cached casts, upcast 4-bit models; a search chooses better. A
-    ``global_batch`` must be a whole number of micro batches on every GPU. Raises InputError for what cannot run.
+    ``global_batch`` must be a whole number of micro batches on every GPU. What is ``made_for`` another trainer is as
+    that does it. Raises InputError for what cannot run.
     """
     facts, given = model_facts(model), decided.names
+    decided = _as_usual(decided, made_for, model)
     if ds_config is not None:
         decided = decided.completed(DecidedRecipe(zero_stage=ds_config.zero_stage or 0))
     decided = decided.completed(_defaults(decided, cluster, default_attention(facts)))
+    if made_for is not None:
+        from vlmplan.other_trainers.writing import behaviour
+
+        decided = decided.completed(behaviour(made_for, decided.recipe(), model))
     if decided.zero_stage == PLAIN:
         decided = decided.completed(_plain_defaults(decided))
     if ds_config is not None:
@@ -123,8 +131,27 @@ def resolved_recipe(
             f"--micro-batch {recipe.micro_batch} x --grad-accum {recipe.grad_accum} x {cluster.num_gpus} GPUs are "
             f"{samples:,} samples a step; at most {MAX_NUM_SAMPLES:,} can be planned"
         )
+    if made_for is not None:
+        _refuse_what_is_beyond(made_for, recipe, model)
     warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
     return recipe, [problem.sentence for problem in warnings]
+
+
+def _as_usual(decided: DecidedRecipe, made_for: "Tool | None", model: ModelFiles) -> DecidedRecipe:
+    """What is open as the trainer that it is made for has it in every setup."""
+    if made_for is None:
+        return decided
+    from vlmplan.other_trainers.writing import usual
+
+    return decided.completed(usual(made_for, model))
+
+
+def _refuse_what_is_beyond(tool: "Tool", recipe: Recipe, model: ModelFiles) -> None:
+    from vlmplan.other_trainers.writing import objection
+
+    reason = objection(tool, recipe, model)
+    if reason is not None:
+        raise InputError(reason)
 
 
 def _defaults(decided: DecidedRecipe, cluster: Cluster, attention: AttentionImplementation) -> DecidedRecipe:
@@ -168,7 +195,12 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     ds_config = request.ds_config
     workload = workload_of(model, request.workload)
     recipe, warnings = resolved_recipe(
-        request.recipe, cluster, workload.model, global_batch=workload.global_batch, ds_config=ds_config
+        request.recipe,
+        cluster,
+        workload.model,
+        global_batch=workload.global_batch,
+        ds_config=ds_config,
+        made_for=request.made_for,
     )
     more = () if ds_config is None else ds_config.notes
     return RequestedSetup(
@@ -210,7 +242,7 @@ def fixed_recipe(request: Request, model: ModelFiles) -> DecidedRecipe:
 
     Raises InputError with every contradiction between the two.
     """
-    decided, config = request.recipe, request.ds_config
+    decided, config = _as_usual(request.recipe, request.made_for, model), request.ds_config
     if config is None:
         return decided
     from vlmplan.deepspeed_config import fixed_by_file

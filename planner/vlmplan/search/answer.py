@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from typing import TYPE_CHECKING
 
 from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
 from vlmplan.decided_recipe import DecidedRecipe
@@ -16,6 +17,9 @@ from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
 from vlmplan.units import MAX_AMOUNT
 from vlmplan.workload import Workload
+
+if TYPE_CHECKING:
+    from vlmplan.other_trainers.writing import Tool
 
 SECONDS_PER_HOUR = 3600
 
@@ -40,6 +44,7 @@ class SearchQuery:
     """What a search is asked.
 
     ``fixed`` is what the user decided of the recipe, ``assumed`` what prices need and no list says.
+    ``made_for`` is the trainer within whose limits is searched, None the bundled one.
     ``compares_all``: look at every machine and method, for a plot of them all; plans and front are the same without.
     """
 
@@ -52,6 +57,7 @@ class SearchQuery:
     today: date
     notes: tuple[str, ...] = ()
     compares_all: bool = False
+    made_for: "Tool | None" = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

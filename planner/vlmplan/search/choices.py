@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import product
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines import stages_on
@@ -11,6 +11,9 @@ from vlmplan.recipe import PLAIN, SEARCHED_LOSSES, LossKind, Method, Offload, Pr
 from vlmplan.rules import default_attention, model_facts, objection
 from vlmplan.search.combined_traces import Switches
 from vlmplan.workload import Workload
+
+if TYPE_CHECKING:
+    from vlmplan.other_trainers.writing import Tool
 
 Value = TypeVar("Value")
 Engine = tuple[Recipe, ...]
@@ -24,9 +27,17 @@ class RecipeChoices:
     What is the same on many clusters is one object.
     """
 
-    def __init__(self, workload: Workload, fixed: DecidedRecipe, *, has_other_layers: bool) -> None:
-        """``has_other_layers``: besides the language model's, which then have a checkpointing switch of their own."""
-        self._workload, self._fixed = workload, fixed
+    def __init__(
+        self,
+        workload: Workload,
+        fixed: DecidedRecipe,
+        *,
+        has_other_layers: bool,
+        made_for: "Tool | None" = None,
+    ) -> None:
+        """``has_other_layers``: besides the language model's, which then have a checkpointing switch of their own.
+        ``made_for``: within the limits of this trainer."""
+        self._workload, self._fixed, self._made_for = workload, fixed, made_for
         self._facts = model_facts(workload.model)
         self._attention = default_attention(self._facts)
         self._given = fixed.names
@@ -65,6 +76,7 @@ class RecipeChoices:
         return self._allowed[key]
 
     def _allowed_ways(self, engine: Engine, cluster: Cluster) -> Engine:
+        engine = tuple(recipe for recipe in engine if self._trainer_objection(recipe) is None)
         is_refused: dict[LossKind, bool] = {}
         for recipe in engine:
             if recipe.loss not in is_refused:
@@ -77,7 +89,7 @@ class RecipeChoices:
         """Why recipes of these methods cannot run there, whatever their size."""
         for method in methods:
             for engine in self._engines(cluster, method):
-                reason = self._objection(engine[-1], cluster)
+                reason = self._trainer_objection(engine[-1]) or self._objection(engine[-1], cluster)
                 if reason is not None:
                     yield reason
 
@@ -95,7 +107,7 @@ class RecipeChoices:
             recipe = self._simplest(method, precision).with_changes(
                 zero_stage=stage, offload_optimizer=optimizer, offload_params=params, hpz=hpz
             )
-            self._made[key] = tuple([switches.apply(recipe) for switches in self.switches])
+            self._made[key] = tuple([self._as_the_trainer_does(switches.apply(recipe)) for switches in self.switches])
         return self._made[key]
 
     def _simplest(self, method: Method, precision: Precision) -> Recipe:
@@ -107,6 +119,22 @@ class RecipeChoices:
             )
             self._bare[key] = self._fixed.completed(tried).recipe()
         return self._bare[key]
+
+    def _as_the_trainer_does(self, recipe: Recipe) -> Recipe:
+        """With the behaviour of the trainer that it is made for, where the user says nothing."""
+        if self._made_for is None:
+            return recipe
+        from vlmplan.other_trainers.writing import behaviour
+
+        return self._fixed.completed(behaviour(self._made_for, recipe, self._workload.model)).applied_to(recipe)
+
+    def _trainer_objection(self, recipe: Recipe) -> str | None:
+        """Why the trainer that it is made for cannot do it."""
+        if self._made_for is None:
+            return None
+        from vlmplan.other_trainers.writing import objection
+
+        return objection(self._made_for, recipe, self._workload.model)
 
     def _partition_sizes(self, cluster: Cluster, stage: int | None, params: Offload) -> tuple[int, ...]:
         """Sizes of hpZ's secondary partition: the ranks of a node, where weights would come from others, or none."""

@@ -3,11 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from itertools import product
 
 from vlmplan.catalog import Catalog
 from vlmplan.cost import CostAssumptions
+from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.hardware import Pricing
+from vlmplan.recipe import PLAIN, Method
 from vlmplan.request import (
     Request,
     SearchRequest,
@@ -44,6 +47,7 @@ def search_query(
     fixed, wanted, hardware = fixed_recipe(request, model), request.search, request.hardware
     limits = Limits(max_usd=wanted.max_usd, max_hours=wanted.max_hours)
     assumed, offers = _assumed(wanted), _offers(wanted)
+    _refuse_what_no_setup_can_do(fixed, request, model)
     if hardware.host_bytes is not None:
         _check_own_machine(request)
     found, more = candidates(
@@ -63,12 +67,30 @@ def search_query(
         workload=workload,
         candidates=[candidate for candidate in found if wants(candidate)],
         fixed=fixed,
+        made_for=request.made_for,
         objective=wanted.objective or Objective.COST,
         limits=limits,
         assumed=assumed,
         today=today,
         notes=notes if request.ds_config is None else (*notes, *request.ds_config.notes),
     )
+
+
+def _refuse_what_no_setup_can_do(fixed: DecidedRecipe, request: Request, model: ModelFiles) -> None:
+    """Raise InputError where the trainer that is searched for cannot do what is fixed, whatever else is tried."""
+    if request.made_for is None:
+        return
+    from vlmplan.other_trainers.writing import behaviour, objection
+
+    reasons: list[str] = []
+    for method, stage in product(tuple(Method), (PLAIN, 2)):
+        recipe = fixed.completed(DecidedRecipe(method=method, zero_stage=stage)).recipe()
+        recipe = fixed.completed(behaviour(request.made_for, recipe, model)).applied_to(recipe)
+        reason = objection(request.made_for, recipe, model)
+        if reason is None:
+            return
+        reasons.append(reason)
+    raise InputError(reasons[0])
 
 
 def _assumed(wanted: SearchRequest) -> CostAssumptions:

@@ -126,7 +126,10 @@ class PreparedModels:
         return self._of.get(recipe, self._new_estimator)
 
     def _new_estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
-        key = (recipe.method, recipe.trained_dtype, recipe.autocast, recipe.precision)
+        key = (
+            *(recipe.method, recipe.precision, recipe.autocast, recipe.trained_dtype, recipe.frozen_dtype),
+            *(recipe.copy_dtype, recipe.loaded_dtype, recipe.upcasts_frozen),
+        )
         if key not in self._estimators:
             known = next((other.widest_head for other, _ in self._estimators.values()), None)
             estimator = Estimator(self.workload, recipe, widest_head=known)

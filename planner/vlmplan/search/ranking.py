@@ -54,7 +54,7 @@ class Search:
         self.objective, self.limits, self.assumed = query.objective, query.limits, query.assumed
         self._compares_all = query.compares_all
         global_batch = query.workload.global_batch or DEFAULT_GLOBAL_BATCH
-        self.space = SetupSpace(query.workload, query.fixed, global_batch, prepared=prepared)
+        self.space = SetupSpace(query.workload, query.fixed, global_batch, prepared=prepared, made_for=query.made_for)
         self._candidates = query.candidates
         self._within: list[ScoredSetup] = []
         self._open: list[UnexploredMethod] = []

@@ -30,7 +30,7 @@ class Searches:
         return search_query(request, self._catalog, self._model, self._today, wants=wants)
 
     def recommendation(self, query: SearchQuery) -> Recommendation:
-        key = query.workload, replace(query.fixed, **dict.fromkeys(SHARED_FIELDS))
+        key = query.workload, query.made_for, replace(query.fixed, **dict.fromkeys(SHARED_FIELDS))
         prepared = next((prepared for known, prepared in self._prepared if known == key), None)
         if prepared is None:
             prepared = Prepared()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.estimation import Estimate, sized_estimate
@@ -22,6 +22,9 @@ from vlmplan.search.prepared_models import BatchSize, Bounds, MadeOnce, Prepared
 from vlmplan.sizes import zero_settings
 from vlmplan.units import divisors, gib_text
 from vlmplan.workload import Workload
+
+if TYPE_CHECKING:
+    from vlmplan.other_trainers.writing import Tool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +49,24 @@ class Way(NamedTuple):
 
 
 class SetupSpace:
-    """All setups of a workload; what is ``fixed`` of the recipe is the user's, the rest is tried."""
+    """All setups of a workload; what is ``fixed`` of the recipe is the user's, the rest is tried, within the limits of
+    the trainer that they are ``made_for``, None the bundled one."""
 
     def __init__(
-        self, workload: Workload, fixed: DecidedRecipe, global_batch: int, *, prepared: Prepared | None = None
+        self,
+        workload: Workload,
+        fixed: DecidedRecipe,
+        global_batch: int,
+        *,
+        prepared: Prepared | None = None,
+        made_for: "Tool | None" = None,
     ) -> None:
+        self._made_for = made_for
         self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
         self._batch_sizes: dict[int, Sequence[BatchSize]] = {}
-        self.choices = RecipeChoices(workload, fixed, has_other_layers=workload.images_per_sample > 0)
+        self.choices = RecipeChoices(
+            workload, fixed, has_other_layers=workload.images_per_sample > 0, made_for=made_for
+        )
         self.models = PreparedModels(workload, self.choices.switches, self.batch_sizes(1)[-1][0], prepared)
         self.num_considered = 0
         self._sizes: dict[Any, ZeroSettings] = {}
@@ -358,7 +371,7 @@ class SetupSpace:
         for method in () if decided is None else methods[methods.index(decided) + 1 :]:
             if method not in self._others:
                 fixed = replace(self.fixed, method=method)
-                self._others[method] = SetupSpace(self.workload, fixed, self.global_batch)
+                self._others[method] = SetupSpace(self.workload, fixed, self.global_batch, made_for=self._made_for)
             if self._others[method].fitting_lightest(cluster, method) is not None:
                 return f"--method {method.value}"
         return None

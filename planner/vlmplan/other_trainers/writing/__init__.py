@@ -13,21 +13,29 @@ from vlmplan.other_trainers.writing.choice import (
     limits_of,
     objection,
     settings_for,
+    title_of,
     tool_of_trainer,
     usual,
 )
+from vlmplan.other_trainers.writing.hugging_face import model_name, needs_processes, trained_embeddings
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext
-from vlmplan.other_trainers.writing.record import Tool, WrittenSetup
+from vlmplan.other_trainers.writing.record import DS_CONFIG_FILE, Tool, WrittenSetup, placeholder
 
 __all__ = [
+    "DS_CONFIG_FILE",
     "Limit",
     "LimitContext",
     "Tool",
     "WrittenSetup",
     "behaviour",
     "limits_of",
+    "model_name",
+    "needs_processes",
     "objection",
+    "placeholder",
     "settings_for",
+    "title_of",
     "tool_of_trainer",
+    "trained_embeddings",
     "usual",
 ]

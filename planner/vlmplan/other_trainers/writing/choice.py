@@ -65,6 +65,11 @@ def tool_of_trainer(title: str) -> Tool | None:
     return next((tool for tool, known in TOOLS.items() if known.title == title), None)
 
 
+def title_of(tool: Tool) -> str:
+    """Its name and the version whose rules are known."""
+    return TOOLS[tool].title
+
+
 def limits_of(tool: Tool) -> tuple[Limit, ...]:
     """Everything that restricts what the tool can do, each with its source."""
     return TOOLS[tool].limits
@@ -117,6 +122,7 @@ def _written(tool: Tool, recipe: Recipe, workload: Workload, cluster: Cluster) -
         case Tool.TRL:
             return WrittenSetup(
                 tool=tool,
+                file=TOOLS[tool].file,
                 settings=trl.trl_settings(recipe, workload),
                 command=trl.trl_command(recipe, cluster),
                 to_fill_in=trl.TO_FILL_IN,
@@ -124,14 +130,18 @@ def _written(tool: Tool, recipe: Recipe, workload: Workload, cluster: Cluster) -
         case Tool.TRANSFORMERS:
             return WrittenSetup(
                 tool=tool,
+                file=TOOLS[tool].file,
                 settings=plain_trainer.plain_trainer_settings(recipe, workload),
                 command=plain_trainer.plain_trainer_command(recipe, cluster),
                 environment=allocator_environment(recipe),
                 options=plain_trainer.plain_trainer_options(recipe, workload),
+                to_fill_in=plain_trainer.TO_FILL_IN,
+                script=plain_trainer.SCRIPT_FILE,
             )
         case Tool.LLAMA_FACTORY:
             return WrittenSetup(
                 tool=tool,
+                file=TOOLS[tool].file,
                 settings=llama_factory.llama_factory_settings(recipe, workload),
                 command=llama_factory.llama_factory_command(),
                 environment=llama_factory.llama_factory_environment(recipe, cluster),
@@ -140,6 +150,7 @@ def _written(tool: Tool, recipe: Recipe, workload: Workload, cluster: Cluster) -
         case Tool.MS_SWIFT:
             return WrittenSetup(
                 tool=tool,
+                file=TOOLS[tool].file,
                 settings=ms_swift.ms_swift_settings(recipe, workload, cluster),
                 command=ms_swift.ms_swift_command(),
                 to_fill_in=ms_swift.TO_FILL_IN,

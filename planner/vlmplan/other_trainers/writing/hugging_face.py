@@ -4,6 +4,7 @@ Keys of transformers 5.23 (``training_args.py``); launchers of torch 2.13, accel
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vlmplan.hardware import Cluster
@@ -176,8 +177,13 @@ def trained_embeddings(model: ModelFiles) -> list[str]:
 
 
 def model_name(model: ModelFiles) -> str:
-    """Where the trainer loads the model from."""
-    return model.hub_id or model.id
+    """Where the trainer loads the model from: the Hub, or a folder, whatever folder the run starts in."""
+    if model.hub_id is not None:
+        return model.hub_id
+    path = Path(model.id)
+    if path.is_file():  # its config.json
+        path = path.parent
+    return str(path.resolve()) if path.is_dir() else model.id
 
 
 def allocator_environment(recipe: Recipe) -> dict[str, str]:

@@ -25,7 +25,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     training_arguments,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
-from vlmplan.other_trainers.writing.record import YOUR_DATA
+from vlmplan.other_trainers.writing.record import placeholder
 from vlmplan.recipe import ALL_LINEAR, AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
 from vlmplan.workload import Workload
 
@@ -105,7 +105,7 @@ def llama_factory_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]
         "do_train": True,
         **_adapter_settings(recipe, workload),
         **(_frozen(recipe) if sees(workload.model) else {}),
-        **dict.fromkeys(TO_FILL_IN, YOUR_DATA),
+        **{key: placeholder(key) for key in TO_FILL_IN},
         "cutoff_len": workload.seq_len,
         **({"image_max_pixels": workload.image_width * workload.image_height} if workload.images_per_sample else {}),
         **training_arguments(recipe, workload),

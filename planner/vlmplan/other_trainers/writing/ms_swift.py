@@ -22,7 +22,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     training_arguments,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
-from vlmplan.other_trainers.writing.record import YOUR_DATA
+from vlmplan.other_trainers.writing.record import placeholder
 from vlmplan.recipe import ALL_LINEAR, LossKind, Method, Recipe, WeightDtype
 from vlmplan.units import DType
 from vlmplan.workload import Workload
@@ -84,7 +84,7 @@ def ms_swift_settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> d
         "attn_impl": attention_name(recipe.attention),
         **_adapter_settings(recipe, workload),
         **(_frozen(recipe) if has_parts else {}),
-        **dict.fromkeys(TO_FILL_IN, YOUR_DATA),
+        **{key: placeholder(key) for key in TO_FILL_IN},
         "max_length": workload.seq_len,
         **({"max_pixels": workload.image_width * workload.image_height} if workload.images_per_sample else {}),
         **training_arguments(recipe, workload),

@@ -4,6 +4,7 @@ What ``TrainingArguments`` do not say (the model, its types and adapters, the sa
 vlmplan's beside the file.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
@@ -20,10 +21,13 @@ from vlmplan.other_trainers.writing.hugging_face import (
 )
 from vlmplan.other_trainers.writing.limits import Limit, always
 from vlmplan.recipe import LossKind, Method, Precision, Recipe, WeightDtype
+from vlmplan.rules import default_attention, model_facts
 from vlmplan.workload import Workload
 
 FILE: Final = "training_args.yaml"
 SCRIPT_FILE: Final = "train.py"
+TO_FILL_IN: Final[Mapping[str, str]] = {"DATA": 'a file of chats, each line an object with "messages"'}
+OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "use_rslora", "train_embeddings")
 FREEZES_NOTHING = "the script that is written for it freezes no part of a model"
 
 
@@ -65,31 +69,30 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
 
 def plain_trainer_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``TrainingArguments``, in the order of the file."""
-    return training_arguments(recipe, workload) | {"gradient_checkpointing": recipe.activation_checkpointing}
+    return training_arguments(recipe, workload) | {
+        "gradient_checkpointing": recipe.activation_checkpointing,
+        "remove_unused_columns": False,  # the script's collator makes tensors of chats
+    }
 
 
 def plain_trainer_options(recipe: Recipe, workload: Workload) -> dict[str, Value]:
-    """What the script decides, as options."""
+    """What the script decides, as options, where they are not the default."""
     options: dict[str, Value] = {
         "model": workload.model.id,
         "method": recipe.method.value,
         "seq_len": workload.seq_len,
-        "attention": recipe.attention.value,
         "expandable_segments": recipe.expandable_segments,
     }
+    if recipe.attention is not default_attention(model_facts(workload.model)):
+        options["attention"] = recipe.attention.value
     if recipe.precision is Precision.FP32 and not recipe.uses_deepspeed:
         options["precision"] = recipe.precision.value
     if recipe.weight_dtype is WeightDtype.FLOAT32:
         options["weight_dtype"] = recipe.weight_dtype.value
     if recipe.trains_adapters:
-        options |= {
-            "lora_rank": recipe.lora_rank,
-            "lora_alpha": recipe.adapter_alpha,
-            "lora_dropout": recipe.lora_dropout,
-            "lora_targets": recipe.lora_targets,
-            "use_rslora": recipe.use_rslora,
-            "train_embeddings": recipe.train_embeddings,
-        }
+        usual = Recipe()
+        said = {name: getattr(recipe, name) for name in OF_ADAPTERS}
+        options |= {name: value for name, value in said.items() if value != getattr(usual, name)}
     if recipe.method is Method.QLORA and recipe.autocast is not None:
         options["upcasts_frozen"] = False
     return options

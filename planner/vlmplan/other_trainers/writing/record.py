@@ -13,8 +13,15 @@ DS_CONFIG_FILE: Final = "ds_config.json"
 ALLOCATOR_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF"
 """torch 2.13 reads it when the first CUDA memory is asked for (``c10/cuda/CUDAAllocatorConfig.h``)."""
 EXPANDABLE: Final = "expandable_segments:True"
-YOUR_DATA: Final = "YOUR_DATASET"
-"""Stands where only the user knows what belongs."""
+
+
+def placeholder(key: str) -> str:
+    """Stands where only the user knows what belongs.
+
+    >>> placeholder("dataset_name")
+    'YOUR_DATASET_NAME'
+    """
+    return f"YOUR_{key.upper()}"
 
 
 class Tool(Choice):
@@ -30,17 +37,20 @@ class Tool(Choice):
 class WrittenSetup:
     """What makes a trainer run a setup.
 
-    ``settings`` are the trainer's own keys and their values in the order of the file, ``deepspeed`` the content of
+    ``settings`` are the trainer's own keys and their values in the order of ``file``, ``deepspeed`` the content of
     ``DS_CONFIG_FILE``, None without DeepSpeed. ``environment`` are variables that its process needs and no key sets.
     ``command`` starts it in the folder of the files; words with ``$`` hold variables of a shell. ``options`` are those
-    of vlmplan for what no key says, so that the file and they together mean the setup. ``to_fill_in`` are keys whose
-    value is only a placeholder, with what belongs there.
+    of vlmplan for what no key says, so that the file and they together mean the setup. ``to_fill_in`` are keys of
+    the file, or names of ``script``, whose value is only a placeholder, with what belongs there.
     """
 
     tool: Tool
+    file: str
     settings: Mapping[str, Any]
     command: tuple[str, ...]
     deepspeed: JsonDict | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     options: Mapping[str, Value] = field(default_factory=dict[str, Value])
     to_fill_in: Mapping[str, str] = field(default_factory=dict[str, str])
+    script: str | None = None
+    """The name of a program for what no key says, where the trainer has none of its own."""

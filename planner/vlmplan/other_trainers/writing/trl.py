@@ -26,7 +26,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     training_arguments,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
-from vlmplan.other_trainers.writing.record import YOUR_DATA
+from vlmplan.other_trainers.writing.record import placeholder
 from vlmplan.recipe import AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
 from vlmplan.units import DType
 from vlmplan.workload import Workload
@@ -104,7 +104,7 @@ def trl_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         "model_name_or_path": model_name(workload.model),
         "dtype": _dtype(recipe).torch_name,
         "attn_implementation": attention_name(recipe.attention),
-        **dict.fromkeys(TO_FILL_IN, YOUR_DATA),
+        **{key: placeholder(key) for key in TO_FILL_IN},
         "max_length": workload.seq_len,
         **_adapter_settings(recipe, workload),
         **training_arguments(recipe, workload),

@@ -1,0 +1,107 @@
+"""``--for``: what is written for another trainer, and how to start it and ask again."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlmplan.cli.options import words_of
+
+if TYPE_CHECKING:
+    from vlmplan.estimation import Estimate
+    from vlmplan.json_reader import JsonDict
+    from vlmplan.other_trainers.writing import WrittenSetup
+    from vlmplan.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForTrainer:
+    """A setup for another trainer; ``directory`` is where its files are, None where they are not written."""
+
+    setup: "WrittenSetup"
+    directory: Path | None
+    check_words: tuple[str, ...]
+    """Of the command that reads the files back, but for the file."""
+    catalogs: tuple[Path, ...]
+
+    def check_command(self, directory: Path | None) -> str:
+        """``vlmplan check FILE`` with what no file says; in the folder itself where ``directory`` is None."""
+        from vlmplan.emit import checked_file
+
+        name = checked_file(self.setup)
+        file = name if directory is None else str(directory / name)
+        catalogs = [word for path in self.catalogs for word in ("--catalog", str(path))]
+        return shlex.join(["vlmplan", "check", file, *self.check_words, *catalogs])
+
+
+def for_trainer(
+    request: "Request", estimate: "Estimate", catalog_files: tuple[Path, ...], out: Path | None, *, force: bool
+) -> ForTrainer | None:
+    """What an estimate is as the setup of the trainer that ``request`` is made for, written where ``out`` says so; None
+    where it is made for the bundled one."""
+    if request.made_for is None:
+        return None
+    from vlmplan.emit import write_trainer_files
+    from vlmplan.other_trainers.writing import settings_for
+    from vlmplan.plan import largest_parameter
+
+    setup = settings_for(
+        request.made_for,
+        estimate.recipe,
+        estimate.workload,
+        estimate.cluster,
+        base=request.ds_config,
+        largest_parameter=largest_parameter(estimate),
+    )
+    made = ForTrainer(
+        setup=setup, directory=out, check_words=_check_words(request, estimate, setup), catalogs=catalog_files
+    )
+    if out is not None:
+        write_trainer_files(setup, estimate, out, check=made.check_command(None), force=force)
+    return made
+
+
+def _check_words(request: "Request", estimate: "Estimate", setup: "WrittenSetup") -> tuple[str, ...]:
+    from vlmplan.cli.check import check
+
+    node = estimate.cluster.node
+    values: dict[str, Any] = {"gpu": (f"{node.gpu.id}:{node.num_gpus}",)}
+    if estimate.cluster.num_nodes > 1:
+        values["num_nodes"] = estimate.cluster.num_nodes
+    values |= {name: request.option(name) for name in ("host_ram", "inter_node_gbit")}
+    return tuple(words_of(check, {**values, **setup.options}))
+
+
+def next_steps(made: ForTrainer) -> list[str]:
+    """How to start the files, in lines for the user."""
+    from vlmplan.emit import START_FILE, started_command, trainer_file_names
+
+    setup, directory = made.setup, made.directory
+    if directory is None:
+        return [f"add --out DIR to write {', '.join(trainer_file_names(setup))} of the first plan"]
+    place = directory / (setup.script or setup.file)
+    return [
+        f"written: {', '.join(str(directory / name) for name in trainer_file_names(setup))}",
+        *(f"fill in: {key} in {place}: {what}" for key, what in setup.to_fill_in.items()),
+        f"train with: bash {shlex.quote(str(directory / START_FILE))}",
+        f"which runs: {started_command(setup)}",
+        f"asked again: {made.check_command(directory)}",
+    ]
+
+
+def document(made: ForTrainer) -> "JsonDict":
+    """The setup in JSON."""
+    from vlmplan.emit import started_command, trainer_file_names
+    from vlmplan.other_trainers.writing import title_of
+
+    setup = made.setup
+    return {
+        "trainer": title_of(setup.tool),
+        "settings": dict(setup.settings),
+        "ds_config": setup.deepspeed,
+        "environment": dict(setup.environment),
+        "command": started_command(setup),
+        "to_fill_in": dict(setup.to_fill_in),
+        "check": made.check_command(made.directory),
+        "files": [] if made.directory is None else [str(made.directory / name) for name in trainer_file_names(setup)],
+    }

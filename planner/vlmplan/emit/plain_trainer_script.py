@@ -1,0 +1,117 @@
+"""train.py: what ``TrainingArguments`` do not say, as a program around Hugging Face's Trainer (transformers 5.23)."""
+
+from collections.abc import Sequence
+
+from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
+from vlmplan.recipe import ALL_LINEAR, Method, Recipe, WeightDtype
+from vlmplan.workload import Workload
+
+PROGRAM = '''
+import json
+import sys
+
+import torch
+from transformers import AutoConfig, AutoProcessor, HfArgumentParser, Trainer, TrainingArguments
+from transformers import {model_class} as ModelClass
+
+MODEL = {model!r}
+DATA = {data!r}  # fill in: a file of chats, each line an object with "messages"
+MAX_LENGTH = {max_length}
+DTYPE = torch.{dtype}
+ATTENTION = {attention!r}
+QUANTIZES = {quantizes}
+LORA = {lora}
+
+
+def loaded_model(is_checkpointing):
+    quantization = None
+    if QUANTIZES:
+        from transformers import BitsAndBytesConfig
+
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=DTYPE,
+        )
+    model = ModelClass.from_pretrained(
+        MODEL, dtype=DTYPE, attn_implementation=ATTENTION, quantization_config=quantization
+    )
+    model.config.use_cache = False
+    if LORA is None:
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **LORA))
+    if is_checkpointing:
+        model.enable_input_require_grads()
+    return model
+
+
+class Collator:
+    """Chats as the processor's template writes them; every token but padding is learned."""
+
+    def __init__(self):
+        self.processor = AutoProcessor.from_pretrained(MODEL)
+
+    def __call__(self, samples):
+        batch = self.processor.apply_chat_template(
+            [sample["messages"] for sample in samples],
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
+            padding=True,
+        )
+        length = batch["input_ids"].shape[1]
+        if length > MAX_LENGTH:
+            raise ValueError(f"a sample has {{length}} tokens; the plan is for {{MAX_LENGTH}} at the most")
+        batch["labels"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+        return batch
+
+
+def main():
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_yaml_file(sys.argv[1])
+    with open(DATA, encoding="utf-8") as file:
+        samples = [json.loads(line) for line in file if line.strip()]
+    trainer = Trainer(
+        model=loaded_model(arguments.gradient_checkpointing),
+        args=arguments,
+        train_dataset=samples,
+        data_collator=Collator(),
+    )
+    trainer.train()
+    trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+
+def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
+    """The program; ``head`` are lines for its docstring's place."""
+    comments = "".join(f"# {line}\n" for line in head)
+    return comments + PROGRAM.lstrip("\n").format(
+        model_class="AutoModelForImageTextToText" if workload.images_per_sample else "AutoModelForCausalLM",
+        model=model_name(workload.model),
+        data=placeholder("DATA"),
+        max_length=workload.seq_len,
+        dtype=("float32" if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype.torch_name),
+        attention=recipe.attention.value,
+        quantizes=recipe.method is Method.QLORA,
+        lora=_lora(recipe, workload),
+    )
+
+
+def _lora(recipe: Recipe, workload: Workload) -> dict[str, object] | None:
+    if not recipe.trains_adapters:
+        return None
+    names = [name.strip() for name in recipe.lora_targets.split(",")]
+    return {
+        "r": recipe.lora_rank,
+        "lora_alpha": recipe.adapter_alpha,
+        "lora_dropout": recipe.lora_dropout,
+        "use_rslora": recipe.use_rslora,
+        "target_modules": recipe.lora_targets if recipe.lora_targets == ALL_LINEAR else names,
+        "modules_to_save": trained_embeddings(workload.model) if recipe.train_embeddings else None,
+    }

@@ -1,0 +1,124 @@
+"""``recommend --for``: what is recommended for another trainer is what ``check`` says of the files that are written."""
+
+import shlex
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cli_calls import DOES_NOT_FIT, TINY, call, folder_of, refusal, says
+from vlmplan.models import find_model
+from vlmplan.other_trainers.writing import Tool, objection
+from vlmplan.recipe import Method, Recipe, recipe_from_json
+
+TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift")
+SETUPS = [
+    (trainer, method, stage)
+    for trainer in TRAINERS
+    for method in ("full", "lora", "qlora")
+    for stage in ("none", "0", "1", "2", "3")
+    if (method, stage) != ("qlora", "3")
+]
+BESIDE = ("caveats", "notes", "freeze_vision", "to_fit", "other_machine", "recipe", "model")
+"""Of an estimate's document what depends on how it was asked for."""
+
+
+def recommended(*words: str) -> dict[str, Any]:
+    found = call("recommend", "--json", "--gpu", "rtx-4090:2", "--out", "out", *words)
+    assert found.code in (0, DOES_NOT_FIT), found.err
+    return found.document
+
+
+def numbers(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name not in BESIDE}
+
+
+@pytest.mark.one_in(11)
+@pytest.mark.parametrize(("trainer", "method", "stage"), SETUPS)
+def test_check_of_the_written_file_is_the_recommendation_to_the_byte(trainer, method, stage):
+    words = ["--for", trainer, "--model", "smolvlm-256m", "--method", method, "--zero-stage", stage]
+    words += [] if method == "full" else ["--lora-rank", "8"]
+    answer = recommended(*words, "--image-size", "640x480", "--num-samples", "777")
+    made, estimate = answer["made_for"], answer["plans"][0]["estimate"]
+    check = shlex.split(made["check"])
+    assert check[:2] == ["vlmplan", "check"]
+    checked = call(*check[1:], "--json").document["estimate"]
+    assert numbers(checked) == numbers(estimate)
+    assert all(Path(name).is_file() for name in made["files"])
+    assert (made["ds_config"] is None) == (stage == "none")
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_nothing_is_recommended_that_the_trainer_cannot_do(trainer):
+    model = find_model("smolvlm-256m")
+    recipes = [recipe_from_json(plan) for plan in plans_of(recommended("--for", trainer, "--model", model.id))]
+    assert {recipe.method for recipe in recipes} == set(Method)
+    assert [objection(Tool(trainer), recipe, model) for recipe in recipes] == [None] * len(recipes)
+    losses = {"trl": "chunked"}
+    assert {recipe.loss.value for recipe in recipes} == {losses.get(trainer, "full")}
+
+
+def plans_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    names = {item.name for item in fields(Recipe)}
+    return [{name: value for name, value in plan["recipe"].items() if name in names} for plan in answer["plans"]]
+
+
+def test_an_option_that_the_trainer_does_not_have_is_refused_with_the_reason():
+    asked = ("--model", "smolvlm-256m", "--gpu", "rtx-4090")
+    for words, parts in (
+        (("--for", "llamafactory", "--loss", "chunked"), ("LLaMA-Factory 0.9.5", "no loss in chunks")),
+        (("--for", "trl", "--loss", "full"), ("TRL 1.16.0", "fused")),
+        (("--for", "trl", "--freeze-vision"), ("TRL 1.16.0", "freezes no part")),
+        (("--for", "ms-swift", "--optimizer", "sgd"), ("ms-swift 4.6.0", "no momentum")),
+    ):
+        for command in ("recommend", "estimate"):
+            says(refusal(command, *asked, *words), *parts)
+
+
+def test_the_loss_and_the_types_of_an_estimate_are_the_trainers():
+    asked = ("estimate", "--json", "--model", "qwen2.5-0.5b", "--gpu", "rtx-4090", "--method", "full")
+    setups = {trainer: call(*asked, "--for", trainer).document["recipe"] for trainer in TRAINERS}
+    assert {trainer: setup["loss"] for trainer, setup in setups.items()} == dict.fromkeys(TRAINERS, "full") | {
+        "trl": "chunked"
+    }
+    types = {"trl": "float32", "transformers": "model", "llamafactory": "table", "ms-swift": "model"}
+    assert {trainer: setup["weight_dtype"] for trainer, setup in setups.items()} == types
+
+
+def test_files_are_not_overwritten_unless_forced():
+    words = ("recommend", "--for", "trl", "--model", "smollm2-135m", "--gpu", "rtx-4090", "--out", "out")
+    assert call(*words).code == 0
+    kept = Path("out/train.yaml").read_text(encoding="utf-8")
+    Path("out/train.sh").unlink()
+    says(refusal(*words), "out/train.yaml")
+    assert Path("out/train.yaml").read_text(encoding="utf-8") == kept
+    assert not Path("out/train.sh").exists()
+    assert call(*words, "--force").code == 0
+    assert Path("out/train.sh").stat().st_mode & 0o111
+
+
+def test_what_no_plan_knows_is_named_in_the_file_and_in_the_answer():
+    found = call("recommend", "--for", "llamafactory", "--model", "smollm2-135m", "--gpu", "rtx-4090", "--out", "out")
+    lines = Path("out/train.yaml").read_text(encoding="utf-8").splitlines()
+    for key in ("dataset", "template"):
+        assert any(line.startswith(f"{key}: YOUR_{key.upper()}  # fill in: ") for line in lines)
+        assert f"fill in: {key} in out/train.yaml: " in found.out
+    assert "train with: bash out/train.sh" in found.out
+
+
+def test_a_configuration_of_another_trainer_is_not_written_as_this_ones():
+    Path("train.yaml").write_text("model_name_or_path: smollm2-135m\nstage: sft\nbf16: true\n", encoding="utf-8")
+    words = ("recommend", "--config", "train.yaml", "--gpu", "rtx-4090", "--for")
+    says(refusal(*words, "trl"), "train.yaml is a configuration of LLaMA-Factory 0.9.5", "TRL 1.16.0")
+    assert call(*words, "llamafactory", "--out", "out").code == 0
+    assert yaml.safe_load(Path("out/train.yaml").read_text(encoding="utf-8"))["finetuning_type"] == "lora"
+
+
+def test_a_model_in_a_folder_is_found_from_the_folder_of_the_files():
+    folder_of("a model", TINY)
+    answer = recommended("--for", "ms-swift", "--model", "a model")
+    settings = answer["made_for"]["settings"]
+    assert settings["model"] == str(Path("a model").resolve())
+    assert "'a model" not in Path("out/train.sh").read_text(encoding="utf-8").splitlines()[-1]
