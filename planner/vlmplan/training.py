@@ -44,6 +44,8 @@ DATA_SOURCES = ("train_data", "dummy_data")
 MAX_INTEGER = 2**63 - 1
 """The largest that torch takes as a seed, and far more than there are steps."""
 LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}
+MOST = {"learning_rate": 1_000, "weight_decay": 1_000, "save_minutes": 1_000_000}
+"""Far more than anything is trained with, and two years. A choice: larger numbers overflow in the middle of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,10 +89,10 @@ class TrainerOptions:
             if value is not None and not least <= value <= MAX_INTEGER:
                 allowed = f"{least} or more" if value < least else f"at most {MAX_INTEGER:,}"
                 raise InputError(f"{flag(name)} is {value}; {allowed} is needed")
-        for name in ("learning_rate", "weight_decay", "save_minutes"):
+        for name, most in MOST.items():
             value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise InputError(f"{flag(name)} is {value}; 0 or more is needed")
+            if value is not None and not 0 <= value <= most:
+                raise InputError(f"{flag(name)} is {value}; 0 or more and at most {most:,} is needed")
         if self.merge_adapters and self.random_weights:
             raise InputError("--merge-adapters needs a checkpoint to merge into; --random-weights has none")
         if not 0 <= self.warmup_fraction <= 1:
