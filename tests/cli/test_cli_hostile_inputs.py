@@ -1,6 +1,6 @@
 """Options, configurations, DeepSpeed files, catalogs, plans, curricula, data and answers of the Hub, changed at random.
 
-What may come of them is in ``hostile_inputs``. Every run tries 370, the sweep 4,250; the same ones everywhere.
+What may come of them is in ``hostile_inputs``. Every run tries 450, the sweep 4,320; the same ones everywhere.
 """
 
 import json
@@ -303,6 +303,46 @@ def test_curricula_are_answered_or_refused(content: Any) -> None:
     Path("stages.yaml").write_bytes(text)
     words = [*LAUNCH, "--model", "./model", "--gpu", "cpu:1", "--seq-len", "64", "--curriculum", "stages.yaml"]
     check(words, names=["stages.yaml", "stage", "--"])
+
+
+# -- what no reader may try for long ---------------------------------------------------------------------------------
+
+BY_FILE: dict[str, tuple[str, ...]] = {
+    "ds.json": (*ESTIMATE, "--ds-config", "ds.json"),
+    "mine.yaml": (*ESTIMATE, "--catalog", "mine.yaml"),
+    "model/config.json": ("estimate", "--model", "./model", "--gpu", "t4", "--json"),
+    "plan.json": (*LAUNCH, "--plan", "plan.json", "--dummy-data", "99"),
+    "stages.yaml": (*LAUNCH, *MODEL, "--gpu", "cpu:1", "--seq-len", "64", "--curriculum", "stages.yaml"),
+    "train.yaml": ("estimate", "--config", "train.yaml", *GPU, "--json"),
+    "train.json": ("estimate", "--config", "train.json", *GPU, "--json"),
+}
+"""A command that reads each file."""
+NOTHING_TO_READ = {
+    "nested": b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    "nested in blocks": b"- " * 5000 + b"a",
+    "a key twice among thousands": b"{" + b",".join(b'"k%d": 1' % number for number in range(5000)) + b', "k1": 2}',
+    "thousands of digits": b'{"a": ' + b"9" * 5000 + b"}",
+    "no text": b"\xff\xfe\x00",
+    "half of a character": b'{"\\ud800": "\\ud800"}',
+    "a tag of Python's": b"!!python/object/apply:os.mkdir [made]",
+    "a value that is not what its tag says": b"{a: !!bool x, b: !!int y}",
+    "aliases of aliases": b"\n".join(
+        [b"a0: &a0 [x, x]", *(b"a%d: &a%d [*a%d, *a%d]" % (n, n, n - 1, n - 1) for n in range(1, 40))]
+    ),
+    "merges of merges": b"\n".join(
+        [b"a0: &a0 {k: x}", *(b"a%d: &a%d {<<: [*a%d, *a%d]}" % (n, n, n - 1, n - 1) for n in range(1, 40))]
+    ),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("what", NOTHING_TO_READ)
+@pytest.mark.parametrize("name", BY_FILE)
+def test_what_is_no_file_of_its_kind_is_refused(name: str, what: str) -> None:
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(name).write_bytes(NOTHING_TO_READ[what])
+    check(BY_FILE[name], names=[Path(name).name], must_refuse=True)
+    assert not Path("made").exists()
 
 
 # -- data ------------------------------------------------------------------------------------------------------------
