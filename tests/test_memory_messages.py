@@ -1,10 +1,13 @@
 """Every form in which memory is said to have run out: made as its source makes it, and read back."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.memory_messages import Kind, MemoryMessage, messages_in, requested_bytes
+from vlmplan.shortage import Shortage
 from vlmplan.units import GIB, KIB, MIB
 
 UNKNOWN = 2**64 - 1
@@ -263,3 +266,28 @@ def test_what_is_not_printed_is_unknown():
 def test_any_text_is_read(text: str):
     for message in messages_in(f"{text} CUDA out of memory. Tried to allocate {text}"):
         assert message.start <= message.end
+
+
+@given(
+    st.integers(1, 90 * GIB),
+    st.integers(1, 90 * GIB),
+    st.sampled_from(["forward", "backward", "step"]),
+    st.integers(1, 10**6),
+)
+def test_what_the_bundled_trainer_says_of_itself_is_read(allocated: int, requested: int, phase: str, step: int):
+    shortage = Shortage(
+        rank=3,
+        phase=phase,
+        step=step,
+        is_on_host=False,
+        allocated_bytes=allocated,
+        requested_bytes=requested,
+        free_bytes=5 * MIB,
+        total_bytes=24 * GIB,
+        planned_bytes=7 * GIB,
+    )
+    message = only(f"vlmplan_trainer: {shortage.sentence()}")
+    assert (message.phase, message.step, message.rank, message.total_bytes) == (phase, step, 3, 24 * GIB)
+    assert only(replace(shortage, is_on_host=True).sentence()).kind is Kind.HOST
+    found = zip((message.allocated_bytes, message.requested_bytes), (allocated, requested), strict=True)
+    assert all(size is not None and abs(size - exact) <= max(GIB // 200 + 1, 0) for size, exact in found)

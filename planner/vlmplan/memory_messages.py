@@ -14,10 +14,12 @@ HIP builds print what CUDA builds do, with HIP in its place; those of other vend
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from vlmplan.plain_text import one_line
+from vlmplan.units import GIB
 
 UNITS = {"bytes": 1, "KiB": 2**10, "KB": 2**10, "MiB": 2**20, "MB": 2**20, "GiB": 2**30, "GB": 2**30}
 """As ``format_size`` of torch's allocators writes them; that of MPS calls 2**30 bytes a GB (MPSAllocator.mm)."""
@@ -33,6 +35,7 @@ MAX_MARKS = 4096
 """Places that are looked at for one form: its mark may be in other words. A choice."""
 MAX_LINE_CHARACTERS = 10_000
 """Of a line before a message. A choice: JSON logs have whole tracebacks in one."""
+OWN = "vlmplan's trainer"
 HANDLE = "cuBLAS's handle"
 """Of a form: cuBLAS could not be initialised, for want of memory most often, but not always."""
 
@@ -78,6 +81,10 @@ class MemoryMessage:
     allowed_bytes: int | None = None
     in_use_bytes: int | None = None
     processes: tuple[tuple[int, int], ...] = ()
+    phase: str | None = None
+    """Of a plan, by vlmplan's own trainer, which names ``step`` and ``rank`` too."""
+    step: int | None = None
+    rank: int | None = None
 
     @property
     def is_sure(self) -> bool:
@@ -104,7 +111,7 @@ class MemoryMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """``mark`` is a text that every such message has; ``pattern`` has to match around it, at most ``before`` it."""
+    """``mark`` is a text that every such message has; ``pattern`` matches from it on, or from ``before`` it at most."""
 
     name: str
     kind: Kind
@@ -121,9 +128,15 @@ _OUT = r"(?:(CUDA|HIP|XPU|MPS|NPU|MLU|MUSA|GCU)(?: backend)?\s{1,4})?[Oo]ut\s{1,
 _ALLOCATOR = (
     rf"{_OUT}(?:\s?\([^()]{{1,200}}\))?\.\s{{1,4}}(?:\w{{1,40}} )?[Tt]ried\s{{1,4}}to\s{{1,4}}allocate\s{{1,4}}{SIZE}"
 )
+_OWN = (
+    rf"(host )?memory ran out (?:in (\w+)(?: of step (\d+))?|between the phases of the plan) on rank (\d+): "
+    rf"(?:planned {SIZE}, )?actual (?:unknown|{SIZE})(?: and {SIZE} more asked for)?(?:; {SIZE} were free of {SIZE})?"
+)
+"""``Shortage.sentence`` in ``shortage``."""
 _KILLED_PROCESS = r"Out of memory: Killed process (\d+) \([^)]{1,40}\)(?:.{0,200}?anon-rss:(\d{1,15})kB)?"
 _RAY = r"Memory on the node (?:.{1,400}? )?was ([0-9]{1,9}\.[0-9]{1,4})GB / ([0-9]{1,9}\.[0-9]{1,4})GB"
 FORMS: tuple[_Form, ...] = (
+    _form(OWN, Kind.DEVICE, "memory ran out ", _OWN, 5),
     _form("torch's allocator", Kind.DEVICE, "ried", _ALLOCATOR, 300),
     _form(
         "torch's cudaMallocAsync backend", Kind.DEVICE, "Allocation on device", r"Allocation on device \d+ would exceed"
@@ -245,7 +258,9 @@ def _matches(form: _Form, text: str) -> Iterator[re.Match[str]]:
         at = text.rfind(form.mark, 0, at)
         if at < 0 or count == MAX_MESSAGES:
             return
-        match = form.pattern.search(text, max(0, at - form.before), at + WINDOW_CHARACTERS)
+        end = at + WINDOW_CHARACTERS
+        before = max(0, at - form.before)
+        match = form.pattern.search(text, before, end) if form.before else form.pattern.match(text, at, end)
         if match is not None and match.start() <= at < match.end() and match.start() < last_start:
             last_start, count = match.start(), count + 1
             yield match
@@ -265,10 +280,12 @@ def _with_details(found: list[MemoryMessage], text: str) -> Iterator[MemoryMessa
 
 
 def _detailed(message: MemoryMessage, window: str) -> MemoryMessage:
+    if message.form == OWN:
+        return _of_own(message, window)
     first, _, rest = window.partition("\n")
     words = one_line(window if message.kind is Kind.DEVICE else first)
     text = one_line(first) if message.kind is not Kind.DEVICE or not _goes_on(first, rest) else words
-    sizes = {name: _size(pattern, words) for name, pattern in _FIELDS.items()}
+    sizes: dict[str, Any] = {name: _size(pattern, words) for name, pattern in _FIELDS.items()}
     requested, rounding = _requested(message, words)
     unallocated, reserved, allocated = (
         sizes.pop("unallocated_bytes"),
@@ -280,7 +297,7 @@ def _detailed(message: MemoryMessage, window: str) -> MemoryMessage:
     device = _OLD_FORM.search(words) or _NEW_DEVICE.search(words) or re.match(r"Allocation on device (\d+)", words)
     backend = re.match(_OUT, words)
     processes = [(int(pid), bytes_of(number, unit)) for pid, number, unit in _PROCESS.findall(words)]
-    host = _host_sizes(message, words)
+    sizes.update(_host_sizes(message, words))
     return MemoryMessage(
         kind=message.kind,
         form=message.form,
@@ -293,7 +310,29 @@ def _detailed(message: MemoryMessage, window: str) -> MemoryMessage:
         requested_rounding_bytes=rounding,
         reserved_bytes=reserved,
         processes=tuple(one for one in processes if one[1] < MOST_BYTES),
-        **(sizes | host),
+        **sizes,
+    )
+
+
+def _of_own(message: MemoryMessage, window: str) -> MemoryMessage:
+    """What a rank of the bundled trainer says; the sizes are all that it has."""
+    match = re.match(_OWN, window)
+    assert match is not None
+    host, *parts = match.groups()
+    sizes = [bytes_of(parts[at], parts[at + 1]) if parts[at] else None for at in range(3, 13, 2)]
+    _, allocated, requested, free, total = sizes
+    return replace(
+        message,
+        kind=Kind.DEVICE if host is None else Kind.HOST,
+        text=one_line(match[0]),
+        requested_bytes=requested,
+        requested_rounding_bytes=0 if requested is None else GIB // 200,
+        allocated_bytes=allocated,
+        free_bytes=free,
+        total_bytes=total,
+        phase=parts[0],
+        step=None if parts[1] is None else int(parts[1]),
+        rank=int(parts[2]),
     )
 
 

@@ -1,6 +1,7 @@
 """``vlmplan diagnose``: what it takes, what it refuses, and what it says without a setup."""
 
 import io
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,3 +67,27 @@ def test_half_a_setup_is_refused(log: str, words: tuple[str, ...], said: str):
 def test_help_names_the_options_of_estimate():
     shown = call("diagnose", "--help").out
     assert all(f"--{name}" in shown for name in ("config", "plan", "model", "gpu", "seq-len", "zero-stage", "json"))
+
+
+HOSTILE = (
+    *("CUDA out of memory. Tried to allocate 1.00 GiB ", "out of memory", "ried ", "-9", " 3%| 1/2 [", "\x1b[", "\r"),
+    *(
+        '  File "' + "x" * 399,
+        "[rank0]: ",
+        "Memory on the node ",
+        "'loss' ",
+        "\0",
+        "Process 1 has 1.00 GiB memory in use. ",
+    ),
+)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mark", HOSTILE)
+def test_a_log_of_nothing_but_marks_is_answered_soon(mark: str, tmp_path: Path):
+    """A megabyte; one of 64 MiB takes two seconds."""
+    path = tmp_path / "hostile.log"
+    path.write_text(mark * (2**20 // len(mark)) + "\nCUDA error: out of memory")
+    started = time.process_time()
+    assert call("diagnose", str(path)).code == DONE
+    assert time.process_time() - started < 5

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli_calls import DONE, Call, call, isolate
-from diagnosis.test_places import BACKWARD, CALL, LOSS, STEP, TRAINER, traceback_of
+from diagnosis.test_places import BACKWARD, CALL, EVALUATION, LOSS, STEP, TRAINER, traceback_of
 from test_memory_messages import torch_2_1
 from vlmplan.units import GIB, MIB
 
@@ -114,3 +114,20 @@ def test_the_hosts_memory_is_compared_with_the_hosts():
     assert any(sentence == "The node has 1.00 GiB: less than planned" for sentence in small["sentences"])
     large = diagnosed(text, options=(*SETUP, *CARD, "--host-ram", "512")).document
     assert any("more than planned: something else takes it" in sentence for sentence in large["sentences"])
+
+
+def test_evaluation_changes_nothing_of_how_it_trains():
+    found = diagnosed(message(5 * GIB, 19 * GIB), frames=[*TRAINER, *EVALUATION], steps=100).document
+    assert (found["phase"], found["part"], found["is_late"]) == ("evaluation", "gathered_logits", True)
+    assert found["to_fit"] is None
+    assert "Training fits by its plan: what has to change is not how it trains" in found["sentences"]
+    assert any("eval_accumulation_steps" in sentence for sentence in found["sentences"])
+    assert not any("steps went well" in sentence for sentence in found["sentences"])
+
+
+def test_a_host_that_the_message_tells_of_is_what_the_plan_has_to_fit():
+    ray = "Memory on the node (IP: 1) was 3.90GB / 4.00GB (0.975000), which exceeds the memory usage threshold of 0.95"
+    found = diagnosed(ray, options=(*SETUP, *CARD)).document
+    assert found["cause"] == "host_memory"
+    assert found["planned"]["host_bytes_per_node"] > 0
+    assert any(sentence.startswith("The node has 4.00 GiB") for sentence in found["sentences"])

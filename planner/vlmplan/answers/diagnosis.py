@@ -10,7 +10,7 @@ import click
 from vlmplan.answers import to_fit
 from vlmplan.answers.diagnosis_sentences import found_sentences
 from vlmplan.answers.estimate import heading, verdict_line
-from vlmplan.diagnosis import Cause, Diagnosis, Planned, TensorSize
+from vlmplan.diagnosis import BESIDE_TRAINING, Cause, Diagnosis, Planned, TensorSize
 from vlmplan.engines.components import Components
 from vlmplan.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
@@ -237,6 +237,8 @@ def _verdict_sentences(found: Diagnosis, planned: Planned) -> Iterator[str]:
     is_on_host, progress = found.evidence.message.is_on_host, found.evidence.progress
     if found.cause is Cause.OTHER_PROCESSES and planned.way_out is None:
         yield "On a GPU of its own the setup fits by its plan: nothing of it has to change"
+    elif fits and planned.way_out is None and found.evidence.place.phase in BESIDE_TRAINING:
+        yield "Training fits by its plan: what has to change is not how it trains"
     elif planned.longer is not None:
         device, unplanned = planned.actual.device, planned.unplanned_bytes
         verb = "fits" if device.device_bytes + unplanned <= device.usable_bytes else "does not fit"

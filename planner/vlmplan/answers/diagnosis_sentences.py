@@ -53,7 +53,8 @@ def _progress_text(evidence: Evidence) -> str:
     if progress.steps_done is None:
         return f" while {progress.of}" if progress.of and evidence.place.phase is None else ""
     comma = "" if evidence.place.phase is None and evidence.place.part is None else ","
-    return f"{comma} after {progress.steps_done:,} of {progress.num_steps:,} steps"
+    total = "" if progress.num_steps is None else f" of {progress.num_steps:,}"
+    return f"{comma} after {progress.steps_done:,}{total} steps"
 
 
 def _own_frame(evidence: Evidence) -> Iterator[str]:

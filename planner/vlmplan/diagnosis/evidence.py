@@ -1,10 +1,10 @@
 """What a log tells of the moment when memory ran out: the message, who wrote it, where it was, how far the run was."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vlmplan.diagnosis.frames import frames_before
 from vlmplan.diagnosis.log import Log, line_of
-from vlmplan.diagnosis.places import Phase, Place, place_of
+from vlmplan.diagnosis.places import Phase, Place, place_of, place_of_plan
 from vlmplan.diagnosis.progress import Progress, progress_before
 from vlmplan.errors import InputError
 from vlmplan.memory_messages import HANDLE, LOOKED_FOR, Kind, MemoryMessage, line_start, messages_in
@@ -45,7 +45,7 @@ def evidence_in(log: Log) -> Evidence:
         raise InputError(f"{log.source} has no out-of-memory message{where}; looked for {LOOKED_FOR}")
     last = _of_the_last_time(text, found)
     cause = min(last, key=lambda one: (_vagueness(one.message), one.message.start))
-    place = place_of(frames_before(text, cause.message.start))
+    place = place_of_plan(cause.message.phase) or place_of(frames_before(text, cause.message.start))
     is_in_evaluation = place.phase in (Phase.EVALUATION, Phase.GENERATION)
     writers = {(one.rank, one.message.device) for one in last if one.message.kind is cause.message.kind}
     return Evidence(
@@ -57,11 +57,18 @@ def evidence_in(log: Log) -> Evidence:
         num_ranks=len(writers),
         num_earlier=len(found) - len(last),
         place=place,
-        progress=progress_before(text, cause.message.start, is_in_evaluation=is_in_evaluation),
+        progress=_progress(text, cause.message, is_in_evaluation=is_in_evaluation),
     )
 
 
+def _progress(text: str, message: MemoryMessage, *, is_in_evaluation: bool) -> Progress:
+    found = progress_before(text, message.start, is_in_evaluation=is_in_evaluation)
+    return found if message.step is None else replace(found, steps_done=max(0, message.step - 1))
+
+
 def _rank(text: str, message: MemoryMessage) -> int | None:
+    if message.rank is not None:
+        return message.rank
     start = line_start(text, message.start)
     return line_of(text[start : start + 200]).rank
 

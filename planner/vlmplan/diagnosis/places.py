@@ -107,6 +107,22 @@ VISION_CODE = re.compile(r"scaled_dot_product_attention\(\s*(?:q, k, v\b|q\.unsq
 MODELS = re.compile(r"modeling_|/models/")
 
 
+OF_PLAN = {
+    "load": Phase.LOAD,
+    "init": Phase.SETUP,
+    "forward": Phase.FORWARD,
+    "backward": Phase.BACKWARD,
+    "step": Phase.STEP,
+    "save": Phase.SAVE,
+}
+"""A plan's phases by their names."""
+
+
+def place_of_plan(phase: str | None) -> Place | None:
+    """Where a rank of vlmplan's own trainer says that it was; None for any other message."""
+    return None if phase is None else Place(phase=OF_PLAN.get(phase))
+
+
 def place_of(frames: Sequence[Frame]) -> Place:
     """What a traceback's frames, outermost first, tell."""
     if not frames:

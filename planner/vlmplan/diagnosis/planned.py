@@ -30,6 +30,7 @@ from vlmplan.request import Options, Request
 from vlmplan.sample_images import image_tokens, sample_image
 from vlmplan.search.way_out import WayOut, way_out
 from vlmplan.shortage import Shortage
+from vlmplan.units import GIB
 from vlmplan.workload import Workload
 
 IN_PLAN: dict[RunPhase, tuple[str, ...]] = {
@@ -50,6 +51,8 @@ NARROWER: tuple[tuple[str, Options], ...] = (
     ("With a frozen vision tower (--freeze-vision)", {"train_vision": False}),
 )
 """What trains beside the adapters of the language model, often without being meant."""
+BESIDE_TRAINING = (RunPhase.EVALUATION, RunPhase.GENERATION, RunPhase.RESUME, RunPhase.SAVE, RunPhase.DATA)
+"""Phases that no change of how it trains helps, where training itself fits."""
 OF_ACTIVATIONS = (RunPhase.FORWARD, RunPhase.LOSS, RunPhase.BACKWARD)
 LONGER_RATIO = 1.05
 """From how much over the plan on samples are called longer: the memory model is within a few percent (accuracy.md)."""
@@ -78,6 +81,7 @@ def beside_plan(
     allocated, requested = message.allocated_bytes, message.requested_bytes
     needed = None if allocated is None or message.is_on_host else allocated + (requested or 0)
     trials = Trials(catalog, present.workload.model)
+    request, present = _with_host(found, request, present, trials)
     longer = _longer(found, present, request, trials, tensors, widths, needed)
     actual_request = request if longer is None else _with_samples(request, present.workload, longer)
     actual = present if longer is None else trials.estimate(actual_request)
@@ -97,6 +101,15 @@ def beside_plan(
         narrower=tuple(_narrower(actual_request, actual, trials)),
     )
     return replace(found, planned=planned, cause=_cause(found, present))
+
+
+def _with_host(found: Diagnosis, request: Request, present: Estimate, trials: Trials) -> tuple[Request, Estimate]:
+    """With the host memory that the message tells of, where the setup says nothing of it."""
+    message = found.evidence.message
+    if not message.is_on_host or message.total_bytes is None or present.cluster.node.host_ram_bytes is not None:
+        return request, present
+    request = request.with_options({"host_ram": round(message.total_bytes / GIB, 2)})
+    return request, trials.estimate(request)
 
 
 def _phase(estimate: Estimate, phase: RunPhase | None) -> Phase | None:
@@ -257,8 +270,11 @@ def _way_out(
         return None
     if found.cause in (Cause.DISK, Cause.SHARED_MEMORY):
         return None
+    fits = actual.verdict is not Verdict.DOES_NOT_FIT and not actual.host_is_short
+    if fits and found.evidence.place.phase in BESIDE_TRAINING:
+        return None
     accepts = _acceptance(found, actual, scores)
-    is_enough = actual.verdict is not Verdict.DOES_NOT_FIT if accepts is None else accepts(actual)
+    is_enough = fits if accepts is None else accepts(actual)
     return None if is_enough else way_out(request, actual, catalog, today, accepts=accepts)
 
 
