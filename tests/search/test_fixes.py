@@ -65,7 +65,7 @@ SMALL = {
     "architectures": ["LlamaForCausalLM"],
     "hidden_size": 2048,
     "intermediate_size": 4096,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
     "vocab_size": 128_000,
@@ -133,6 +133,7 @@ def test_a_smaller_micro_batch_keeps_the_samples_of_a_step():
     assert_kept(found, gpu=f"{CARD}:1")
 
 
+@pytest.mark.sweep
 def test_no_alternative_is_as_good_as_an_earlier_one_in_all():
     found = fixed(LLAMA_FACTORY | {"deepspeed": "shared.json", "finetuning_type": "full"}, f"{CARD}:2")
     assert 1 < len(found.fixes) <= 3
@@ -174,6 +175,7 @@ def test_where_nothing_helps_the_cheapest_other_machine_is_named():
     assert found.other_machine.plan.estimate.verdict is Verdict.FITS
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("values", [LLAMA_FACTORY, MS_SWIFT, TRL], ids=["LLaMA-Factory", "ms-swift", "TRL"])
 def test_only_what_the_trainer_has_a_key_for_changes(values):
     found = fixed(values, f"{CARD}:1")
@@ -182,13 +184,11 @@ def test_only_what_the_trainer_has_a_key_for_changes(values):
     assert_kept(found, gpu=f"{CARD}:1")
 
 
-def test_the_allocator_is_set_where_the_file_can_set_it():
-    slight = TRL | {"max_length": 2048}
-    assert "env.PYTORCH_CUDA_ALLOC_CONF" not in keys_of(fixed(LLAMA_FACTORY, f"{CARD}:1"))
+def test_the_words_of_a_script_change():
     Path("run.sh").write_text("swift sft " + " ".join(f"--{key} {value}" for key, value in MS_SWIFT.items()))
     found = fixes(Path("run.sh"), f"{CARD}:1")
+    assert "--per_device_train_batch_size 8" not in found.fixes[0].patch.files[0].after
     assert_kept(found, gpu=f"{CARD}:1")
-    assert_kept(fixed(slight, f"{CARD}:1"), gpu=f"{CARD}:1")
 
 
 # -- DeepSpeed ---------------------------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def case(file: Shipped, gpu: str) -> str:
     return f"{file.path}-{gpu}"
 
 
-@pytest.mark.one_in(131)
+@pytest.mark.one_in(263)
 @pytest.mark.parametrize("gpu", CARDS)
 @pytest.mark.parametrize("file", RUNS, ids=lambda file: file.path)
 def test_a_shipped_configuration_means_what_its_change_promised(file, gpu, tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def _diff(one: Fix) -> str:
 
 def print_fixes(found: Fixes, on: date) -> None:
     """The estimate as it is in a line, the first change as a diff, and what each costs, to standard output."""
-    say(heading(found.present), f"as it is, it {verdict_line(found.present)}")
+    say(heading(found.present), verdict_line(found.present))
     if not found.fixes:
         if found.fits_already:
             say(f"No change of the file that was tried saves {WORTH_FRACTION:.0%} of the time: it stays as it is")

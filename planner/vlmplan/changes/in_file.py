@@ -1,8 +1,8 @@
 """Setups of a trainer's file with other values: each is read again as its trainer would read it, so that what it cannot
 do, or has no key for, is no setup."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from vlmplan.changes.kinds import Change, Space, all_changes
@@ -30,6 +30,7 @@ class FileSetups:
     request: Request
     present: RequestedSetup
     model: ModelFiles
+    _found_model: Callable[[str], ModelFiles] = field(default_factory=lambda: cache(find_model))
 
     @property
     def config(self) -> TrainerConfig:
@@ -63,7 +64,7 @@ class FileSetups:
 
     def read(self, opened: OpenedConfig) -> Request:
         """The request of the file when it is ``opened``, with the options that are given beside it."""
-        return configured_request(self.own, opened, cache(find_model))
+        return configured_request(self.own, opened, self._found_model)
 
     def is_same(self, request: Request, tried: RequestedSetup) -> bool:
         """Whether a request of the changed file means what was tried."""

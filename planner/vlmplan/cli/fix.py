@@ -78,10 +78,15 @@ def write_fix(found: "Fixes", file: Path, *, force: bool) -> list[Path]:
         refuse_target(text.path, force=force)
     main, *beside = texts
     for text in beside:
-        write_atomically(text.path, text.after, force=force)
+        write_atomically(_target(text.path), text.after, force=force)
     mode = file.stat().st_mode & EXECUTABLE | OWNER_WRITES
-    write_atomically(main.path, main.after, force=force, mode=mode)
+    write_atomically(_target(main.path), main.after, force=force, mode=mode)
     return [text.path for text in texts]
+
+
+def _target(path: Path) -> Path:
+    """What a link leads to, so that it stays a link."""
+    return path.resolve() if path.is_symlink() else path
 
 
 def run_fix(
@@ -98,14 +103,15 @@ def run_fix(
     from vlmplan.answers.reading import document
     from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, described, estimate, only_estimated
     from vlmplan.cli.to_fit import command_text
+    from vlmplan.memory.device import Verdict
     from vlmplan.search.way_out import WayOut
 
     if choice.target is not None:
         refuse_target(choice.target, force=choice.force)
     answer = only_estimated(request, catalogs)
     found = fixes_of(file, given, request, answer.estimate, catalogs, choice.target or file)
-    helps = found.fits_already or bool(found.fixes)
-    way_out = None if helps else WayOut(clusters=(answer.estimate.cluster,), other_machine=found.other_machine)
+    is_done = found.fits_already or bool(found.fixes)
+    way_out = None if is_done else WayOut(clusters=(answer.estimate.cluster,), other_machine=found.other_machine)
     written = [] if choice.target is None else write_fix(found, file, force=choice.force)
     command = command_text(estimate, catalogs, order=("config", *given))
     if as_json:
@@ -123,7 +129,7 @@ def run_fix(
         fix.print_fixes(found, today())
         to_fit.print_way_out(way_out, command, today())
         _print_written(written, choice, found)
-    return 0 if helps else EXIT_DOES_NOT_FIT
+    return EXIT_DOES_NOT_FIT if not is_done and answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0
 
 
 def _print_written(written: list[Path], choice: FixOptions, found: "Fixes") -> None:
