@@ -18,6 +18,7 @@ from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.request import configured_request, own_request
 from vlmplan.requested import requested_estimate
 from vlmplan.search.fixes import Fix, Fixes, found_fixes
+from vlmplan.units import DType
 
 READ = {name for name, outcome in json.loads(KEPT.read_text(encoding="utf-8")).items() if outcome == "read"}
 RUNS = [file for file in shipped() if f"{file.trainer}/{file.path}" in READ]
@@ -219,6 +220,30 @@ def test_ms_swift_has_names_for_the_files_that_it_ships():
     names = {changed(found, place).get("deepspeed") for place in range(len(found.fixes))}
     assert names & {("zero3", "zero1"), ("zero3", "zero2"), ("zero3", None)}
     assert_kept(found, gpu="a100-sxm4-80gb:4")
+
+
+def test_weights_that_are_updated_in_float32_still_are():
+    full = MS_SWIFT | SLOW | {"tuner_type": "full", "max_length": 256}
+    found = fixed(full | {"deepspeed": "zero3"}, "a100-sxm4-80gb:4")
+    assert found.fits_already
+    assert found.fixes  # DDP of ms-swift would be faster, and update 16-bit weights
+    assert all(fix.estimate.recipe.master_dtype is DType.FLOAT32 for fix in found.fixes)
+    assert found.present.recipe.master_dtype is DType.FLOAT32
+
+
+def test_accelerates_file_has_the_engine_alone():
+    text = (
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 2\n"
+        "deepspeed_config:\n  zero_stage: 3 # sharded\n  offload_optimizer_device: cpu\n  offload_param_device: none\n"
+    )
+    Path("train.yaml").write_text(text, encoding="utf-8")
+    options = {"gpu": "a100-sxm4-80gb:2", "model": "./small", "micro_batch": 1, "seq_len": 512}
+    found = fixes(
+        Path("train.yaml"), options["gpu"], **{key: options[key] for key in ("model", "micro_batch", "seq_len")}
+    )
+    assert keys_of(found) <= {"deepspeed_config.zero_stage", "deepspeed_config.offload_optimizer_device"}
+    assert "offload_optimizer_device: none" in found.fixes[0].patch.files[0].after
+    assert_kept(found, **options)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

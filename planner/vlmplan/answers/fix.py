@@ -147,6 +147,8 @@ def _host_text(found: Fixes, one: Fix) -> str:
 
 def _notes(one: Fix) -> Iterator[str]:
     yield from one.patch.notes
+    if one.widens_update:
+        yield "DeepSpeed updates weights in float32, which this trainer does not without it"
     if one.adds_adapters:
         yield (
             "learning_rate is left as it is: adapters usually take a larger one than whole weights (LLaMA-Factory's "

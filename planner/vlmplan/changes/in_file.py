@@ -14,6 +14,7 @@ from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, cannot_train,
 from vlmplan.other_trainers.writing import Tool
 from vlmplan.recipe import Recipe
 from vlmplan.request import OptionValue, Request, RequestedSetup, configured_request, image_size, requested_setup
+from vlmplan.units import DType
 from vlmplan.workload import ModelFiles, Workload
 
 CHECKPOINTING = ("activation_checkpointing", "vision_activation_checkpointing")
@@ -60,7 +61,14 @@ class FileSetups:
             return self.present
         opened = with_changes(self.opened, self.keys(request))
         found = requested_setup(self.read(opened), (cluster, ()), self.model)
-        return replace(found, notes=())
+        if self.updates_alike(found.recipe) or found.recipe.master_dtype is DType.FLOAT32:
+            return replace(found, notes=())
+        raise InputError("weights would no longer be updated in float32")
+
+    def updates_alike(self, recipe: Recipe) -> bool:
+        """Whether the optimizer updates weights in the type in which it does now, or the method decides that."""
+        present = self.present.recipe
+        return recipe.master_dtype is present.master_dtype or recipe.method is not present.method
 
     def read(self, opened: OpenedConfig) -> Request:
         """The request of the file when it is ``opened``, with the options that are given beside it."""

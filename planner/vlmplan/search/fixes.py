@@ -39,7 +39,8 @@ _Candidate = tuple[float, int, Change, Request]
 class Fix:
     """Changes of the file, and what they come to: ``estimate`` is of the file as it is read with them.
 
-    ``keeps_results``: the same model comes out, but for rounding.
+    ``keeps_results``: the same model comes out, but for rounding. ``adds_adapters`` to a run that had none;
+    ``widens_update``: the optimizer updates weights in float32, which it did not.
     """
 
     patch: Patch
@@ -47,6 +48,7 @@ class Fix:
     request: Request
     keeps_results: bool
     adds_adapters: bool
+    widens_update: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +137,14 @@ def _fix(
         estimate, _ = requested_estimate(request, catalog_files)
     if estimate.verdict is not Verdict.FITS or estimate.samples_per_step != files.samples_per_step:
         return None
+    updates_alike = files.updates_alike(estimate.recipe)
     return Fix(
         patch=patch,
         estimate=estimate,
         request=request,
-        keeps_results=found.keeps_results,
+        keeps_results=found.keeps_results and updates_alike,
         adds_adapters=estimate.recipe.trains_adapters and not files.present.recipe.trains_adapters,
+        widens_update=not updates_alike,
     )
 
 
@@ -217,7 +221,8 @@ def _fastest_change(
     candidates: list[_Candidate] = []
     for place, change in enumerate(_faster_changes(trials.known_setup(request))):
         asked = request.with_options(change.options)
-        if not trials.is_possible(asked):
+        setup = trials.setup(asked)
+        if setup is None or not files.updates_alike(setup.recipe):
             continue
         taken = trials.seconds(asked)
         weight = LARGER_WEIGHT if change.is_larger else 1.0

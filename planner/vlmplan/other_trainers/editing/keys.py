@@ -8,8 +8,8 @@ from typing import Any
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.json_reader import JsonDict
-from vlmplan.other_trainers.accelerate import ACCELERATE
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES
+from vlmplan.other_trainers.editing.accelerate_keys import accelerate_changes
 from vlmplan.other_trainers.editing.engine import (
     changed,
     deepspeed_changes,
@@ -73,7 +73,8 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     """
     tool = tool_of_trainer(config.trainer)
     if tool is None:
-        raise InputError(f"{ACCELERATE}'s file has no key for it")
+        num_gpus = after.cluster.num_gpus
+        return KeyChanges(values=accelerate_changes(opened.values, before.recipe, after.recipe, num_gpus))
     mine, its = _written(tool, before), _written(tool, after)
     if mine.options != its.options:
         raise InputError(f"{config.trainer}'s file has no key for it")
@@ -181,7 +182,7 @@ def _require_removable(opened: OpenedConfig, values: Mapping[str, Any]) -> None:
 
 def with_changes(opened: OpenedConfig, changes: KeyChanges) -> OpenedConfig:
     """The file as it would be read with these changes, without writing it."""
-    values = {key: value for key, value in {**opened.values, **changes.values}.items() if value is not None}
+    values = changed(opened.values, changes.values)
     if changes.deepspeed is not None:
         values["deepspeed"] = deepspeed_name(opened, changes) or changes.deepspeed
     return replace(opened, values=values, environment={**opened.environment, **changes.variables})

@@ -171,7 +171,7 @@ def _written(value: Any, present: str, style: TextFormat, *, spreads: bool = Fal
 
 QUOTED = re.compile(r"""(["'])(?:[-+.\deE]*\d[-+.\deE]*|true|false)\1""", re.IGNORECASE)
 """A number or a truth value in quotes."""
-NOT_PLAIN = frozenset("true false yes no on off null none y n".split())
+NOT_PLAIN = frozenset("true false yes no on off null y n".split())
 """What YAML takes for something else than text."""
 
 
