@@ -20,8 +20,8 @@ import psutil
 
 from vlmplan.launch.rank_locks import LOCK_FILE, ROW_BYTES
 
-WORDS = ("vlmplan launch", "launchers", "a rank", "all ranks", "everything")
-"""Who is hit. Launchers: DeepSpeed's two, or torchrun."""
+WHO = ("vlmplan launch", "a rank", "all ranks", "everything", LAUNCHERS := "launchers")
+"""Who is hit. Launchers: DeepSpeed's two, or torchrun; a run of one rank has none."""
 KILL, FILL_DISK = "kill", "fill the disk of"
 SIGNALS = {KILL: signal.SIGKILL, "end": signal.SIGTERM, "hang up on": signal.SIGHUP, "stop": signal.SIGSTOP}
 MOST_BYTES = 200_000
@@ -46,12 +46,13 @@ class Fault:
         return f"{self.name} {self.whom} {when}"
 
 
-def drawn_fault(drawn: random.Random, *, last_step: int, num_steps: int) -> Fault:
+def drawn_fault(drawn: random.Random, *, last_step: int, num_steps: int, num_ranks: int) -> Fault:
     name = drawn.choice(sorted([*SIGNALS, FILL_DISK]))
     step = drawn.randint(min(num_steps - 1, last_step + 1), min(num_steps - 1, last_step + 12))
     is_early = drawn.random() < 0.2
     seconds = drawn.random() * (START_SECONDS if is_early else 0.05)
-    return Fault(name, drawn.choice(WORDS), None if is_early else step, seconds, drawn.randrange(MOST_BYTES))
+    who = [one for one in WHO if num_ranks > 1 or one != LAUNCHERS]
+    return Fault(name, drawn.choice(who), None if is_early else step, seconds, drawn.randrange(MOST_BYTES))
 
 
 def launched(words: Sequence[str], run: Path, fault: Fault | None, steps: Callable[[], list[int]]) -> "Launched":
@@ -127,7 +128,7 @@ def _do(fault: Fault, pid: int, tree: dict[int, psutil.Process], run: Path) -> N
     launchers = [one for one in tree if one not in ranks]
     pids = {
         "vlmplan launch": [pid],
-        "launchers": launchers,
+        LAUNCHERS: launchers,
         "a rank": ranks[-1:],
         "all ranks": ranks,
         "everything": [pid, *tree],

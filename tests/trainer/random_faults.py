@@ -195,7 +195,8 @@ def broken_once(plan: Plan, folder: Path, drawn: random.Random) -> tuple[list[st
 def launched_once(plan: Plan, folder: Path, drawn: random.Random) -> tuple[list[str], str]:
     """``broken_once`` of a run that ``vlmplan launch`` starts."""
     run = folder / "run"
-    fault = drawn_fault(drawn, last_step=(steps_of(run) or [0])[-1], num_steps=NUM_STEPS)
+    last_step, num_ranks = (steps_of(run) or [0])[-1], plan.hardware.num_gpus
+    fault = drawn_fault(drawn, last_step=last_step, num_steps=NUM_STEPS, num_ranks=num_ranks)
     begin = time.monotonic()
     ended = launched(launch_words(plan, folder), run, fault, lambda: steps_of(run))
     problems = ended.problems(is_finished=(run / "report.json").exists())
