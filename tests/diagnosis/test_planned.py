@@ -98,6 +98,7 @@ def test_fragmentation_is_mended_by_segments_that_grow():
 def test_a_smaller_card_than_planned_is_said():
     found = diagnosed(message(GIB, 9 * GIB, total=10 * GIB), frames=[*TRAINER, STEP, *BACKWARD]).document
     assert found["cause"] == "smaller_card"
+    assert not any("\x1b" in sentence for sentence in found["sentences"])
 
 
 @pytest.mark.sweep

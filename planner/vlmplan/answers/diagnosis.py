@@ -64,7 +64,7 @@ def document(found: Diagnosis, command: "Callable[[Request], str]", on: date) ->
         "balance": asdict(found.balance) | {"pids": list(found.balance.pids)},
         "cause": found.cause.value,
         "planned": None if planned is None else _planned_json(planned),
-        "sentences": list(sentences(found)),
+        "sentences": [click.unstyle(sentence) for sentence in sentences(found)],
     } | to_fit.document(way_out, command, on)
 
 
