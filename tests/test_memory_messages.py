@@ -53,7 +53,7 @@ def torch_2_1(
     pools: int = 0,
     backend: str = "CUDA",
 ) -> str:
-    """The same from torch 2.1 on, "capacity" from 2.2, pools of CUDA graphs from 2.6 (``private_pool_msg``)."""
+    """The same from torch 2.1 on; later "capacity", and pools of CUDA graphs (``private_pool_msg``)."""
     of_pools = f"with {format_size(pools)} allocated in private pools (e.g., CUDA Graphs), " if pools else ""
     return (
         f"{backend} out of memory. Tried to allocate {format_size(requested)}. GPU 0 has a total {capacity} of "

@@ -4,7 +4,7 @@ A leaf: the trainer reads its own errors with it, ``vlmplan diagnose`` the logs 
 
     torch 2.0           c10/cuda/CUDACachingAllocator.cpp   (GPU 0; 23.69 GiB total capacity; ... already allocated; ...
     torch 2.1           the same file                       GPU 0 has a total capacty of ... of which ... is free. ...
-    torch 2.2 and later the same file                       "capacity"; with CUDA graphs "... in private pools"
+    later               the same file                       "capacity"; with CUDA graphs "... in private pools"
     cudaMallocAsync     c10/cuda/CUDAMallocAsyncAllocator.cpp
     XPU, MPS            c10/xpu/XPUCachingAllocator.cpp, aten/src/ATen/mps/MPSAllocator.mm
     host                c10/core/impl/alloc_cpu.cpp; numpy's _ArrayMemoryError; Python's MemoryError; errno 12

@@ -103,7 +103,8 @@ GATHERS_OF_LOGITS = re.compile(
 )
 VISION = re.compile(r"(?i)visual|vision|image_features|patch_embed|\bvit\b|siglip|clip")
 VISION_CODE = re.compile(r"scaled_dot_product_attention\(\s*(?:q, k, v\b|q\.unsqueeze)")
-"""How Qwen2-VL's and Qwen2.5-VL's vision encoders called it, and no language model (transformers 4.45 to 4.52)."""
+"""How Qwen2-VL's and Qwen2.5-VL's vision encoders called it, and no language model (transformers 4.45 and after;
+assumed for the versions, seen in ms-swift#3456)."""
 MODELS = re.compile(r"modeling_|/models/")
 
 

@@ -8,6 +8,7 @@ tensors, and only weights, whose sizes are known, and logits are compared, as a 
     logits              tokens x vocabulary x 4 bytes where they are upcast, x 2 as the head makes them
     attention scores    heads x tokens x tokens; torch's math kernel has them in 32 bit from torch 2.5 on
                         (``_scaled_dot_product_attention_math``, ``allow_fp16_bf16_reduction_math_sdp``), before in 16
+                        (the versions are assumed: no such run was measured here)
     an MLP              tokens x intermediate width x 2
 """
 
