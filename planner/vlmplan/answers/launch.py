@@ -6,7 +6,7 @@ from datetime import date
 from vlmplan.answers.to_fit import Command, way_out_parts
 from vlmplan.json_reader import JsonDict
 from vlmplan.launch.curriculum import Step
-from vlmplan.launch.prepared import Prepared
+from vlmplan.launch.prepared import PreparedRun
 from vlmplan.launch.run_folder import LOG_FILE
 from vlmplan.launch.start import shell_text
 from vlmplan.notes import caveats, footnotes
@@ -18,18 +18,18 @@ from vlmplan.units import count_text, counted, duration_text, gib_text
 SCHEMA = "vlmplan.launch/1"
 
 
-def document(prepared: Prepared) -> JsonDict:
+def document(prepared: PreparedRun) -> JsonDict:
     """Schema ``vlmplan.launch/1``: what would be run."""
     return {"schema": SCHEMA, **_run_json(prepared)}
 
 
-def stages_document(titles: Sequence[str], stages: Sequence[Prepared]) -> JsonDict:
+def stages_document(titles: Sequence[str], stages: Sequence[PreparedRun]) -> JsonDict:
     """The same of a curriculum's stages."""
     listed = [{"title": title} | _run_json(prepared) for title, prepared in zip(titles, stages, strict=True)]
     return {"schema": SCHEMA, "stages": listed}
 
 
-def _run_json(prepared: Prepared) -> JsonDict:
+def _run_json(prepared: PreparedRun) -> JsonDict:
     return {
         "command": prepared.command,
         "environment": prepared.environment,
@@ -41,7 +41,7 @@ def _run_json(prepared: Prepared) -> JsonDict:
     }
 
 
-def print_run(prepared: Prepared) -> None:
+def print_run(prepared: PreparedRun) -> None:
     """Print what would be run."""
     say(f"would write: {', '.join(_files(prepared))}")
     say_command("would run:", shell_text(prepared.command, prepared.environment))
@@ -50,11 +50,11 @@ def print_run(prepared: Prepared) -> None:
     print_notes(prepared)
 
 
-def _files(prepared: Prepared) -> list[str]:
+def _files(prepared: PreparedRun) -> list[str]:
     return [str(prepared.options.output_dir / name) for name in (*prepared.texts, LOG_FILE)]
 
 
-def print_notes(prepared: Prepared) -> None:
+def print_notes(prepared: PreparedRun) -> None:
     """Print notes and problems to standard error."""
     sentences = (*prepared.notes, *prepared.findings.warnings)
     for sentence in caveats(sentences):

@@ -27,7 +27,7 @@ from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.files import text_of, write_atomically
 from vlmplan.json_reader import JsonObject, not_allowed, read_json_object
 from vlmplan.launch.curriculum import OfAllStages, Stage, Step, changes, planned_steps
-from vlmplan.launch.prepared import Prepared, prepare, with_data
+from vlmplan.launch.prepared import PreparedRun, prepare, with_data
 from vlmplan.launch.resuming import kept_options
 from vlmplan.render import lines
 from vlmplan.render.lines import tell
@@ -179,7 +179,7 @@ def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
     A resumed curriculum skips the stages that are done and goes on in the one that is not.
     """
 
-    def looked_at(step: Step, *, is_first_look: bool) -> Prepared:
+    def looked_at(step: Step, *, is_first_look: bool) -> PreparedRun:
         if step.is_ready or not is_first_look:
             return prepare(step.plan, step.asked, step.notes)
         return prepare(step.unstarted, step.asking(adapter=None).asked, step.notes)
@@ -212,7 +212,7 @@ def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
     return 0
 
 
-def _show(steps: Sequence[Step], seen: Sequence[Prepared], *, as_json: bool) -> int:
+def _show(steps: Sequence[Step], seen: Sequence[PreparedRun], *, as_json: bool) -> int:
     """Print what would be run; 1 if a stage cannot."""
     if as_json:
         print_document(stages_document([step.title for step in steps], seen))

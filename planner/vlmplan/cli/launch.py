@@ -19,7 +19,7 @@ from vlmplan.run_record import RECORD_FILE
 from vlmplan.training import TrainerOptions
 
 if TYPE_CHECKING:
-    from vlmplan.launch.prepared import Prepared
+    from vlmplan.launch.prepared import PreparedRun
     from vlmplan.launch.resuming import Asked
     from vlmplan.plan import Plan
     from vlmplan.request import Request
@@ -74,14 +74,14 @@ def launch(
     return _run(prepared, way_out, text, dry_run=dry_run)
 
 
-def _exit_code(prepared: "Prepared") -> int:
+def _exit_code(prepared: "PreparedRun") -> int:
     """Of a run that is not started."""
     return VlmplanError.exit_code if prepared.findings.problems else 0
 
 
 def _prepared(
     ctx: click.Context, given: ClickValues, plan_file: Path | None, whole: "Asked", *, demo: bool, dry_run: bool
-) -> "tuple[Prepared, WayOut | None]":
+) -> "tuple[PreparedRun, WayOut | None]":
     """The run, with a look at its data where it is only looked at, and what fits where it does not."""
     from vlmplan.launch.prepared import prepare, with_data
 
@@ -98,7 +98,7 @@ def _prepared(
         return prepared, _way_out(prepared, planned.request)
 
 
-def _run(prepared: "Prepared", way_out: "WayOut | None", text: "Callable[[Request], str]", *, dry_run: bool) -> int:
+def _run(prepared: "PreparedRun", way_out: "WayOut | None", text: "Callable[[Request], str]", *, dry_run: bool) -> int:
     """Start the run, or print what would be; after it what fits, on standard error."""
     from vlmplan.answers.launch import print_run, print_way_out
 
@@ -114,7 +114,7 @@ def _run(prepared: "Prepared", way_out: "WayOut | None", text: "Callable[[Reques
     return code
 
 
-def _way_out(prepared: "Prepared", request: "Request | None") -> "WayOut | None":
+def _way_out(prepared: "PreparedRun", request: "Request | None") -> "WayOut | None":
     """What fits where the plan does not, by what was asked for or, without that, by the plan; None where it does."""
     from vlmplan.cli.to_fit import found_way_out, way_out_of_plan
     from vlmplan.launch.plan_estimate import estimate_of
@@ -131,7 +131,7 @@ def _way_out(prepared: "Prepared", request: "Request | None") -> "WayOut | None"
         return None
 
 
-def _command_text(prepared: "Prepared", order: tuple[str, ...]) -> "Callable[[Request], str]":
+def _command_text(prepared: "PreparedRun", order: tuple[str, ...]) -> "Callable[[Request], str]":
     """A request as a command that does everything else as this one does; its options in ``order``."""
     from vlmplan.cli.out_of_memory import run_options
     from vlmplan.cli.to_fit import given_options

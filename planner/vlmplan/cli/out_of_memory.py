@@ -15,7 +15,7 @@ from vlmplan.cli.options import ClickValues, words_of
 from vlmplan.errors import VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.launch.out_of_memory import Planner, Remedy, correction_of, smallest_remedy
-from vlmplan.launch.prepared import Prepared
+from vlmplan.launch.prepared import PreparedRun
 from vlmplan.render.lines import tell
 from vlmplan.shortage import Shortage, read_shortages
 from vlmplan.training import EXIT_OUT_OF_MEMORY, TrainerOptions, default_of
@@ -23,7 +23,7 @@ from vlmplan.training import EXIT_OUT_OF_MEMORY, TrainerOptions, default_of
 DS_CONFIG_TO_FIT = "ds_config-to-fit.json"
 
 
-def tell_out_of_memory(prepared: Prepared, code: int) -> None:
+def tell_out_of_memory(prepared: PreparedRun, code: int) -> None:
     """Say on standard error where memory ran out, planned against actual, and the command that would fit.
 
     Nothing where the run's ranks left no word of it.
@@ -42,7 +42,7 @@ def tell_out_of_memory(prepared: Prepared, code: int) -> None:
         tell(f"vlmplan: what would fit cannot be said: {error}")
 
 
-def _advice(prepared: Prepared, shortage: Shortage) -> Iterator[str]:
+def _advice(prepared: PreparedRun, shortage: Shortage) -> Iterator[str]:
     plan, facts = prepared.plan, prepared.facts
     if shortage.is_on_host and plan.hardware.vendor != "cpu":
         yield f"vlmplan: {host_sentence(plan)}"
@@ -55,7 +55,7 @@ def _advice(prepared: Prepared, shortage: Shortage) -> Iterator[str]:
         yield f"to fit: {shlex.join(_command_to_fit(prepared, remedy))}"
 
 
-def _command_to_fit(prepared: Prepared, remedy: Remedy) -> list[str]:
+def _command_to_fit(prepared: PreparedRun, remedy: Remedy) -> list[str]:
     """``vlmplan launch`` with every option of the changed setup, the same data, and a new folder."""
     folder = prepared.options.output_dir
     options: ClickValues = remedy.setup.request.options()
@@ -67,7 +67,7 @@ def _command_to_fit(prepared: Prepared, remedy: Remedy) -> list[str]:
     return ["vlmplan", "launch", *words_of(parser, options)]
 
 
-def run_options(prepared: Prepared) -> ClickValues:
+def run_options(prepared: PreparedRun) -> ClickValues:
     """The options of ``vlmplan launch`` that do not plan: catalogs, nodes, and what the trainer is told, but for the
     folder and ``--resume``."""
     options: ClickValues = {"catalog_files": prepared.catalog_files, "hostfile": prepared.hostfile}

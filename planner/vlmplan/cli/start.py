@@ -4,7 +4,7 @@ from vlmplan.answers.launch import print_notes, starting_text
 from vlmplan.cli.out_of_memory import tell_out_of_memory
 from vlmplan.errors import VlmplanError
 from vlmplan.launch.preflight import writes_report_here
-from vlmplan.launch.prepared import Prepared
+from vlmplan.launch.prepared import PreparedRun
 from vlmplan.launch.rank_locks import wait_for_old_ranks
 from vlmplan.launch.run_folder import (
     COMMAND_FILE,
@@ -20,7 +20,7 @@ from vlmplan.shortage import remove_shortages
 from vlmplan.training import EXIT_OUT_OF_MEMORY
 
 
-def start(prepared: Prepared) -> int:
+def start(prepared: PreparedRun) -> int:
     """Write the run's files, run it and return its exit code; 1 where something is in the way, or it did not finish."""
     print_notes(prepared)
     if prepared.findings.problems:
@@ -49,7 +49,7 @@ def start(prepared: Prepared) -> int:
     return code
 
 
-def _can_go_on(prepared: Prepared, code: int) -> bool:
+def _can_go_on(prepared: PreparedRun, code: int) -> bool:
     """Whether to say that --resume helps: not to who has just seen it refused."""
     is_refused = prepared.options.resume and code == VlmplanError.exit_code
     return code != EXIT_OUT_OF_MEMORY and not is_refused and has_checkpoint(prepared.options.output_dir)

@@ -22,7 +22,7 @@ from vlmplan.training import TrainerOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedRun:
     """A run that was looked at and not started."""
 
     plan: Plan
@@ -53,7 +53,7 @@ def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerO
     return plan_from_estimate(result, base=base), every
 
 
-def prepare(plan: Plan, asked: Asked, notes: Sequence[str]) -> Prepared:
+def prepare(plan: Plan, asked: Asked, notes: Sequence[str]) -> PreparedRun:
     """Look at this machine; the command, environment and files of the run."""
     trainer, hostfile = asked.trainer, asked.hostfile
     resumes = trainer.resume and has_checkpoint(trainer.output_dir)
@@ -72,7 +72,7 @@ def prepare(plan: Plan, asked: Asked, notes: Sequence[str]) -> Prepared:
     )
     environment = run_environment(plan, facts, trainer.output_dir, os.environ)
     versions = {"vlmplan": plan.vlmplan_version} | machine_json(facts)
-    return Prepared(
+    return PreparedRun(
         plan=plan,
         options=trainer,
         facts=facts,
@@ -86,7 +86,7 @@ def prepare(plan: Plan, asked: Asked, notes: Sequence[str]) -> Prepared:
     )
 
 
-def with_data(prepared: Prepared) -> Prepared:
+def with_data(prepared: PreparedRun) -> PreparedRun:
     """``prepared`` after a look at its data as its start would read it; what that refuses is one more problem."""
     plan, options, findings = prepared.plan, prepared.options, prepared.findings
     if options.train_data is None or any(data_problems(plan, options)):

@@ -33,8 +33,8 @@ from vlmplan.search.entries import (
     rank_key,
     shown_bytes,
 )
+from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.pareto import Point, front_of, settled
-from vlmplan.search.prepared_models import Prepared
 from vlmplan.search.setups import BoundedSetup, SetupSpace, Way
 from vlmplan.units import gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
@@ -50,11 +50,11 @@ EQUAL_FRACTION = 0.002
 class Search:
     """What has been found: setups ``_within`` the limits, and what is still ``_open``: nobody has looked at it yet."""
 
-    def __init__(self, query: SearchQuery, prepared: Prepared | None) -> None:
+    def __init__(self, query: SearchQuery, shared: SharedTraces | None) -> None:
         self.objective, self.limits, self.assumed = query.objective, query.limits, query.assumed
         self._compares_all = query.compares_all
         global_batch = query.workload.global_batch or DEFAULT_GLOBAL_BATCH
-        self.space = SetupSpace(query.workload, query.fixed, global_batch, prepared=prepared, made_for=query.made_for)
+        self.space = SetupSpace(query.workload, query.fixed, global_batch, shared=shared, made_for=query.made_for)
         self._candidates = query.candidates
         self._within: list[ScoredSetup] = []
         self._open: list[UnexploredMethod] = []

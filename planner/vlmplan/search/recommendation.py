@@ -3,15 +3,15 @@
 from datetime import date
 
 from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
-from vlmplan.search.prepared_models import Prepared
+from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.prices import price_note
 from vlmplan.search.ranking import Search
 
 
-def recommend(query: SearchQuery, *, prepared: Prepared | None = None) -> Recommendation:
-    """The best plans among the candidates; ``prepared`` is of other searches of the same workload."""
+def recommend(query: SearchQuery, *, shared: SharedTraces | None = None) -> Recommendation:
+    """The best plans among the candidates; ``shared`` is of other searches of the same workload."""
     query.fixed.recipe()  # refuses what is wrong on every cluster
-    search = Search(query, prepared)
+    search = Search(query, shared)
     for candidate in query.candidates:
         search.consider(candidate)
     plans = search.best_plans()

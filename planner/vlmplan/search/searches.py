@@ -10,8 +10,8 @@ from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.request import Request
 from vlmplan.search import RankedPlan, Recommendation, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
+from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.options import search_query
-from vlmplan.search.prepared_models import Prepared
 from vlmplan.workload import ModelFiles
 
 SHARED_FIELDS = ("method", "activation_checkpointing", "vision_activation_checkpointing")
@@ -23,7 +23,7 @@ class Searches:
 
     def __init__(self, catalog: Catalog, model: ModelFiles, today: date) -> None:
         self._catalog, self._model, self._today = catalog, model, today
-        self._prepared: list[tuple[Any, Prepared]] = []
+        self._shared: list[tuple[Any, SharedTraces]] = []
         self._best: dict[Request, RankedPlan | None] = {}
 
     def query(self, request: Request, wants: Callable[[Candidate], bool] = lambda _: True) -> SearchQuery:
@@ -31,11 +31,11 @@ class Searches:
 
     def recommendation(self, query: SearchQuery) -> Recommendation:
         key = query.workload, query.made_for, replace(query.fixed, **dict.fromkeys(SHARED_FIELDS))
-        prepared = next((prepared for known, prepared in self._prepared if known == key), None)
-        if prepared is None:
-            prepared = Prepared()
-            self._prepared.append((key, prepared))
-        return recommend(query, prepared=prepared)
+        shared = next((shared for known, shared in self._shared if known == key), None)
+        if shared is None:
+            shared = SharedTraces()
+            self._shared.append((key, shared))
+        return recommend(query, shared=shared)
 
     def best(self, request: Request) -> RankedPlan | None:
         """The first plan; None where nothing fits, or the options contradict each other."""

@@ -18,7 +18,14 @@ from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import RESERVE_FRACTION, workspace_bytes
 from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings, engine_name
 from vlmplan.search.choices import Engine, RecipeChoices
-from vlmplan.search.prepared_models import BatchSize, Bounds, MadeOnce, Prepared, PreparedModels, checkpoints
+from vlmplan.search.memoized_estimates import (
+    BatchSize,
+    Bounds,
+    IdentityCache,
+    MemoizedEstimates,
+    SharedTraces,
+    checkpoints,
+)
 from vlmplan.sizes import zero_settings
 from vlmplan.units import divisors, gib_text
 from vlmplan.workload import Workload
@@ -58,7 +65,7 @@ class SetupSpace:
         fixed: DecidedRecipe,
         global_batch: int,
         *,
-        prepared: Prepared | None = None,
+        shared: SharedTraces | None = None,
         made_for: "Tool | None" = None,
     ) -> None:
         self._made_for = made_for
@@ -67,10 +74,10 @@ class SetupSpace:
         self.choices = RecipeChoices(
             workload, fixed, has_other_layers=workload.images_per_sample > 0, made_for=made_for
         )
-        self.models = PreparedModels(workload, self.choices.switches, self.batch_sizes(1)[-1][0], prepared)
+        self.models = MemoizedEstimates(workload, self.choices.switches, self.batch_sizes(1)[-1][0], shared)
         self.num_considered = 0
         self._sizes: dict[Any, ZeroSettings] = {}
-        self._of = MadeOnce()
+        self._of = IdentityCache()
         self._others: dict[Method, SetupSpace] = {}
 
     # -- recipes -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a search knows of one prepared model after another: bytes, seconds and disk of recipes, each computed once.
+"""Bytes, seconds and disk of the recipes that a search looks at, each computed once.
 
 Bytes come as bounds and seconds by secants, both between a few micro batches that are traced; the timeline and the
 seconds of one micro batch are exact.
@@ -61,8 +61,8 @@ class _TimelineKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """Models as prepared and traced: what searches share that differ in hardware, method, engine or checkpointing.
+class SharedTraces:
+    """Estimators and traces, shared by searches that differ in hardware, method, engine or checkpointing.
 
     They may differ in nothing else: neither in the workload, nor in what is fixed of adapters, loss and batch sizes.
     """
@@ -71,36 +71,36 @@ class Prepared:
     traced: dict[Any, TracedBatches] = field(default_factory=dict[Any, TracedBatches])
 
 
-class MadeOnce:
-    """What was made of a recipe or a cluster, by the object: its fields are many to compare. It is kept beside."""
+class IdentityCache:
+    """Results by the identity of a recipe or a cluster, which has many fields to compare; the object is kept alive."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, Callable[..., Any], Any], tuple[Recipe | Cluster, Any]] = {}
+        self._results: dict[tuple[int, Callable[..., Any], Any], tuple[Recipe | Cluster, Any]] = {}
 
     def get(self, of: Recipe | Cluster, make: Callable[..., Any], *given: Any) -> Any:
         """``make(of, *given)``, made once."""
         key = (id(of), make, given)
-        made = self._made.get(key)
-        if made is None:
-            made = self._made[key] = of, make(of, *given)
-        return made[1]
+        known = self._results.get(key)
+        if known is None:
+            known = self._results[key] = of, make(of, *given)
+        return known[1]
 
 
-class PreparedModels:
-    """The models of a workload as methods, types and engines make them.
+class MemoizedEstimates:
+    """What a workload takes under each recipe, on each cluster.
 
     ``switches`` are all ways to compute a micro batch that are tried, and ``largest`` the largest micro batch; recipes
     and clusters are kept, as what is known of them goes by the object.
     """
 
     def __init__(
-        self, workload: Workload, switches: Sequence[Switches], largest: int, prepared: Prepared | None = None
+        self, workload: Workload, switches: Sequence[Switches], largest: int, shared: SharedTraces | None = None
     ) -> None:
         self.workload = workload
         self._switches, self._largest = switches, largest
-        prepared = prepared or Prepared()
-        self._estimators, self._traced = prepared.estimators, prepared.traced
-        self._of = MadeOnce()
+        shared = shared or SharedTraces()
+        self._estimators, self._traced = shared.estimators, shared.traced
+        self._of = IdentityCache()
         self.speeds = Speeds()
         self._timelines: dict[_TimelineKey, Timeline] = {}
         self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
