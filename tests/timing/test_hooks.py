@@ -109,7 +109,7 @@ def adapter_seconds(estimator, recipe, on, tokens):
         back = 2 * (hooks.backward + hooks.backward_empty + hooks.gather + hooks.gradient)
         hooked = num_adapters * ((passes - 1) * called + back)
     moved = passes * tokens * MOVED_PER_VALUE * sum(thin) / recipe.lora_rank / speed.bytes_per_second
-    multiplied = passes * 2 * 2 * tokens * sum(thin) / speed.products_per_second
+    multiplied = passes * 2 * 2 * tokens * sum(thin) / speed.matmul_flops_per_second
     return launches + hooked + moved + multiplied
 
 

@@ -46,7 +46,7 @@ def test_every_card_is_slow_expected_or_fast_in_that_order(gpu: Gpu):
     if None in found:
         assert found == [None] * 3
         return
-    for name in ("products_per_second", "attention_per_second", "bytes_per_second"):
+    for name in ("matmul_flops_per_second", "attention_flops_per_second", "bytes_per_second"):
         slow, expected, fast = (getattr(one, name) for one in found)
         assert 0 < slow <= expected <= fast
     for name in ("forward", "forward_empty", "backward", "backward_empty", "gather", "gradient"):
@@ -63,11 +63,11 @@ def test_no_card_is_expected_above_its_peak_and_of_data_centres_none_at_best_eit
     expected, fast = (gpu_rates(gpu, recipe_of(gpu), scenario) for scenario in (Scenario.EXPECTED, Scenario.FAST))
     if expected is None or fast is None or peak is None:
         return
-    assert max(expected.products_per_second, expected.attention_per_second) < peak
+    assert max(expected.matmul_flops_per_second, expected.attention_flops_per_second) < peak
     assert expected.bytes_per_second < gpu.memory_bandwidth_bytes_per_second
     exceeds_its_sheet = gpu.vendor is Vendor.NVIDIA and gpu.compute_capability not in DATA_CENTRE | {(10, 3)}
-    assert fast.products_per_second <= peak * (1.15 if exceeds_its_sheet else 1)
-    assert fast.attention_per_second < peak
+    assert fast.matmul_flops_per_second <= peak * (1.15 if exceeds_its_sheet else 1)
+    assert fast.attention_flops_per_second < peak
 
 
 PUBLISHED = {

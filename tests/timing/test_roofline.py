@@ -15,7 +15,7 @@ from planned import model_files
 from vlmplan.architecture.trace import Work
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import LossKind, Method, Recipe
-from vlmplan.timing import Busy, MicroBatchSeconds, Rates, phases_between, step_flops
+from vlmplan.timing import BusySeconds, MicroBatchSeconds, Rates, phases_between, step_flops
 from vlmplan.timing.rates import HOOK_SECONDS, HookSeconds
 from vlmplan.timing.roofline import busy_seconds
 from vlmplan.workload import Workload
@@ -134,16 +134,16 @@ WORK = st.builds(
 NO_HOOKS = HookSeconds(**dict.fromkeys(HOOK_SECONDS, 0.0))
 RATES = st.builds(
     Rates,
-    products_per_second=st.floats(1e12, 1e15),
-    attention_per_second=st.floats(1e12, 1e15),
+    matmul_flops_per_second=st.floats(1e12, 1e15),
+    attention_flops_per_second=st.floats(1e12, 1e15),
     bytes_per_second=st.floats(1e11, 1e13),
     ramp_seconds=st.floats(0, 1e-4),
     kernel_seconds=st.just(0.0),
     hooks=st.just(NO_HOOKS),
 )
 ROUND = Rates(
-    products_per_second=1e14,
-    attention_per_second=1e13,
+    matmul_flops_per_second=1e14,
+    attention_flops_per_second=1e13,
     bytes_per_second=1e12,
     ramp_seconds=0.0,
     kernel_seconds=0.0,
@@ -160,12 +160,12 @@ def phase(work: Work, count: int = 1) -> Work:
 @given(work=WORK, speed=RATES)
 def test_no_work_is_done_above_its_rate_or_moved_above_the_bandwidth(work: Work, speed: Rates):
     busy = busy_seconds(phase(work), speed)
-    by_kind = (busy.products * speed.products_per_second, busy.attention * speed.attention_per_second)
+    by_kind = (busy.matmuls * speed.matmul_flops_per_second, busy.attention * speed.attention_flops_per_second)
     assert sum(count * flops for (flops, _), count in work.matmuls.items()) <= by_kind[0] * (1 + 1e-9)
     assert work.attention_flops <= by_kind[1] * (1 + 1e-9)
     assert (
         sum(count * hbm_bytes for (_, hbm_bytes), count in work.matmuls.items())
-        <= busy.products * speed.bytes_per_second * (1 + 1e-9) + 1
+        <= busy.matmuls * speed.bytes_per_second * (1 + 1e-9) + 1
     )
     assert work.elementwise_bytes <= busy.memory * speed.bytes_per_second * (1 + 1e-9) + 1
 
@@ -179,14 +179,14 @@ def test_equal_layers_take_as_often_the_time_of_one(work: Work, count: int, spee
 
 def test_large_product_is_bound_by_operations_and_a_thin_one_by_bytes():
     large, thin = Work(matmuls={(7 * 10**14, 11): 1}), Work(matmuls={(7, 11 * 10**11): 1})
-    assert busy_seconds(phase(large), ROUND).products == pytest.approx(7)
-    assert busy_seconds(phase(thin), ROUND).products == pytest.approx(1.1)
+    assert busy_seconds(phase(large), ROUND).matmuls == pytest.approx(7)
+    assert busy_seconds(phase(thin), ROUND).matmuls == pytest.approx(1.1)
 
 
 def test_every_product_has_its_ramp():
     products = Work(matmuls={(7 * 10**14, 11): 1, (7, 11 * 10**11): 1})
     speed = replace(ROUND, ramp_seconds=0.01)
-    assert busy_seconds(phase(products, 3), speed).products == pytest.approx(3 * (7 + 1.1 + 2 * 0.01))
+    assert busy_seconds(phase(products, 3), speed).matmuls == pytest.approx(3 * (7 + 1.1 + 2 * 0.01))
 
 
 def test_half_of_causal_attention_is_skipped():
@@ -199,15 +199,15 @@ def test_half_of_causal_attention_is_skipped():
 def test_kinds_of_work_stand_apart_and_add_up():
     mixed = Work(matmuls={(7 * 10**14, 11): 1}, attention_flops=3 * 10**13, elementwise_bytes=5 * 10**12)
     busy = busy_seconds(phase(mixed), ROUND)
-    assert (busy.products, busy.attention, busy.memory) == pytest.approx((7, 3, 5))
+    assert (busy.matmuls, busy.attention, busy.memory) == pytest.approx((7, 3, 5))
     assert busy.total == pytest.approx(7 + 3 + 5)
-    assert busy + Busy(products=1, attention=2, memory=4) == Busy(
-        products=busy.products + 1, attention=busy.attention + 2, memory=busy.memory + 4
+    assert busy + BusySeconds(matmuls=1, attention=2, memory=4) == BusySeconds(
+        matmuls=busy.matmuls + 1, attention=busy.attention + 2, memory=busy.memory + 4
     )
 
 
 TRIPLES = st.tuples(*[st.floats(0, 10)] * 3)
-BUSY = st.builds(Busy, products=st.floats(0, 10), attention=st.floats(0, 10), memory=st.floats(0, 10))
+BUSY = st.builds(BusySeconds, matmuls=st.floats(0, 10), attention=st.floats(0, 10), memory=st.floats(0, 10))
 SECONDS = st.builds(MicroBatchSeconds, busy=st.tuples(BUSY, BUSY, BUSY), launches=TRIPLES)
 
 

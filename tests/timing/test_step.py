@@ -14,7 +14,14 @@ from vlmplan.communication import communication_seconds, step_collectives
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.hardware import Cluster, Gpu, MatmulPeaks, Node
 from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
-from vlmplan.timing import Busy, StepTime, TimedStep, besides_computing, micro_batch_seconds, peak_flops_per_second
+from vlmplan.timing import (
+    BusySeconds,
+    StepTime,
+    TimedStep,
+    besides_computing,
+    micro_batch_seconds,
+    peak_flops_per_second,
+)
 from vlmplan.workload import Workload
 
 GPU = shipped_gpus()["a100-sxm4-80gb"]
@@ -222,15 +229,15 @@ def test_work_and_waiting_of_the_gpu_are_its_phases():
 
 
 ZEROS = dict.fromkeys(("forward", "recompute", "backward", "communication", "optimizer", "offload", "images"), 0.0)
-NONE = {"work": Busy(), "waiting": 0.0}
+NONE = {"work": BusySeconds(), "waiting": 0.0}
 LARGEST = {
-    "matrix products": ({}, {"work": Busy(products=5, attention=4, memory=4)}),
-    "attention": ({}, {"work": Busy(products=4, attention=5, memory=4)}),
-    "memory bandwidth": ({"optimizer": 3}, {"work": Busy(products=4, memory=2)}),
-    "the host's launches of small operations": ({"optimizer": 4}, {"work": Busy(products=4), "waiting": 4.5}),
-    "communication between GPUs": ({"communication": 5}, {"work": Busy(products=4)}),
-    "offload to the host": ({"offload": 5}, {"work": Busy(products=4)}),
-    "opening images on the host": ({"images": 5}, {"work": Busy(products=4)}),
+    "matrix products": ({}, {"work": BusySeconds(matmuls=5, attention=4, memory=4)}),
+    "attention": ({}, {"work": BusySeconds(matmuls=4, attention=5, memory=4)}),
+    "memory bandwidth": ({"optimizer": 3}, {"work": BusySeconds(matmuls=4, memory=2)}),
+    "the host's launches of small operations": ({"optimizer": 4}, {"work": BusySeconds(matmuls=4), "waiting": 4.5}),
+    "communication between GPUs": ({"communication": 5}, {"work": BusySeconds(matmuls=4)}),
+    "offload to the host": ({"offload": 5}, {"work": BusySeconds(matmuls=4)}),
+    "opening images on the host": ({"images": 5}, {"work": BusySeconds(matmuls=4)}),
 }
 
 

@@ -9,7 +9,7 @@ step.py      a whole step, by what its seconds are spent on, with a range
 
 from vlmplan.timing.rates import RangedValue, Rates, Scenario, gpu_rates, peak_flops_per_second, speed_note
 from vlmplan.timing.roofline import (
-    Busy,
+    BusySeconds,
     MicroBatchSeconds,
     PhaseDemands,
     PhaseSeconds,
@@ -24,7 +24,7 @@ from vlmplan.timing.update import update_seconds
 
 __all__ = [
     "BesidesComputing",
-    "Busy",
+    "BusySeconds",
     "MicroBatchSeconds",
     "PhaseDemands",
     "PhaseSeconds",

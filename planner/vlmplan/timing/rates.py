@@ -3,7 +3,7 @@
 A ``RangedValue`` has three values: ``expected``, and the ends of the range that a card of that kind was seen or is
 taken to reach. A step is timed three times, with all of the one, all of the other and what is expected (``Scenario``).
 
-Matrix products are bound by the data sheet's dense peak times what the best shapes reach (``products_fraction``) times
+Matrix products are bound by the data sheet's dense peak times what the best shapes reach (``SHAPES_FRACTION``) times
 what a model's shapes reach of those; and by power, which small cards run out of first (``FLOPS_PER_JOULE``).
 """
 
@@ -145,8 +145,8 @@ class HookSeconds:
 class Rates:
     """What one GPU does in a second of each kind of work, and what the host takes to ask for it."""
 
-    products_per_second: float
-    attention_per_second: float
+    matmul_flops_per_second: float
+    attention_flops_per_second: float
     bytes_per_second: float
     ramp_seconds: float
     kernel_seconds: float
@@ -165,12 +165,12 @@ def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) 
     peak, bandwidth = peak_flops_per_second(gpu, recipe), gpu.memory_bandwidth_bytes_per_second
     if peak is None or bandwidth is None:
         return None
-    products = sustained_flops_per_second(gpu, recipe, scenario)
+    sustained = sustained_flops_per_second(gpu, recipe, scenario)
     capability = _family(gpu)
     attention = ATTENTION_FRACTION.get(capability, OTHER_ATTENTION_FRACTION) if capability else OTHER_ATTENTION_FRACTION
     return Rates(
-        products_per_second=products * SHAPES_FRACTION.at(scenario),
-        attention_per_second=min(peak * attention.at(scenario), products),
+        matmul_flops_per_second=sustained * SHAPES_FRACTION.at(scenario),
+        attention_flops_per_second=min(peak * attention.at(scenario), sustained),
         bytes_per_second=bandwidth * BANDWIDTH_FRACTION.at(scenario),
         ramp_seconds=RAMP_SECONDS.at(scenario),
         kernel_seconds=KERNEL_SECONDS.at(scenario),

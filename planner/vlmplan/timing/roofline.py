@@ -25,37 +25,37 @@ Those of stretches of one micro batch add."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class BusySeconds:
     """Seconds of one phase by kind of work. They add."""
 
-    products: float = 0.0
+    matmuls: float = 0.0
     attention: float = 0.0
     memory: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.products + self.attention + self.memory
+        return self.matmuls + self.attention + self.memory
 
-    def __add__(self, other: "Busy") -> "Busy":
-        return Busy(
-            products=self.products + other.products,
+    def __add__(self, other: "BusySeconds") -> "BusySeconds":
+        return BusySeconds(
+            matmuls=self.matmuls + other.matmuls,
             attention=self.attention + other.attention,
             memory=self.memory + other.memory,
         )
 
 
-def busy_seconds(work: Work, speed: Rates) -> Busy:
+def busy_seconds(work: Work, speed: Rates) -> BusySeconds:
     """A product takes its operations or its bytes, whichever is longer, and its ramp; attention its operations; the
     rest its bytes."""
-    flops_per_second, bytes_per_second, ramp = speed.products_per_second, speed.bytes_per_second, speed.ramp_seconds
-    products = 0.0
+    flops_per_second, bytes_per_second, ramp = speed.matmul_flops_per_second, speed.bytes_per_second, speed.ramp_seconds
+    matmuls = 0.0
     for (flops, hbm_bytes), count in work.matmuls.items():
         computing, moving = flops / flops_per_second, hbm_bytes / bytes_per_second
-        products += count * ((computing if computing > moving else moving) + ramp)
+        matmuls += count * ((computing if computing > moving else moving) + ramp)
     attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
-    return Busy(
-        products=products,
-        attention=attended / speed.attention_per_second,
+    return BusySeconds(
+        matmuls=matmuls,
+        attention=attended / speed.attention_flops_per_second,
         memory=work.elementwise_bytes / bytes_per_second,
     )
 
@@ -64,7 +64,7 @@ def busy_seconds(work: Work, speed: Rates) -> Busy:
 class MicroBatchSeconds:
     """One micro batch: what the GPU has to do, and what asking for it takes, by phase."""
 
-    busy: tuple[Busy, Busy, Busy]
+    busy: tuple[BusySeconds, BusySeconds, BusySeconds]
     launches: PhaseSeconds
 
     @property

@@ -15,7 +15,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.timing.host import image_seconds, offload_seconds
 from vlmplan.timing.rates import STEP_SECONDS, RangedValue, Scenario
-from vlmplan.timing.roofline import Busy, PhaseSeconds, micro_batch_seconds
+from vlmplan.timing.roofline import BusySeconds, PhaseSeconds, micro_batch_seconds
 from vlmplan.timing.update import update_seconds
 from vlmplan.workload import Workload
 
@@ -58,7 +58,7 @@ class TimedStep:
     expected: StepTime
     slow_seconds: float
     fast_seconds: float
-    work: Busy
+    work: BusySeconds
     waiting: float
 
     @property
@@ -66,7 +66,7 @@ class TimedStep:
         """What takes most of the step, in words."""
         step = self.expected
         parts = {
-            "matrix products": self.work.products,
+            "matrix products": self.work.matmuls,
             "attention": self.work.attention,
             "memory bandwidth": self.work.memory + step.optimizer,
             "the host's launches of small operations": self.waiting + step.fixed,
@@ -79,7 +79,7 @@ class TimedStep:
     def as_json(self) -> dict[str, float]:
         """What the GPU's time in forward, recomputation and backward goes into."""
         return {
-            "matrix_products": self.work.products,
+            "matrix_products": self.work.matmuls,
             "attention": self.work.attention,
             "memory_bandwidth": self.work.memory,
             "waiting_for_host": self.waiting,
@@ -94,7 +94,7 @@ def timed_step(
         step_collectives(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster
     )
     steps: dict[Scenario, StepTime] = {}
-    work, waiting = Busy(), 0.0
+    work, waiting = BusySeconds(), 0.0
     for scenario in Scenario:
         seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe, scenario)
         if seconds is None or communication is None:
@@ -104,13 +104,13 @@ def timed_step(
             return None
         steps[scenario] = step
         if scenario is Scenario.EXPECTED:
-            work, waiting = sum(seconds.busy, Busy()), seconds.waiting
+            work, waiting = sum(seconds.busy, BusySeconds()), seconds.waiting
     n = recipe.grad_accum
     return TimedStep(
         expected=steps[Scenario.EXPECTED],
         slow_seconds=steps[Scenario.SLOW].total,
         fast_seconds=steps[Scenario.FAST].total,
-        work=Busy(products=n * work.products, attention=n * work.attention, memory=n * work.memory),
+        work=BusySeconds(matmuls=n * work.matmuls, attention=n * work.attention, memory=n * work.memory),
         waiting=n * waiting,
     )
 

@@ -36,8 +36,8 @@ from vlmplan.architecture.ops.layout import (
     slice_last,
     split,
 )
+from vlmplan.architecture.ops.matmuls import linear, matmul
 from vlmplan.architecture.ops.norms import layer_norm, mean_last, softmax, total
-from vlmplan.architecture.ops.products import linear, matmul
 
 __all__ = [
     "ACTIVATIONS",
