@@ -38,7 +38,7 @@ class GpuChoice:
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether it stands for the machine that vlmplan runs on."""
+        """Whether it means the machine that vlmplan runs on."""
         return self.name.casefold() in (LOCAL, CPU)
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class GpuChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenNode:
-    """The node that a choice stands for, and sentences that the user should see with it."""
+    """The node that a choice means, and sentences that the user should see with it."""
 
     node: Node
     notes: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ def parse_gpu_choice(text: str) -> GpuChoice:
 
 
 def chosen_node(choice: GpuChoice, catalog: Catalog, *, host_bytes: int | None = None) -> ChosenNode:
-    """The node that ``choice`` stands for; without a count that is one card, or all of this machine's.
+    """The node that ``choice`` means; without a count that is one card, or all of this machine's.
 
     ``host_bytes`` is the memory of its host where the user states that.
 

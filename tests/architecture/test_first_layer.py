@@ -1,4 +1,4 @@
-"""One layer that stands for all equal ones leaves what the first and a later one leave, each run by itself.
+"""A layer that is reused for all equal ones has the events that the first and a later one have, each run by itself.
 
 The tape runs the first layer of a stack and derives a later one from it; a tape that runs both is what it is compared
 with, section by section.
@@ -11,7 +11,7 @@ import pytest
 
 from planned import model_files
 from vlmplan.architecture import ops
-from vlmplan.architecture.first_layer import UnlikeLayersError
+from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Parameter, Tensor
@@ -27,7 +27,7 @@ ALIASES = sorted(alias for alias in packaged_models() if not brings_own_code(mod
 
 
 class EveryLayer(Tape):
-    joins_layers = False
+    reuses_layers = False
 
 
 def plain(events: list[Event]) -> list[Any]:
@@ -122,7 +122,7 @@ def test_layers_that_sum_up_a_gradient_leave_what_those_leave_that_stand_for_the
     assert len(joined.sections) < 0.75 * len(every.schedule)
 
 
-# -- layers that stand for themselves alone ----------------------------------------------------------------------------
+# -- layers that are not reused ----------------------------------------------------------------------------------------
 
 
 class Layer(Module):
@@ -184,7 +184,7 @@ def test_layers_whose_input_is_used_elsewhere_are_run_again_each_by_itself(check
     stack.checkpoints = checkpoints
     model = Linear(32, 32), Enclosed(stack, holds_weight=False), Linear(32, 32)
     tape = Tape(autocast=DType.BFLOAT16, keeps_linear_inputs=True)
-    with pytest.raises(UnlikeLayersError):
+    with pytest.raises(UnequalLayersError):
         run(tape, *model, adds_input=True)
     every = EveryLayer(autocast=DType.BFLOAT16, keeps_linear_inputs=True)
     assert_same(run(tape.again(), *model, adds_input=True), run(every, *model, adds_input=True))

@@ -377,7 +377,7 @@ def test_the_logits_of_the_full_loss_live_until_backward_is_done(loss):
         module(batch(), 10).backward()
         held = [num_bytes for num_bytes in storages.sizes.values() if num_bytes == size]
         assert len(held) == (1 if loss is LossKind.FULL else 0)
-        module.let_go()
+        module.release_logits()
         assert size not in storages.sizes.values()
         with torch.no_grad():
             module(batch(), 10)  # evaluation keeps nothing

@@ -169,7 +169,7 @@ class TrainedCopy(Module):
 
 
 def _places(module: Module, prefix: str = "") -> Iterator[tuple[Module, str, str, Module]]:
-    """(parent, child's name, full name, child) for every module once; of equal layers the first stands for all."""
+    """(parent, child's name, full name, child) for every module once; equal layers share one."""
     seen: set[int] = set()
     for name, child in list(module.children()):
         if isinstance(module, Stack):
@@ -182,7 +182,7 @@ def _places(module: Module, prefix: str = "") -> Iterator[tuple[Module, str, str
 
 
 def target_names(model: Model, targets: str) -> Collection[str] | None:
-    """The suffixes that ``targets`` stands for; None for every Linear but the output head."""
+    """The suffixes that ``targets`` means; None for every Linear but the output head."""
     if targets == "all-linear":
         return None
     if targets == "attention":

@@ -284,7 +284,7 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, *, mask: bool, rules: Scores, is_wri
 
 
 def _folded(x: Tensor, *, copies: bool) -> Tensor:
-    """x as the batched product takes it; cut out of a fused projection, it is copied and the projection let go.
+    """x as the batched product takes it; cut out of a fused projection, it is copied and the projection released.
 
     The heads of a single sample are the batch of the product as they lie.
     """

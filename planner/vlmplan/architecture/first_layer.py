@@ -1,9 +1,9 @@
-"""The first layer of a stack, which stands for the later ones of its kind too.
+"""One traced layer, reused for all equal layers of its stack.
 
-Equal layers run the same operations on the same shapes. What they leave differs in two ways: tensors that all layers
-share (rotary positions, masks) go with the last layer that holds them, in backward the first; and a later layer's
-input goes when the layer lets go of it, while callers may hold the first one's. Both moments are noted as the first
-layer runs, so that the events of a later one follow from its own.
+Equal layers run the same operations on the same shapes, so only the first is run. The events of a later layer differ
+in two ways: tensors that all layers share (rotary positions, masks) are freed by the last layer that holds them, in
+backward by the first; and a later layer's input is freed when the layer releases it, while callers may hold the first
+layer's. Both places are noted while the first layer runs, so that the events of a later one follow from its own.
 """
 
 from collections.abc import Container, Sequence
@@ -14,8 +14,8 @@ from typing import Any
 from vlmplan.architecture.trace import NO_PARTS, NO_SPAN, Event, Kind, Section, Span
 
 
-class UnlikeLayersError(Exception):
-    """A layer that was taken to stand for others does not: the model has to be run again (``Tape.again``)."""
+class UnequalLayersError(Exception):
+    """A layer that was reused for others is not equal to them: the model has to be run again (``Tape.again``)."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class FirstLayer:
     freed: Span = NO_SPAN
     """What a later layer frees with its input."""
 
-    def stands_for(self, later: str, num_bytes: int, kind: Kind) -> None:
+    def reuse_for(self, later: str, num_bytes: int, kind: Kind) -> None:
         """Layers of the section ``later`` get as their input ``num_bytes`` that are charged to ``kind``."""
         activations, logits, temporaries, gradients = (-num_bytes if each is kind else 0 for each in Kind)
         self.later, self.freed = later, Span(NO_PARTS, (activations, logits, temporaries, gradients))
@@ -64,13 +64,13 @@ class FirstLayer:
         return later
 
 
-class LikeLayers:
-    """Which layers of a stack leave what an earlier one has left.
+class LayerReuse:
+    """Which layers of a stack have the same events as an earlier one, whose trace is reused for them.
 
-    That is of the same kind and behind a layer of the same kind, and so is its input's need of a gradient. But the
-    first layer of a kind, in backward the last, frees what all share; of the last two, in backward the first, the one
-    begins the sum of what all give a gradient to and the other adds to it for the first time. They stand for no other,
-    nor does a layer whose result or input something else uses too.
+    Two layers are equal if they are of the same kind, follow layers of the same kind, and both or neither of their
+    inputs need a gradient. Never reused are the first layer of a kind, which in backward frees what all share; the last
+    two, of which in backward one begins the sum of a shared tensor's gradient and the other adds to it for the first
+    time; and a layer whose input or result something else uses too.
     """
 
     def __init__(self, pattern: Sequence[int], indices: Sequence[int], used_apart: Container[int]) -> None:
@@ -78,31 +78,34 @@ class LikeLayers:
         self._pattern = pattern
         self._after = dict(pairwise(indices))
         self._before = {later: index for index, later in self._after.items()}
-        self._alone = {at for at in indices if at in used_apart or self._before.get(at, at) in used_apart}
+        self._unshared = {at for at in indices if at in used_apart or self._before.get(at, at) in used_apart}
         for kind in set(pattern):
-            self._alone |= set([at for at in indices if pattern[at] == kind][-2:])
+            self._unshared |= set([at for at in indices if pattern[at] == kind][-2:])
         self._begun: set[tuple[int, bool]] = set()
         self._known: dict[Any, int] = {}
         self._last_kind: int | None = None
 
-    def run_before(self, index: int, *, needs_grad: bool) -> int | None:
-        """The layer that stands for ``index``, whose input needs a gradient or not; None if it has to be run, as
-        layers are, too, that one which has to be run follows, unless the last that was run is of their kind."""
+    def equal_layer(self, index: int, *, needs_grad: bool) -> int | None:
+        """The earlier layer whose trace is reused for ``index``; None if it has to be run.
+
+        A layer is also run where the next one has to be, unless the last that was run is of its kind.
+        ``needs_grad``: whether the layer's input needs a gradient.
+        """
         kind, after = self._pattern[index], self._after.get(index)
-        known = self._like(index, needs_grad)
+        known = self._known_equal(index, needs_grad)
         if known is not None:
-            follows_one = after is not None and self._like(after, needs_grad) is None
+            follows_one = after is not None and self._known_equal(after, needs_grad) is None
             if not follows_one or kind == self._last_kind:
                 return known
-        elif (kind, needs_grad) in self._begun and index not in self._alone:
-            self._known[self._situation(index, needs_grad)] = index
+        elif (kind, needs_grad) in self._begun and index not in self._unshared:
+            self._known[self._neighbourhood(index, needs_grad)] = index
         self._begun.add((kind, needs_grad))
         self._last_kind = kind
         return None
 
-    def _like(self, index: int, needs_grad: bool) -> int | None:
-        return None if index in self._alone else self._known.get(self._situation(index, needs_grad))
+    def _known_equal(self, index: int, needs_grad: bool) -> int | None:
+        return None if index in self._unshared else self._known.get(self._neighbourhood(index, needs_grad))
 
-    def _situation(self, index: int, needs_grad: bool) -> Any:
+    def _neighbourhood(self, index: int, needs_grad: bool) -> Any:
         before = self._before.get(index)
         return self._pattern[index], None if before is None else self._pattern[before], needs_grad

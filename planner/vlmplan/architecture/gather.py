@@ -34,7 +34,7 @@ def _take_rows_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
 def put_rows(x: Tensor, mask: Tensor, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x[mask] = rows`` in place, where ``mask`` selects rows of ``shape`` and ``rows`` may be broadcast to it.
 
-    Saves the mask. The result is x's storage; the caller must let go of ``x`` as torch's in-place operation does.
+    Saves the mask. The result is x's storage; the caller must release ``x`` as torch's in-place operation does.
     """
     tape = x.tape
     node = tape.node((x, rows), _put_rows_backward, (mask.detached(),), (shape, rows.shape))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
-from vlmplan.architecture.first_layer import UnlikeLayersError
+from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear, Module, Stack
@@ -67,7 +67,7 @@ class Model(Module):
     HEAD: ClassVar[str] = "lm_head"
     """Path of the output head."""
     ATTENTION_LINEARS: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    """Linears that ``--lora-targets attention`` stands for."""
+    """Linears that ``--lora-targets attention`` adapts."""
     PARAMETER_TARGETS: ClassVar[Mapping[str, str]] = {}
     """Parameters, by suffix, that LoRA targets mean which were names of Linears once (experts in transformers 4)."""
     caps_logits = False
@@ -113,7 +113,7 @@ class Model(Module):
         return list(first.values())
 
     def distinct_modules(self) -> Iterator[tuple[str, Module]]:
-        """Every module object once: of equal layers one stands for all."""
+        """Every module object once: equal layers share one."""
         seen: set[int] = set()
         pending: list[tuple[str, Module]] = [("", self)]
         while pending:
@@ -157,7 +157,7 @@ class Model(Module):
         """Forward, loss and backward of one micro batch on ``tape``; the batch itself stays for the step."""
         try:
             return self._run(tape, batch, backend, loss=loss)
-        except UnlikeLayersError:
+        except UnequalLayersError:
             return self._run(tape.again(), batch, backend, loss=loss)
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:

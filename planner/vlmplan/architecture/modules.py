@@ -11,7 +11,7 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.checkpointing import checkpoint
-from vlmplan.architecture.first_layer import LikeLayers
+from vlmplan.architecture.first_layer import LayerReuse
 from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -79,8 +79,8 @@ class Stack(Module):
     """An ``nn.ModuleList`` of layers of which many are equal.
 
     ``kinds`` are the distinct layers and ``pattern`` the kind of each position. Equal layers share one ``Module``: the
-    tape runs one layer of each kind and replays it. The first layer of all stands for the later ones of its kind too,
-    unless its input is not like theirs (it may need no gradient): then one of those is run as well.
+    tape runs one layer of each kind and reuses its trace. The trace of the very first layer is reused too, unless its
+    input is not like that of later ones (it may need no gradient): then one of those is run as well.
     ``can_checkpoint`` is False for layers that are no ``GradientCheckpointingLayer`` in transformers: they ignore
     ``gradient_checkpointing_enable``.
     """
@@ -122,10 +122,10 @@ class Stack(Module):
         """x through the layers from ``start`` to ``stop``; ``call(layer, x)`` passes a layer what it takes besides x.
 
         A stretch that starts behind layer 0 must begin with a kind that no layer before it has. ``shares_input``: x is
-        used by something else too, so that the first layer stands for no other.
+        used by something else too, so that the first layer is not reused for others.
         """
         tape = x.tape
-        joins_layers = tape.joins_layers and not shares_input
+        reuses_layers = tape.reuses_layers and not shares_input
         for index in range(start, len(self.pattern) if stop is None else stop):
             kind = self.pattern[index]
             later = f"{self.label}.{kind}"
@@ -136,10 +136,10 @@ class Stack(Module):
             checkpoints = self.checkpoints and self.can_checkpoint and (x.requires_grad or _is_trainable(layer))
             run = partial(checkpoint, partial(call, layer)) if checkpoints else partial(call, layer)
             with tape.section(key, index):
-                if index == start and joins_layers and kind in self.pattern[start + 1 : stop]:
-                    x = tape.lend(x)
+                if index == start and reuses_layers and kind in self.pattern[start + 1 : stop]:
+                    x = tape.first_layer_input(x)
                     result = run(x)
-                    tape.stand_for(later, x, result)
+                    tape.reuse_layer(later, x, result)
                     x = result
                     del result
                 else:
@@ -158,14 +158,14 @@ class Stack(Module):
         """x through all layers but ``skipped``, where they are not all alike: ``shared`` are further inputs with a
         gradient, which the layers sum up; ``call(layer, x, *shared)``.
 
-        Of layers that leave the same one is run (``LikeLayers``). ``results``: filled with every layer's, where
+        Of equal layers one is run (``LayerReuse``). ``results``: filled with every layer's, where
         something holds them until all have run; ``used_apart``: those of them that it computes with.
         """
         tape = x.tape
-        like = LikeLayers(self.pattern, [at for at in range(len(self.pattern)) if at not in skipped], used_apart)
+        reuse = LayerReuse(self.pattern, [at for at in range(len(self.pattern)) if at not in skipped], used_apart)
         replayed: dict[int, int] = {}
-        for index in like.indices:
-            known = like.run_before(index, needs_grad=x.requires_grad) if tape.joins_layers else None
+        for index in reuse.indices:
+            known = reuse.equal_layer(index, needs_grad=x.requires_grad) if tape.reuses_layers else None
             if known is not None and tape.replays(f"{self.label}.{known}", index):
                 replayed[index] = known
                 continue
@@ -178,7 +178,7 @@ class Stack(Module):
                 if results is not None:
                     results[index] = x
         if results is not None:
-            results |= {index: tape.held_alike(results[known]) for index, known in replayed.items()}
+            results |= {index: tape.copy_of_result(results[known]) for index, known in replayed.items()}
         return x
 
 

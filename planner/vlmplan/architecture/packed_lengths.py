@@ -1,7 +1,7 @@
 """Sequences that are packed one after another into the tokens of a batch: counted, not written out.
 
 A tower over packed patches calls attention once for every image, or every window of one. As many calls as a real run
-has are recorded one by one; of more, each recorded call stands for several equal ones, so that a micro batch of a
+has are recorded one by one; of more, each recorded call counts for several equal ones, so that a micro batch of a
 million images is planned as quickly as one of a thousand.
 """
 

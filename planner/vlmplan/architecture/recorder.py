@@ -125,12 +125,12 @@ class Recorder:
         self._work = section.backward_work if self._runs_backward else section.forward_work
 
     def _watch(self, first: FirstLayer) -> None:
-        """The running section is a layer that may stand for later ones."""
+        """The running section is a layer that may be reused for later ones."""
         self._first_layers[self._key], self.oldest_own = first, first.start
 
-    def _stand_for(self, key: str, num_bytes: int, kind: Kind) -> None:
-        """The running section stands for the section ``key`` as well, whose input has ``num_bytes``."""
-        self._first_layers[self._key].stands_for(key, num_bytes, kind)
+    def _reuse_layer_for(self, key: str, num_bytes: int, kind: Kind) -> None:
+        """Reuse the running section for the section ``key``, whose input has ``num_bytes``."""
+        self._first_layers[self._key].reuse_for(key, num_bytes, kind)
         self._sections[key] = Section()
 
     def free_shared(self, num_bytes: int, kind: Kind) -> None:
@@ -141,8 +141,8 @@ class Recorder:
             self._first_layers[self._key].own[self._runs_backward].add(len(self._events))
         self._close_span()
 
-    def let_go(self, start: int) -> None:
-        """The first layer that began at ``start`` needs its input no more."""
+    def release_input(self, start: int) -> None:
+        """The first layer that began at ``start`` releases its input."""
         if self.oldest_own == start:
             self._close_span()
             self._first_layers[self._key].releases[self._runs_backward].add(len(self._events))

@@ -42,7 +42,7 @@ class LoggingTape(Tape):
 
     storage_class = LoggedStorage
     runs_every_call = True
-    joins_layers = False
+    reuses_layers = False
     runs_all_layers = False
     _num_storages = 0
 
@@ -249,7 +249,7 @@ class _Expansion:
         self.small_peak_bytes = max(self.small_peak_bytes, self._small_bytes)
 
     def _of_neighbour(self, recorded: int, position: int) -> int:
-        """The storage that stands for ``recorded`` here; 0 if another layer has freed it already."""
+        """The storage that ``recorded`` became here; 0 if another layer has freed it already."""
         is_late = self._is_late[recorded]
         step = 1 if is_late else -1
         size = self._size[recorded]

@@ -18,13 +18,13 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
-from vlmplan.architecture.first_layer import UnlikeLayersError
+from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.tensor import ForwardTape, GradientView, Node, Parameter, Tensor
 from vlmplan.architecture.trace import Drop, GradientReady
 from vlmplan.errors import InputError
 
 ParameterUse = tuple[Parameter, str]
-"""A parameter, and the section that uses it where it stands for the parameters of several equal layers."""
+"""A parameter, and the section that uses it: equal layers of a stack share one parameter object."""
 
 
 class Tape(ForwardTape):
@@ -40,7 +40,7 @@ class Tape(ForwardTape):
     """
 
     def again(self) -> "Tape":
-        """A new tape like this one, on which every layer stands for itself."""
+        """A new tape like this one, which runs every layer of a stack."""
         tape = type(self)(
             autocast=self.autocast,
             accumulates_in_place=self.accumulates_in_place,
@@ -49,7 +49,7 @@ class Tape(ForwardTape):
             keeps_linear_inputs=self.keeps_linear_inputs,
             follows_weights=self.follows_weights,
         )
-        tape.joins_layers = False
+        tape.reuses_layers = False
         return tape
 
     def run_backward(self, loss: Tensor) -> None:
@@ -158,8 +158,8 @@ class Tape(ForwardTape):
     def _count_dependencies(self, root: Node) -> dict[ParameterUse, int]:
         """Set ``num_pending`` of every node below ``root``; return how many gradients each weight waits for.
 
-        Raises UnlikeLayersError where the input of a layer that stands for others is used by something else too: its
-        gradients are summed up then, which those of a later layer's input are not.
+        Raises UnequalLayersError where the input of a reused layer is used by something else too: its
+        gradients are summed then, and those of a later layer's input are not.
         """
         sources, self._sources = self._sources, {}
         parameters: dict[ParameterUse, int] = {}
@@ -176,7 +176,7 @@ class Tape(ForwardTape):
                     continue
                 target = edge[0]
                 if target in sources and node.section != sources[target]:
-                    raise UnlikeLayersError
+                    raise UnequalLayersError
                 if target not in seen:
                     seen.add(target)
                     target.num_pending = 0

@@ -42,7 +42,7 @@ class Storage:
             tape.total -= num_bytes
 
     def shrink(self, num_bytes: int) -> None:
-        """Free all but ``num_bytes``: where one storage stands for several that go one after the other."""
+        """Free all but ``num_bytes``: one storage represents several that are freed one after the other."""
         self.tape.free(self.num_bytes - num_bytes, self.kind)
         self.num_bytes = num_bytes
 
@@ -54,7 +54,7 @@ class LayerInput(Storage):
     whole: Storage
 
     def __del__(self) -> None:
-        self.tape.let_go(self.born)
+        self.tape.release_input(self.born)
 
 
 class Parameter:
@@ -172,7 +172,7 @@ class Node:
 
 Backward = Callable[[Node, list[Tensor | None]], Sequence[Tensor | None]]
 PACKED = Node((), (), (), lambda node, grads: (), None)
-"""What stands for the operations inside a checkpoint until backward runs them again: that a gradient will be needed."""
+"""The node of all operations inside a checkpoint until backward runs them again: it says that a gradient is needed."""
 
 
 class ForwardTape(Recorder):
@@ -188,7 +188,7 @@ class ForwardTape(Recorder):
 
     storage_class: ClassVar[type[Storage]] = Storage
     runs_every_call: ClassVar[bool] = False  # of kernels that could be recorded at once, see ``attention.joins_calls``
-    joins_layers: bool = True  # the first of a stack stands for later ones, see ``first_layer``
+    reuses_layers: bool = True  # one trace serves all equal layers of a stack, see ``first_layer``
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class ForwardTape(Recorder):
         self._packs = False
         self._num_saved = 0
         self._stop_after: int | None = None
-        # What made the input of layers that stand for others, with their section.
+        # The nodes whose outputs are inputs of reused layers, with the section of the layer.
         self._sources: dict[Node, str] = {}
 
     # -- tensors -------------------------------------------------------------------------------------------------
@@ -312,32 +312,33 @@ class ForwardTape(Recorder):
 
     # -- layers ------------------------------------------------------------------------------------------------------
 
-    def lend(self, x: Tensor) -> Tensor:
-        """The input of a first layer, which the running section is, as that layer gets it (``first_layer``)."""
+    def first_layer_input(self, x: Tensor) -> Tensor:
+        """``x`` as the first layer of a stack, the running section, gets it: its release is noted."""
         self.num_nodes += 1
         first = FirstLayer(self.num_nodes)
         self._watch(first)
         storage = _new(LayerInput)
         storage.tape, storage.kind, storage.born = self, x.storage.kind, first.start
         storage.num_bytes, storage.whole = x.storage.num_bytes, x.storage
-        lent = Tensor(storage, x.shape, x.dtype, x.node)
-        lent.output_index = x.output_index
-        return lent
+        layer_input = Tensor(storage, x.shape, x.dtype, x.node)
+        layer_input.output_index = x.output_index
+        return layer_input
 
-    def stand_for(self, key: str, lent: Tensor, result: Tensor) -> None:
-        """Let the layer that has just run stand for the later ones of section ``key``, if ``result`` is like its input.
+    def reuse_layer(self, key: str, layer_input: Tensor, result: Tensor) -> None:
+        """Reuse the layer that has just run for the later ones of section ``key``, if ``result`` is like its input.
 
-        A result that something holds besides is saved by its own layer, which no first layer's input is.
+        It is not where something else holds the result: then its own layer saves it, as no first layer saves its input.
         """
-        if self._is_like(lent, result) and getrefcount(result.storage) == ONE_HOLDER:
-            self._stand_for(key, result.storage.num_bytes, result.storage.kind)
-            if lent.node is not None:
-                self._sources[lent.node] = self._key
+        if self._is_like(layer_input, result) and getrefcount(result.storage) == ONE_HOLDER:
+            self._reuse_layer_for(key, result.storage.num_bytes, result.storage.kind)
+            if layer_input.node is not None:
+                self._sources[layer_input.node] = self._key
 
-    def held_alike(self, result: Tensor) -> Tensor:
-        """The result of a layer that was not run, like ``result`` of the one that stands for it, for who holds both.
+    def copy_of_result(self, result: Tensor) -> Tensor:
+        """The result of a layer that was not run, made from ``result`` of the equal one that was.
 
-        What only that holder keeps goes with it, each layer's own: a storage whose making the layer's section counts.
+        Where the caller alone holds it, it is a storage of its own, freed with its holder; the layer's section has
+        counted its allocation already.
         """
         if getrefcount(result.storage) != ONE_HOLDER:
             return result

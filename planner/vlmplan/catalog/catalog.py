@@ -56,7 +56,7 @@ class Catalog:
 
     @cached_property
     def sources(self) -> Mapping[str, str]:
-        """What the short names in ``Gpu.sources`` stand for."""
+        """The sources behind the short names in ``Gpu.sources``."""
         return {
             **self._shipped.sources,
             **{key: text for file in self._files for key, text in file.sources.items()},

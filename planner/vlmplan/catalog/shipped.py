@@ -32,7 +32,7 @@ class ShippedCatalog:
 
     @cached_property
     def sources(self) -> Mapping[str, str]:
-        """What the short names in ``Gpu.sources`` stand for."""
+        """The sources behind the short names in ``Gpu.sources``."""
         sources: Mapping[str, str] = self._sections["sources"]  # pyright: ignore[reportAssignmentType]
         return sources
 

@@ -145,7 +145,7 @@ def _command_text(prepared: "PreparedRun", order: tuple[str, ...]) -> "Callable[
 
 
 def _goes_on_with_curriculum(asked: ClickValues, plan_file: Path | None, *, demo: bool) -> bool:
-    """Whether --resume stands for a curriculum: the folder holds one, and nothing else is asked for."""
+    """Whether --resume means a curriculum: the folder holds one, and nothing else is asked for."""
     folder = asked["output_dir"]
     is_other = demo or plan_file is not None
     return asked["resume"] and folder is not None and not is_other and (folder / CURRICULUM_FILE).is_file()

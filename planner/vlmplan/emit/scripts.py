@@ -72,7 +72,7 @@ def _choice_of_cards(plan: Plan) -> list[str]:
 
 
 def _command(plan: Plan) -> str:
-    """The launch command, with the script's variables in place of what they stand for."""
+    """The launch command, with the script's variables in place of their values."""
     words = launch_command(plan, plan_path="$here/plan.json")
     if plan.has_ranks:
         is_alone = plan.hardware.num_nodes == 1

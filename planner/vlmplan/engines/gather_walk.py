@@ -1,6 +1,6 @@
 """What ZeRO-3 gathers in a micro batch, found by walking through it once: collectives, and bytes of whole weights.
 
-A walk looks at nothing but the weights, so one stands for all traces that use weights of the same sizes in the same
+A walk looks at nothing but the weights, so one serves all traces that use weights of the same sizes in the same
 order, whatever the batch or the kind of 16-bit numbers.
 """
 

@@ -1,7 +1,7 @@
 """ZeRO stages 1 and 2 (``stage_1_and_2.py``): each rank updates a slice of the flat buffer of trained weights.
 
-Gradients pass through a reduce bucket: under stage 2 as they arrive in every micro batch, under stage 1 in the last one
-of a step, as they arrive with ``overlap_comm`` and else after it. Buckets are all-reduced whole
+Gradients are copied into a reduce bucket: under stage 2 as they arrive in every micro batch, under stage 1 in the last
+one of a step, as they arrive with ``overlap_comm`` and else after it. Buckets are all-reduced whole
 (``use_multi_rank_bucket_allreduce``), and the rank keeps its share in a buffer of its own.
 """
 

@@ -1,7 +1,7 @@
 """ZeRO stage 3 (``stage3.py``, ``partition_parameters.py``): shards of weights, gradients and states.
 
 Every weight is cut into equal shards, padded by itself. Modules all-gather their weights before they run and release
-them after (``engines.gathering``); gradients pass through a reduce bucket, which lives from ``build`` on, into this
+them after (``engines.gathering``); gradients are copied into a reduce bucket, which lives from ``build`` on, into this
 rank's shards. With ``offload_params`` the shards live on the host, with ``offload_optimizer`` everything of the
 optimizer does, gradients included. With ``hpz`` there is a secondary partition of every weight, N/hpz as large.
 """
@@ -301,7 +301,7 @@ class Zero3(Engine):
         return ModelStates(start, resident, building, step, copies)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
-        """Weights come whole and go, gradients pass through the bucket."""
+        """Weights are gathered and released, gradients copied into the bucket."""
         del accumulates
         zero, table, p = self.recipe.zero, self.table, self.weight_bytes
         width, largest = max(2, p), table.largest_trained * p

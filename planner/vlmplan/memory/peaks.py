@@ -101,7 +101,7 @@ class PeakTracker(Sink):
             self.allocate(ordinal, Component.GRADIENTS, event.num_bytes)
 
     def release_batch(self) -> None:
-        """The loop lets go of a micro batch, pixels and masks too, when its backward is over."""
+        """The training loop releases a micro batch, pixels and masks too, after its backward."""
         self._batch_bytes -= self._batch[0]
         self._batch = (0, *self._batch[1:])
 

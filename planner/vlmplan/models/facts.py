@@ -60,7 +60,7 @@ class LinearNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraTargets:
-    """What ``--lora-targets`` with this value adapts; ``names`` are the suffixes it stands for, empty for all."""
+    """What ``--lora-targets`` with this value adapts; ``names`` are the suffixes it means, empty for all."""
 
     targets: str
     names: tuple[str, ...]

@@ -119,7 +119,7 @@ class MemoizedEstimates:
         return batched
 
     def _any_batch(self, recipe: Recipe) -> Recipe:
-        """The one object that stands for the recipe with all its batches."""
+        """The one object for the recipe with all its batches."""
         return self._unbatched.get(id(recipe), recipe)
 
     def estimator(self, recipe: Recipe) -> tuple[Estimator, States]:

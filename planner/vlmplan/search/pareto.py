@@ -47,7 +47,7 @@ class Point:
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """The places in ``points`` (hours, usd) that no other beats, by rising hours and so by falling usd.
 
-    A point beats another if it is worse in neither and better in one. Of equal points the first stands for all.
+    A point beats another if it is worse in neither and better in one. Of equal points only the first is kept.
 
     >>> front([(1, 9), (3, 3), (2, 9), (4, 3), (3, 3)])
     [0, 1]

@@ -197,7 +197,7 @@ def sustained_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> 
 
 
 def _family(gpu: Gpu) -> tuple[int, int] | None:
-    """The compute capability that stands for the GPU's generation; None where none does."""
+    """The compute capability whose measured fractions apply to the GPU; None where none does."""
     capability = gpu.compute_capability
     if gpu.vendor is not Vendor.NVIDIA or capability is None or capability < min(PRODUCTS_FRACTION):
         return None

@@ -27,7 +27,7 @@ class StepResult:
 class LossModule(nn.Module):
     """The model with its loss inside, so that an engine's forward hooks see all of it.
 
-    With the full loss the logits live until ``let_go``, which engines call after backward: that is the plain Hugging
+    With the full loss the logits live until ``release_logits``, which engines call after backward: that is the plain Hugging
     Face path, ``outputs = model(**batch); outputs.loss.backward()``, which ``--loss full`` stands for. With that of the
     model they go when its forward returns, as in Hugging Face's Trainer.
     """
@@ -51,8 +51,8 @@ class LossModule(nn.Module):
     def _hold(self, logits: Tensor) -> None:
         self._logits = logits
 
-    def let_go(self) -> None:
-        """Backward is done."""
+    def release_logits(self) -> None:
+        """Called when backward is done."""
         self._logits = None
 
 

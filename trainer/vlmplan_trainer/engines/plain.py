@@ -45,7 +45,7 @@ class PlainEngine:
 
     def backward(self, loss: Tensor) -> None:
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
-        self._module.let_go()
+        self._module.release_logits()
 
     def step(self, learning_rate: float) -> StepResult:
         for group in self._optimizer.param_groups:

@@ -64,7 +64,7 @@ class ZeroEngine:
 
     def backward(self, loss: Tensor) -> None:
         self._engine.backward(loss * self._missing_scale)
-        self._engine.module.let_go()
+        self._engine.module.release_logits()
         if not self._engine.is_gradient_accumulation_boundary():
             self._engine.step()  # counts the micro batch; the update itself is ``step``
 

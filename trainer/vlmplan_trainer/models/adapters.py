@@ -1,4 +1,4 @@
-"""LoRA adapters as the recipe says, through peft; which layers ``attention`` stands for; 4-bit weights."""
+"""LoRA adapters as the recipe says, through peft; which layers ``attention`` adapts; 4-bit weights."""
 
 import pickle
 import re
@@ -98,7 +98,7 @@ def lora_targets(model: Any, targets: str) -> str | list[str]:
 
 
 def attention_linears(model: Any) -> tuple[str, ...]:
-    """The suffixes that ``attention`` stands for."""
+    """The suffixes that ``attention`` adapts."""
     model_type = model.config.get_text_config().model_type
     if model_type in ATTENTION_LINEARS:
         return ATTENTION_LINEARS[model_type]

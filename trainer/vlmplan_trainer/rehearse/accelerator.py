@@ -156,7 +156,7 @@ for _name, _dtype in {
 
 
 class HostKernels:
-    """Stands for DeepSpeed's compiled optimizers on the host, which allocate nothing."""
+    """In place of DeepSpeed's compiled optimizers on the host, which allocate nothing."""
 
     def load(self, verbose: bool = True) -> "HostKernels":
         return self
