@@ -1,5 +1,5 @@
 """Settings of all tests: hypothesis draws the same examples everywhere and takes the time it needs, no width is set,
-Ctrl-C is heard, and a process computes with one thread, since as many of them run as there are cores.
+Ctrl-C and a hangup are heard, and a process computes with one thread, since as many of them run as there are cores.
 """
 
 import gc
@@ -24,14 +24,17 @@ TRAINER = Path(__file__).parent / "trainer"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hearing_ctrl_c() -> Iterator[None]:
-    """A shell without job control starts what runs in the background with SIGINT ignored, and so would every process
-    that a test starts."""
-    found = signal.getsignal(signal.SIGINT)
-    if found is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def hearing_signals() -> Iterator[None]:
+    """What a shell without job control starts in the background ignores SIGINT, and what nohup starts SIGHUP; every
+    process that a test starts would ignore them too."""
+    defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    found = {signum: signal.getsignal(signum) for signum in defaults}
+    for signum, default in defaults.items():
+        if found[signum] is signal.SIG_IGN:
+            signal.signal(signum, default)
     yield
-    signal.signal(signal.SIGINT, found)
+    for signum, handler in found.items():
+        signal.signal(signum, handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

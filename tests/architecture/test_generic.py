@@ -309,7 +309,7 @@ def test_layers_that_keep_states_are_counted_but_not_estimated(probe: ModuleType
     ],
 )
 def test_what_is_no_language_model_is_refused(probe: ModuleType, config: dict[str, Any], kind: str, part: str):
-    with pytest.raises(probe.Refused, match=part) as caught:
+    with pytest.raises(probe.RefusedModelError, match=part) as caught:
         probe.layout(config)
     assert caught.value.kind == kind
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpuhunt_items import Item
 from vlmplan.catalog import Catalog, load_catalog, refreshed_catalog_path, shipped_catalog
-from vlmplan.catalog.refresh import Answer, CardNames, Refreshed, refreshed, write_refreshed
+from vlmplan.catalog.refresh import CardNames, ProviderAnswer, Refreshed, refreshed, write_refreshed
 from vlmplan.errors import InputError
 from vlmplan.hardware import Pricing
 from vlmplan.units import GIB
@@ -27,7 +27,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fetched(*items: Item, provider: str = "aws", as_of: date | None = None) -> Refreshed:
-    answer = Answer(provider=provider, items=[replace(item, provider=provider) for item in items], as_of=as_of)
+    answer = ProviderAnswer(provider=provider, items=[replace(item, provider=provider) for item in items], as_of=as_of)
     return refreshed([answer], SHIPPED, source="gpuhunt", today=TODAY)
 
 
@@ -120,7 +120,7 @@ def test_machines_without_gpus_or_price_are_no_offers(change: dict[str, Any]):
 
 
 def test_what_fails_is_said_and_the_rest_counts():
-    answers = [Answer(provider="vastai", failure="is on fire"), Answer(provider="aws", items=[Item()])]
+    answers = [ProviderAnswer(provider="vastai", failure="is on fire"), ProviderAnswer(provider="aws", items=[Item()])]
     found = refreshed(answers, SHIPPED, source="gpuhunt", today=TODAY)
     assert found.lines == ("vast: is on fire; its old prices stay", "aws: 1 offers")
     assert found.failure == "is on fire"

@@ -18,7 +18,7 @@ from vlmplan.answers.rehearsal import print_rehearsal
 from vlmplan.answers.rehearsal_page import html_text, svg_text
 from vlmplan.rehearsal import Comparison
 from vlmplan.rehearsal.perfetto import trace_text
-from vlmplan.rehearsal.result import Mark
+from vlmplan.rehearsal.result import PhaseSpan
 from vlmplan.render.progress import rehearsal_progress
 from vlmplan.render.sparkline import BLOCKS, PLAIN, highest_per_cell, phase_line, phase_lines, sparkline
 
@@ -57,7 +57,7 @@ def test_heights_are_proportions_of_the_highest():
     st.sampled_from((60, 80, 120, 200)),
 )
 def test_phases_of_equal_length_keep_their_names_at_every_usual_width(names: list[str], width: int):
-    marks = [Mark(begin=10 * i, name=name, step=0, end=10 * (i + 1)) for i, name in enumerate(names)]
+    marks = [PhaseSpan(begin=10 * i, name=name, step=0, end=10 * (i + 1)) for i, name in enumerate(names)]
     lines = phase_lines(marks, 10 * len(names), width)
     assert sorted(" ".join(lines).replace("|", " ").split()) == sorted(names)
     assert all(len(line) <= width for line in lines)
@@ -66,14 +66,16 @@ def test_phases_of_equal_length_keep_their_names_at_every_usual_width(names: lis
 
 
 def test_phases_begin_where_their_events_do():
-    marks = [Mark(begin=begin, name=name, step=0, end=end) for begin, name, end in ((0, "load", 50), (50, "init", 100))]
+    marks = [
+        PhaseSpan(begin=begin, name=name, step=0, end=end) for begin, name, end in ((0, "load", 50), (50, "init", 100))
+    ]
     assert phase_line(marks, 100, 20) == "|load     |init"
     assert phase_line(marks, 100, 6) == "|lo|in"
 
 
 @given(starts=st.lists(st.integers(0, 1000), min_size=1, max_size=30), width=WIDTHS)
 def test_phase_line_never_gets_wider(starts: list[int], width: int):
-    marks = [Mark(begin=begin, name="backward", step=1, end=begin) for begin in sorted(starts)]
+    marks = [PhaseSpan(begin=begin, name="backward", step=1, end=begin) for begin in sorted(starts)]
     assert len(phase_line(marks, 1000, width)) <= width
 
 

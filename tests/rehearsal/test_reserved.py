@@ -12,7 +12,7 @@ from recorded_rehearsal import recorded
 from vlmplan.memory.allocator import CachingAllocator, OutOfDeviceMemory
 from vlmplan.rehearsal.expandable import ExpandableAllocator
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
-from vlmplan.rehearsal.result import CACHE_EMPTIED, Mark, Rehearsed
+from vlmplan.rehearsal.result import CACHE_EMPTIED, PhaseSpan, Rehearsed
 from vlmplan.units import KIB, MIB
 
 BLOCK, PAGE, LARGE_PAGE = 512, 2 * MIB, 20 * MIB
@@ -29,7 +29,7 @@ def trace_of(*sizes: int, forward_at: int | None = None) -> Rehearsed:
             events.append((len(made), size))
         else:
             events.append((-size, -made[-size - 1]) if size else CACHE_EMPTIED)
-    marks = () if forward_at is None else (Mark(begin=forward_at, name="forward", step=1, end=len(events)),)
+    marks = () if forward_at is None else (PhaseSpan(begin=forward_at, name="forward", step=1, end=len(events)),)
     return Rehearsed(
         rank=0,
         num_ranks=1,

@@ -11,7 +11,7 @@ from laws import law
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.hardware import Offer, Pricing
 from vlmplan.search.no_offer import OfferQuery, no_offer_sentence, relaxations
-from vlmplan.search.offers import DEFAULT_PRICING, OfferFilter, Place, place_of
+from vlmplan.search.offers import DEFAULT_PRICING, GpuCount, OfferFilter, place_of
 from vlmplan.search.prices import with_spot
 
 TODAY = date(2026, 11, 21)
@@ -19,7 +19,7 @@ CATALOG = Catalog(shipped_catalog())
 KNOWN = [one for one in with_spot(CATALOG.offers) if CATALOG.gpu_by_id(one.gpu_id).has_known_memory]
 PROVIDERS = sorted({one.provider for one in KNOWN})
 REGIONS = sorted({one.region for one in KNOWN if one.region is not None})
-PLACES = [*sorted({place_of(one) for one in KNOWN}, key=str), Place(gpu_id="t4", num_gpus=7)]
+PLACES = [*sorted({place_of(one) for one in KNOWN}, key=str), GpuCount(gpu_id="t4", num_gpus=7)]
 
 
 def few(values: list) -> st.SearchStrategy[tuple]:
@@ -109,7 +109,7 @@ def test_vasts_offers_are_found_by_their_pricing(count: int):
 
 def test_what_leaves_no_offer_is_named():
     limits = OfferFilter(providers=("vast",), regions=("eastus",), max_usd_per_hour=0.5, max_price_age_days=9)
-    query = OfferQuery(places=(Place(gpu_id="t4", num_gpus=7),), offers=limits, num_nodes=1, today=TODAY)
+    query = OfferQuery(places=(GpuCount(gpu_id="t4", num_gpus=7),), offers=limits, num_nodes=1, today=TODAY)
     sentence = no_offer_sentence(CATALOG, query)
     for words in ("--gpu t4:7", "--provider vast", "--region eastus", "--max-usd-per-hour 0.5"):
         assert words in sentence.partition(";")[0]

@@ -24,7 +24,7 @@ from vlmplan.plan import Plan
 from vlmplan.recipe import Method, Recipe
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.export import export, merge
-from vlmplan_trainer.models.load import Loaded, Processing, load_model, load_processing
+from vlmplan_trainer.models.load import LoadedModel, Processing, load_model, load_processing
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 
@@ -44,7 +44,7 @@ class Trained(NamedTuple):
     folder: Path
     plan: Plan
     engine: Any
-    loaded: Loaded
+    loaded: LoadedModel
     processing: Processing
 
 

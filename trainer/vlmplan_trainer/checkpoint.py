@@ -131,7 +131,7 @@ def _published(output_dir: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundCheckpoint:
     """The checkpoint to go on from; ``notes`` say what is wrong with newer ones."""
 
     place: Path
@@ -139,7 +139,7 @@ class Found:
     notes: tuple[str, ...] = ()
 
 
-def newest_checkpoint(output_dir: Path, rank: int = 0, num_ranks: int = 1) -> Found:
+def newest_checkpoint(output_dir: Path, rank: int = 0, num_ranks: int = 1) -> FoundCheckpoint:
     """The newest checkpoint whose files are all as they were written; ranks share the reading, and agree.
 
     Newer ones that are damaged get another name, so that nothing takes them for whole. Raises InputError, naming what
@@ -151,7 +151,7 @@ def newest_checkpoint(output_dir: Path, rank: int = 0, num_ranks: int = 1) -> Fo
         problem = _problem(place, rank, num_ranks)
         if problem is None:
             notes = tuple(_named(place, damaged, is_first=rank == 0))
-            return Found(place=place, manifest=read_manifest(place), notes=notes)
+            return FoundCheckpoint(place=place, manifest=read_manifest(place), notes=notes)
         damaged.append((place, problem))
     folder = output_dir / CHECKPOINTS
     if not damaged:
@@ -212,7 +212,7 @@ def universal_form(place: Path, engine_folder: str, *, is_first: bool) -> Path:
     return universal
 
 
-def load_checkpoint(engine: Engine, found: Found, *, universal: Path | None = None) -> Position:
+def load_checkpoint(engine: Engine, found: FoundCheckpoint, *, universal: Path | None = None) -> Position:
     """Weights, optimizer and position, the tensors from the ``universal`` form of it if there is one.
 
     Raises InputError for a checkpoint that is whole and holds what this run cannot use.
@@ -233,7 +233,7 @@ def load_checkpoint(engine: Engine, found: Found, *, universal: Path | None = No
     return found.manifest.position
 
 
-def check_run(found: Found, run: Mapping[str, Any]) -> None:
+def check_run(found: FoundCheckpoint, run: Mapping[str, Any]) -> None:
     """Raise InputError, on every rank, where rank 0 knows that the checkpoint is of another run than ``run``."""
     said = found.manifest.run
     differing = [

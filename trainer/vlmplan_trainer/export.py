@@ -19,11 +19,11 @@ from vlmplan.files import READABLE
 from vlmplan.plan import Plan
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan_trainer.engines import Engine
-from vlmplan_trainer.models.load import Loaded, Processing, load_base
+from vlmplan_trainer.models.load import LoadedModel, Processing, load_base
 from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_classes
 
 
-def export(engine: Engine, loaded: Loaded, processing: Processing, output_dir: Path, *, is_adapter: bool) -> Path:
+def export(engine: Engine, loaded: LoadedModel, processing: Processing, output_dir: Path, *, is_adapter: bool) -> Path:
     """Write the trained model, or the adapter; every rank calls it."""
     weights = engine.weights()
     place = output_dir / (ADAPTER_FOLDER if is_adapter else MODEL_FOLDER)
@@ -99,7 +99,7 @@ def _write_model(model: Any, processing: Processing, folder: Path, **more: Any) 
 
 
 @contextmanager
-def _untrained_config(model: Any, loaded: Loaded) -> Iterator[None]:
+def _untrained_config(model: Any, loaded: LoadedModel) -> Iterator[None]:
     """While it lasts, ``model`` has its checkpoint's settings: those of training are not for who uses it."""
     of_training, model.config = model.config, copy.deepcopy(loaded.config)
     try:

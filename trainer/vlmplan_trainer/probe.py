@@ -30,7 +30,7 @@ PARALLEL_KEYS = ("use_parallel_residual", "parallel_attn", "use_parallel_block")
 """What configurations call attention and MLP that both read the layer's input."""
 
 
-class Refused(Exception):
+class RefusedModelError(Exception):
     """Nothing that can be trained as a language model; ``kind`` is one of the kinds of the answer."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     sys.path[:] = request["path"]
     try:
         answer: dict[str, Any] = {"layout": layout(request["config"])}
-    except Refused as error:
+    except RefusedModelError as error:
         answer = {"error": error.kind, "message": str(error)}
     except Exception as error:  # transformers raises anything at all for a configuration that makes no sense
         answer = {"error": "refused", "message": f"{type(error).__name__}: {error}"}
@@ -59,7 +59,7 @@ def layout(values: dict[str, Any]) -> dict[str, Any]:
         import torch
         import transformers
     except ImportError as error:
-        raise Refused("missing", str(error)) from None
+        raise RefusedModelError("missing", str(error)) from None
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     config = configuration(values)
@@ -67,7 +67,9 @@ def layout(values: dict[str, Any]) -> dict[str, Any]:
         model = model_class(config)._from_config(config, dtype=torch.bfloat16)
     embeddings, head = name_of(model, model.get_input_embeddings()), name_of(model, model.get_output_embeddings())
     if embeddings is None or head is None:
-        raise Refused("unsupported", f"{type(model).__name__} has no token embedding and output head of its own")
+        raise RefusedModelError(
+            "unsupported", f"{type(model).__name__} has no token embedding and output head of its own"
+        )
     stacks = [name for name, module in model.named_modules() if is_stack(module)]
     return {
         "schema": SCHEMA,
@@ -93,7 +95,7 @@ def configuration(values: dict[str, Any]) -> Any:
 
     model_type = values["model_type"]
     if model_type not in CONFIG_MAPPING:
-        raise Refused("unknown", f"transformers {__version__} has no model of model_type {model_type!r}")
+        raise RefusedModelError("unknown", f"transformers {__version__} has no model of model_type {model_type!r}")
     kept = {key: value for key, value in values.items() if key not in ("auto_map", "quantization_config")}
     return CONFIG_MAPPING[model_type].from_dict(with_floats(kept))
 
@@ -118,12 +120,14 @@ def model_class(config: Any) -> Any:
     )
 
     if config.is_encoder_decoder:
-        raise Refused("unsupported", f"the model_type {config.model_type!r} has an encoder and a decoder for text")
+        raise RefusedModelError(
+            "unsupported", f"the model_type {config.model_type!r} has an encoder and a decoder for text"
+        )
     for mapping in (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
         if type(config) in mapping:
             found = mapping[type(config)]
             return found[0] if isinstance(found, tuple) else found
-    raise Refused(
+    raise RefusedModelError(
         "unsupported", f"transformers {__version__} has no language model of model_type {config.model_type!r}"
     )
 

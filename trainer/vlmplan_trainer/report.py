@@ -17,7 +17,7 @@ SECONDS_PER_HOUR = 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ReportedFigure:
     """One figure, planned and measured. ``unit`` is bytes, seconds, tokens/s or usd."""
 
     name: str
@@ -44,26 +44,27 @@ class Line:
 
 def lines(
     plan: Plan, meter: Meter, position: Position, *, step_seconds: float | None, tokens_per_second: float | None
-) -> list[Line]:
+) -> list[ReportedFigure]:
     """Every figure that was measured. Bytes are of this rank, money of the optimizer steps done."""
     expected = plan.expected
     planned = {phase.name: None if _offloads_to_itself(plan) else phase.peak_bytes for phase in expected.phases}
     found = [
-        Line(f"{name}, peak", "bytes", planned.get(name), memory.peak_bytes) for name, memory in meter.memory.items()
+        ReportedFigure(f"{name}, peak", "bytes", planned.get(name), memory.peak_bytes)
+        for name, memory in meter.memory.items()
     ]
     peak = None if _offloads_to_itself(plan) else expected.peak_allocated_bytes
-    found.append(Line("peak allocated", "bytes", peak, meter.peak_allocated_bytes))
+    found.append(ReportedFigure("peak allocated", "bytes", peak, meter.peak_allocated_bytes))
     if meter.peak_reserved_bytes:
-        found.append(Line("peak reserved", "bytes", expected.peak_reserved_bytes, meter.peak_reserved_bytes))
-        found.append(Line("device", "bytes", expected.peak_device_bytes, meter.peak_device_bytes))
-    found.append(Line("step", "seconds", expected.step_seconds, step_seconds))
+        found.append(ReportedFigure("peak reserved", "bytes", expected.peak_reserved_bytes, meter.peak_reserved_bytes))
+        found.append(ReportedFigure("device", "bytes", expected.peak_device_bytes, meter.peak_device_bytes))
+    found.append(ReportedFigure("step", "seconds", expected.step_seconds, step_seconds))
     planned_rate = None
     if expected.step_seconds:
         planned_rate = plan.samples_per_step * plan.workload.seq_len / expected.step_seconds
-    found.append(Line("speed", "tokens/s", planned_rate, tokens_per_second))
+    found.append(ReportedFigure("speed", "tokens/s", planned_rate, tokens_per_second))
     if plan.offer is not None:
         planned_usd = None if expected.step_seconds is None else usd_so_far(plan, position.step * expected.step_seconds)
-        found.append(Line("usd so far", "usd", planned_usd, usd_so_far(plan, position.seconds)))
+        found.append(ReportedFigure("usd so far", "usd", planned_usd, usd_so_far(plan, position.seconds)))
     return found
 
 
@@ -79,7 +80,7 @@ def usd_so_far(plan: Plan, seconds: float) -> float | None:
     return plan.offer.usd_per_hour * plan.hardware.num_nodes * seconds / SECONDS_PER_HOUR
 
 
-def print_report(console: Console, found: list[Line]) -> None:
+def print_report(console: Console, found: list[ReportedFigure]) -> None:
     """The table of planned and measured figures."""
     table = Table(title="planned and measured", title_justify="left", box=None, pad_edge=False)
     table.add_column("")

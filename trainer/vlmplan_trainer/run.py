@@ -23,7 +23,7 @@ from vlmplan.run_record import keep_record
 from vlmplan.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted
 from vlmplan_trainer.checkpoint import (
-    Found,
+    FoundCheckpoint,
     check_run,
     load_checkpoint,
     newest_checkpoint,
@@ -40,7 +40,7 @@ from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.loop import Rates, StepReport, Trainer
 from vlmplan_trainer.measure import RESUME, Meter
-from vlmplan_trainer.models.load import Loaded, load_model, torch_dtype
+from vlmplan_trainer.models.load import LoadedModel, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
@@ -81,7 +81,7 @@ class Run:
     plan: Plan
     options: Options
     data: Data
-    loaded: Loaded
+    loaded: LoadedModel
     engine: Engine
     meter: Meter
     batches: Batches
@@ -171,7 +171,7 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
     return 0
 
 
-def _found(plan: Plan, options: Options, signature: Mapping[str, Any]) -> Found:
+def _found(plan: Plan, options: Options, signature: Mapping[str, Any]) -> FoundCheckpoint:
     """The checkpoint to go on from, looked at before anything is loaded."""
     say_phase("checking the checkpoints")
     found = newest_checkpoint(options.output_dir, rank_here(), plan.hardware.num_gpus)
@@ -182,7 +182,7 @@ def _found(plan: Plan, options: Options, signature: Mapping[str, Any]) -> Found:
     return found
 
 
-def _refuse_finished(made: Run, found: Found) -> None:
+def _refuse_finished(made: Run, found: FoundCheckpoint) -> None:
     """Raise InputError where nothing is left to be done: the report of a run that has ended is its own."""
     step, path = found.manifest.position.step, made.options.output_dir / REPORT_FILE
     if step < made.trainer.rates.num_steps or not path.is_file():
@@ -198,7 +198,7 @@ def _refuse_finished(made: Run, found: Found) -> None:
         )
 
 
-def _universal(found: Found, plan: Plan) -> Path | None:
+def _universal(found: FoundCheckpoint, plan: Plan) -> Path | None:
     """The form of a checkpoint that another number of ranks can read, where it was made by another number."""
     if not plan.recipe.zero_stage or found.manifest.num_ranks == plan.hardware.num_gpus:
         return None
@@ -211,7 +211,7 @@ def _assembled(
     plan: Plan,
     options: Options,
     data: Data,
-    loaded: Loaded,
+    loaded: LoadedModel,
     engine: Engine,
     meter: Meter,
     signature: Mapping[str, Any],

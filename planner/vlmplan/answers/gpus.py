@@ -22,7 +22,7 @@ UNKNOWN = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class GpuReport:
     """One answer in both forms; ``notes`` follow the table."""
 
     document: JsonDict
@@ -30,12 +30,12 @@ class Report:
     notes: tuple[str, ...]
 
 
-def gpus_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> Report:
+def gpus_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> GpuReport:
     """One line per GPU with its cheapest offer."""
     titles = ("GPU", "GiB", "architecture", "bf16 TFLOP/s", "TB/s", "usd/GPU/h", "offer", "pricing", "age")
     numbers = frozenset(("GiB", "bf16 TFLOP/s", "TB/s", "usd/GPU/h", "age"))
     document = {**_head(catalog, on), "gpus": [_row_json(row, on) for row in rows]}
-    return Report(
+    return GpuReport(
         document=document,
         table=Table(
             titles=titles,
@@ -48,7 +48,7 @@ def gpus_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> Report:
     )
 
 
-def offers_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> Report:
+def offers_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> GpuReport:
     """One line per offer, the cheapest per GPU first within each GPU."""
     offers = [offer for row in rows for offer in sorted(row.offers, key=lambda offer: offer.usd_per_gpu_hour)]
     titles = (
@@ -61,7 +61,7 @@ def offers_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> Report:
         "gpus": [_row_json(row, on) for row in rows],
         "offers": [offer_json(offer, on) for offer in offers],
     }
-    return Report(
+    return GpuReport(
         document=document,
         table=Table(
             titles=titles,
@@ -74,7 +74,7 @@ def offers_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> Report:
     )
 
 
-def detection_report(detection: "Detection") -> Report:
+def detection_report(detection: "Detection") -> GpuReport:
     """One line per device of this machine."""
     machine = detection.machine
     cuda = machine.cuda_driver_version
@@ -86,7 +86,7 @@ def detection_report(detection: "Detection") -> Report:
         for pair in machine.nvlink_pairs
     ]
     cuda_text = "" if cuda is None else f", CUDA {cuda[0]}.{cuda[1]}"
-    return Report(
+    return GpuReport(
         document={
             "schema": SCHEMA,
             "driver_version": machine.driver_version,
@@ -106,7 +106,7 @@ def detection_report(detection: "Detection") -> Report:
     )
 
 
-def print_report(report: Report) -> None:
+def print_report(report: GpuReport) -> None:
     """Print the table and the notes to standard output."""
     print_table(report.table)
     say(*report.notes)

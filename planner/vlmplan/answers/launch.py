@@ -5,7 +5,7 @@ from datetime import date
 
 from vlmplan.answers.to_fit import Command, way_out_parts
 from vlmplan.json_reader import JsonDict
-from vlmplan.launch.curriculum import Step
+from vlmplan.launch.curriculum import PlannedStage
 from vlmplan.launch.prepared import PreparedRun
 from vlmplan.launch.run_folder import LOG_FILE
 from vlmplan.launch.start import shell_text
@@ -81,7 +81,7 @@ def print_way_out(found: WayOut, command: Command, on: date) -> None:
             tell(f"{lead} {command(changed)}")
 
 
-def step_line(step: Step) -> str:
+def step_line(step: PlannedStage) -> str:
     """``stage 1 of 2, align: full, 2.1 M of 2.2 B parameters; 3.1 GiB of 22.5 GiB on each GPU; 120 steps in 9 min``."""
     plan, expected = step.plan, step.plan.expected
     num_steps = min(expected.num_steps, step.trainer.max_steps or expected.num_steps)

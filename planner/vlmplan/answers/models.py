@@ -24,14 +24,16 @@ UNKNOWN = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ModelReport:
     """One answer in both forms; a block is a table or a line."""
 
     document: JsonDict
     blocks: tuple[Table | str, ...]
 
 
-def models_report(rows: Sequence[ModelFacts], unsupported: "Sequence[ModelFiles]", *, size: tuple[int, int]) -> Report:
+def models_report(
+    rows: Sequence[ModelFacts], unsupported: "Sequence[ModelFiles]", *, size: tuple[int, int]
+) -> ModelReport:
     """One line per model, and apart those that cannot be planned."""
     titles = ("model", "family", "params", "vision", "projector", "language", "context", "image tokens", "Hugging Face")
     numbers = frozenset(("params", "vision", "projector", "language", "context", "image tokens"))
@@ -75,10 +77,10 @@ def models_report(rows: Sequence[ModelFacts], unsupported: "Sequence[ModelFiles]
             for m in unsupported
         ],
     }
-    return Report(document=document, blocks=tuple(blocks))
+    return ModelReport(document=document, blocks=tuple(blocks))
 
 
-def model_report(facts: ModelFacts, anatomy: ModelAnatomy, *, source: str, size: tuple[int, int]) -> Report:
+def model_report(facts: ModelFacts, anatomy: ModelAnatomy, *, source: str, size: tuple[int, int]) -> ModelReport:
     """One model: its parts, layers and Linears."""
     blocks: list[Table | str] = [
         "\n".join(_lines(facts, anatomy, source=source, size=size)),
@@ -88,10 +90,10 @@ def model_report(facts: ModelFacts, anatomy: ModelAnatomy, *, source: str, size:
     ]
     blocks += ["\n".join(f"note: {note}" for note in facts.model.notes)] if facts.model.notes else []
     document = {**_head(size), "model": _facts_json(facts) | {"source": source} | _anatomy_json(anatomy)}
-    return Report(document=document, blocks=tuple(blocks))
+    return ModelReport(document=document, blocks=tuple(blocks))
 
 
-def print_report(report: Report) -> None:
+def print_report(report: ModelReport) -> None:
     """Print the blocks to standard output, apart from each other."""
     for index, block in enumerate(report.blocks):
         if index:

@@ -10,7 +10,7 @@ from vlmplan.models.facts import ModelFacts
 from vlmplan.recipe import Offload, Recipe, engine_name
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.search.trainable import Trainable, Way
+from vlmplan.search.trainable import FastestSetup, TrainableModel
 from vlmplan.units import GIB, count_text, counted, duration_text, gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 
@@ -23,7 +23,7 @@ MAX_REASONS = 3
 """Models whose reason is shown; the others are named. A choice."""
 
 
-def document(rows: Sequence[Trainable], facts: Sequence[ModelFacts], cluster: Cluster) -> JsonDict:
+def document(rows: Sequence[TrainableModel], facts: Sequence[ModelFacts], cluster: Cluster) -> JsonDict:
     """Schema ``vlmplan.trainable/1``; ``best`` is the method that trains most of those that fit."""
     return {
         "schema": SCHEMA,
@@ -47,7 +47,7 @@ def document(rows: Sequence[Trainable], facts: Sequence[ModelFacts], cluster: Cl
     }
 
 
-def _way_json(way: Way) -> JsonDict:
+def _way_json(way: FastestSetup) -> JsonDict:
     return {
         "recipe": way.recipe.as_json(),
         "seq_len": way.seq_len,
@@ -61,7 +61,7 @@ def _way_json(way: Way) -> JsonDict:
 
 
 def print_trainable(
-    rows: Sequence[Trainable], num_params: Mapping[str, int], cluster: Cluster, *, is_host_assumed: bool
+    rows: Sequence[TrainableModel], num_params: Mapping[str, int], cluster: Cluster, *, is_host_assumed: bool
 ) -> None:
     """Print the table, what it is of, and what nothing fits of."""
     fitting = [row for row in rows if row.best is not None]
@@ -80,7 +80,7 @@ def print_trainable(
         say(*(f"  {row.model_id}: {row.reason}" for row in left[:MAX_REASONS]))
 
 
-def _cells(row: Trainable, best: Way, num_params: int, num_gpus: int) -> tuple[str, ...]:
+def _cells(row: TrainableModel, best: FastestSetup, num_params: int, num_gpus: int) -> tuple[str, ...]:
     also = [f"{method.value} {_time(way)}" for method, way in row.ways.items() if method is not best.recipe.method]
     return (
         row.model_id,
@@ -94,7 +94,7 @@ def _cells(row: Trainable, best: Way, num_params: int, num_gpus: int) -> tuple[s
     )
 
 
-def _time(way: Way) -> str:
+def _time(way: FastestSetup) -> str:
     return UNKNOWN if way.hours is None else duration_text(way.hours * SECONDS_PER_HOUR)
 
 
@@ -104,7 +104,7 @@ def _engine(recipe: Recipe, num_gpus: int) -> str:
     return f"{name}{' + host' if offloads else ''}"
 
 
-def _legend(fitting: Sequence[Trainable], cluster: Cluster, *, is_host_assumed: bool) -> list[str]:
+def _legend(fitting: Sequence[TrainableModel], cluster: Cluster, *, is_host_assumed: bool) -> list[str]:
     lines = ["the fastest setup of the method that trains most; GiB on each GPU, of host RAM, time of the whole run"]
     lengths = {way.seq_len for row in fitting for way in row.ways.values()}
     if lengths:

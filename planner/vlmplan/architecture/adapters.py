@@ -11,7 +11,7 @@ from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter_adapters import adapted_parameters, wrap_parameters
-from vlmplan.architecture.tensor import Node, Parameter, Tensor
+from vlmplan.architecture.tensor import GraphNode, Parameter, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError, nearest
 from vlmplan.units import DType
@@ -62,7 +62,7 @@ class Linear4bit(Module):
         return ops.to(out, dtype)
 
 
-def _matmul_4bit_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _matmul_4bit_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     shape, dtype, weight = node.meta
@@ -76,7 +76,7 @@ def _matmul_4bit_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
     return (grad_x,)
 
 
-class LookedAt:
+class BorrowedWeight:
     """A weight of another module that a module uses, as ZeRO-3 sees it."""
 
     def __init__(self, weight: Parameter) -> None:
@@ -96,7 +96,7 @@ class Lora(Module):
         self.base_layer, self.dropout = base, dropout
         self.lora_A = Linear(in_features, rank)
         self.lora_B = Linear(rank, out_features)
-        self._looked_at = LookedAt(self.lora_A.weight)
+        self._looked_at = BorrowedWeight(self.lora_A.weight)
 
     @property
     def weight(self) -> Parameter:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.packed_lengths import PackedLengths
-from vlmplan.architecture.tensor import ForwardTape, Node, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError
 from vlmplan.units import Choice, DType
@@ -170,7 +170,7 @@ def repeat_kv(x: Tensor, num_heads: int, *, copies: bool = True) -> Tensor:
     return out
 
 
-def _repeat_kv_backward(node: Node, grads: Grads) -> Grads:
+def _repeat_kv_backward(node: GraphNode, grads: Grads) -> Grads:
     (g,) = grads
     assert g is not None
     return [ops.reduced(g, node.meta, g.dtype)]
@@ -225,7 +225,7 @@ def _aligned(bias: Tensor) -> Tensor:
     return padded
 
 
-def _fused_backward(node: Node, grads: Grads) -> Grads:
+def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     """dq, dk, dv. On CUDA also, while it runs, dq accumulated in fp32, a dot product per row, and for grouped heads dk
     and dv of every query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike)."""
     (g,) = grads
@@ -252,7 +252,7 @@ def _fused_backward(node: Node, grads: Grads) -> Grads:
     return list(result)
 
 
-def _free_all_but(node: Node, num_kept: int, num_tokens: int) -> None:
+def _free_all_but(node: GraphNode, num_kept: int, num_tokens: int) -> None:
     """Free the result and the log-sum-exps of all tokens but ``num_kept``."""
     for saved in node.saved[-2:]:
         assert isinstance(saved, Tensor)

@@ -5,7 +5,7 @@ Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' d
 
 from collections.abc import Callable, Sequence
 
-from vlmplan.architecture.tensor import Node, Tensor
+from vlmplan.architecture.tensor import GraphNode, Tensor
 
 
 def checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     return out
 
 
-def _run_again(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
     tape, function, num_saved = node.meta
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
@@ -41,17 +41,17 @@ def _run_again(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None
     return [into.pop() if into else None for into in captured]
 
 
-def _captured_input(node: Node, position: int, into: list[Tensor | None]) -> Tensor:
+def _captured_input(node: GraphNode, position: int, into: list[Tensor | None]) -> Tensor:
     """A checkpoint's input as a leaf of the graph that backward rebuilds; its gradient goes ``into`` a list."""
     x = node.saved[position]
     assert isinstance(x, Tensor)
-    capture: Node | None = None
+    capture: GraphNode | None = None
     if node.needs[position]:
-        capture = Node((), (), (), _capture, into)
+        capture = GraphNode((), (), (), _capture, into)
         capture.section, capture.sequence = node.section, -position
     return Tensor(x.storage, x.shape, x.dtype, capture)
 
 
-def _capture(node: Node, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+def _capture(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
     node.meta.append(grads[0])
     return ()

@@ -8,7 +8,7 @@ lists that CUDA makes of it, 8 bytes a row and dimension, live for one kernel on
 from collections.abc import Sequence
 
 from vlmplan.architecture.ops import Grads, reduced
-from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
 
 
 def take_rows(x: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -20,7 +20,7 @@ def take_rows(x: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
     return out
 
 
-def _take_rows_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _take_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """Zeros, and the rows added to them: in place, except under a dispatch mode (``areAnyTensorSubclassLike``)."""
     (g,) = grads
     assert g is not None
@@ -42,7 +42,7 @@ def put_rows(x: Tensor, mask: Tensor, rows: Tensor, shape: tuple[int, ...]) -> T
     return Tensor(x.storage, x.shape, x.dtype, node)
 
 
-def _put_rows_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _put_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """x gets g with zeros in the place of the rows: a copy of g. The rows get theirs out of g."""
     (g,) = grads
     assert g is not None
@@ -76,7 +76,7 @@ def sample_rows(table: Operand, positions: Tensor, shape: tuple[int, ...]) -> Te
     return out
 
 
-def _sample_rows_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _sample_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     shape, dtype, positions_shape = node.meta

@@ -12,7 +12,7 @@ from vlmplan.architecture.families.moe import grouped_linear
 from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
 from vlmplan.units import DType
 
 
@@ -25,7 +25,7 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LinearOrNorm:
     """A Linear, or a norm (``in_width`` equal to ``out_width``, 0 for any), by its path below a group."""
 
     path: tuple[str, ...]
@@ -50,7 +50,11 @@ class Group(Module):
     """
 
     def __init__(
-        self, children: Mapping[str, Module], parameters: Mapping[str, Parameter], role: Role, steps: Sequence[Step]
+        self,
+        children: Mapping[str, Module],
+        parameters: Mapping[str, Parameter],
+        role: Role,
+        steps: Sequence[LinearOrNorm],
     ) -> None:
         super().__init__()
         self.modules_by_name.update(children)
@@ -122,7 +126,7 @@ def use(x: Tensor, *operands: Operand) -> Tensor:
     return Tensor(x.storage, x.shape, x.dtype, node)
 
 
-def _use_backward(node: Node, grads: Grads) -> Grads:
+def _use_backward(node: GraphNode, grads: Grads) -> Grads:
     (g,) = grads
     assert g is not None
     results: list[Tensor | None] = [g if node.needs[0] else None]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, Scores, attend
-from vlmplan.architecture.generic_groups import Group, Role, Step, joined, use, use_rest
+from vlmplan.architecture.generic_groups import Group, LinearOrNorm, Role, joined, use, use_rest
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
 
@@ -148,7 +148,7 @@ class LayerRun:
             out = ops.resample(out, *x.shape[:-1], last.in_width)
         return use(self.call(block.at(last.path), out), *made)
 
-    def _projections(self, block: Group, x: Tensor, last: Step) -> list[Tensor]:
+    def _projections(self, block: Group, x: Tensor, last: LinearOrNorm) -> list[Tensor]:
         """The results of the Linears before attention, in order, normed where there are norms for them."""
         made: list[Tensor] = []
         normed: set[int] = set()
@@ -249,7 +249,7 @@ OUTPUT_NAMES = ("o_proj", "o", "wo", "out", "output", "out_proj", "dense")
 """Names of the Linear behind attention, for models that register it first."""
 
 
-def output_step(steps: Sequence[Step], width: int) -> Step | None:
+def output_step(steps: Sequence[LinearOrNorm], width: int) -> LinearOrNorm | None:
     """The last Linear back to ``width``, if another comes before it or its name says that it is the last."""
     linears = [step for step in steps if not step.is_norm]
     last = [step for step in linears[1:] if step.out_width == width]

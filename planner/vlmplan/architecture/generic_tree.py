@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from vlmplan.architecture.generic_groups import BareNorm, EmbeddingGroup, ExpertsGroup, Group, Role, Step
+from vlmplan.architecture.generic_groups import BareNorm, EmbeddingGroup, ExpertsGroup, Group, LinearOrNorm, Role
 from vlmplan.architecture.generic_layers import GenericShape
 from vlmplan.architecture.layout import LaidOutModule, ModelLayout, ModuleKind, is_attention, is_experts
 from vlmplan.architecture.model import Part
@@ -198,14 +198,14 @@ def _with_weights(module: Any, weight: Parameter | None, bias: Parameter | None)
     return module
 
 
-def _steps(children: dict[str, Module], *, is_deep: bool, prefix: tuple[str, ...] = ()) -> Iterator[Step]:
+def _steps(children: dict[str, Module], *, is_deep: bool, prefix: tuple[str, ...] = ()) -> Iterator[LinearOrNorm]:
     """The Linears and norms among ``children`` in order; with ``is_deep`` those inside groups too."""
     for name, child in children.items():
         path = (*prefix, name)
         if isinstance(child, Linear):
-            yield Step(path, False, child.in_features, child.out_features)
+            yield LinearOrNorm(path, False, child.in_features, child.out_features)
         elif isinstance(child, NORMS):
             width = next((weight.numel for weight in child.parameters_by_name.values()), 0)
-            yield Step(path, True, width, width)
+            yield LinearOrNorm(path, True, width, width)
         elif is_deep and isinstance(child, Group):
             yield from _steps(child.modules_by_name, is_deep=True, prefix=path)

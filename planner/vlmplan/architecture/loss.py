@@ -19,7 +19,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tensor import ForwardTape, Node, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Parameter, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.recipe import chunk_tokens
 from vlmplan.units import DType
@@ -57,7 +57,7 @@ def _cross_entropy(logits: Tensor) -> Tensor:
     return tape.tensor((), DType.FLOAT32, node)
 
 
-def _cross_entropy_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _cross_entropy_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """nll_loss writes a whole gradient, log_softmax reads it and writes another."""
     (g,) = grads
     assert g is not None
@@ -184,7 +184,7 @@ def _hold(x: Tensor) -> None:
     """``x`` lives for the moment of this call."""
 
 
-def _chunked_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _chunked_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     kept = [grad for grad in node.saved if isinstance(grad, Tensor)]
     node.saved = ()
     *needs, needs_bias = node.needs

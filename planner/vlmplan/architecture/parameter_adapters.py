@@ -12,7 +12,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tensor import ForwardTape, Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Parameter, Tensor
 from vlmplan.errors import InputError
 
 
@@ -82,7 +82,7 @@ class LoraParameter(Module):
         return out
 
 
-def _adapted_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _adapted_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     _, dtype, shapes, flops = node.meta

@@ -59,9 +59,9 @@ class Recorder:
         self.live[kind] -= num_bytes
         self.total -= num_bytes
 
-    def charged_to(self, kind: Kind) -> "Charged":
+    def charged_to(self, kind: Kind) -> "ChargedTo":
         """Charge storages made inside to the component ``kind``."""
-        return Charged(self, kind)
+        return ChargedTo(self, kind)
 
     # -- work ----------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Recorder:
         return Trace(self._sections, self._schedule, self._after)
 
 
-class Charged:
+class ChargedTo:
     """The context of ``Recorder.charged_to``, of which a layer has many: generators take several times as long."""
 
     __slots__ = ("_before", "_kind", "_recorder")

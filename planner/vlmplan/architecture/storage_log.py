@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Node, Parameter, Storage, Tensor
+from vlmplan.architecture.tensor import GraphNode, Parameter, Storage, Tensor
 from vlmplan.architecture.trace import (
     Allocation,
     Deallocation,
@@ -46,7 +46,7 @@ class LoggingTape(Tape):
     runs_all_layers = False
     _num_storages = 0
 
-    def tensor(self, shape: tuple[int, ...], dtype: DType, node: Node | None = None) -> Tensor:
+    def tensor(self, shape: tuple[int, ...], dtype: DType, node: GraphNode | None = None) -> Tensor:
         tensor = super().tensor(shape, dtype, node)
         storage = tensor.storage
         assert isinstance(storage, LoggedStorage)

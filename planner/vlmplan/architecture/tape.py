@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture.first_layer import UnequalLayersError
-from vlmplan.architecture.tensor import ForwardTape, GradientView, Node, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GradientView, GraphNode, Parameter, Tensor
 from vlmplan.architecture.trace import Drop, GradientReady
 from vlmplan.errors import InputError
 
@@ -68,7 +68,7 @@ class Tape(ForwardTape):
         self.backpropagate(root, grads)
 
     def backpropagate(
-        self, root: Node, grads: list[Tensor | None], output_index: int = 0, recomputed: Sequence[Any] = ()
+        self, root: GraphNode, grads: list[Tensor | None], output_index: int = 0, recomputed: Sequence[Any] = ()
     ) -> None:
         """Run the graph below ``root`` as torch's engine does: by sequence number, latest first.
 
@@ -83,7 +83,7 @@ class Tape(ForwardTape):
         assert not grads
         self._receive(root, output_index, grad)
         del grad
-        ready: list[tuple[int, Node]] = [(-root.sequence, root)]
+        ready: list[tuple[int, GraphNode]] = [(-root.sequence, root)]
         fetched: Any = None
         has_input_grad = False
         while ready:
@@ -116,7 +116,7 @@ class Tape(ForwardTape):
             self.release(module) if has_input_grad else self.keep(module)
         self.end_recomputation(recomputed)
 
-    def _hand_on(self, edge: tuple[Node, int], results: list[Tensor | None], position: int) -> bool:
+    def _hand_on(self, edge: tuple[GraphNode, int], results: list[Tensor | None], position: int) -> bool:
         """Give a result to the node before, and forget it; whether that node has all of its gradients now."""
         target, index = edge
         result, results[position] = results[position], None
@@ -151,11 +151,11 @@ class Tape(ForwardTape):
         self._events.append(GradientReady(parameter, parameter.numel * parameter.dtype.num_bytes, kind))
         self._begin_span()
 
-    def _parameter_use(self, parameter: Parameter, node: Node) -> ParameterUse:
+    def _parameter_use(self, parameter: Parameter, node: GraphNode) -> ParameterUse:
         """Equal layers share their parameters here, so inside a stack a parameter is told apart by its section."""
         return (parameter, node.section if node.section in self._layers else "")
 
-    def _count_dependencies(self, root: Node) -> dict[ParameterUse, int]:
+    def _count_dependencies(self, root: GraphNode) -> dict[ParameterUse, int]:
         """Set ``num_pending`` of every node below ``root``; return how many gradients each weight waits for.
 
         Raises UnequalLayersError where the input of a reused layer is used by something else too: its
@@ -184,7 +184,7 @@ class Tape(ForwardTape):
                 target.num_pending += 1
         return parameters
 
-    def _receive(self, node: Node, index: int, grad: Tensor) -> None:
+    def _receive(self, node: GraphNode, index: int, grad: Tensor) -> None:
         while len(node.grads) <= index:
             node.grads.append(None)
         held = node.grads[index]

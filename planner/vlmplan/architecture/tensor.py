@@ -87,7 +87,7 @@ class Tensor:
 
     __slots__ = ("dtype", "node", "num_bytes", "numel", "output_index", "shape", "storage", "tape")
 
-    def __init__(self, storage: Storage, shape: tuple[int, ...], dtype: DType, node: "Node | None" = None) -> None:
+    def __init__(self, storage: Storage, shape: tuple[int, ...], dtype: DType, node: "GraphNode | None" = None) -> None:
         self.storage, self.tape = storage, storage.tape
         self.shape, self.dtype, self.node, self.output_index = shape, dtype, node, 0
         self.numel = prod(shape)
@@ -127,11 +127,11 @@ class GradientView(Tensor):
 
 
 Operand = Tensor | Parameter
-Edge = tuple["Node", int] | Parameter | None
+Edge = tuple["GraphNode", int] | Parameter | None
 """Where a gradient goes: an output of a node, a weight, or nowhere."""
 
 
-class Node:
+class GraphNode:
     """One operation of the backward graph.
 
     ``backward(node, grads)`` gets one gradient per output (None where none arrived) and returns one per input (None
@@ -170,8 +170,8 @@ class Node:
         self.holds_weight = False  # a view of a weight is among ``saved``
 
 
-Backward = Callable[[Node, list[Tensor | None]], Sequence[Tensor | None]]
-PACKED = Node((), (), (), lambda node, grads: (), None)
+Backward = Callable[[GraphNode, list[Tensor | None]], Sequence[Tensor | None]]
+PACKED = GraphNode((), (), (), lambda node, grads: (), None)
 """The node of all operations inside a checkpoint until backward runs them again: it says that a gradient is needed."""
 
 
@@ -220,11 +220,11 @@ class ForwardTape(Recorder):
         self._num_saved = 0
         self._stop_after: int | None = None
         # The nodes whose outputs are inputs of reused layers, with the section of the layer.
-        self._sources: dict[Node, str] = {}
+        self._sources: dict[GraphNode, str] = {}
 
     # -- tensors -------------------------------------------------------------------------------------------------
 
-    def tensor(self, shape: tuple[int, ...], dtype: DType, node: Node | None = None) -> Tensor:
+    def tensor(self, shape: tuple[int, ...], dtype: DType, node: GraphNode | None = None) -> Tensor:
         """A new tensor on a new storage, as the output of ``node``.
 
         Both are filled here: most of a trace is making tensors, and ``__init__`` costs as much again as all of this.
@@ -261,7 +261,7 @@ class ForwardTape(Recorder):
         saved: tuple[Operand | None, ...] = (),
         meta: Any = None,
         view_of: Parameter | None = None,
-    ) -> Node | None:
+    ) -> GraphNode | None:
         """Open the graph node of an operation, before its output is allocated; None if no input needs a gradient.
 
         ``view_of``: a weight that torch saves as a view, which keeps the storage when ZeRO-3 takes the weight away. A
@@ -286,7 +286,7 @@ class ForwardTape(Recorder):
         if self._packs:
             return PACKED
         holds_weight = view_of is not None and self.follows_weights and not self._is_phantom
-        node = Node(tuple(edges), tuple(needs), saved, backward, meta)
+        node = GraphNode(tuple(edges), tuple(needs), saved, backward, meta)
         node.sequence = self.num_nodes
         node.section = self._key
         if self.modules:
@@ -296,7 +296,7 @@ class ForwardTape(Recorder):
             self._events.append(Hold(node.sequence, view_of))
         return node
 
-    def save(self, node: Node | None, *outputs: Tensor) -> None:
+    def save(self, node: GraphNode | None, *outputs: Tensor) -> None:
         """Keep outputs of an operation for its backward, or inputs that it saves at its end."""
         if node is None:
             return
@@ -366,10 +366,10 @@ class ForwardTape(Recorder):
         finally:
             self._packs = False
 
-    def rootless_node(self, saved: tuple[Tensor, ...], backward: Backward, meta: Any) -> Node:
+    def rootless_node(self, saved: tuple[Tensor, ...], backward: Backward, meta: Any) -> GraphNode:
         """The node of a checkpoint whose inputs need no gradient but whose weights do."""
         count = len(saved)
-        node = Node((None,) * count, (False,) * count, saved, backward, meta)
+        node = GraphNode((None,) * count, (False,) * count, saved, backward, meta)
         self.num_nodes += 1
         node.sequence, node.section = self.num_nodes, self._key
         return node

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from typing import Any
 
-from vlmplan.catalog.refresh import Answer
+from vlmplan.catalog.refresh import ProviderAnswer
 from vlmplan.errors import MissingPackageError
 from vlmplan.plain_text import one_line
 
@@ -35,7 +35,7 @@ def gpuhunt_version() -> str:
         return "of unknown version"
 
 
-def gpuhunt_answers() -> Iterator[Answer]:
+def gpuhunt_answers() -> Iterator[ProviderAnswer]:
     """What each provider says, or why it says nothing; no network at all fails each of them.
 
     Raises MissingPackageError where gpuhunt is not installed.
@@ -51,10 +51,10 @@ def gpuhunt_answers() -> Iterator[Answer]:
         for provider in PUBLISHED:
             answer = _answer(catalog, provider)
             is_empty = not answer.items and answer.failure is None
-            yield Answer(provider=provider, failure=failure) if failure and is_empty else answer
+            yield ProviderAnswer(provider=provider, failure=failure) if failure and is_empty else answer
         for provider, class_name in ASKED:
             failure = _failure(lambda name=provider, kind=class_name: _add(catalog, name, kind))
-            yield Answer(provider=provider, failure=failure) if failure else _answer(catalog, provider)
+            yield ProviderAnswer(provider=provider, failure=failure) if failure else _answer(catalog, provider)
     finally:
         socket.setdefaulttimeout(timeout)
 
@@ -72,7 +72,7 @@ def _add(catalog: Any, provider: str, class_name: str) -> None:
     catalog.add_provider(kind.from_env() if hasattr(kind, "from_env") else kind())
 
 
-def _answer(catalog: Any, provider: str) -> Answer:
+def _answer(catalog: Any, provider: str) -> ProviderAnswer:
     items: list[Any] = []
 
     def ask() -> None:
@@ -80,9 +80,9 @@ def _answer(catalog: Any, provider: str) -> Answer:
 
     failure = _failure(ask)
     if failure:
-        return Answer(provider=provider, failure=failure)
+        return ProviderAnswer(provider=provider, failure=failure)
     machines = [item for item in items if not any(NOT_A_MACHINE in flag for flag in _flags(item))]
-    return Answer(provider=provider, items=machines, as_of=_published(catalog, provider))
+    return ProviderAnswer(provider=provider, items=machines, as_of=_published(catalog, provider))
 
 
 def _flags(item: Any) -> Sequence[str]:

@@ -51,7 +51,7 @@ class Item(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ProviderAnswer:
     """What one provider said: its items and their day, or why there are none."""
 
     provider: str
@@ -129,7 +129,7 @@ def pricing_of(item: Item) -> Pricing:
     return Pricing.COMMUNITY if is_community else Pricing.ON_DEMAND
 
 
-def refreshed(answers: Sequence[Answer], catalog: Catalog, *, source: str, today: date) -> Refreshed:
+def refreshed(answers: Sequence[ProviderAnswer], catalog: Catalog, *, source: str, today: date) -> Refreshed:
     """Offers from what the providers said; of each card, count, provider and terms the cheapest, and dearer ones only
     if their host has more memory."""
     names = CardNames(catalog)
@@ -150,7 +150,9 @@ def refreshed(answers: Sequence[Answer], catalog: Catalog, *, source: str, today
     return Refreshed(offers=tuple(offers), lines=tuple(lines), failure=failures[0] if failures else None)
 
 
-def _offers_of(answer: Answer, names: CardNames, unknown: Counter[str], *, source: str, today: date) -> list[Fields]:
+def _offers_of(
+    answer: ProviderAnswer, names: CardNames, unknown: Counter[str], *, source: str, today: date
+) -> list[Fields]:
     groups: dict[tuple[str, int, Pricing], list[Item]] = {}
     for item in answer.items:
         if item.gpu_count < 1 or not item.gpu_name or not 0 < item.price < float("inf"):

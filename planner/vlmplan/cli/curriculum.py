@@ -26,7 +26,7 @@ from vlmplan.cli.start import start
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.files import text_of, write_atomically
 from vlmplan.json_reader import JsonObject, not_allowed, read_json_object
-from vlmplan.launch.curriculum import OfAllStages, Stage, Step, changes, planned_steps
+from vlmplan.launch.curriculum import CurriculumOptions, PlannedStage, Stage, changes, planned_stages
 from vlmplan.launch.prepared import PreparedRun, prepare, with_data
 from vlmplan.launch.resuming import kept_options
 from vlmplan.render import lines
@@ -118,28 +118,35 @@ def _value(option: click.Option, stage: JsonObject, key: str, value: Any) -> Any
 # -- what is kept of it ----------------------------------------------------------------------------------------------
 
 
-def keep_curriculum(file: Path, of_all: OfAllStages) -> None:
+def keep_curriculum(file: Path, options: CurriculumOptions) -> None:
     """Write curriculum.json, from which the curriculum goes on with ``--resume`` alone."""
-    values = {**of_all.given, **of_all.asked, "hostfile": of_all.hostfile, "catalog_files": of_all.catalog_files}
+    values = {
+        **options.plan_options,
+        **options.trainer_options,
+        "hostfile": options.hostfile,
+        "catalog_files": options.catalog_files,
+    }
     kept = {name: value for name, value in values.items() if name not in OF_EACH_START}
     kept |= {name: value.absolute() for name, value in kept.items() if isinstance(value, Path)}
     if kept["model"] is not None:
         kept |= kept_options({"model": str(kept["model"])})
-    kept["catalog_files"] = tuple(path.absolute() for path in of_all.catalog_files)
+    kept["catalog_files"] = tuple(path.absolute() for path in options.catalog_files)
     content = {
         "schema": RECORD_SCHEMA,
         "file": str(file.absolute()),
-        "text": text_of(file, name=f"--curriculum {file}") if of_all.text is None else of_all.text,
+        "text": text_of(file, name=f"--curriculum {file}") if options.text is None else options.text,
         "arguments": words_of(parser, kept),
     }
-    write_atomically(of_all.asked["output_dir"] / CURRICULUM_FILE, json.dumps(content, indent=2) + "\n", force=True)
+    write_atomically(
+        options.trainer_options["output_dir"] / CURRICULUM_FILE, json.dumps(content, indent=2) + "\n", force=True
+    )
 
 
-def with_kept(of_all: OfAllStages) -> OfAllStages:
+def with_kept(options: CurriculumOptions) -> CurriculumOptions:
     """The same, with the file and options of the curriculum in the output folder where they are not given again."""
-    path = of_all.asked["output_dir"] / CURRICULUM_FILE
+    path = options.trainer_options["output_dir"] / CURRICULUM_FILE
     if not path.is_file():
-        return of_all
+        return options
     content = JsonObject(read_json_object(path), source=str(path))
     if content.raw("schema") != RECORD_SCHEMA:
         content.refuse("schema", RECORD_SCHEMA)
@@ -150,13 +157,13 @@ def with_kept(of_all: OfAllStages) -> OfAllStages:
     file, text = Path(content.text("file")), content.text("text")
     content.close()
 
-    return OfAllStages(
-        file=of_all.file or file,
-        text=text if of_all.file is None else None,
-        given=_completed(of_all.given, kept, has_off=True),
-        asked=_completed(of_all.asked, kept, has_off=False),
-        hostfile=of_all.hostfile or kept["hostfile"],
-        catalog_files=of_all.catalog_files or kept["catalog_files"],
+    return CurriculumOptions(
+        file=options.file or file,
+        text=text if options.file is None else None,
+        plan_options=_completed(options.plan_options, kept, has_off=True),
+        trainer_options=_completed(options.trainer_options, kept, has_off=False),
+        hostfile=options.hostfile or kept["hostfile"],
+        catalog_files=options.catalog_files or kept["catalog_files"],
     )
 
 
@@ -173,19 +180,19 @@ def _completed(values: ClickValues, kept: ClickValues, *, has_off: bool) -> Clic
 # -- the run ---------------------------------------------------------------------------------------------------------
 
 
-def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
+def run_curriculum(options: CurriculumOptions, *, dry_run: bool, as_json: bool) -> int:
     """Train all stages, each looked at before the first is started; the exit code of the one that ends badly.
 
     A resumed curriculum skips the stages that are done and goes on in the one that is not.
     """
 
-    def looked_at(step: Step, *, is_first_look: bool) -> PreparedRun:
+    def looked_at(step: PlannedStage, *, is_first_look: bool) -> PreparedRun:
         if step.is_ready or not is_first_look:
-            return prepare(step.plan, step.asked, step.notes)
-        return prepare(step.unstarted, step.asking(adapter=None).asked, step.notes)
+            return prepare(step.plan, step.launch_request, step.notes)
+        return prepare(step.unstarted, step.with_trainer_options(adapter=None).launch_request, step.notes)
 
-    assert of_all.file is not None
-    steps = planned_steps(read_stages(of_all.file, of_all.text), of_all)
+    assert options.file is not None
+    steps = planned_stages(read_stages(options.file, options.text), options)
     changed = [sentence for step in steps if step.is_done for sentence in changes(step)]
     left = [step for step in steps if not step.is_done]
     seen = [looked_at(step, is_first_look=True) for step in left]
@@ -202,7 +209,7 @@ def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
             print_notes(prepared)
     if has_problems:
         return VlmplanError.exit_code
-    keep_curriculum(of_all.file, of_all)
+    keep_curriculum(options.file, options)
     for step in left:
         lines.say(step_line(step))
         code = start(looked_at(step, is_first_look=False))
@@ -212,7 +219,7 @@ def run_curriculum(of_all: OfAllStages, *, dry_run: bool, as_json: bool) -> int:
     return 0
 
 
-def _show(steps: Sequence[Step], seen: Sequence[PreparedRun], *, as_json: bool) -> int:
+def _show(steps: Sequence[PlannedStage], seen: Sequence[PreparedRun], *, as_json: bool) -> int:
     """Print what would be run; 1 if a stage cannot."""
     if as_json:
         print_document(stages_document([step.title for step in steps], seen))

@@ -20,7 +20,7 @@ from vlmplan.training import TrainerOptions
 
 if TYPE_CHECKING:
     from vlmplan.launch.prepared import PreparedRun
-    from vlmplan.launch.resuming import Asked
+    from vlmplan.launch.resuming import LaunchRequest
     from vlmplan.plan import Plan
     from vlmplan.request import Request
     from vlmplan.search.way_out import WayOut
@@ -49,22 +49,29 @@ def launch(
     if as_json and not dry_run:
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
-    asked = {name: given.pop(name) for name in names}
-    if _goes_on_with_curriculum(asked, plan_file, demo=demo) or curriculum is not None:
-        from vlmplan.cli.curriculum import OfAllStages, run_curriculum, with_kept
+    trainer_options = {name: given.pop(name) for name in names}
+    if _goes_on_with_curriculum(trainer_options, plan_file, demo=demo) or curriculum is not None:
+        from vlmplan.cli.curriculum import CurriculumOptions, run_curriculum, with_kept
 
-        of_all = OfAllStages(file=curriculum, given=given, asked=asked, hostfile=hostfile, catalog_files=catalog_files)
-        of_all = with_kept(of_all) if asked["resume"] and asked["output_dir"] is not None else of_all
-        _check_curriculum(ctx, of_all.given, of_all.asked, plan_file, demo=demo)
-        return run_curriculum(of_all, dry_run=dry_run, as_json=as_json)
+        options = CurriculumOptions(
+            file=curriculum,
+            plan_options=given,
+            trainer_options=trainer_options,
+            hostfile=hostfile,
+            catalog_files=catalog_files,
+        )
+        if trainer_options["resume"] and trainer_options["output_dir"] is not None:
+            options = with_kept(options)
+        _check_curriculum(ctx, options.plan_options, options.trainer_options, plan_file, demo=demo)
+        return run_curriculum(options, dry_run=dry_run, as_json=as_json)
     if demo:
-        _fill_in_demo(ctx, given, asked, plan_file)
-    if asked["output_dir"] is None:
+        _fill_in_demo(ctx, given, trainer_options, plan_file)
+    if trainer_options["output_dir"] is None:
         raise click.UsageError("--output-dir is needed", ctx)
-    from vlmplan.launch.resuming import asked_of
+    from vlmplan.launch.resuming import launch_request
 
-    whole = asked_of(asked, hostfile=hostfile, catalog_files=catalog_files)
-    prepared, way_out = _prepared(ctx, given, plan_file, whole, demo=demo, dry_run=dry_run)
+    request = launch_request(trainer_options, hostfile=hostfile, catalog_files=catalog_files)
+    prepared, way_out = _prepared(ctx, given, plan_file, request, demo=demo, dry_run=dry_run)
     text = _command_text(prepared, tuple(given) if given["model"] is not None else ())
     if as_json:
         from vlmplan.answers import launch, to_fit
@@ -80,7 +87,13 @@ def _exit_code(prepared: "PreparedRun") -> int:
 
 
 def _prepared(
-    ctx: click.Context, given: ClickValues, plan_file: Path | None, whole: "Asked", *, demo: bool, dry_run: bool
+    ctx: click.Context,
+    given: ClickValues,
+    plan_file: Path | None,
+    request: "LaunchRequest",
+    *,
+    demo: bool,
+    dry_run: bool,
 ) -> "tuple[PreparedRun, WayOut | None]":
     """The run, with a look at its data where it is only looked at, and what fits where it does not."""
     from vlmplan.launch.prepared import prepare, with_data
@@ -88,11 +101,11 @@ def _prepared(
     # A dry run's model goes away again.
     scratch = tempfile.TemporaryDirectory(prefix="vlmplan-") if demo and dry_run else nullcontext()
     with scratch as folder:
-        if demo and whole.record is None:
-            trainer = whole.trainer
+        if demo and request.record is None:
+            trainer = request.trainer
             given["model"] = _demo_model(trainer, trainer.output_dir if folder is None else Path(folder))
-        planned = _plan(ctx, given, plan_file, whole)
-        prepared = prepare(planned.plan, planned.asked, planned.notes)
+        planned = _plan(ctx, given, plan_file, request)
+        prepared = prepare(planned.plan, planned.launch_request, planned.notes)
         if dry_run:
             prepared = with_data(prepared)
         return prepared, _way_out(prepared, planned.request)
@@ -144,43 +157,47 @@ def _command_text(prepared: "PreparedRun", order: tuple[str, ...]) -> "Callable[
     return text
 
 
-def _goes_on_with_curriculum(asked: ClickValues, plan_file: Path | None, *, demo: bool) -> bool:
+def _goes_on_with_curriculum(trainer_options: ClickValues, plan_file: Path | None, *, demo: bool) -> bool:
     """Whether --resume means a curriculum: the folder holds one, and nothing else is asked for."""
-    folder = asked["output_dir"]
+    folder = trainer_options["output_dir"]
     is_other = demo or plan_file is not None
-    return asked["resume"] and folder is not None and not is_other and (folder / CURRICULUM_FILE).is_file()
+    return trainer_options["resume"] and folder is not None and not is_other and (folder / CURRICULUM_FILE).is_file()
 
 
 def _check_curriculum(
-    ctx: click.Context, given: ClickValues, asked: ClickValues, plan_file: Path | None, *, demo: bool
+    ctx: click.Context, given: ClickValues, trainer_options: ClickValues, plan_file: Path | None, *, demo: bool
 ) -> None:
     """Raise UsageError for options that a curriculum has no use for."""
-    others = {"--plan": plan_file is not None, "--demo": demo, "--random-weights": bool(asked["random_weights"])}
+    others = {
+        "--plan": plan_file is not None,
+        "--demo": demo,
+        "--random-weights": bool(trainer_options["random_weights"]),
+    }
     for name, is_given in others.items():
         if is_given:
             raise click.UsageError(f"--curriculum plans each stage for --model; {name} does not go with it", ctx)
     if given["model"] is None:
         raise click.UsageError("--curriculum needs --model NAME", ctx)
-    if asked["output_dir"] is None:
+    if trainer_options["output_dir"] is None:
         raise click.UsageError("--output-dir is needed", ctx)
 
 
-def _fill_in_demo(ctx: click.Context, given: ClickValues, asked: ClickValues, plan_file: Path | None) -> None:
+def _fill_in_demo(ctx: click.Context, given: ClickValues, trainer_options: ClickValues, plan_file: Path | None) -> None:
     """Fill in the options of the demo where the user says nothing."""
     from vlmplan.launch import demo
 
     if plan_file is not None or given["model"] is not None:
         raise click.UsageError("--demo brings its own model; --plan and --model cannot be given with it", ctx)
-    folder = asked["output_dir"] or Path(demo.FOLDER)
-    if asked["resume"] and (folder / RECORD_FILE).is_file():
-        asked["output_dir"] = folder  # whose run says the rest
+    folder = trainer_options["output_dir"] or Path(demo.FOLDER)
+    if trainer_options["resume"] and (folder / RECORD_FILE).is_file():
+        trainer_options["output_dir"] = folder  # whose run says the rest
         return
-    for values, defaults in ((given, demo.PLAN_OPTIONS), (asked, demo.TRAINER_OPTIONS)):
+    for values, defaults in ((given, demo.PLAN_OPTIONS), (trainer_options, demo.TRAINER_OPTIONS)):
         values |= {name: value for name, value in defaults.items() if values[name] is None}
-    if asked["train_data"] is not None:
-        asked["dummy_data"] = None
-    if asked["output_dir"] is None:
-        asked["output_dir"] = Path(demo.FOLDER) if asked["resume"] else demo.demo_folder()
+    if trainer_options["train_data"] is not None:
+        trainer_options["dummy_data"] = None
+    if trainer_options["output_dir"] is None:
+        trainer_options["output_dir"] = Path(demo.FOLDER) if trainer_options["resume"] else demo.demo_folder()
 
 
 def _demo_model(trainer: TrainerOptions, folder: Path) -> str:
@@ -204,11 +221,11 @@ class _Planned:
 
     plan: "Plan"
     notes: list[str]
-    asked: "Asked"
+    launch_request: "LaunchRequest"
     request: "Request | None" = None
 
 
-def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, asked: "Asked") -> _Planned:
+def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch_request: "LaunchRequest") -> _Planned:
     """The plan of the file, of the resumed run, or of the options."""
     from vlmplan.catalog import load_catalog
     from vlmplan.emit import PLAN_FILE
@@ -217,26 +234,30 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, asked:
     from vlmplan.plan import read_plan
     from vlmplan.request import parse
 
-    before = asked.trainer.output_dir / PLAN_FILE
-    if plan_file is None and asked.trainer.resume and os.path.lexists(before):
+    before = launch_request.trainer.output_dir / PLAN_FILE
+    if plan_file is None and launch_request.trainer.resume and os.path.lexists(before):
         plan = read_plan(before)
-        if not asks_for_another_plan(given, asked.record):
-            return _Planned(plan=plan, notes=[], asked=asked)
+        if not asks_for_another_plan(given, launch_request.record):
+            return _Planned(plan=plan, notes=[], launch_request=launch_request)
         given = kept_options(given)
         request = parse(given)
-        changed = request_to_go_on(plan, asked.record, request, load_catalog(asked.catalog_files))
-        asked = dataclasses.replace(asked, planned_with=dict(asked.planned_with or {}) | given)
-        plan, notes = planned(changed, asked.catalog_files, asked.trainer)
-        return _Planned(plan=plan, notes=notes, asked=asked, request=None if request.model is None else request)
+        changed = request_to_go_on(plan, launch_request.record, request, load_catalog(launch_request.catalog_files))
+        launch_request = dataclasses.replace(
+            launch_request, planned_with=dict(launch_request.planned_with or {}) | given
+        )
+        plan, notes = planned(changed, launch_request.catalog_files, launch_request.trainer)
+        return _Planned(
+            plan=plan, notes=notes, launch_request=launch_request, request=None if request.model is None else request
+        )
     if plan_file is None:
         if given["model"] is None:
             raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
-        asked = dataclasses.replace(asked, planned_with=kept_options(given))
+        launch_request = dataclasses.replace(launch_request, planned_with=kept_options(given))
         request = parse(given)
-        plan, notes = planned(request, asked.catalog_files, asked.trainer)
-        return _Planned(plan=plan, notes=notes, asked=asked, request=request)
+        plan, notes = planned(request, launch_request.catalog_files, launch_request.trainer)
+        return _Planned(plan=plan, notes=notes, launch_request=launch_request, request=request)
     extra = sorted("--" + name.replace("_", "-") for name, value in given.items() if value is not None)
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
-    asked = dataclasses.replace(asked, planned_with=None)
-    return _Planned(plan=read_plan(plan_file), notes=[], asked=asked)
+    launch_request = dataclasses.replace(launch_request, planned_with=None)
+    return _Planned(plan=read_plan(plan_file), notes=[], launch_request=launch_request)

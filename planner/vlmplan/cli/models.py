@@ -9,7 +9,7 @@ from vlmplan.cli.options import CATALOG, HOST_RAM, JSON, ClickValues, options, p
 from vlmplan.cli.trainable import METHODS, run_trainable
 
 if TYPE_CHECKING:
-    from vlmplan.answers.models import Report
+    from vlmplan.answers.models import ModelReport
     from vlmplan.models.facts import ModelFacts
     from vlmplan.workload import ModelFiles
 
@@ -69,7 +69,7 @@ def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: b
     return 0
 
 
-def _one(name: str, size: tuple[int, int]) -> "Report":
+def _one(name: str, size: tuple[int, int]) -> "ModelReport":
     from vlmplan.answers.models import model_report
     from vlmplan.models import found_model
     from vlmplan.models.facts import model_anatomy, model_facts

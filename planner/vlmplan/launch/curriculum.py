@@ -14,7 +14,7 @@ from vlmplan.emit import PLAN_FILE
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.launch.plan_changes import plan_problems
 from vlmplan.launch.prepared import planned
-from vlmplan.launch.resuming import Asked, asked_of, kept_options
+from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Method
@@ -35,37 +35,37 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OfAllStages:
-    """The options of the command line: ``given`` for plans, ``asked`` of the trainer. ``text``: what ``file`` held when
-    the curriculum was started; None: it is to be read."""
+class CurriculumOptions:
+    """The options of the command line that hold for all stages. ``text``: what ``file`` held when the curriculum was
+    started; None: it is to be read."""
 
     file: Path | None
-    given: OptionValues
-    asked: OptionValues
+    plan_options: OptionValues
+    trainer_options: OptionValues
     hostfile: Path | None = None
     catalog_files: tuple[Path, ...] = ()
     text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class PlannedStage:
     """A stage to be run. ``plan`` loads what the stage before leaves in ``needs``, ``unstarted`` the user's model."""
 
     title: str
     plan: Plan
     unstarted: Plan
-    asked: Asked
+    launch_request: LaunchRequest
     notes: list[str]
     needs: Path | None = None
 
     @property
     def trainer(self) -> TrainerOptions:
-        return self.asked.trainer
+        return self.launch_request.trainer
 
-    def asking(self, **changes: Any) -> "Step":
+    def with_trainer_options(self, **changes: Any) -> "PlannedStage":
         """The same with other options of the trainer."""
         trainer = dataclasses.replace(self.trainer, **changes)
-        return dataclasses.replace(self, asked=dataclasses.replace(self.asked, trainer=trainer))
+        return dataclasses.replace(self, launch_request=dataclasses.replace(self.launch_request, trainer=trainer))
 
     @property
     def is_done(self) -> bool:
@@ -77,15 +77,15 @@ class Step:
         return self.needs is None or self.needs.is_dir()
 
 
-def planned_steps(stages: Sequence[Stage], of_all: OfAllStages) -> list[Step]:
+def planned_stages(stages: Sequence[Stage], options: CurriculumOptions) -> list[PlannedStage]:
     """A plan for every stage. Raises VlmplanError, with the stage, for what cannot be planned."""
-    steps: list[Step] = []
+    steps: list[PlannedStage] = []
     request: Request | None = None
     for number, stage in enumerate(stages, start=1):
         title = f"stage {number} of {len(stages)}, {stage.name}"
         try:
-            request = request or parse(of_all.given)
-            steps.append(_step(stage, number, title, of_all, request))
+            request = request or parse(options.plan_options)
+            steps.append(_planned_stage(stage, number, title, options, request))
             if number > 1:
                 steps[-2:] = _joined(steps[-2], steps[-1])
         except VlmplanError as error:
@@ -93,21 +93,21 @@ def planned_steps(stages: Sequence[Stage], of_all: OfAllStages) -> list[Step]:
     return steps
 
 
-def _step(stage: Stage, number: int, title: str, of_all: OfAllStages, request: Request) -> Step:
+def _planned_stage(stage: Stage, number: int, title: str, options: CurriculumOptions, request: Request) -> PlannedStage:
     """``request`` is that of the command line."""
-    asked = of_all.asked
-    of_trainer = asked | {key: value for key, value in stage.values.items() if key in asked}
+    shared = options.trainer_options
+    of_trainer = shared | {key: value for key, value in stage.values.items() if key in shared}
     if any(key in stage.values for key in DATA):  # the stage's own data, not that of the command line
         of_trainer |= {key: stage.values.get(key) for key in DATA}
-    of_trainer["output_dir"] = asked["output_dir"] / f"{number}-{stage.name}"
-    whole = asked_of(of_trainer, hostfile=of_all.hostfile, catalog_files=of_all.catalog_files)
-    of_plan = {key: value for key, value in stage.values.items() if key in of_all.given}
-    whole = dataclasses.replace(whole, planned_with=kept_options(of_all.given | of_plan))
-    plan, notes = planned(request.with_options(of_plan), whole.catalog_files, whole.trainer)
-    return Step(title=title, plan=plan, unstarted=plan, asked=whole, notes=notes)
+    of_trainer["output_dir"] = shared["output_dir"] / f"{number}-{stage.name}"
+    request_of_stage = launch_request(of_trainer, hostfile=options.hostfile, catalog_files=options.catalog_files)
+    of_plan = {key: value for key, value in stage.values.items() if key in options.plan_options}
+    request_of_stage = dataclasses.replace(request_of_stage, planned_with=kept_options(options.plan_options | of_plan))
+    plan, notes = planned(request.with_options(of_plan), request_of_stage.catalog_files, request_of_stage.trainer)
+    return PlannedStage(title=title, plan=plan, unstarted=plan, launch_request=request_of_stage, notes=notes)
 
 
-def _joined(before: Step, step: Step) -> tuple[Step, Step]:
+def _joined(before: PlannedStage, step: PlannedStage) -> tuple[PlannedStage, PlannedStage]:
     """Both, the later one starting from what the earlier one leaves."""
     folder = before.trainer.output_dir.absolute()
     if not before.plan.recipe.trains_adapters:
@@ -116,14 +116,14 @@ def _joined(before: Step, step: Step) -> tuple[Step, Step]:
     if what_differs(dataclasses.replace(before.plan, workload=step.plan.workload), step.plan) is None:
         adapter = folder / ADAPTER_FOLDER
         plan = _loading(step.plan, before.plan.model_source)
-        return before, dataclasses.replace(step.asking(adapter=adapter), plan=plan, needs=adapter)
-    merging = before.asking(merge_adapters=True)
+        return before, dataclasses.replace(step.with_trainer_options(adapter=adapter), plan=plan, needs=adapter)
+    merging = before.with_trainer_options(merge_adapters=True)
     if step.plan.recipe.method is Method.QLORA:
         step.notes.append("the merged weights are rounded to 4 bits again, and what was learnt with them")
     return merging, _starting(step, folder / MERGED_FOLDER)
 
 
-def _starting(step: Step, folder: Path) -> Step:
+def _starting(step: PlannedStage, folder: Path) -> PlannedStage:
     return dataclasses.replace(step, plan=_loading(step.plan, str(folder)), needs=folder)
 
 
@@ -132,8 +132,8 @@ def _loading(plan: Plan, source: str) -> Plan:
     return dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, model=model))
 
 
-def changes(step: Step) -> Iterator[str]:
+def changes(step: PlannedStage) -> Iterator[str]:
     """Why a stage that is done is not the one that is asked for."""
     folder = step.trainer.output_dir
-    for sentence in (*step.asked.problems, *plan_problems(read_plan(folder / PLAN_FILE), step.plan, folder)):
+    for sentence in (*step.launch_request.problems, *plan_problems(read_plan(folder / PLAN_FILE), step.plan, folder)):
         yield f"{step.title}: {sentence}"

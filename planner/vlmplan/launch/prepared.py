@@ -12,7 +12,7 @@ from vlmplan.launch.data_look import DataLook, looked_at
 from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
 from vlmplan.launch.optimizer_settings import refuse_other_settings
 from vlmplan.launch.preflight import Findings, data_problems, missing_packages, preflight
-from vlmplan.launch.resuming import Asked, record_to_keep
+from vlmplan.launch.resuming import LaunchRequest, record_to_keep
 from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import Plan, plan_from_estimate
@@ -53,16 +53,16 @@ def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerO
     return plan_from_estimate(result, base=base), every
 
 
-def prepare(plan: Plan, asked: Asked, notes: Sequence[str]) -> PreparedRun:
+def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> PreparedRun:
     """Look at this machine; the command, environment and files of the run."""
-    trainer, hostfile = asked.trainer, asked.hostfile
+    trainer, hostfile = launch_request.trainer, launch_request.hostfile
     resumes = trainer.resume and has_checkpoint(trainer.output_dir)
-    notes = [*notes, *asked.notes, *(changes_of_plan(trainer.output_dir, plan) if trainer.resume else ())]
+    notes = [*notes, *launch_request.notes, *(changes_of_plan(trainer.output_dir, plan) if trainer.resume else ())]
     if trainer.resume and not resumes:
         notes.append(f"{trainer.output_dir} has no checkpoint to go on from, so training starts anew")
     facts = facts_of_this_machine(plan, trainer.output_dir)
-    findings = preflight(plan, trainer, facts, load_catalog(asked.catalog_files), hostfile=hostfile)
-    findings = replace(findings, problems=(*asked.problems, *findings.problems))
+    findings = preflight(plan, trainer, facts, load_catalog(launch_request.catalog_files), hostfile=hostfile)
+    findings = replace(findings, problems=(*launch_request.problems, *findings.problems))
     command = run_command(
         plan,
         plan_path=os.path.abspath(trainer.output_dir / PLAN_FILE),
@@ -79,9 +79,9 @@ def prepare(plan: Plan, asked: Asked, notes: Sequence[str]) -> PreparedRun:
         findings=findings,
         command=command,
         environment=environment,
-        texts=run_texts(plan, command, environment, versions, record_to_keep(asked, plan)),
+        texts=run_texts(plan, command, environment, versions, record_to_keep(launch_request, plan)),
         notes=notes,
-        catalog_files=asked.catalog_files,
+        catalog_files=launch_request.catalog_files,
         hostfile=hostfile,
     )
 

@@ -27,7 +27,7 @@ UNPLANNED = ("inter_node_gbit",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class LaunchRequest:
     """What ``vlmplan launch`` was asked for beside a plan, completed by what the run in the folder was asked for.
 
     ``record`` is of the run that goes on. ``problems`` keep it from going on, ``notes`` do not; sentences.
@@ -42,7 +42,9 @@ class Asked:
     planned_with: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
-def asked_of(values: Mapping[str, Any], *, hostfile: Path | None = None, catalog_files: tuple[Path, ...] = ()) -> Asked:
+def launch_request(
+    values: Mapping[str, Any], *, hostfile: Path | None = None, catalog_files: tuple[Path, ...] = ()
+) -> LaunchRequest:
     """``values`` are those of the trainer's options that were given, None for the others.
 
     Raises InputError for what is not allowed, UnavailableError where a run is to go on of which nothing is known.
@@ -55,10 +57,10 @@ def asked_of(values: Mapping[str, Any], *, hostfile: Path | None = None, catalog
             raise no_record(folder)
         trainer = TrainerOptions(**given)
         notes = tuple(_unknown_start(trainer)) if trainer.resume else ()
-        return Asked(trainer=trainer, hostfile=hostfile, catalog_files=catalog_files, notes=notes)
+        return LaunchRequest(trainer=trainer, hostfile=hostfile, catalog_files=catalog_files, notes=notes)
     is_begun = result_in(folder) is not None
     found = resumed(record, given, is_begun=is_begun)
-    return Asked(
+    return LaunchRequest(
         trainer=found.options,
         hostfile=hostfile or record.hostfile,
         catalog_files=catalog_files or record.catalog_files,
@@ -82,15 +84,15 @@ def _unknown_start(trainer: TrainerOptions) -> Iterator[str]:
         )
 
 
-def record_to_keep(asked: Asked, plan: Plan) -> RunRecord:
-    """The record of the run that ``asked`` starts or goes on with."""
+def record_to_keep(launch_request: LaunchRequest, plan: Plan) -> RunRecord:
+    """The record of the run that ``launch_request`` starts or goes on with."""
     return record_of(
-        asked.trainer,
+        launch_request.trainer,
         plan.recipe.method.value,
-        data=None if asked.record is None else asked.record.data,
-        planned_with=asked.planned_with,
-        hostfile=None if asked.hostfile is None else asked.hostfile.absolute(),
-        catalog_files=tuple(path.absolute() for path in asked.catalog_files),
+        data=None if launch_request.record is None else launch_request.record.data,
+        planned_with=launch_request.planned_with,
+        hostfile=None if launch_request.hostfile is None else launch_request.hostfile.absolute(),
+        catalog_files=tuple(path.absolute() for path in launch_request.catalog_files),
     )
 
 
@@ -99,9 +101,9 @@ def record_to_keep(asked: Asked, plan: Plan) -> RunRecord:
 
 def kept_options(given: Options) -> dict[str, OptionValue]:
     """The options of a plan that were given, so that they mean the same from any folder."""
-    asked: dict[str, OptionValue] = {name: value for name, value in given.items() if value is not None}
-    paths = [name for name in asked if name == "ds_config" or (name == "model" and os.path.lexists(str(asked[name])))]
-    return asked | {name: os.path.abspath(str(asked[name])) for name in paths}
+    named: dict[str, OptionValue] = {name: value for name, value in given.items() if value is not None}
+    paths = [name for name in named if name == "ds_config" or (name == "model" and os.path.lexists(str(named[name])))]
+    return named | {name: os.path.abspath(str(named[name])) for name in paths}
 
 
 def asks_for_another_plan(given: Options, record: RunRecord | None) -> bool:

@@ -51,7 +51,7 @@ class ComparedPhase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unseen:
+class UnrehearsedBytes:
     """Something that no rehearsal shows. ``num_bytes`` is what is added for it; None: not known, and not added."""
 
     what: str
@@ -126,7 +126,7 @@ class Comparison:
         return None if self.is_on_cpu else self._replay(None)
 
     @property
-    def not_rehearsed(self) -> list[Unseen]:
+    def not_rehearsed(self) -> list[UnrehearsedBytes]:
         """What the device holds besides, with the bytes that were added for it."""
         return list(self._not_rehearsed())
 
@@ -173,17 +173,19 @@ class Comparison:
         marks = [mark for mark in self.rehearsed.marks if (mark.name, mark.step) == (phase.name, phase.step)]
         return max((self.replay.peak_reserved_within(mark.begin, mark.end) for mark in marks), default=0)
 
-    def _not_rehearsed(self) -> Iterator[Unseen]:
+    def _not_rehearsed(self) -> Iterator[UnrehearsedBytes]:
         if self.is_on_cpu:
-            yield Unseen(what="Python and libraries", num_bytes=self.device.process_bytes)
+            yield UnrehearsedBytes(what="Python and libraries", num_bytes=self.device.process_bytes)
             return
-        yield Unseen(what="cuBLAS workspaces", num_bytes=self._workspaces)
-        yield Unseen(what="CUDA context, loaded kernels and library handles", num_bytes=self.device.context_bytes)
+        yield UnrehearsedBytes(what="cuBLAS workspaces", num_bytes=self._workspaces)
+        yield UnrehearsedBytes(
+            what="CUDA context, loaded kernels and library handles", num_bytes=self.device.context_bytes
+        )
         if self.device.nccl_bytes:
-            yield Unseen(what="NCCL's buffers", num_bytes=self.device.nccl_bytes)
-        yield Unseen(what="workspaces of kernels other than attention's", num_bytes=None)
+            yield UnrehearsedBytes(what="NCCL's buffers", num_bytes=self.device.nccl_bytes)
+        yield UnrehearsedBytes(what="workspaces of kernels other than attention's", num_bytes=None)
         if self.estimate.recipe.uses_deepspeed:
-            yield Unseen(
+            yield UnrehearsedBytes(
                 what="memory that waits, once freed, until DeepSpeed's other streams are done with it", num_bytes=None
             )
 

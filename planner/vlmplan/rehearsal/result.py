@@ -57,7 +57,7 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class PhaseSpan:
     """A phase's events: from ``begin`` up to, not including, ``end``. A phase comes as often as there are micro
     batches."""
 
@@ -81,7 +81,7 @@ class Rehearsed:
     phases: tuple[RehearsedPhase, ...]
     messages: tuple[Messages, ...]
     events: Sequence[tuple[int, int]] = field(repr=False)
-    marks: tuple[Mark, ...]
+    marks: tuple[PhaseSpan, ...]
     streams: Mapping[int, int] = field(default_factory=dict[int, int], repr=False)
 
     @property
@@ -168,15 +168,15 @@ def _events(section: JsonObject) -> list[tuple[int, int]]:
     return list(zip(storages, sizes, strict=True))
 
 
-def _marks(answer: JsonObject, num_events: int) -> tuple[Mark, ...]:
-    marks: list[Mark] = []
+def _marks(answer: JsonObject, num_events: int) -> tuple[PhaseSpan, ...]:
+    marks: list[PhaseSpan] = []
     for item in answer.raw("marks"):
         if [type(value) for value in item] != [int, str, int, int]:
             answer.refuse("marks", "a list of first event, phase, step and last event")
         begin, name, step, end = item
         if not 0 <= begin <= end <= num_events:
             answer.complain("marks", f"every phase lies within the {num_events} events")
-        marks.append(Mark(begin=begin, name=name, step=step, end=end))
+        marks.append(PhaseSpan(begin=begin, name=name, step=step, end=end))
     return tuple(marks)
 
 

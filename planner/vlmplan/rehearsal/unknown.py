@@ -43,7 +43,7 @@ Rehearse = Callable[[Estimate], Peaks]
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class UncountedBytes:
     """Bytes that the formulas miss in a phase, with one layer and for each further one; below 0: too many."""
 
     first: int
@@ -105,14 +105,14 @@ def _key_of(section: Mapping[str, Any]) -> str | None:
 # -- rehearsing ------------------------------------------------------------------------------------------------------
 
 
-def _kept_missing(found: Estimate, rehearse: Rehearse) -> dict[tuple[str, str], Missing]:
+def _kept_missing(found: Estimate, rehearse: Rehearse) -> dict[tuple[str, str], UncountedBytes]:
     """What is missing by phase and moment (``resident``, ``peak``)."""
     place = ("activations", f"{_digest(found)}.json")
     kept = _read(kept_text(*place))
     if kept is not None:
         return kept
     one, two = (_gaps(_of_layers(found, count), rehearse) for count in (1, 2))
-    missing = {key: Missing(one[key], two[key] - one[key]) for key in one}
+    missing = {key: UncountedBytes(one[key], two[key] - one[key]) for key in one}
     content = [[*key, value.first, value.further] for key, value in missing.items()]
     keep_text(json.dumps(content), *place)
     return missing
@@ -132,9 +132,12 @@ def _digest(found: Estimate) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _read(text: str | None) -> dict[tuple[str, str], Missing] | None:
+def _read(text: str | None) -> dict[tuple[str, str], UncountedBytes] | None:
     try:
-        return {(name, moment): Missing(first, further) for name, moment, first, further in json.loads(text or "null")}
+        return {
+            (name, moment): UncountedBytes(first, further)
+            for name, moment, first, further in json.loads(text or "null")
+        }
     except (TypeError, ValueError):
         return None
 

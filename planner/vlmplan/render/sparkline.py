@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vlmplan.rehearsal.result import Mark
+from vlmplan.rehearsal.result import PhaseSpan
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 PLAIN = "_.-=+*#@"
@@ -30,7 +30,7 @@ MOST_LINES = 4
 """Lines that the names of phases may take turns on."""
 
 
-def phase_lines(marks: Sequence[Mark], num_events: int, width: int) -> list[str]:
+def phase_lines(marks: Sequence[PhaseSpan], num_events: int, width: int) -> list[str]:
     """Where each phase begins, with its name, in as few lines as have room for all names; the phases take turns."""
     lines: list[str] = []
     for count in range(1, min(MOST_LINES, max(1, len(marks))) + 1):
@@ -42,7 +42,7 @@ def phase_lines(marks: Sequence[Mark], num_events: int, width: int) -> list[str]
     return lines
 
 
-def phase_line(marks: Sequence[Mark], num_events: int, width: int) -> str:
+def phase_line(marks: Sequence[PhaseSpan], num_events: int, width: int) -> str:
     """A bar where each phase begins, and as much of its name as there is room for."""
     cells = [" "] * width
     starts = [mark.begin * width // max(1, num_events) for mark in marks]

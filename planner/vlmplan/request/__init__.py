@@ -8,7 +8,7 @@ setup     workload, cluster and recipe of a request, completed by defaults
 
 from vlmplan.request.parsing import configured_request, own_request, parse
 from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, WorkloadRequest, image_size
-from vlmplan.request.record import ENUM_OPTIONS, VALUE_OPTIONS, Configured, Options, OptionValue, Request
+from vlmplan.request.record import ENUM_OPTIONS, VALUE_OPTIONS, ConfiguredRequest, Options, OptionValue, Request
 from vlmplan.request.setup import (
     NETWORK_NOTE,
     RequestedSetup,
@@ -27,7 +27,7 @@ __all__ = [
     "ENUM_OPTIONS",
     "NETWORK_NOTE",
     "VALUE_OPTIONS",
-    "Configured",
+    "ConfiguredRequest",
     "HardwareRequest",
     "Objective",
     "OptionValue",

@@ -9,7 +9,7 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.recipe import PLAIN, option_name
-from vlmplan.request.record import Configured, Options, Request
+from vlmplan.request.record import ConfiguredRequest, Options, Request
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -54,7 +54,9 @@ def configured_request(
     clipping = DecidedRecipe(gradient_clipping=config.gradient_clipping)
     alone = replace(alone, recipe=alone.recipe.completed(clipping), ds_config=config.ds_config)
     notes = (_summary(config), *(f"{path}: {sentence}" for sentence in (*config.notes, *_overridden(own, config))))
-    return replace(own.completed(alone), configured=Configured(path=path, config=config, alone=alone, notes=notes))
+    return replace(
+        own.completed(alone), configured=ConfiguredRequest(path=path, config=config, alone=alone, notes=notes)
+    )
 
 
 def _refuse_another_trainer(tool: "Tool", config: "TrainerConfig") -> None:

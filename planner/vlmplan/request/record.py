@@ -77,7 +77,7 @@ VALUE_OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configured:
+class ConfiguredRequest:
     """The configuration of another trainer that a request is made of, and what it means by itself. ``notes`` are
     sentences that the user should see."""
 
@@ -102,7 +102,7 @@ class Request:
     recipe: DecidedRecipe = field(default_factory=DecidedRecipe)
     ds_config: "DsConfig | None" = None
     search: SearchRequest = field(default_factory=SearchRequest)
-    configured: Configured | None = None
+    configured: ConfiguredRequest | None = None
     given_model: ModelFiles | None = None
     made_for: "Tool | None" = None
 
@@ -199,7 +199,7 @@ def _path_of(config: "DsConfig") -> Path:
     return Path(config.source)
 
 
-def _configured_path(configured: Configured) -> Path:
+def _configured_path(configured: ConfiguredRequest) -> Path:
     return configured.path
 
 

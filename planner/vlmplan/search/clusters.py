@@ -10,7 +10,7 @@ from vlmplan.errors import DoesNotFitError, UnknownNameError
 from vlmplan.gpu_choice import HOST_RAM_OPTION, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing, cheapest
 from vlmplan.search.no_offer import OfferQuery, no_offer_sentence
-from vlmplan.search.offers import OfferFilter, Place
+from vlmplan.search.offers import GpuCount, OfferFilter
 from vlmplan.units import GIB, gib_text
 
 MAX_GPUS_PER_NODE = 8
@@ -102,7 +102,9 @@ def candidates(
     offers = offers or OfferFilter()
     _check_names(catalog, offers)
     if choices:
-        return _chosen(catalog, choices, Terms(offers=offers, num_nodes=num_nodes, host_bytes=host_bytes, today=today))
+        return _chosen(
+            catalog, choices, OfferTerms(offers=offers, num_nodes=num_nodes, host_bytes=host_bytes, today=today)
+        )
     admitted = offers.admitted(catalog.offers, num_nodes, today)
     found: list[Candidate] = []
     for (gpu_id, _), group in _grouped(admitted, lambda offer: (offer.gpu_id, offer.num_gpus)):
@@ -132,7 +134,7 @@ def _rented(offers: Sequence[Offer], gpu: Gpu, num_nodes: int, today: date) -> I
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class OfferTerms:
     """What a search asks of every machine. ``host_bytes``: of a host of the user's own; None where he states none."""
 
     offers: OfferFilter
@@ -141,17 +143,17 @@ class Terms:
     today: date
 
 
-def _chosen(catalog: Catalog, choices: Sequence[GpuChoice], terms: Terms) -> tuple[list[Candidate], list[str]]:
+def _chosen(catalog: Catalog, choices: Sequence[GpuChoice], terms: OfferTerms) -> tuple[list[Candidate], list[str]]:
     found: list[Candidate] = []
     notes: list[str] = []
-    missed: list[Place] = []
+    missed: list[GpuCount] = []
     for choice in choices:
         chosen = chosen_node(choice, catalog, host_bytes=terms.host_bytes)
         notes += chosen.notes
         machines = _of_node(catalog, choice, chosen.node, terms)
         found += machines
         if not machines:
-            missed.append(Place(gpu_id=chosen.node.gpu.id, num_gpus=chosen.node.num_gpus))
+            missed.append(GpuCount(gpu_id=chosen.node.gpu.id, num_gpus=chosen.node.num_gpus))
     if missed:
         query = OfferQuery(places=tuple(missed), offers=terms.offers, num_nodes=terms.num_nodes, today=terms.today)
         notes.append(no_offer_sentence(catalog, query))
@@ -160,7 +162,7 @@ def _chosen(catalog: Catalog, choices: Sequence[GpuChoice], terms: Terms) -> tup
     return found, [*notes, *_count_notes(choices)]
 
 
-def _of_node(catalog: Catalog, choice: GpuChoice, node: Node, terms: Terms) -> list[Candidate]:
+def _of_node(catalog: Catalog, choice: GpuChoice, node: Node, terms: OfferTerms) -> list[Candidate]:
     """The machines of one choice: rented where there is an offer, else the user's own unless he asks for offers."""
     own = [Candidate(cluster=Cluster(node=node, num_nodes=terms.num_nodes))]
     if choice.is_this_machine:

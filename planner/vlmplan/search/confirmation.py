@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmed:
+class ConfirmedRecommendation:
     """A recommendation whose first plan was rehearsed and fits; ``winner`` is None where none does."""
 
     found: Recommendation
@@ -32,15 +32,15 @@ def planned(plan: RankedPlan, ds_config: "DsConfig | None") -> Plan:
 
 def confirmed(
     found: Recommendation, ds_config: "DsConfig | None", rehearsed: "Callable[[Plan, Estimate], Comparison]"
-) -> Confirmed:
+) -> ConfirmedRecommendation:
     """``found`` without the plans before the first that fits when it is ``rehearsed``."""
     refused: list[tuple[RankedPlan, Comparison]] = []
     for place, plan in enumerate(found.plans):
         comparison = rehearsed(planned(plan, ds_config), plan.estimate)
         if comparison.verdict is not Verdict.DOES_NOT_FIT:
-            return Confirmed(found=_without(found, refused, found.plans[place:]), winner=comparison)
+            return ConfirmedRecommendation(found=_without(found, refused, found.plans[place:]), winner=comparison)
         refused.append((plan, comparison))
-    return Confirmed(found=_without(found, refused, ()))
+    return ConfirmedRecommendation(found=_without(found, refused, ()))
 
 
 def _without(

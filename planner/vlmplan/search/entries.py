@@ -13,7 +13,7 @@ from vlmplan.recipe import Method, Offload
 from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
-from vlmplan.search.setups import BoundedSetup, Way
+from vlmplan.search.setups import BoundedSetup, RecipeCandidate
 from vlmplan.units import duration_text, usd_text
 
 
@@ -70,7 +70,7 @@ class UnexploredMethod:
 
     candidate: Candidate
     method: Method
-    ways: list[Way] | None
+    ways: list[RecipeCandidate] | None
     hours: float
     usd: float | None
     device_bytes: int = 0

@@ -14,7 +14,7 @@ from typing import Any
 from vlmplan.catalog import Catalog
 from vlmplan.hardware import Offer, Pricing
 from vlmplan.request import Options
-from vlmplan.search.offers import DEFAULT_PRICING, OfferFilter, Place, place_of
+from vlmplan.search.offers import DEFAULT_PRICING, GpuCount, OfferFilter, place_of
 from vlmplan.units import counted, usd_text
 
 NUM_SHOWN = 3
@@ -48,7 +48,7 @@ class OfferQuery:
     """What an offer has to be: ``places`` are the GPUs and counts that may be rented, all of them where there are
     none."""
 
-    places: tuple[Place, ...] = ()
+    places: tuple[GpuCount, ...] = ()
     offers: OfferFilter
     num_nodes: int
     today: date

@@ -14,7 +14,7 @@ DEFAULT_PRICING = (Pricing.ON_DEMAND, Pricing.OWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class GpuCount:
     """So many cards of a kind in a machine, as ``--gpu`` calls them."""
 
     gpu_id: str
@@ -24,8 +24,8 @@ class Place:
         return f"{self.gpu_id}:{self.num_gpus}"
 
 
-def place_of(offer: Offer) -> Place:
-    return Place(gpu_id=offer.gpu_id, num_gpus=offer.num_gpus)
+def place_of(offer: Offer) -> GpuCount:
+    return GpuCount(gpu_id=offer.gpu_id, num_gpus=offer.num_gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

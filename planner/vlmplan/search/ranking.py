@@ -35,7 +35,7 @@ from vlmplan.search.entries import (
 )
 from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.pareto import Point, front_of, settled
-from vlmplan.search.setups import BoundedSetup, SetupSpace, Way
+from vlmplan.search.setups import BoundedSetup, RecipeCandidate, SetupSpace
 from vlmplan.units import gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 
@@ -90,7 +90,7 @@ class Search:
         return known
 
     def _unexplored(
-        self, candidate: Candidate, method: Method, seconds: float, ways: list[Way] | None = None
+        self, candidate: Candidate, method: Method, seconds: float, ways: list[RecipeCandidate] | None = None
     ) -> UnexploredMethod:
         cluster = candidate.cluster
         hours = seconds / SECONDS_PER_HOUR
@@ -107,7 +107,7 @@ class Search:
         known = self._with_ways(entry)
         return [] if known is None else [known]
 
-    def _explored(self, entry: UnexploredMethod, ways: list[Way]) -> list[ScoredSetup]:
+    def _explored(self, entry: UnexploredMethod, ways: list[RecipeCandidate]) -> list[ScoredSetup]:
         """The setups of a method that fit one of the candidate's machines, or may.
 
         Where none does by its bound, those that take least memory are computed exactly: others are worth a look only if
@@ -130,7 +130,7 @@ class Search:
         self._within += within
         return within
 
-    def _of_least_seconds(self, candidate: Candidate, ways: list[Way]) -> list[ScoredSetup]:
+    def _of_least_seconds(self, candidate: Candidate, ways: list[RecipeCandidate]) -> list[ScoredSetup]:
         """The fastest setups that fit, and faster ones that may, unless another is faster and cheaper than they can
         be.
 
@@ -141,7 +141,7 @@ class Search:
         best: ScoredSetup | None = None
         limits: dict[int, float] = {}  # by engine, as long as ``best`` is
 
-        def below(way: Way) -> float:
+        def below(way: RecipeCandidate) -> float:
             if not is_exact or best is None or best.hours is None:
                 return inf
             if id(way.engine) not in limits:

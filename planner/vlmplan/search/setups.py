@@ -47,7 +47,7 @@ class BoundedSetup:
     fits: bool = True
 
 
-class Way(NamedTuple):
+class RecipeCandidate(NamedTuple):
     """A recipe without sizes and batch, the engine that it belongs to, and seconds of a run that it cannot undercut."""
 
     least_seconds: float
@@ -130,7 +130,7 @@ class SetupSpace:
                 least = min(least, sum(batches.seconds(micro_batch, speed)))
         return self.models.num_steps(cluster, (micro_batch, grad_accum)) * grad_accum * least
 
-    def ways(self, cluster: Cluster, method: Method) -> list[Way]:
+    def ways(self, cluster: Cluster, method: Method) -> list[RecipeCandidate]:
         """Every recipe of the method whose floor fits, with a floor of its seconds, the fastest first.
 
         The floor takes the largest micro batch whose own tensors fit beside the model states, and sends nothing. Where
@@ -141,7 +141,7 @@ class SetupSpace:
     def has_ways(self, cluster: Cluster, method: Method) -> bool:
         return any(True for _ in self._ways_of_method(cluster, method))
 
-    def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[Way]:
+    def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[RecipeCandidate]:
         budget = self.models.budget_bytes(cluster)
         for engine in self.choices.engines(cluster, method):
             states = self.models.states(self._sized(engine[0], cluster, low_memory=True), cluster.num_gpus)
@@ -150,7 +150,7 @@ class SetupSpace:
             if copies + max(states.step_peak.total, built) <= budget:
                 yield from self._ways(engine, cluster, budget - copies - states.resident.total)
 
-    def _ways(self, engine: Engine, cluster: Cluster, room: int) -> Iterator[Way]:
+    def _ways(self, engine: Engine, cluster: Cluster, room: int) -> Iterator[RecipeCandidate]:
         """Those of one engine, whose micro batch may take ``room`` bytes."""
         gpu, sizes = cluster.node.gpu, self.batch_sizes(cluster.num_gpus)
         rest = self.models.besides_computing(engine[0], cluster, sizes[-1], sends=False)
@@ -165,12 +165,14 @@ class SetupSpace:
                 continue
             micro_batch, grad_accum = sizes[place]
             if rest is None or speed is None:
-                yield Way(0.0, recipe, engine)
+                yield RecipeCandidate(0.0, recipe, engine)
             else:
                 computing = grad_accum * sum(batches.seconds(micro_batch, speed))
-                yield Way(num_steps * (computing + rest.rest_seconds), recipe, engine)
+                yield RecipeCandidate(num_steps * (computing + rest.rest_seconds), recipe, engine)
 
-    def fastest(self, ways: Iterable[Way], cluster: Cluster, limit: Callable[[Way], float]) -> Iterator[BoundedSetup]:
+    def fastest(
+        self, ways: Iterable[RecipeCandidate], cluster: Cluster, limit: Callable[[RecipeCandidate], float]
+    ) -> Iterator[BoundedSetup]:
         """Setups of ``ways`` that fit by their bounds, each faster than ``limit`` says for its way just then; and those
         that may fit.
 

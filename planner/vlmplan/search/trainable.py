@@ -22,7 +22,7 @@ MAX_PROCESSES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class FastestSetup:
     """The fastest setup of one method; ``hours`` of the whole workload are None where the speed is not known."""
 
     recipe: Recipe
@@ -36,15 +36,15 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trainable:
+class TrainableModel:
     """One model: its ways by method, those that fit; ``reason`` says why there is none."""
 
     model_id: str
-    ways: Mapping[Method, Way] = field(hash=False)
+    ways: Mapping[Method, FastestSetup] = field(hash=False)
     reason: str | None = None
 
     @property
-    def best(self) -> Way | None:
+    def best(self) -> FastestSetup | None:
         """The way that trains most: full before LoRA before QLoRA."""
         return next((self.ways[method] for method in Method if method in self.ways), None)
 
@@ -60,7 +60,7 @@ def with_known_host(cluster: Cluster) -> Cluster:
 
 def trainable(
     models: Sequence[ModelFiles], cluster: Cluster, *, methods: Sequence[Method], seq_len: int | None, today: date
-) -> list[Trainable]:
+) -> list[TrainableModel]:
     """What of the models can be trained on the cluster, in several processes where there are many."""
     one = partial(trainable_model, cluster=cluster, methods=methods, seq_len=seq_len, today=today)
     most = min(num_host_cpus() or 1, MAX_PROCESSES, len(models) // MODELS_PER_PROCESS)
@@ -72,9 +72,9 @@ def trainable(
 
 def trainable_model(
     model: ModelFiles, *, cluster: Cluster, methods: Sequence[Method], seq_len: int | None, today: date
-) -> Trainable:
+) -> TrainableModel:
     """The fastest setup of each method for the default workload, by the search of ``recommend``."""
-    ways: dict[Method, Way] = {}
+    ways: dict[Method, FastestSetup] = {}
     reasons: list[str] = []
     try:
         workload = workload_of(model, WorkloadRequest(seq_len=seq_len))
@@ -88,7 +88,7 @@ def trainable_model(
             reasons += [rejection.reason for rejection in found.rejected]
             for plan in found.plans:
                 estimate = plan.estimate
-                ways[estimate.recipe.method] = Way(
+                ways[estimate.recipe.method] = FastestSetup(
                     recipe=estimate.recipe,
                     seq_len=workload.seq_len,
                     num_samples=workload.num_samples,
@@ -100,4 +100,4 @@ def trainable_model(
                 )
     except InputError as error:
         reasons.append(str(error))
-    return Trainable(model_id=model.id, ways=ways, reason=None if ways else "; ".join(reasons) or "nothing fits")
+    return TrainableModel(model_id=model.id, ways=ways, reason=None if ways else "; ".join(reasons) or "nothing fits")

@@ -23,7 +23,7 @@ from vlmplan_trainer.phases import say_phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class SampleCounts:
     """What became of the samples of one file, or of made-up ones.
 
     ``num_samples`` are trained on, each once an epoch, in ``forms`` by name (with those that the plan has no room for).
@@ -75,12 +75,12 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class GatheredData:
     """``samples`` are all that were read, ``scan`` has those to train on."""
 
     samples: list[Sample]
     scan: DatasetScan
-    account: Account
+    account: SampleCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class Data:
 
     processing: Processing
     encoder: Encoder
-    train: Gathered
-    evaluation: Gathered | None
+    train: GatheredData
+    evaluation: GatheredData | None
 
 
 def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
@@ -141,10 +141,10 @@ def _encoder(plan: Plan, options: TrainerOptions, processing: Processing) -> Enc
     )
 
 
-def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> Gathered:
+def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> GatheredData:
     say_phase(f"looking at {counted(len(samples), 'sample')}")
     scan = scanned(encoder, samples)
-    account = Account(
+    account = SampleCounts(
         name=name,
         forms=report.forms,
         num_samples=len(scan.samples),
@@ -159,4 +159,4 @@ def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Enc
         seq_len=encoder.seq_len,
         sentences=(*report.sentences, *scan.sentences)[:MAX_SENTENCES],
     )
-    return Gathered(samples=samples, scan=scan, account=account)
+    return GatheredData(samples=samples, scan=scan, account=account)

@@ -24,7 +24,7 @@ from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
-from vlmplan_trainer.probe import Refused, configuration, model_class, name_of
+from vlmplan_trainer.probe import RefusedModelError, configuration, model_class, name_of
 
 TRAINED_COPY = ".modules_to_save."
 """What is in the names of peft's trained copies."""
@@ -57,7 +57,7 @@ class Processing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     """``model`` is peft's where it has adapters; ``config`` is transformers' configuration as the checkpoint has it."""
 
     model: nn.Module
@@ -86,7 +86,7 @@ def load_model(
     seed: int = 0,
     adapter: Path | None = None,
     device: torch.device | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """The model of a plan, ready for an engine.
 
     ``random_weights``: the plan's config.json, and no weights. ``seed`` is that of random weights and adapters; torch's
@@ -114,7 +114,7 @@ def load_model(
         if adapter is not None:
             load_adapter(prepared, adapter, recipe)
     _check_size(prepared, plan)
-    return Loaded(model=prepared, config=said)
+    return LoadedModel(model=prepared, config=said)
 
 
 def prepare(model: Any, recipe: Recipe) -> Any:
@@ -307,7 +307,7 @@ def _sentences(source: Source) -> Iterator[None]:
 
     try:
         yield
-    except Refused as error:
+    except RefusedModelError as error:
         raise InputError(f"{source.name} cannot be trained: {error}") from None
     except ImportError as error:
         raise MissingPackageError(

@@ -23,17 +23,17 @@ from vlmplan_trainer.rehearse.device import NAME
 BACKEND = "rehearsal"
 
 
-class Reduced(dist.Work):
+class FinishedAllReduce(dist.Work):
     """An all-reduce that is done, and whose future has its tensors, as the reducer of ``DistributedDataParallel`` asks
     for. It keeps none of them alive."""
 
-    newest: ClassVar["Reduced | None"] = None
+    newest: ClassVar["FinishedAllReduce | None"] = None
     """The last one; C++ asks at once, and finds the methods here only while the object lives."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._tensors = [ref(tensor) for tensor in tensors]
-        Reduced.newest = self
+        FinishedAllReduce.newest = self
 
     def wait(self, timeout: timedelta = timedelta()) -> bool:
         return True
@@ -47,7 +47,7 @@ class Reduced(dist.Work):
 def _reduced(tensors: Sequence[torch.Tensor], *more: Any) -> Any:
     if not tensors[0].is_floating_point():
         return _META_FUNCTIONS["allreduce_"](tensors, *more)
-    return tensors, Reduced(tensors).boxed()
+    return tensors, FinishedAllReduce(tensors).boxed()
 
 
 ANSWERS: dict[str, Callable[..., Any]] = {**_META_FUNCTIONS, "allreduce_": _reduced}

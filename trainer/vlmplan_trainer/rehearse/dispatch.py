@@ -24,7 +24,14 @@ from vlmplan_trainer.rehearse.collectives import Collectives
 from vlmplan_trainer.rehearse.flops import formula_of
 from vlmplan_trainer.rehearse.kernels import KERNELS
 from vlmplan_trainer.rehearse.ledger import Ledger
-from vlmplan_trainer.rehearse.shapes import Remembered, Unknown, is_rememberable, made, remembered, signature
+from vlmplan_trainer.rehearse.shapes import (
+    KnownOutputs,
+    UnknownShapeError,
+    is_rememberable,
+    made,
+    remembered,
+    signature,
+)
 
 aten = torch.ops.aten
 VALUE = "_rehearsed_value"
@@ -40,7 +47,7 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return getattr(tensor, VALUE, None) if isinstance(tensor, FakeTensor) else tensor
 
 
-Results = dict[tuple[Any, ...], Remembered]
+Results = dict[tuple[Any, ...], KnownOutputs]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,7 +127,7 @@ class Rehearsal(TorchDispatchMode):
         if operation.results is not None:
             try:
                 key = signature(args, kwargs, inputs)
-            except Unknown:
+            except UnknownShapeError:
                 inputs = []
         if key is None:
             inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -149,7 +156,7 @@ class Rehearsal(TorchDispatchMode):
     def _again(
         self,
         operation: Operation,
-        found: Remembered,
+        found: KnownOutputs,
         inputs: list[Any],
         args: Any,
         kwargs: Any,

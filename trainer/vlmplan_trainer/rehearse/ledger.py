@@ -21,7 +21,7 @@ NAMED_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
-class Place:
+class MemoryLedger:
     """The storages of one memory. ``events`` are (storage, +bytes or -bytes), in order; ``streams`` those on which
     storages were asked for, where that was not the default one."""
 
@@ -44,7 +44,7 @@ class Entry:
     phase: str = ""
 
 
-class Watched(weakref.ref[Any]):
+class WatchedStorage(weakref.ref[Any]):
     """Tells when a storage goes; ``weakref.finalize`` takes several times as long."""
 
     __slots__ = ("key", "number")
@@ -65,15 +65,15 @@ class Ledger:
     """What the device's allocator rounds up to."""
     is_in_phase: bool = False
 
-    device: Place = field(default_factory=Place)
-    host: Place = field(default_factory=Place)
+    device: MemoryLedger = field(default_factory=MemoryLedger)
+    host: MemoryLedger = field(default_factory=MemoryLedger)
     entries: dict[int, Entry] = field(default_factory=dict)
     phase: str = ""
     watched_bytes: int | None = None
     """When the device first holds so many, ``snapshot`` is taken."""
     snapshot: Callable[[], None] | None = None
     _numbers: dict[int, int] = field(default_factory=dict)
-    _held: dict[int, "Watched"] = field(default_factory=dict)
+    _held: dict[int, "WatchedStorage"] = field(default_factory=dict)
     _last: int = 0
 
     def number_of(self, storage: Any) -> int | None:
@@ -101,7 +101,7 @@ class Ledger:
             entry.shape, entry.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             entry.op, entry.maker = str(op), maker()
         self._add(entry, number, num_bytes)
-        held = self._held[number] = Watched(storage, self._forget)
+        held = self._held[number] = WatchedStorage(storage, self._forget)
         held.key, held.number = key, number
 
     def pass_through(self, sizes: Sequence[int]) -> None:
@@ -136,7 +136,7 @@ class Ledger:
                 self.watched_bytes = None
                 self.snapshot()
 
-    def _forget(self, held: "Watched") -> None:
+    def _forget(self, held: "WatchedStorage") -> None:
         del self._held[held.number], self._numbers[held.key]
         entry = self.entries.pop(held.number)
         self._add(entry, held.number, -entry.num_bytes)

@@ -22,7 +22,7 @@ NEVER = (
 )
 
 
-class Unknown(Exception):
+class UnknownShapeError(Exception):
     """An argument that is not told by its shape."""
 
 
@@ -45,7 +45,7 @@ class Output:
 
 
 @dataclass(slots=True)
-class Remembered:
+class KnownOutputs:
     """``kind`` is that of the sequence, None for a single tensor; ``outputs`` None where nothing is returned."""
 
     kind: type | None
@@ -76,7 +76,7 @@ def _describe(items: Any, key: list[Any], tensors: list[FakeTensor]) -> None:
             key.append(len(item))
             _describe(item, key, tensors)
         else:
-            raise Unknown
+            raise UnknownShapeError
 
 
 def is_rememberable(func: Any) -> bool:
@@ -90,17 +90,17 @@ def is_rememberable(func: Any) -> bool:
     )
 
 
-def remembered(result: Any, tensors: Sequence[FakeTensor]) -> Remembered | None:
+def remembered(result: Any, tensors: Sequence[FakeTensor]) -> KnownOutputs | None:
     """How to make ``result`` again from equal inputs; None if that cannot be told."""
     if result is None:
-        return Remembered(None, None)
+        return KnownOutputs(None, None)
     if isinstance(result, FakeTensor):
         output = _output(result, tensors)
-        return None if output is None else Remembered(None, (output,))
+        return None if output is None else KnownOutputs(None, (output,))
     if type(result) not in (tuple, list):
         return None
     outputs = tuple(_output(item, tensors) for item in result)
-    return None if None in outputs else Remembered(type(result), outputs)  # pyright: ignore[reportArgumentType]
+    return None if None in outputs else KnownOutputs(type(result), outputs)  # pyright: ignore[reportArgumentType]
 
 
 def _output(tensor: Any, tensors: Sequence[FakeTensor]) -> Output | None:

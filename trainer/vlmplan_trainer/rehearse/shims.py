@@ -226,14 +226,14 @@ def updating_nothing_on_the_host() -> Iterator[None]:
 
 
 @dataclass
-class Saved:
+class SavedBytes:
     num_bytes: int = 0
 
 
 @contextmanager
-def counting_saved_bytes() -> Iterator[Saved]:
+def counting_saved_bytes() -> Iterator[SavedBytes]:
     """``torch.save`` has no numbers to write: the bytes of the storages are counted instead, each once a file."""
-    saved = Saved()
+    saved = SavedBytes()
 
     def save(obj: Any, *args: Any, **kwargs: Any) -> None:
         sizes: dict[int, int] = {}

@@ -22,7 +22,7 @@ from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter_adapters import AdaptableModule
-from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
 from vlmplan.units import DType
 
 
@@ -80,7 +80,7 @@ def grouped_linear(x: Tensor, weight: Operand) -> Tensor:
     return out
 
 
-def _grouped_linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _grouped_linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     x_shape, weight_shape, dtype = node.meta
@@ -134,7 +134,7 @@ def _top(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, indices
 
 
-def _top_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _top_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     out = g.tape.tensor(*node.meta)
@@ -151,7 +151,7 @@ def _normalized_in_place(x: Tensor) -> Tensor:
     return Tensor(x.storage, x.shape, x.dtype, node)
 
 
-def _normalized_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _normalized_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     out = g.tape.tensor(*node.meta)

@@ -10,7 +10,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tensor import ForwardTape, Node, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Parameter, Tensor
 from vlmplan.units import DType
 
 NUM_POSITIONS = 256
@@ -120,7 +120,7 @@ def _thirds(weight: Parameter, shape: tuple[int, ...], tape: ForwardTape) -> lis
     return parts
 
 
-def _thirds_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _thirds_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     shape, dtype = node.meta
     tape = next(grad for grad in grads if grad is not None).tape
     out = tape.gradient(shape, dtype)
@@ -167,7 +167,7 @@ def _repeated(x: Tensor, count: int) -> Tensor:
     return out
 
 
-def _repeated_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _repeated_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     return (ops.reduced(g, node.meta, g.dtype),)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vlmplan.architecture.tensor import ForwardTape, Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Parameter, Tensor
 from vlmplan.units import DType
 
 Grads = list[Tensor | None]
@@ -34,7 +34,7 @@ def to(x: Tensor, dtype: DType) -> Tensor:
     return out
 
 
-def _cast_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _cast_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     return (to(g, node.meta),)
@@ -61,7 +61,7 @@ def copy(x: Tensor, *shape: int) -> Tensor:
     return out
 
 
-def pass_through(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def pass_through(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     return (g,)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from vlmplan.architecture.ops.base import Grads, detached, pass_through, promoted, reduced, to
-from vlmplan.architecture.tensor import Node, Operand, Tensor
+from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.errors import UnknownNameError
 from vlmplan.units import DType
 
@@ -18,7 +18,7 @@ def add(x: Tensor, y: Operand) -> Tensor:
     return out
 
 
-def _add_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _add_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     x_dtype, y_dtype, y_shape = node.meta
@@ -40,7 +40,7 @@ def mul(x: Tensor, y: Operand) -> Tensor:
     return out
 
 
-def _mul_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _mul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     x_dtype, y_dtype, x_shape, y_shape, broadcasts = node.meta
@@ -89,7 +89,7 @@ def unary(x: Tensor, *, saves_input: bool = False, saves_output: bool = False) -
     return out
 
 
-def _unary_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _unary_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     out = g.tape.tensor(g.shape, g.dtype)
@@ -111,7 +111,7 @@ def power(x: Tensor) -> Tensor:
     return out
 
 
-def _power_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _power_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     tape = g.tape

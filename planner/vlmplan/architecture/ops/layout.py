@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, pass_through, reduced, to
 from vlmplan.architecture.ops.elementwise import add, mul, scale
-from vlmplan.architecture.tensor import ForwardTape, Node, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Parameter, Tensor
 from vlmplan.units import DType
 
 
@@ -17,7 +17,7 @@ def embedding(ids: Tensor, weight: Parameter) -> Tensor:
     return out
 
 
-def _embedding_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _embedding_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     shape, dtype = node.meta
@@ -38,7 +38,7 @@ def split(x: Tensor, *shapes: tuple[int, ...]) -> list[Tensor]:
     return parts
 
 
-def _split_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _split_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     shape, dtype = node.meta
     tape = next(g for g in grads if g is not None).tape
     out = tape.tensor(shape, dtype)
@@ -55,7 +55,7 @@ def concatenate(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     return out
 
 
-def _concatenate_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _concatenate_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     return [
@@ -73,7 +73,7 @@ def masked_scatter(target: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return out
 
 
-def _masked_scatter_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _masked_scatter_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     target_shape, source_shape = node.meta
@@ -116,7 +116,7 @@ def expand_weight(weight: Parameter, shape: tuple[int, ...], tape: ForwardTape) 
     return Tensor(tape.tensor((0,), weight.dtype).storage, shape, weight.dtype, node)
 
 
-def _expand_weight_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _expand_weight_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     shape, dtype = node.meta
@@ -141,7 +141,7 @@ def resample(x: Tensor, *shape: int, saves_input: bool = False) -> Tensor:
     return out
 
 
-def _resample_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _resample_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     out = g.tape.tensor(node.meta, g.dtype)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, reduced, to
-from vlmplan.architecture.tensor import GradientView, Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import GradientView, GraphNode, Operand, Parameter, Tensor
 
 
 def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transposed: bool = False) -> Tensor:
@@ -46,7 +46,7 @@ def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transp
     return out
 
 
-def _linear_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     x_shape, dtype, weight_shape, bias_shape, is_weight_first, gives_view = node.meta
@@ -83,7 +83,7 @@ def matmul(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int) -> Tensor:
     return out
 
 
-def _matmul_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _matmul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     x_shape, y_shape, inner = node.meta

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, to
-from vlmplan.architecture.tensor import Node, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
 from vlmplan.units import DType
 
 
@@ -16,7 +16,7 @@ def mean_last(x: Tensor) -> Tensor:
     return out
 
 
-def _mean_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _mean_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     # The expanded gradient is divided by the number of elements: one full tensor.
@@ -34,7 +34,7 @@ def total(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return out
 
 
-def _total_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _total_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     return (Tensor(g.storage, node.meta, g.dtype),)
@@ -66,7 +66,7 @@ def layer_norm(x: Tensor, weight: Parameter, bias: Parameter | None) -> Tensor:
     return out
 
 
-def _layer_norm_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _layer_norm_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     shape, dtype = node.meta
@@ -94,7 +94,7 @@ def softmax(x: Tensor, dtype: DType | None = None) -> Tensor:
     return out
 
 
-def _softmax_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _softmax_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     out = g.tape.tensor(g.shape, node.meta)
