@@ -23,7 +23,7 @@ def empty_folder(inside: Path | None = None) -> Generator[Path]:
 def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables of this process with ``more``, for one in another folder: the places of PYTHONPATH are absolute.
 
-    An empty place there is the working directory, which nobody asks for on purpose, and is left out.
+    An empty entry there means the working directory; it is rarely meant, and left out.
     """
     environment = {**os.environ, **(more or {})}
     places = [place for place in environment.pop("PYTHONPATH", "").split(os.pathsep) if place]

@@ -184,11 +184,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine with equal GPUs. ``host_ram_bytes`` and ``num_vcpus`` are ``None`` where nobody says.
+    """One machine with equal GPUs. ``host_ram_bytes`` and ``num_vcpus`` are ``None`` where they are not known.
 
     ``has_nvlink_between_all``: each pair of GPUs is linked; ``None`` leaves it to the kind of board.
-    ``host_ram_source`` is whose host memory that is, in words, for who is told that it is too small: ``this machine``,
-    ``lambda's gpu_1x_a10``.
+    ``host_ram_source`` says in messages whose host memory is too small: ``this machine``, ``lambda's gpu_1x_a10``.
     """
 
     gpu: Gpu

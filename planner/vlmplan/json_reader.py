@@ -81,7 +81,7 @@ def repeated(source: str, key: str) -> str:
 
 
 def first_repeated(keys: Iterable[str]) -> str | None:
-    """The first key that was there before, None where there is none. An object may have a million keys.
+    """The first key that occurs a second time; None if no key does. An object may have a million keys.
 
     >>> first_repeated("abcb")
     'b'
@@ -240,7 +240,7 @@ class JsonObject:
         return cast(Sequence[Any], value) if isinstance(value, list) else self.refuse(key, "a list")
 
     def close(self, known: Iterable[str] = ()) -> None:
-        """Refuse keys that nobody asked for and that are not ``known``; names the nearest known one."""
+        """Refuse keys that were not read and are not ``known``; the message names the nearest known one."""
         names = self._asked | set(known)
         for key in self.values:
             if key not in names:

@@ -116,7 +116,7 @@ def data_mark(path: Path) -> DataMark:
 
 
 def _mark_if_readable(path: Path | None) -> DataMark | None:
-    """None where there is no file that can be read: whoever needs it says so."""
+    """None where the file cannot be read; the caller says so if it needs it."""
     try:
         return None if path is None else data_mark(path)
     except OSError:

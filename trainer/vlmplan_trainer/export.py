@@ -100,7 +100,7 @@ def _write_model(model: Any, processing: Processing, folder: Path, **more: Any) 
 
 @contextmanager
 def _untrained_config(model: Any, loaded: LoadedModel) -> Iterator[None]:
-    """While it lasts, ``model`` has its checkpoint's settings: those of training are not for who uses it."""
+    """Inside, ``model`` has its checkpoint's settings: those of training are not exported."""
     of_training, model.config = model.config, copy.deepcopy(loaded.config)
     try:
         yield

@@ -208,7 +208,7 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Tensor]) -> Iter
 
 
 def logit_rules(model: nn.Module) -> list[LogitRule]:
-    """What the model may do with its logits, by its configuration; the likeliest first."""
+    """The operations that the model may apply to its logits, by its configuration; the likeliest first."""
     text = model.config.get_text_config()  # type: ignore[union-attr, operator]
     caps = [float(value) for key in CAP_KEYS if (value := getattr(text, key, None))]
     scales = [1.0]

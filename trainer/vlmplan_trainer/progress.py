@@ -25,7 +25,7 @@ class ProgressReporter:
 
     ``first_step``: steps that are done; what an earlier run wrote of later ones is dropped. ``num_slow_steps``: the
     first ones of this process, which say little of the time that is left. ``of_every_step``: what every line has.
-    ``on_lost_output`` is called when nobody reads any more what it prints.
+    ``on_lost_output`` is called when standard output is closed at the other end.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ def _after(path: Path, last_step: int) -> BinaryIO:
 
 
 def _step_of(line: bytes) -> float:
-    """The step that a line is about; infinite where it is none."""
+    """The step of a line; infinite where the line is damaged."""
     try:
         return int(json.loads(line)["step"]) if line.endswith(b"\n") else math.inf
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):

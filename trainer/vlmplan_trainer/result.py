@@ -18,7 +18,7 @@ FOUR_BIT = (
 
 
 def result_folder(plan: Plan, output_dir: Path, *, is_merged: bool) -> Path:
-    """The folder that whoever uses the result loads."""
+    """The folder from which the result is loaded."""
     name = ADAPTER_FOLDER if plan.recipe.trains_adapters else MODEL_FOLDER
     return (output_dir / (MERGED_FOLDER if is_merged else name)).absolute()
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint runs no code of it, whoever wrote it: tensors, plain data and four of DeepSpeed's classes.
+"""Reading a checkpoint runs no code from it: tensors, plain data and four of DeepSpeed's classes.
 
 DeepSpeed reads with ``torch.load(weights_only=False)``, which runs what a pickle asks for
 (``runtime/checkpoint_engine/torch_checkpoint_engine.py`` and ``checkpoint/ds_to_universal.py`` 0.19.8). torch has a

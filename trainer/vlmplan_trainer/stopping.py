@@ -20,7 +20,7 @@ ECHO_SECONDS = 3.0
 
 
 class StopRequest:
-    """Within, the first signal is noted and a later one ends the process as if nobody caught it."""
+    """Inside, the first signal is noted, and a second one ends the process as if it were not handled."""
 
     def __init__(self) -> None:
         self.signum: int | None = None

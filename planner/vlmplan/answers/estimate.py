@@ -52,7 +52,7 @@ def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> JsonDict:
 
 
 def _subject_json(found: Estimate) -> JsonDict:
-    """What the numbers are of: model, hardware and recipe."""
+    """Model, hardware and recipe of the estimate."""
     node, recipe = found.cluster.node, found.recipe
     return {
         "model": {
@@ -335,7 +335,7 @@ def _assumed(estimate: Estimate, notes: Sequence[str]) -> Iterator[str]:
 
 
 def workload_text(estimate: Estimate) -> str:
-    """The workload that the numbers are of."""
+    """The workload of the estimate."""
     workload = estimate.workload
     images = ""
     if workload.images_per_sample:

@@ -12,7 +12,7 @@ from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
 from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import GIB, usd_text
+from vlmplan.units import GIB, counted, usd_text
 
 if TYPE_CHECKING:
     from vlmplan.machine.gpus import Detection, LocalGpu
@@ -44,7 +44,7 @@ def gpus_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> GpuReport
             least_first=("architecture", "TB/s", "age", "pricing", "offer"),
             cut_columns=frozenset(("architecture", "offer")),
         ),
-        notes=(f"{len(rows)} GPUs", *_price_notes([row.cheapest for row in rows], catalog, on)),
+        notes=(counted(len(rows), "GPU"), *_price_notes([row.cheapest for row in rows], catalog, on)),
     )
 
 

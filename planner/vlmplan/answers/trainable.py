@@ -63,7 +63,7 @@ def _way_json(way: FastestSetup) -> JsonDict:
 def print_trainable(
     rows: Sequence[TrainableModel], num_params: Mapping[str, int], cluster: Cluster, *, is_host_assumed: bool
 ) -> None:
-    """Print the table, what it is of, and what nothing fits of."""
+    """Print the table, its assumptions, and the models of which nothing fits."""
     fitting = [row for row in rows if row.best is not None]
     say(f"{cluster_text(cluster)}: {len(fitting)} of {counted(len(rows), 'model')} can be trained")
     click.echo()

@@ -22,7 +22,7 @@ class UnequalLayersError(Exception):
 class FirstLayer:
     """Notes on the events of one section, in forward and in backward.
 
-    ``own`` are the places of spans that a later layer has not; ``releases`` are the places before which it frees its
+    ``own`` are the places of spans that later layers do not have; ``releases`` are the places before which it frees its
     input. ``later`` is the section of the later layers, None while there is none.
     """
 

@@ -1,4 +1,4 @@
-"""The modules of a model that nobody has described, and how weights of unknown use join what flows past them.
+"""The modules of a model without a family of its own, and how weights of unknown use enter the computation.
 
 A group knows the Linears and norms that it runs itself; ``generic_layers`` says in which order.
 """

@@ -1,4 +1,4 @@
-"""How a decoder layer runs that nobody has described: by the widths of its Linears, in the order most decoders share.
+"""How a decoder layer of an unknown family runs: by the widths of its Linears, in the order most decoders share.
 
 Every weight is used, and so has a gradient; parameters, Linears and their products are exact. Generic is how the
 results of Linears meet: attention over heads of the configured size without windows, a gate times a value where two

@@ -150,7 +150,7 @@ class Model(Module):
         return None
 
     def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
-        """Shapes and types of what else the processor makes of images, such as masks of pixels."""
+        """Shapes and types of the further inputs that the processor makes from images, such as pixel masks."""
         return ()
 
     def run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:

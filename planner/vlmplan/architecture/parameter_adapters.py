@@ -24,7 +24,7 @@ class AdaptableModule(Module):
         self.adapted_weights: dict[str, Callable[[], Tensor]] = {}
 
     def weight_of(self, name: str) -> Operand:
-        """The parameter ``name``, or what an adapter around this module makes of it."""
+        """The parameter ``name``, or the result of the adapter around this module."""
         adapted = self.adapted_weights.get(name)
         return self.parameters_by_name[name] if adapted is None else adapted()
 

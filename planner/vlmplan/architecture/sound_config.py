@@ -84,5 +84,6 @@ def _check_kv_heads(section: Config, path: str, source: str) -> None:
 
 
 def _count(value: object) -> int | None:
-    """A number of heads or a width; None for what is no positive whole number, which whoever needs it refuses."""
+    """A number of heads or a width; None for anything but a positive whole number, which the caller refuses if it needs
+    the value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

@@ -24,7 +24,7 @@ class GpuFilter:
 
     @property
     def asks_for_offers(self) -> bool:
-        """Whether a GPU that nobody offers on these terms is to be left out."""
+        """Whether GPUs without an offer on these terms are left out."""
         return self.max_usd_per_hour is not None or bool(self.providers) or bool(self.pricing)
 
     def accepts_gpu(self, gpu: Gpu) -> bool:

@@ -25,7 +25,7 @@ NOT_A_MACHINE = "cluster"
 
 
 def gpuhunt_version() -> str:
-    """The installed version. Raises MissingPackageError where there is none."""
+    """The installed version. Raises MissingPackageError if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     _gpuhunt()

@@ -228,7 +228,7 @@ class _Search:
     # -- the answer ------------------------------------------------------------------------------------------------
 
     def combination(self, chosen: _Chosen) -> Combination:
-        """Without options that say what goes without saying, and changes that are nothing but such."""
+        """Without options that only repeat a default, and without changes that consist of such options."""
         request, wanted = self._request(chosen), _options(chosen)
         for name in [name for change in chosen.changes for name in change.options]:
             less = {other: value for other, value in wanted.items() if other != name}

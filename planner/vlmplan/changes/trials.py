@@ -46,9 +46,9 @@ class Trials:
         least_host_bytes: int = 0,
         own_setup: Callable[[Request, Cluster], RequestedSetup] | None = None,
     ) -> None:
-        """``accepts``: what else an estimate has to be beside fitting. ``least_host_bytes``: what a host is taken to
-        have at least that nobody says the memory of. ``own_setup`` makes setups otherwise than ``estimate`` does, and
-        raises InputError for what is none."""
+        """``accepts``: what else an estimate has to be beside fitting. ``least_host_bytes``: the least memory that a
+        host of unknown size is assumed to have. ``own_setup`` makes setups otherwise than ``estimate`` does, and raises
+        InputError for what is none."""
         self._catalog, self._model, self._accepts = catalog, model, accepts
         self._least_host_bytes, self._own_setup = least_host_bytes, own_setup
         self._machines: dict[HardwareRequest, tuple[Cluster, Sequence[str]]] = {}

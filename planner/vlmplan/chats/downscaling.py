@@ -1,6 +1,6 @@
 """Images made no larger than the plan's.
 
-The measure is what the model's processor makes of an image: tokens in the language model and patches in the vision
+The measure is the output of the model's processor for an image: tokens in the language model and patches in the vision
 tower. An image that gives no more of either than the planned one stays as it is; so nothing is lost with a processor
 that brings every image to one size. A larger one is scaled to the planned area, or a little less where rounding to
 patches wants it; where no scale helps, as with tiles chosen by aspect ratio, it is put on a canvas of the planned size.
@@ -26,7 +26,7 @@ class Downscaling:
 
 
 class Meter(Protocol):
-    """What a processor makes of an image, by its size alone."""
+    """The size of a processor's output for an image, by the image's size alone."""
 
     def amounts(self, size: Size) -> tuple[float, float]:
         """Tokens and patches of an image of (width, height); infinite for one that the processor refuses."""

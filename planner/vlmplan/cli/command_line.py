@@ -100,7 +100,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _about(error: OSError) -> str:
-    """What went wrong where nobody saw it coming: with a file that has a name, or with the output."""
+    """The sentence for an unexpected operating-system error: on a named file, or on the output."""
     reason = error.strerror or str(error) or type(error).__name__
     if error.filename is not None:
         return f"{error.filename}: {reason}"
@@ -125,7 +125,7 @@ def run_and_exit() -> None:
 
 
 def _prepare_streams() -> None:
-    """Escape what a terminal cannot show, such as a model's folder in another script; a closed stream is none."""
+    """Escape what a terminal cannot show, such as a model's folder in another script; closed streams are skipped."""
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:

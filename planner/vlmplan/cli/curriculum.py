@@ -102,7 +102,7 @@ def _parsed(said: Mapping[str, Any], stage: JsonObject, folder: Path) -> ClickVa
 
 
 def _value(option: click.Option, stage: JsonObject, key: str, value: Any) -> Any:
-    """What the file says, if it is of a kind that the option can have."""
+    """The file's value, checked against the type of the option."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise not_allowed(stage.source, stage.key_path(key), value, "true or false")

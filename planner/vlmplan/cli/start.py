@@ -21,7 +21,8 @@ from vlmplan.training import EXIT_OUT_OF_MEMORY
 
 
 def start(prepared: PreparedRun) -> int:
-    """Write the run's files, run it and return its exit code; 1 where something is in the way, or it did not finish."""
+    """Write the run's files, run it and return its exit code; 1 where a problem was found before the start, or the run
+    did not finish."""
     print_notes(prepared)
     if prepared.findings.problems:
         return VlmplanError.exit_code
@@ -50,6 +51,6 @@ def start(prepared: PreparedRun) -> int:
 
 
 def _can_go_on(prepared: PreparedRun, code: int) -> bool:
-    """Whether to say that --resume helps: not to who has just seen it refused."""
+    """Whether to suggest --resume: not where it has just been refused."""
     is_refused = prepared.options.resume and code == VlmplanError.exit_code
     return code != EXIT_OUT_OF_MEMORY and not is_refused and has_checkpoint(prepared.options.output_dir)

@@ -56,7 +56,8 @@ def way_out_of_plan(
 def searched_way_out_of(
     request: "Request", found: "Recommendation", catalog_files: tuple[Path, ...]
 ) -> "WayOut | None":
-    """The way out of a search that found nothing; None where only its limits on price and time are in the way."""
+    """The way out of a search that found nothing; None where something would fit without its limits on price and
+    time."""
     if found.plans:
         return None
     from vlmplan.catalog import load_catalog

@@ -97,7 +97,7 @@ def run_cost(
     size: RunBytes,
     assumed: CostAssumptions,
 ) -> RunCost:
-    """What ``training_hours`` on ``num_nodes`` machines of ``offer`` cost, all told.
+    """What ``training_hours`` on ``num_nodes`` machines of ``offer`` cost in total.
 
     The price per hour has its discount taken off already, and is that of the whole instance, host included. The loss
     of one node stops all of them, so a cluster is interrupted as often as all its nodes together; each writes its part

@@ -91,7 +91,7 @@ NUM_CHECKPOINTS = 10
 
 
 def has_sky_yaml(plan: Plan) -> bool:
-    """Whether a sky.yaml is of use and SkyPilot can do what it would ask for."""
+    """Whether SkyPilot can start this plan, so that a sky.yaml is written."""
     return is_for_skypilot(plan) and sky_problem(plan) is None
 
 

@@ -35,7 +35,7 @@ class StepPhase(Choice):
 class Collectives:
     """Collectives of one kind in one phase of an optimizer step, over all its micro batches.
 
-    ``group_size``: ranks that take part, neighbours of one another; ``None``: all.
+    ``group_size``: number of ranks that take part, with neighbouring numbers; ``None``: all.
     """
 
     kind: CollectiveKind

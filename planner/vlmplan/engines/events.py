@@ -1,4 +1,4 @@
-"""What an engine does with memory, told event by event to whoever listens.
+"""What an engine does with memory, event by event.
 
 An engine walks from load to save and tells a ``Sink`` which tensors it allocates, on which stream, and when it frees
 them. ``memory.peaks`` turns the events into the peaks of each phase, ``memory.blocks`` hands them to a model of torch's

@@ -164,7 +164,7 @@ class _Moment(NamedTuple):
 
 
 class WalkedSchedule:
-    """A walk through a schedule with ``stretches``, forward and backward; places are of the schedule.
+    """A walk through a schedule with ``stretches``, forward and backward; places are indices into the schedule.
 
     Three moments are kept for each stretch and phase: where its cut is, and a period before and after that.
     """

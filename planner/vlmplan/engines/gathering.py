@@ -57,7 +57,7 @@ class _Weight:
 
 @dataclass(slots=True, eq=False)
 class _Module:
-    """A module of one layer; ``weights`` are those that come and go, ``numel`` is of all."""
+    """A module of one layer; ``weights`` are those that are gathered and released, ``numel`` counts all."""
 
     key: Key
     weights: list[_Weight]
@@ -292,7 +292,7 @@ class GatheredWeights:
         )
 
     def _wait(self, weight: _Weight, gather: _Gather) -> None:
-        """The collective is needed: weights are copied out of a shared buffer, which goes with its last user."""
+        """The collective is needed: weights are copied out of a shared buffer, which is freed with its last user."""
         weight.gather = None
         if not gather.is_done:
             gather.is_done = True

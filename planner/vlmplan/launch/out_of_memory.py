@@ -116,7 +116,7 @@ class Planner:
     """Makes setups of a plan's request with changes, as ``vlmplan launch`` would plan them."""
 
     def __init__(self, plan: Plan, catalog: Catalog, *, packages: Mapping[str, str | None] | None = None) -> None:
-        """``packages`` are installed versions, None: nobody asked; a setup that needs one that is missing is none.
+        """``packages`` are the installed versions, None: not checked; setups that need a missing one are left out.
 
         Raises UnavailableError where model or hardware of the plan cannot be named on a command line here.
         """

@@ -24,7 +24,7 @@ ADAPTER_OPTIONS = (
 def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
     """The request for ``plan``, every setting said that an option can say and that applies.
 
-    The sizes of ZeRO's buckets have no options: whoever plans chooses them.
+    The sizes of ZeRO's buckets have no options: planning chooses them again.
     """
     workload, choice, host_ram_gib = plan.workload, parse_gpu_choice(gpu), host_ram_gib_of(plan)
     if choice.is_this_machine and plan.hardware.host_ram_bytes == host_ram_bytes():

@@ -104,7 +104,7 @@ def result_in(folder: Path) -> str | None:
 
 
 def report_mark(folder: Path) -> tuple[int, int] | None:
-    """By what a report is told from a later one, which is another file; None where there is none."""
+    """The identity of report.json, to tell it from one that is written later; None if there is none."""
     try:
         found = (folder / REPORT_FILE).stat()
     except OSError:
@@ -185,7 +185,7 @@ def write_run_files(folder: Path, texts: Mapping[str, str]) -> None:
 
 @contextlib.contextmanager
 def locked_log(folder: Path, *, resumes: bool, command: str = "") -> Generator[BinaryIO]:
-    """run.log to append to, which nobody else can have at the same time, with the ``command`` as its next line.
+    """run.log, locked and open for appending, with the ``command`` as its next line.
 
     Raises InputError where another run is going on in the folder, or was started there meanwhile; UnavailableError
     where it cannot be written.

@@ -73,7 +73,7 @@ def run_command(
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at now."""
+    """A free port of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -225,9 +225,8 @@ def _signal_group(group: int, signum: int) -> None:
 def _copy_output(
     process: "subprocess.Popen[bytes]", log: BinaryIO, stop: Stop, is_finished: Callable[[], bool]
 ) -> None:
-    """Show and log until nobody holds the other end; kill who still does too long after the end was due.
-
-    Who holds it after the run's own process, while nothing is finished, is asked to end: ranks save then.
+    """Show and log until no process holds the other end. A process that holds it after the run's own process has ended,
+    with nothing finished, gets SIGTERM, so that ranks save; one that holds it for too long after that is killed.
     """
     assert process.stdout is not None
     pipe, silence = process.stdout.fileno(), Silence(process.pid)

@@ -7,7 +7,7 @@ from vlmplan.memory.allocator import Block, CachingAllocator
 
 
 class EngineBlocks(Sink):
-    """The blocks of an engine, from one allocator. Without ``has_streams`` all are of the default stream."""
+    """The blocks of an engine, from one allocator. Without ``has_streams`` all are allocated on the default stream."""
 
     def __init__(self, allocator: CachingAllocator, *, has_streams: bool) -> None:
         self._allocator, self._has_streams = allocator, has_streams

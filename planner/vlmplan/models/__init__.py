@@ -1,7 +1,7 @@
 """Finding a model by what the user calls it: packaged alias, Hugging Face id, folder or config.json.
 
-The packaged models (``data/models``) need neither network nor disk space for weights. Everything that has to be asked
-for, of the Hub or of transformers, is asked here, so that whoever gets the ``ModelFiles`` can stay pure.
+The packaged models (``data/models``) need neither network nor disk space for weights. The Hub and transformers are
+asked here and nowhere else, so that functions of ``ModelFiles`` are pure.
 """
 
 from vlmplan.models.description import (

@@ -128,7 +128,7 @@ def _place(wanted: HubId) -> tuple[str, ...]:
 
 
 def _kept(wanted: HubId) -> _Kept | None:
-    """The own copy; None where there is none that makes sense."""
+    """The cached copy; None where there is none, or it is damaged."""
     text = kept_text(*_place(wanted))
     try:
         values: Any = json.loads(text or "null")

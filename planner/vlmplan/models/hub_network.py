@@ -47,7 +47,7 @@ class UnreachableError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """The text of a file, and the commit that the server says it is of."""
+    """The text of a file, and its commit as the server states it."""
 
     text: str
     commit: str | None

@@ -1,7 +1,7 @@
 """A rehearsal beside its estimate: per phase and per component what was rehearsed, what was estimated, and the error.
 
-A rehearsal sees tensors. What it cannot see (``not_rehearsed``) is added as the estimate has it, so that both are of
-the same things.
+A rehearsal sees tensors. What it cannot see (``not_rehearsed``) is added as the estimate has it, so that both count the
+same things.
 """
 
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ AMPERE = (8, 0)
 
 
 def fullest_rank_of(estimate: Estimate) -> int:
-    """The rank that the estimate is of."""
+    """The rank that the estimate describes."""
     if estimate.recipe.zero_stage not in PARTITIONED_STAGES:
         return 0
     return fullest_rank(Estimator(estimate.workload, estimate.recipe).table, estimate.cluster.num_gpus)

@@ -18,7 +18,7 @@ STEP_PHASES = ("forward", "backward", "step")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """A storage that was alive at a peak. ``maker`` is a module, a function of a library or an autograd node; it is
-    empty for small storages and for those that nobody looked at in time."""
+    empty for small storages and for those that were freed before they were looked at."""
 
     num_bytes: int
     component: str
@@ -31,7 +31,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsedPhase:
-    """One phase; ``step`` is 0 for load, init and save. ``components`` and ``largest`` are of the highest moment."""
+    """One phase; ``step`` is 0 for load, init and save. ``components`` and ``largest`` describe its peak."""
 
     name: str
     step: int

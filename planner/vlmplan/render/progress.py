@@ -1,4 +1,4 @@
-"""A bar on a terminal while a rehearsal runs; nothing where nobody watches."""
+"""A bar on a terminal while a rehearsal runs; nothing where standard error is no terminal."""
 
 import sys
 from collections.abc import Callable, Generator

@@ -1,4 +1,4 @@
-"""Attention, loss, adapters and batch: what a model or a method does not go with."""
+"""Attention, loss, adapters and batch: what cannot be combined with a model or a method."""
 
 from vlmplan.recipe import (
     AdapterDtype,

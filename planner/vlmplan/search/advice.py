@@ -56,8 +56,8 @@ class Outcome:
 class Advice:
     """``outcomes`` come best first by the objective, those over the limits after, those that fit nothing last.
 
-    ``base`` is None where nothing fits as it is asked for (``reason``): then ``way_out`` is what helps, of the outcomes
-    first what does on the same machines.
+    ``base`` is None where nothing fits the request (``reason``): then ``way_out`` is what helps, of the outcomes first
+    what does on the same machines.
     """
 
     workload: Workload

@@ -1,4 +1,4 @@
-"""What a search ranks: setups on machines, and methods on machines that nobody has looked at yet."""
+"""What a search ranks: setups on machines, and methods on machines that are not explored yet."""
 
 from bisect import bisect_right
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ class Speed:
 
 
 class Speeds:
-    """One object for all recipes that are as fast on a card; None where nobody knows how fast that is."""
+    """One object for all recipes that are as fast on a card; None where the speed is not known."""
 
     def __init__(self) -> None:
         self._speeds: dict[tuple[str, Precision, int | None], Speed | None] = {}

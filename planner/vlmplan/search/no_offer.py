@@ -129,7 +129,7 @@ def _distance(offer: Offer, query: OfferQuery, names: Sequence[str]) -> tuple[bo
 
 
 def _admitting(name: str, offer: Offer, query: OfferQuery) -> Any:
-    """The value of an option with which it does not stand in the way of ``offer``."""
+    """The value of an option that admits ``offer``."""
     if name == "gpu":
         return place_of(offer)
     if name == "pricing":

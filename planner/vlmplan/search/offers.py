@@ -32,8 +32,8 @@ def place_of(offer: Offer) -> GpuCount:
 class OfferFilter:
     """Which offers count. ``pricing`` empty: on demand and own machines.
 
-    With ``regions`` those whose region nobody says are left out; a machine of one's own is where it is. With
-    ``max_price_age_days`` so are prices that are older or of unknown age.
+    ``regions`` leaves out offers of unknown region, but not machines of the user's own; ``max_price_age_days`` leaves
+    out prices that are older or of unknown age.
     """
 
     pricing: tuple[Pricing, ...] = ()

@@ -48,7 +48,7 @@ EQUAL_FRACTION = 0.002
 
 
 class Search:
-    """What has been found: setups ``_within`` the limits, and what is still ``_open``: nobody has looked at it yet."""
+    """The state of a search: setups ``_within`` the limits, and those that are still ``_open``, not explored yet."""
 
     def __init__(self, query: SearchQuery, shared: SharedTraces | None) -> None:
         self.objective, self.limits, self.assumed = query.objective, query.limits, query.assumed
@@ -315,9 +315,8 @@ class Search:
         entry.is_timed = True
 
     def front(self) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-        """The front of cost against time of all that fits, its members computed exactly, and all that it is of.
-
-        What fits by no bound is on it only if it was computed already.
+        """The front of cost against time of all that fits, its members computed exactly, and all points. A setup that
+        fits by no bound is on it only if it was computed already.
         """
         while self._compares_all and self._open:
             self._next_of(self._open[0])

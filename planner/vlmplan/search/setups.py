@@ -277,7 +277,7 @@ class SetupSpace:
         )
 
     def fitting_lightest(self, cluster: Cluster, method: Method) -> BoundedSetup | None:
-        """One of ``lightest`` that fits by its timeline. If there is none, nothing of the method does."""
+        """One of ``lightest`` that fits by its timeline. If there is none, nothing of the method fits."""
         budget = self.models.budget_bytes(cluster)
         attempts = [setup for setup in self.lightest(cluster, method) if setup.least_bytes <= budget]
         for setup in sorted(attempts, key=lambda setup: setup.most_bytes):

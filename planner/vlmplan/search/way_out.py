@@ -36,7 +36,7 @@ class ToFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayOut:
-    """For ``clusters``, on which nothing fits as it is asked for. Either may be None: nothing that was tried fits.
+    """What to change where nothing fits on ``clusters``. Either may be None: nothing that was tried fits.
 
     ``tries_other_machines`` is False where the search itself has looked at every machine already.
     """
@@ -58,8 +58,8 @@ def way_out(
     """The way out for a request of ``estimate``, which ``present`` is of; ``accepts``: what else what fits on these
     cards has to be.
 
-    A host that nobody says the memory of is taken to have as much as ``taken_host_bytes`` says, or what the setup takes
-    as it is: what is offloaded beyond that is no way out.
+    A host of unknown memory is taken to have ``taken_host_bytes``, or what the unchanged setup needs if that is more:
+    offloading beyond that is not proposed.
     """
     model, cluster = present.workload.model, present.cluster
     host_bytes = max(taken_host_bytes(cluster.node), present.host.peak_bytes)

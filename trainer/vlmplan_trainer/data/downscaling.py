@@ -1,4 +1,5 @@
-"""What a processor makes of an image, measured by asking it, and an image made as small as ``ImageDownscaler`` says."""
+"""The size of a processor's output for an image, measured by running it, and images scaled down by
+``ImageDownscaler``."""
 
 import math
 from functools import lru_cache
@@ -15,7 +16,7 @@ CANVAS_COLOUR = "white"
 
 
 class ImageMeter:
-    """What a processor makes of an image, by its size alone."""
+    """The size of a processor's output for an image, by the image's size alone."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor

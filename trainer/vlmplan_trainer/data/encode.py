@@ -1,4 +1,4 @@
-"""A sample as the tensors that the model's forward takes, with labels on what the assistant says.
+"""A sample as the tensors that the model's forward takes, with labels on the assistant's tokens.
 
 Works with every fast tokenizer, and every processor of transformers 5.23 that says where it put image tokens: all that
 leave that to ``ProcessorMixin``. Tested are those of Qwen2-VL, LLaVA, LLaVA-NeXT, Gemma 3, Idefics3 and InternVL; the

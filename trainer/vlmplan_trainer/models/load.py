@@ -46,8 +46,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processing:
-    """What makes a model's inputs, and goes with its result: ``processor`` is a tokenizer for a text model, ``files``
-    are those that processor, tokenizer and generation come from, by their names."""
+    """What makes a model's inputs and is saved with its result: ``processor`` is a tokenizer for a text model,
+    ``files`` are those that processor, tokenizer and generation come from, by their names."""
 
     processor: Any
     is_vision: bool

@@ -1,6 +1,7 @@
 """What a storage is for: weights, gradients, optimizer states, activations, logits, communication buffers, temporaries.
 
-What the model, DeepSpeed and the optimizer hold by name is asked of them; the rest is told by who made it and when.
+What the model, DeepSpeed and the optimizer hold by name is found there; the rest is classified by what allocated it and
+when.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The shims that a device of its own needs: where ranks run on the CPU, none of them is in the way. See ``shims``."""
+"""The shims for a simulated device; ranks on the CPU need none of them. See ``shims``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -313,7 +313,7 @@ def _indexed(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_zero(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
-    """Numbers that nobody knows, such as pixels, are taken not to be zero."""
+    """Unknown values, such as pixels, are taken not to be zero."""
     if args[1] != 0 or value_of(args[0]) is not None:
         return NotImplemented
     result = func(*args, **kwargs)

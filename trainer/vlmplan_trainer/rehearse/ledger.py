@@ -1,4 +1,4 @@
-"""Which storages are alive on the GPU and on the host, how many bytes they take, and who made them.
+"""Which storages are alive on the GPU and on the host, how many bytes they take, and what allocated them.
 
 Sizes are of blocks, as ``torch.cuda.memory_allocated`` counts them: on a GPU what was asked for, rounded up to 512
 bytes (``kMinBlockSize``, ``c10/core/CachingDeviceAllocator.h``); in host memory what was asked for, as

@@ -1,4 +1,4 @@
-"""What is alive at the peaks that nobody looked at while they were there: of load, init, save and the first step.
+"""What is alive at peaks that are only known afterwards: those of load, init, save and the first step.
 
 The trace says which storages; what they are for is known of those that a later moment still holds. The others were
 gone by then: of forward and backward, activations; elsewhere, temporaries.
