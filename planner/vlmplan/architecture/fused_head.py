@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tensor import ForwardTape, Node, Parameter, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Parameter, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
 
@@ -63,7 +63,7 @@ def _scored(hidden: Tensor) -> Tensor:
     return tape.tensor((samples * (tokens - 1), width), hidden.dtype, node)
 
 
-def _scored_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _scored_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     (g,) = grads
     assert g is not None
     whole, sliced = node.meta
@@ -93,7 +93,7 @@ def _count_product(tape: ForwardTape, weight: Parameter, num_rows: int, dtype: D
     tape.matmul(2 * num_rows * vocab_size * width, num_bytes)
 
 
-def _fused_backward(node: Node, grads: Grads) -> Sequence[Tensor | None]:
+def _fused_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """Logits once more, their gradient in their place, and products that are added up in float32."""
     (g,) = grads
     assert g is not None

@@ -27,9 +27,9 @@ class StepResult:
 class LossModule(nn.Module):
     """The model with its loss inside, so that an engine's forward hooks see all of it.
 
-    With the full loss the logits live until ``release_logits``, which engines call after backward: that is the plain Hugging
-    Face path, ``outputs = model(**batch); outputs.loss.backward()``, which ``--loss full`` stands for. With that of the
-    model they go when its forward returns, as in Hugging Face's Trainer.
+    With the full loss the logits live until ``release_logits``, which engines call after backward. That is how plain
+    Hugging Face code computes it, ``outputs = model(**batch); outputs.loss.backward()``. With the model's own loss they
+    are freed when its forward returns, as in Hugging Face's Trainer.
     """
 
     def __init__(self, model: nn.Module, *, loss: LossKind) -> None:
