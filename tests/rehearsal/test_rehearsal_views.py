@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from recorded_rehearsal import comparison, recorded
 
@@ -57,6 +57,8 @@ def test_heights_are_proportions_of_the_highest():
     st.sampled_from((60, 80, 120, 200)),
 )
 def test_phases_of_equal_length_keep_their_names_at_every_usual_width(names: list[str], width: int):
+    last = 10 * (len(names) - 1) * width // (10 * len(names))
+    assume(width - last > len(names[-1]))  # behind the last phase there is no room to borrow from
     marks = [PhaseSpan(begin=10 * i, name=name, step=0, end=10 * (i + 1)) for i, name in enumerate(names)]
     lines = phase_lines(marks, 10 * len(names), width)
     assert sorted(" ".join(lines).replace("|", " ").split()) == sorted(names)
