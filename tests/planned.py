@@ -11,11 +11,12 @@ from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Trace
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster, Gpu, Node
-from vlmplan.memory.timeline import Timeline, memory_timeline
+from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.workload import ModelFiles, Workload
 
@@ -97,3 +98,10 @@ def rehearsed_timeline(
     recorder = Tape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs, **tape)
     trace = model.run(recorder, batch, backend, loss=recipe.loss)
     return memory_timeline(ParameterTable(model), trace, recipe, num_ranks=num_ranks, rank=0)
+
+
+def memory_timeline(
+    table: ParameterTable, trace: Trace, recipe: Recipe, *, num_ranks: int = 1, rank: int | None = None
+) -> Timeline:
+    """Phases of training ``table``'s model on ``num_ranks`` GPUs, each running ``trace`` as its micro batch."""
+    return StartedRun(table, recipe, num_ranks=num_ranks, rank=rank).timeline(trace, recipe)

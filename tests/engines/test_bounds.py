@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from laws import law
-from planned import shortened
+from planned import memory_timeline, shortened
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.engines import engine_of
 from vlmplan.engines.bounds import gathered_bounds, peak_bound
 from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_profile
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimation import Estimator
-from vlmplan.memory.timeline import memory_timeline
 from vlmplan.recipe import LossKind, Method, Offload, Precision, Recipe, ZeroSettings
 from vlmplan.workload import Workload
 

@@ -8,14 +8,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from laws import law
-from planned import cluster, shortened
+from planned import cluster, memory_timeline, shortened
 from small_models import table_of
 from vlmplan.engines import engine_of
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import fullest_rank, owned_elements, partition_of, sharded_elements
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, Estimator
-from vlmplan.memory.timeline import StartedRun, memory_timeline
+from vlmplan.memory.timeline import StartedRun
 from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.rules import check, model_facts
 from vlmplan.workload import ModelFiles, Workload

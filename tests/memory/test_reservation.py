@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from planned import model_files, shortened
+from planned import memory_timeline, model_files, shortened
 from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.architecture.model import Batch
@@ -18,7 +18,6 @@ from vlmplan.engines.parameters import ParameterTable, partition_of, partition_s
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.reservation import MicroBatch, Reservation, peak_reserved_bytes
-from vlmplan.memory.timeline import memory_timeline
 from vlmplan.recipe import LossKind, Method, Precision, Recipe, ZeroSettings
 from vlmplan.units import GIB, MIB
 

@@ -95,13 +95,6 @@ class StartedRun:
         self._engine.begin_micro_batch(accumulates=accumulates, is_last=True)
 
 
-def memory_timeline(
-    table: ParameterTable, trace: Trace, recipe: Recipe, *, num_ranks: int = 1, rank: int | None = None
-) -> Timeline:
-    """Phases of training ``table``'s model on ``num_ranks`` GPUs, each running ``trace`` as its micro batch."""
-    return StartedRun(table, recipe, num_ranks=num_ranks, rank=rank).timeline(trace, recipe)
-
-
 def load_phase(
     table: ParameterTable, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool = False, read_bytes: int = 0
 ) -> Phase:

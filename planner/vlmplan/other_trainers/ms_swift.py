@@ -28,8 +28,6 @@ MS_SWIFT: Final = "ms-swift 4.6.0"
 DEFAULTS = Defaults(micro_batch=1, accumulation=None, checkpointing=True, bf16=None)
 LEAST_SAMPLES_A_STEP = 16
 """Without ``gradient_accumulation_steps`` so many are accumulated at the least."""
-PIXELS_PER_TOKEN = 28 * 28
-"""Of Qwen2-VL's and Qwen2.5-VL's images; ``IMAGE_MAX_TOKEN_NUM`` counts tokens of 32 x 32 pixels from Qwen3-VL on."""
 ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
     **ATTENTION,
     "flash_attn": AttentionImplementation.FLASH_ATTENTION_2,

@@ -17,8 +17,6 @@ ARRAY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 REDIRECTION = re.compile(r"<<-?(?!<)|<<<|<>|<&|>>|>\||>&|[<>]")
 OPERATOR = re.compile(r"\|\||&&|;;|\|&|[;&|()\n]")
 IN_DOUBLE_QUOTES = re.compile(r"[^\\\"$`]+")
-OF_BACKSLASHES = frozenset('$`"\\')
-"""Characters before which a backslash goes, between double quotes."""
 CLOSING = {"(": ")", "{": "}", "`": "`"}
 
 

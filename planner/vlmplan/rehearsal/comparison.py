@@ -45,10 +45,6 @@ class ComparedPhase:
     def peak_error(self) -> float | None:
         return relative_error(self.estimated.peak.total, self.rehearsed.peak_bytes)
 
-    @property
-    def resident_error(self) -> float | None:
-        return relative_error(self.estimated.resident.total, self.rehearsed.resident_bytes)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrehearsedBytes:

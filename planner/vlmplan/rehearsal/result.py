@@ -12,7 +12,6 @@ from vlmplan.json_reader import JsonObject
 SCHEMA = "vlmplan.rehearsed/1"
 CACHE_EMPTIED = (0, 0)
 """The event of a cache that is emptied."""
-STEP_PHASES = ("forward", "backward", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
