@@ -27,8 +27,8 @@ EXPR = re.compile(r"(?:\$\(|`)\s*expr\s(.*)[)`]", re.DOTALL)
 WHOLE_NUMBERS = re.compile(r"[0-9\s()+*/%-]{1,200}")
 QUOTES_AND_EXPANSIONS = frozenset("$`\\'\"")
 STARTERS = frozenset(("exec", "nohup", "sudo", "env"))
-"""Programs that start another, after which no variables are set."""
-PREFIXES = STARTERS | {"then", "do", "time", "!"}
+"""Programs that start another."""
+PREFIXES = frozenset(("then", "do", "time", "!"))
 OPENERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}"}
 BRANCHES = frozenset(("else", "elif"))
 DECLARATIONS = frozenset(("export", "declare", "typeset", "local", "readonly"))
@@ -158,13 +158,11 @@ class _Variables:
 def _command(words: Sequence[Word], variables: _Variables) -> Command | None:
     """A command with its variables replaced; None for one that is only of the shell: keywords and assignments."""
     words = list(words)
-    starter: Word | None = None
     while words and _is_keyword(words, variables):
-        word = words.pop(0)
-        if starter is None and _plain(word) in STARTERS:
-            starter = word
-    num_own = next((number for number, word in enumerate(words) if not _assigns(word)), len(words))
-    own, words = words[:num_own], words[num_own:]
+        words.pop(0)
+    before = next((number for number, word in enumerate(words) if not _starts(word)), len(words))
+    own, start = [word for word in words[:before] if _assigns(word)], words[0].span[0] if words else 0
+    words = words[before:]
     program = _plain(words[0]) if words else None
     if not words or program in DECLARATIONS or program in CHANGES:
         _change(words or own, program, variables)
@@ -175,14 +173,13 @@ def _command(words: Sequence[Word], variables: _Variables) -> Command | None:
     values, places = variables.values, variables.places
     variables.values, variables.places = dict(values), dict(places)
     _change(own, None, variables)
-    first = starter or (own or words)[0]
     command = Command(
         words=tuple(texts),
         environment=variables.values,
         unknown=unknown,
         spans=tuple(spans),
         assignments=variables.places,
-        start=first.span[0],
+        start=start,
     )
     variables.values, variables.places = values, places
     return command
@@ -207,6 +204,11 @@ def _is_keyword(words: list[Word], variables: _Variables) -> bool:
     else:
         return program in PREFIXES
     return True
+
+
+def _starts(word: Word) -> bool:
+    """Whether a word stands before the program that is started: a variable of it, or ``nohup`` and such."""
+    return _assigns(word) or _plain(word) in STARTERS
 
 
 def _change(words: Sequence[Word], program: str | None, variables: _Variables) -> None:

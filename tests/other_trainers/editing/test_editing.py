@@ -169,6 +169,9 @@ def test_a_variable_is_set_where_it_is_or_before_the_command():
     text = SCRIPT.replace("echo done\n", "")
     assert in_script(text, {}, {"A": "2"}) == text.replace("A=1", "A=2")
     assert in_script(text, {}, {"B": "2"}) == text.replace("A=1", "B=2 \\\nA=1")
+    assert in_script("nohup swift sft --a 1", {}, {"B": "2"}) == "B=2 \\\nnohup swift sft --a 1"
+    (command,) = commands_of("B=2 \\\nnohup env C=3 swift sft --a 1", source="x.sh")
+    assert (command.words[0], command.environment, command.start) == ("swift", {"B": "2", "C": "3"}, 0)
     assert in_script("if x; then swift sft --a 1; fi", {}, {}) == "if x; then swift sft --a 1; fi"
 
 
