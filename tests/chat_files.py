@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,13 @@ def png(width: int = 8, height: int = 8, colour: Any = "red", mode: str = "RGB",
     file = io.BytesIO()
     Image.new(mode, (width, height), colour).save(file, format=form)
     return file.getvalue()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """The first bytes of a PNG of this size, without a pixel."""
+    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 9) + b"IDAT"
 
 
 def as_base64(data: bytes) -> str:

@@ -30,6 +30,7 @@ TEXT_TYPES = ("text", "input_text")
 IMAGE_TYPES = ("image", "image_url", "input_image")
 REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url")
 OWN_IMAGES = ("image", "images")
+OTHER_MEDIA = ("video", "videos", "audio", "audios")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,9 @@ class _Read:
 def raw_sample(values: dict[str, Any], *, source: str) -> RawSample:
     """One sample. Raises InputError, with ``source`` in front, for what is in none of the forms."""
     sample = JsonObject(values, source=source)
+    for key in OTHER_MEDIA:
+        if sample.maybe(key, sample.raw) not in (None, []):
+            sample.complain(key, "samples of text and images are read, video and sound are not")
     found = [key for key in _READERS if key in sample]
     if len(found) != 1:
         raise InputError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from vlmplan.chats.formats import RawTurn, Reference, raw_sample
 from vlmplan.chats.image_files import EmbeddedImage, ImageSource, PixelBudget, checked_size, located
+from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
@@ -104,8 +105,18 @@ def read_chats(path: Path, *, skips_bad: bool, image_root: Path | None = None) -
     return samples, ReadReport(num_samples=len(samples), num_bad=num_bad, forms=dict(forms), sentences=tuple(sentences))
 
 
-def sample_of(record: Record, folders: tuple[Path, ...], budget: PixelBudget, *, file: Path) -> tuple[str, Sample]:
-    """The name of its form, and the sample. Raises InputError, naming it, for one that cannot be used."""
+def sample_of(
+    record: Record,
+    folders: tuple[Path, ...],
+    budget: PixelBudget,
+    *,
+    file: Path,
+    columns: NamedColumns | None = None,
+) -> tuple[str, Sample]:
+    """The name of its form, and the sample, whose columns may have names of their own.
+
+    Raises InputError, naming the sample, for one that cannot be used.
+    """
     source = record.source
     try:
         text = record.content.decode("utf-8-sig")
@@ -113,6 +124,8 @@ def sample_of(record: Record, folders: tuple[Path, ...], budget: PixelBudget, *,
         raise InputError(f"{source} is not text in UTF-8") from None
     values = parse_json_object(text, source=source)
     _refuse_halves(values, text, source)
+    if columns is not None:
+        values = columns.standard(values, source=source)
     raw = raw_sample(values, source=source)
     place = EmbeddedImage(file=file, offset=record.offset, num_bytes=len(record.content), index=0)
     turns = tuple(_turns(raw.turns, source, folders, budget, place))

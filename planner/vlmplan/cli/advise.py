@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, CONFIG, JSON, RECIPE, WORKLOAD, options, print_document, today, words_of
+from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, RECIPE, WORKLOAD, options, print_document, today, words_of
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options(CONFIG, WORKLOAD, MACHINES)
+@options(CONFIG, DATA, WORKLOAD, MACHINES)
 @click.option(
     "--objective", type=click.Choice(("cost", "time")), help="[default: time with --max-usd alone, else cost]"
 )

@@ -8,7 +8,7 @@ import click
 
 from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, answered, described, print_answer
 from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, run_fix
-from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
+from vlmplan.cli.options import CATALOG, DATA, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
 
 if TYPE_CHECKING:
     from vlmplan.request import Request
@@ -18,7 +18,7 @@ MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
 
 @click.command()
 @click.argument("file", type=FILE)
-@options(FIX, ONE_CLUSTER, MODEL, WORKLOAD[1:], RECIPE, CATALOG, JSON)
+@options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], RECIPE, CATALOG, JSON)
 def check(
     file: Path,
     *,
@@ -47,6 +47,8 @@ def check(
     from vlmplan.request import parse
 
     choice = FixOptions(fixes=fixes, target=target, force=force)
+    if choice.fixes and given["data"] is not None:
+        raise click.UsageError(f"--fix changes {file} for the lengths that it says; --data does not go with it yet")
     request = parse({**given, "config": file})
     if choice.fixes:
         return run_fix(file, given, request, catalog_files, choice, as_json=as_json)

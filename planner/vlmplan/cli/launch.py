@@ -46,6 +46,8 @@ def launch(
     Looks first whether it can run here and names everything that is in the way (exit code 1). Then its exit code is
     that of the run, 128 + N if it was ended by signal N.
     """
+    if given["data"] is not None and given["data"].is_file() and given["train_data"] is given["dummy_data"] is None:
+        given["train_data"] = given["data"]  # what is planned from is trained on
     if as_json and not dry_run:
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
     names = {item.name for item in dataclasses.fields(TrainerOptions)}

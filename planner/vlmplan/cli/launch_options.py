@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
+from vlmplan.cli.options import DATA as SAMPLES
 from vlmplan.training import MONITOR_PACKAGES, SCHEDULES
 
 CURRICULUM_FILE = "curriculum.json"
@@ -54,7 +55,7 @@ RUN = (
     ),
 )
 MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
-LAUNCH = options(PLAN, DATA, RUN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, CATALOG, JSON)
+LAUNCH = options(PLAN, DATA, RUN, MODEL, SAMPLES, WORKLOAD[1:], ONE_CLUSTER, RECIPE, CATALOG, JSON)
 
 
 @click.command("launch")

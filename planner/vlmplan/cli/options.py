@@ -81,6 +81,13 @@ FOR: Decorator = click.option(
     type=click.Choice(TRAINERS),
     help="Plan for this trainer: as it trains, within what it can do.  [default: the bundled trainer]",
 )
+DATA: Decorator = click.option(
+    "--data",
+    type=FILE,
+    metavar="FILE",
+    help="The samples themselves: JSONL, a JSON list, or a folder of them. Lengths, images and their number are taken "
+    "from them; --seq-len is the limit then, --image-size and --images-per-sample are the most.",
+)
 WORKLOAD: tuple[Decorator, ...] = (
     click.option(
         "--model",

@@ -13,6 +13,7 @@ from vlmplan.cli.estimate import freezing_of
 from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
+    DATA,
     FILE,
     FOR,
     HOST_RAM,
@@ -60,7 +61,7 @@ LIMITS: tuple[Decorator, ...] = (
 
 
 @click.command()
-@options(CONFIG, FOR, WORKLOAD, MACHINES)
+@options(CONFIG, FOR, DATA, WORKLOAD, MACHINES)
 @click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
 @options(LIMITS, REFRESH, RECIPE, CATALOG)
 @click.option(

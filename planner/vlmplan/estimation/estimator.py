@@ -28,7 +28,7 @@ from vlmplan.models.tree import model_tree
 from vlmplan.recipe import AttentionImplementation, Method, Recipe
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
-from vlmplan.timing import step_flops, timed_step
+from vlmplan.timing import TimedStep, step_flops, timed_step
 from vlmplan.workload import Workload
 
 
@@ -129,12 +129,17 @@ class Estimator:
 
         return replay
 
-    def _at_length(self, seq_len: int) -> "Estimator":
-        """The same model on samples of another length."""
+    def with_samples(self, workload: Workload) -> "Estimator":
+        """The same model on the samples of another workload of it. Raises InputError as a new estimator does."""
         other = copy(self)
-        other.workload = replace(self.workload, seq_len=seq_len)
+        other.workload, other.image = workload, sample_image(workload)
         other._traces, other._operations = {}, {}
         return other
+
+    def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
+        """Seconds of a step; None if a speed is not known."""
+        trace = self.trace(recipe, cluster.node.gpu.compute_capability)
+        return timed_step(self.table, trace, recipe, cluster, self.workload)
 
     def device_for_lengths(
         self, recipe: Recipe, cluster: Cluster, lengths: Sequence[int], timeline: Timeline
@@ -145,7 +150,10 @@ class Estimator:
         """
         if recipe.expandable_segments:
             return device_memory(timeline.peak.total, cluster)
-        logged = {length: self._at_length(length)._logged(recipe, cluster) for length in sorted(set(lengths))}
+        logged = {
+            length: self.with_samples(replace(self.workload, seq_len=length))._logged(recipe, cluster)
+            for length in sorted(set(lengths))
+        }
         micro_batches = [logged[length] for length in lengths]
         return device_memory(
             timeline.peak.total, cluster, self._replayed(recipe, cluster, *micro_batches[0], micro_batches)
@@ -238,7 +246,7 @@ class Estimator:
             disk=self.disk(recipe),
             flops_per_step=step_flops(trace) * recipe.grad_accum,
             collectives=step_collectives(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
-            timed=timed_step(self.table, trace, recipe, cluster, self.workload),
+            timed=self.step_time(recipe, cluster),
         )
 
 

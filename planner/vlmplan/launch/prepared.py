@@ -39,7 +39,11 @@ class PreparedRun:
 
 
 def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerOptions) -> tuple[Plan, list[str]]:
-    """The plan that is asked for; the data says how many samples there are, if the user does not."""
+    """The plan that is asked for; the data says how many samples there are, if the user does not. A plan of ``--data``
+    has room for every image.
+    """
+    if request.from_data is not None:
+        request = request.with_room_for_images()
     if request.workload.num_samples is None:
         num_samples = trainer.dummy_data
         if trainer.train_data is not None and trainer.train_data.is_file():

@@ -91,16 +91,23 @@ def hugging_face_cache() -> Path:
 
 def cached_files(wanted: HubId) -> HubFiles | None:
     """The files of the snapshot that the revision names in the Hugging Face cache; None without a config.json."""
-    repo = hugging_face_cache() / f"models--{wanted.repo.replace('/', '--')}"
-    reference = _small_text(repo / "refs" / wanted.revision)
-    commit = wanted.revision if reference is None else reference.strip()
-    if not is_revision(commit) or "/" in commit:
+    snapshot = cached_snapshot(wanted)
+    if snapshot is None:
         return None
-    texts = {name: _small_text(repo / "snapshots" / commit / name) for name in FILE_NAMES}
+    texts = {name: _small_text(snapshot / name) for name in FILE_NAMES}
     found = {name: text for name, text in texts.items() if text is not None}
     if CONFIG not in found:
         return None
-    return HubFiles(texts=found, source=f"the Hugging Face cache, commit {commit[:12]}")
+    return HubFiles(texts=found, source=f"the Hugging Face cache, commit {snapshot.name[:12]}")
+
+
+def cached_snapshot(wanted: HubId) -> Path | None:
+    """The folder of the Hugging Face cache for the files of this revision, which may not be there; None where the name
+    of its commit makes no sense."""
+    repo = hugging_face_cache() / f"models--{wanted.repo.replace('/', '--')}"
+    reference = _small_text(repo / "refs" / wanted.revision)
+    commit = wanted.revision if reference is None else reference.strip()
+    return repo / "snapshots" / commit if is_revision(commit) and "/" not in commit else None
 
 
 def _small_text(path: Path) -> str | None:

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
+from vlmplan.data_rules import DataRules
 from vlmplan.deepspeed_config import DsConfig, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
@@ -55,6 +56,8 @@ class Meaning:
     """The types of the model's own weights in plain PyTorch."""
     adapters: str = "float32"
     """``--adapter-dtype`` in plain PyTorch: peft's own, unless the trainer casts what is trained."""
+    data_rules: DataRules = field(default_factory=lambda: DataRules(pads_to=1))
+    """How samples are padded, packed and cut; their order is the arguments'."""
     without_autocast: Precision = Precision.FP32
     """What plain PyTorch computes in where neither bf16 nor fp16 is set."""
     upcasts_frozen: bool | None = False
@@ -91,6 +94,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         defaults=settings.defaults,
         idle=settings.idle,
         notes=tuple(settings.notes),
+        data_rules=replace(meaning.data_rules, trainer=meaning.trainer, order=arguments.order),
     )
 
 

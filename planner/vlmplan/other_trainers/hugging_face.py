@@ -6,10 +6,16 @@ Keys and defaults of transformers 5.23 (``training_args.py``, ``trainer.py``, ``
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from vlmplan.data_rules import Order
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe import PLAIN, AttentionImplementation, OptimizerKind, Precision
 
+ORDERS: Mapping[str, Order] = {
+    "random": Order.RANDOM,
+    "group_by_length": Order.BY_LENGTH,
+    "sequential": Order.SEQUENTIAL,
+}
 NOT_PLANNED = "vlmplan has no memory model of it"
 OPTIMIZERS: Mapping[str, tuple[OptimizerKind, bool]] = {
     "adamw_torch": (OptimizerKind.ADAMW, False),
@@ -75,6 +81,8 @@ class Arguments:
     gradient_clipping: float
     deepspeed: object
     """A path, an object, or None."""
+    order: Order = Order.RANDOM
+    """Of the samples in an epoch."""
 
 
 def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
@@ -96,7 +104,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     settings.only("auto_find_batch_size", "it changes the batch while it trains; write the batch that fits")
     settings.only("use_cpu", "a run on the CPU is not planned")
     settings.only("optim_target_modules", NOT_PLANNED)
-    settings.only("train_sampling_strategy group_by_length", "", "random", "group_by_length", "sequential", True)
+    order = _order(settings)
     settings.ignore(("ddp_bucket_cap_mb",))
     options["activation_checkpointing"] = _checkpoints(settings, defaults)
     clipping = settings.number("max_grad_norm", 1.0)
@@ -106,7 +114,17 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     settings.ignore(OF_EVALUATION)
     settings.ignore_all_of("fsdp_")
     precision = read_precision(settings, defaults)
-    return Arguments(options=options, precision=precision, gradient_clipping=clipping, deepspeed=deepspeed)
+    return Arguments(options=options, precision=precision, gradient_clipping=clipping, deepspeed=deepspeed, order=order)
+
+
+def _order(settings: Settings) -> Order:
+    """``_get_train_sampler`` of the Trainer; ``group_by_length`` is the older key."""
+    groups = settings.maybe_flag("group_by_length")
+    name = settings.text("train_sampling_strategy", "") if "train_sampling_strategy" in settings else ""
+    if name not in ("", *ORDERS):
+        settings.refuse("train_sampling_strategy", f"one of {', '.join(ORDERS)} is needed")
+    settings.ignore(("train_sampling_strategy",))
+    return ORDERS.get(name, Order.BY_LENGTH if groups else Order.RANDOM)
 
 
 def _optimizer(settings: Settings, defaults: Defaults) -> dict[str, Value]:

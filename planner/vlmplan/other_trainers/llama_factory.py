@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, DataRules
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -23,6 +24,7 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
     "disabled": AttentionImplementation.EAGER,
 }
 STAGES = ("sft", "pt")
+IMAGE_MAX_PIXELS, IMAGE_MIN_PIXELS = LLAMA_FACTORY_PIXELS
 WITHOUT_EFFECT = frozenset(
     """dataset eval_dataset dataset_dir media_dir template train_on_prompt mask_history streaming buffer_size
     mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers eval_num_beams
@@ -71,7 +73,9 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     _refuse_techniques(settings)
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
-    return assembled(settings, arguments, _types(settings, arguments, method, options), around)
+    meaning = _types(settings, arguments, method, options)
+    meaning.data_rules = _data_rules(settings, packs=stage == "pt")
+    return assembled(settings, arguments, meaning, around)
 
 
 def _environment(around: Surroundings) -> Mapping[str, str]:
@@ -127,13 +131,26 @@ def _samples(settings: Settings, model: ModelFiles | None, *, packs: bool) -> di
         settings.note(
             "packing: planned as samples of cutoff_len tokens; attention between samples of a row is counted too"
         )
-    largest = settings.count("image_max_pixels", 768 * 768, least=1)
+    largest = settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1)
     settings.ignore(("video_max_pixels", "video_fps", "video_maxlen"))
     if sees(model):
         options["image_size"] = largest_image(largest)
         settings.note(f"every image is taken as large as image_max_pixels allows, {largest_image(largest)}")
     settings.only("image_do_pan_and_scan crop_to_patches", f"more crops of an image: {NOT_PLANNED}")
     return options
+
+
+def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
+    """``SupervisedDatasetProcessor``: micro batches are padded to a multiple of 8 (``train/sft/workflow.py``); what is
+    packed drops samples over the limit (``data/processor/supervised.py``)."""
+    is_packed = settings.flag("packing", packs) or settings.flag("neat_packing", False)
+    return DataRules(
+        packs=is_packed,
+        drops_long=is_packed,
+        min_pixels=settings.maybe_count("image_min_pixels", least=1) or IMAGE_MIN_PIXELS,
+        max_pixels=settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1),
+        names=tuple(settings.names("dataset")) if "dataset" in settings else (),
+    )
 
 
 def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:

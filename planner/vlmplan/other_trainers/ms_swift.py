@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
+from vlmplan.data_rules import DataRules
 from vlmplan.models import context_length
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.hugging_face import (
@@ -54,7 +55,7 @@ WITHOUT_EFFECT = frozenset(
     use_logits_to_keep ds3_gather_for_generation resume_only_model eval_metric early_stop_interval eval_use_evalscope
     eval_dataset eval_dataset_args eval_limit eval_generation_config extra_eval_args router_aux_loss_coef
     enable_channel_loss max_shard_size use_flash_ckpt callbacks mrl_dims ckpt_dir logging_dir rope_scaling
-    max_model_len swift_version model_kwargs merge_lora safe_serialization truncation_strategy adapter_act
+    max_model_len swift_version model_kwargs merge_lora safe_serialization adapter_act
     adapter_length model_suffix model_dir local_world_size global_world_size rank local_rank""".split()
 )
 OF_OTHER_TECHNIQUES = tuple(
@@ -93,6 +94,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     meaning = Meaning(
         trainer=MS_SWIFT, method=method, options=options, weights=weights, without_autocast=without_autocast
     )
+    meaning.data_rules = _data_rules(settings, around)
     return assembled(settings, arguments, meaning, around)
 
 
@@ -134,12 +136,25 @@ def _samples(settings: Settings, model: ModelFiles | None, around: Surroundings)
     return options
 
 
+def _data_rules(settings: Settings, around: Surroundings) -> DataRules:
+    """Samples over ``max_length`` are deleted unless ``truncation_strategy`` says left or right (``sft_args.py``)."""
+    strategy = settings.text("truncation_strategy", "delete")
+    return DataRules(
+        pads_to=1,
+        packs=settings.flag("packing", False),
+        drops_long=strategy == "delete",
+        max_pixels=settings.maybe_count("max_pixels", least=1) or _pixels(settings, around),
+    )
+
+
 def _pixels(settings: Settings, around: Surroundings) -> int | None:
     """The limit that a variable sets."""
     for name, per_unit in (("MAX_PIXELS", 1), ("IMAGE_MAX_TOKEN_NUM", 32 * 32)):
         text = around.environment.get(name, "")
         if text.isdigit() and 0 < int(text) < 10**9:
-            settings.note(f"{name}={text} limits each image")
+            sentence = f"{name}={text} limits each image"
+            if sentence not in settings.notes:
+                settings.note(sentence)
             return int(text) * per_unit
         if text:
             settings.refuse_whole(f"{name} is {text!r}; a whole number is needed")

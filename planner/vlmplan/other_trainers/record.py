@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vlmplan.data_rules import DataRules
 from vlmplan.deepspeed_config import DsConfig
 
 Value = bool | int | float | str
@@ -38,3 +39,5 @@ class TrainerConfig:
     defaults: tuple[Setting, ...]
     idle: tuple[str, ...]
     notes: tuple[str, ...]
+    data_rules: DataRules = field(default_factory=DataRules)
+    """What becomes of samples before they are a micro batch, for ``--data``."""

@@ -4,6 +4,7 @@
 from collections.abc import Mapping
 from typing import Final
 
+from vlmplan.data_rules import DataRules
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -28,7 +29,7 @@ WITHOUT_EFFECT = frozenset(
     """dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming datasets streaming
     test_split_size ignore_bias_buffers gradient_checkpointing_use_reentrant chat_template_path dataset_text_field
     dataset_kwargs dataset_num_proc eos_token pad_token truncation_mode shuffle_dataset packing_strategy eval_packing
-    completion_only_loss assistant_only_loss pad_to_multiple_of model_revision trust_remote_code router_aux_loss_coef
+    completion_only_loss assistant_only_loss model_revision trust_remote_code router_aux_loss_coef
     lora_task_type bnb_4bit_quant_type use_bnb_nested_quant env config accelerate_config num_processes
     data_seed multi_gpu num_machines machine_rank main_process_ip main_process_port""".split()
 )
@@ -69,6 +70,8 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
         adapters="model" if is_quantized else "float32",
         without_autocast=without_autocast,
     )
+    pads_to = settings.maybe_count("pad_to_multiple_of", least=1) or 1
+    meaning.data_rules = DataRules(pads_to=pads_to, packs=settings.flag("packing", False))
     return assembled(settings, arguments, meaning, around)
 
 

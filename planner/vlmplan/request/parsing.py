@@ -9,7 +9,8 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.recipe import PLAIN, option_name
-from vlmplan.request.record import ConfiguredRequest, Options, Request
+from vlmplan.request.parts import WorkloadRequest
+from vlmplan.request.record import ConfiguredRequest, FromData, Options, Request
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -18,23 +19,28 @@ if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
 
 
+FILES = ("config", "data")
+"""Options that name what the others are completed by."""
+
+
 def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
     """The request of these options, for ``given_model`` in place of one that is looked up by its name.
 
-    Raises as ``Request.with_options`` does, and for ``config`` as ``read_trainer_config``.
+    Raises as ``Request.with_options`` does, and for ``config`` and ``data`` as ``read_trainer_config`` and
+    ``data_source``.
     """
-    path = options.get("config")
-    own = own_request(options, given_model)
-    if path is None:
-        return own
-    from vlmplan.other_trainers import open_trainer_config
+    path, data = options.get("config"), options.get("data")
+    own = whole = own_request(options, given_model)
+    if path is not None:
+        from vlmplan.other_trainers import open_trainer_config
 
-    return configured_request(own, open_trainer_config(Path(str(path))))
+        whole = configured_request(own, open_trainer_config(Path(str(path))))
+    return whole if data is None else _with_data(whole, own, Path(str(data)))
 
 
 def own_request(options: Options, given_model: ModelFiles | None = None) -> Request:
-    """What the user says beside a configuration."""
-    own = Request().with_options({name: value for name, value in options.items() if name != "config"})
+    """What the user says beside a configuration and samples."""
+    own = Request().with_options({name: value for name, value in options.items() if name not in FILES})
     return own if given_model is None else replace(own, model=given_model.id, given_model=given_model)
 
 
@@ -68,6 +74,41 @@ def _refuse_another_trainer(tool: "Tool", config: "TrainerConfig") -> None:
             f"{config.source} is a configuration of {config.trainer}, but --for {tool.value} plans for "
             f"{title_of(tool)}; give its settings as options"
         )
+
+
+def _with_data(whole: Request, own: Request, path: Path) -> Request:
+    """``whole``, of which ``own`` is the user's part, with the samples' lengths and images in place of its own, which
+    are limits then. A number of samples that is said stays."""
+    from vlmplan.data_plan import data_source
+    from vlmplan.data_rules import rules_of
+
+    configured = whole.configured
+    tool = None if whole.made_for is None else whole.made_for.value
+    source = data_source(
+        path,
+        whole.model_files,
+        rules_of(tool) if configured is None else configured.config.data_rules,
+        limit=whole.workload.seq_len,
+        limit_source="--seq-len" if configured is None or own.workload.seq_len is not None else str(configured.path),
+        planned_size=own.workload.image_size,
+        max_images=own.workload.images_per_sample,
+    )
+    covers = source.covering
+    alone = WorkloadRequest(
+        seq_len=covers.seq_len,
+        images_per_sample=covers.images_per_sample,
+        image_size=covers.image_size,
+        num_samples=len(source.trained.samples.shapes) if own.workload.num_samples is None else None,
+    )
+    said = whole.workload
+    workload = replace(
+        said,
+        seq_len=alone.seq_len,
+        images_per_sample=alone.images_per_sample,
+        image_size=alone.image_size or said.image_size,
+        num_samples=said.num_samples or alone.num_samples,
+    )
+    return replace(whole, workload=workload, from_data=FromData(source=source, alone=alone))
 
 
 def _summary(config: "TrainerConfig") -> str:

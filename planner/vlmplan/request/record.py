@@ -31,6 +31,7 @@ from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, Wor
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
+    from vlmplan.data_plan import DataSource
     from vlmplan.deepspeed_config import DsConfig
     from vlmplan.other_trainers import TrainerConfig
     from vlmplan.other_trainers.writing import Tool
@@ -88,11 +89,19 @@ class ConfiguredRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FromData:
+    """The samples that a request is made of, and what they decide by themselves."""
+
+    source: "DataSource"
+    alone: WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Everything that a user asked for and nothing that he did not. ``ds_config`` is the file of ``--ds-config``.
 
-    ``given_model`` is the model where its configuration is given and not only ``model``, its name. What
-    ``configured`` means is among the other fields already, under what the user's own options say. ``made_for`` is the
+    ``given_model`` is the model where its configuration is given and not only ``model``, its name. What ``configured``
+    and ``from_data`` mean is among the other fields already, under what the user's own options say. ``made_for`` is the
     trainer that is to run it, None the bundled one.
     """
 
@@ -105,11 +114,14 @@ class Request:
     configured: ConfiguredRequest | None = None
     given_model: ModelFiles | None = None
     made_for: "Tool | None" = None
+    from_data: FromData | None = None
 
     @property
     def config_notes(self) -> tuple[str, ...]:
-        """What the user should know of how his configuration was read, and of the trainer that is planned for."""
+        """What the user should know of how his configuration and his samples were read, and of the trainer that is
+        planned for."""
         notes = () if self.configured is None else self.configured.notes
+        notes = (*notes, *(() if self.from_data is None else self.from_data.source.notes))
         if self.made_for is None:
             return notes
         from vlmplan.other_trainers.writing import title_of
@@ -140,6 +152,8 @@ class Request:
         option = OPTIONS[name]
         if name != "config" and self.configured is not None and self._has_as_configured(option):
             return None
+        if option.part == "workload" and self.from_data is not None and self._has_as_data(option):
+            return None
         value = getattr(getattr(self, option.part) if option.part else self, option.field)
         return None if value in (None, ()) else option.write(value)
 
@@ -148,9 +162,26 @@ class Request:
         mine, its = (getattr(one, option.part) if option.part else one for one in (self, self.configured.alone))
         return getattr(mine, option.field) == getattr(its, option.field)
 
+    def _has_as_data(self, option: "_Option") -> bool:
+        assert self.from_data is not None
+        alone = getattr(self.from_data.alone, option.field)
+        return alone is not None and getattr(self.workload, option.field) == alone
+
     def options(self) -> dict[str, OptionValue]:
         """The values of all options, so that ``parse`` makes the same request of them."""
         return {name: self.option(name) for name in OPTIONS}
+
+    def with_room_for_images(self) -> "Request":
+        """For samples of ``--data`` with as many images each as one has at the most, all of the largest size, and no
+        shorter than those take: the bundled trainer makes no image smaller then, and leaves no sample out."""
+        if self.from_data is None or self.from_data.alone.image_size is None:
+            return self
+        source, planned = self.from_data.source, self.workload
+        most = max(shape.num_images for shape in source.trained.samples.shapes)
+        size = source.found.sizes[-1][1]
+        tokens = most * source.amounts.shape(size, most).num_tokens
+        longest = max(planned.seq_len or 0, tokens)
+        return replace(self, workload=replace(planned, images_per_sample=most, image_size=size, seq_len=longest))
 
     def completed(self, defaults: "Request") -> "Request":
         """The same, with what is open here as ``defaults`` has it."""
@@ -203,6 +234,10 @@ def _configured_path(configured: ConfiguredRequest) -> Path:
     return configured.path
 
 
+def _data_path(from_data: FromData) -> Path:
+    return from_data.source.path
+
+
 def _size_text(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
@@ -240,6 +275,7 @@ OPTIONS: Mapping[str, _Option] = {
     "config": _Option(part="", field="configured", write=_configured_path),
     "made_for": _Option(part="", field="made_for", reads=_tool, write=_value),
     "model": _Option(part="", field="model"),
+    "data": _Option(part="", field="from_data", write=_data_path),
     "gpu": _Option(part="hardware", field="gpus", reads=parse_gpu_choice, write=_gpu_texts, is_repeatable=True),
     "num_nodes": _Option(part="hardware", field="num_nodes"),
     "ds_config": _Option(part="", field="ds_config", reads=_ds_config, write=_path_of),

@@ -1,8 +1,6 @@
 """Images: found by path or base64, judged by their header, opened upright in RGB."""
 
 import io
-import struct
-import zlib
 from pathlib import Path
 
 import pytest
@@ -10,18 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from chat_files import as_base64, png
+from chat_files import as_base64, png, png_header
 from vlmplan.chats.formats import Reference
 from vlmplan.chats.image_files import FORMATS, MAX_PIXELS, checked_size, located
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.images import opened
-
-
-def png_header(width: int, height: int) -> bytes:
-    """The first bytes of a PNG of this size, without a pixel."""
-    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunk = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
-    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 9) + b"IDAT"
 
 
 def turned_jpeg(orientation: int) -> bytes:

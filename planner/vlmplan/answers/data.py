@@ -1,0 +1,115 @@
+"""The samples of ``--data``: how long they are and which images they show, as JSON and drawn."""
+
+from collections.abc import Iterator, Sequence
+from statistics import mean
+
+import click
+
+from vlmplan.data_plan import DataSource
+from vlmplan.data_plan.lengths import PERCENTILES, percentile
+from vlmplan.json_reader import JsonDict
+from vlmplan.render.lines import picture_width, say
+from vlmplan.units import counted
+
+NUM_BINS = 10
+"""Of a histogram. A choice: as many as fit on a screen beside what follows."""
+
+
+def document(source: DataSource) -> JsonDict:
+    """Tokens of every sample before and images; ``trained`` is what is left at the limit."""
+    found, kept = source.found, source.trained
+    tokens = sorted(shape.tokens for shape in found.shapes)
+    pixels = sorted(width * height for sample in source.dataset.samples for width, height in sample.images)
+    return {
+        "source": source.dataset.source,
+        "counting": source.dataset.counting,
+        "is_exact": source.dataset.is_exact,
+        "forms": dict(source.dataset.forms),
+        "num_samples": len(found.shapes),
+        "num_bad": source.dataset.num_bad,
+        "num_refused": found.num_refused,
+        "tokens": _distribution(tokens),
+        "images_per_sample": _distribution(sorted(shape.num_images for shape in found.shapes)),
+        "image_pixels": _distribution(pixels) if pixels else None,
+        "limit": None if source.limit_source is None else kept.limit,
+        "limit_source": source.limit_source,
+        "num_cut": kept.num_cut,
+        "num_left_out": kept.num_long + kept.num_no_room + kept.num_many_images,
+        "num_trained": len(kept.samples.shapes),
+    }
+
+
+def _distribution(in_order: Sequence[int]) -> JsonDict:
+    return {
+        "least": in_order[0],
+        "most": in_order[-1],
+        "mean": mean(in_order),
+        "percentiles": {str(percent): percentile(in_order, percent) for percent in PERCENTILES},
+        "histogram": [{"from": first, "to": last, "count": count} for first, last, count in histogram(in_order)],
+    }
+
+
+def histogram(in_order: Sequence[int], num_bins: int = NUM_BINS) -> list[tuple[int, int, int]]:
+    """(from, to, how many) of ranges of whole numbers, about equally wide, both ends inside.
+
+    >>> histogram([1, 2, 2, 9, 10], 2)
+    [(1, 5, 3), (6, 10, 2)]
+    """
+    least, most = in_order[0], in_order[-1]
+    width = -(-(most - least + 1) // num_bins)
+    bins = [(start, min(start + width - 1, most), 0) for start in range(least, most + 1, width)]
+    counts = [0] * len(bins)
+    for value in in_order:
+        counts[(value - least) // width] += 1
+    return [(first, last, count) for (first, last, _), count in zip(bins, counts, strict=True)]
+
+
+def print_data(source: DataSource) -> None:
+    """How samples are distributed, drawn."""
+    say(*_head(source))
+    tokens = sorted(shape.tokens for shape in source.found.shapes)
+    for line in drawn(histogram(tokens), picture_width()):
+        click.echo(line)
+    say(*_tail(source, tokens))
+
+
+def _head(source: DataSource) -> Iterator[str]:
+    forms = "; ".join(f"{name}: {count:,}" for name, count in source.dataset.forms.items())
+    yield f"data: {source.dataset.source}: {counted(len(source.found.shapes), 'sample')} ({forms})"
+
+
+def _tail(source: DataSource, tokens: Sequence[int]) -> Iterator[str]:
+    listed = ", ".join(f"{percent} % {percentile(tokens, percent):,}" for percent in PERCENTILES)
+    yield f"percentiles: {listed}, longest {tokens[-1]:,}; mean {mean(tokens):,.0f}"
+    images = [shape.num_images for shape in source.found.shapes]
+    if any(images):
+        pixels = sorted(width * height for sample in source.dataset.samples for width, height in sample.images)
+        middle, most = percentile(pixels, 50) / 1e6, pixels[-1] / 1e6
+        yield (
+            f"images: {counted(sum(images), 'image')} in {counted(sum(map(bool, images)), 'sample')}, at most "
+            f"{max(images)} in one; {middle:.2f} megapixels in the middle, {most:.2f} in the largest"
+        )
+    kept, total = source.trained, len(source.found.shapes)
+    if source.limit_source is not None:
+        done = "left out" if source.rules.drops_long else "cut"
+        yield (
+            f"limit: {kept.limit:,} tokens ({source.limit_source}): {kept.num_over:,} of {total:,} samples "
+            f"({kept.num_over / total:.1%}) are longer and {done}"
+        )
+
+
+def drawn(bins: Sequence[tuple[int, int, int]], width: int) -> list[str]:
+    """A bar for each range, the longest as long as there is room; a range with few samples has a mark too.
+
+    >>> drawn([(1, 5, 3), (6, 10, 1)], 20)
+    ['   1 to  5  #####  3', '   6 to 10  ##     1']
+    """
+    digits = max(len(f"{last:,}") for _, last, _ in bins)
+    counts = max(len(f"{count:,}") for _, _, count in bins)
+    room = max(1, width - 2 * digits - counts - len("   to     "))
+    most = max(count for _, _, count in bins)
+    lines: list[str] = []
+    for first, last, count in bins:
+        cells = "#" * (round(room * count / most) or (1 if count else 0))
+        lines.append(f"  {first:{digits},} to {last:{digits},}  {cells:{room}}  {count:{counts},}")
+    return lines

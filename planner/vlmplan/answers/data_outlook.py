@@ -1,0 +1,153 @@
+"""What the micro batches of ``--data`` take: as JSON, and as lines with a table of what would buy something."""
+
+from collections.abc import Iterator, Sequence
+
+import click
+
+from vlmplan.data_plan.covering import Covering
+from vlmplan.data_plan.options import MOST_MICRO_BATCH, Largest, Option
+from vlmplan.data_plan.outlook import Outlook
+from vlmplan.data_plan.source import DataSource
+from vlmplan.data_rules import Order
+from vlmplan.estimation import Estimate
+from vlmplan.json_reader import JsonDict
+from vlmplan.render.lines import say
+from vlmplan.render.tables import Table, print_table
+from vlmplan.units import counted, duration_text, gib_text
+
+
+def document(outlook: Outlook, options: Sequence[Option], largest: Largest) -> JsonDict:
+    """Bytes are of tensors at the peak of the fullest GPU; of ``worst_micro_batch`` and ``any_order`` those that
+    ``estimate`` has for samples like theirs."""
+    worst = outlook.worst
+    return {
+        "order": outlook.order.value,
+        "worst_micro_batch": {
+            **_covering_json(worst.covering, worst.peak_bytes),
+            "step": worst.step,
+            "num_images": worst.micro_batch.num_images,
+            "num_patches": worst.micro_batch.patches,
+        },
+        "any_order": _covering_json(outlook.bound, outlook.bound_bytes),
+        "steps_per_epoch": outlook.steps_per_epoch,
+        "num_steps": outlook.num_steps,
+        "padding_fraction": outlook.padding_fraction,
+        "mean_step_seconds": outlook.step_seconds,
+        "run_seconds": outlook.run_seconds,
+        "options": [
+            {
+                "name": option.name,
+                "peak_allocated_bytes": option.outlook.bound_bytes,
+                "run_seconds": option.outlook.run_seconds,
+                "num_steps": option.outlook.num_steps,
+                "padding_fraction": option.outlook.padding_fraction,
+                "cut_fraction": option.cut_fraction,
+                "shrunk_image_fraction": option.shrunk_fraction,
+            }
+            for option in options
+        ],
+        "largest_that_fits": {
+            "micro_batch": largest.micro_batch,
+            "seq_len": largest.seq_len,
+            "image_size": None if largest.image_size is None else _size_text(largest.image_size),
+        },
+    }
+
+
+def _covering_json(covers: Covering, peak_bytes: int) -> JsonDict:
+    size = covers.image_size
+    return {
+        "seq_len": covers.seq_len,
+        "images_per_sample": covers.images_per_sample,
+        "image_size": None if size is None else _size_text(size),
+        "peak_allocated_bytes": peak_bytes,
+    }
+
+
+def _size_text(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
+
+
+def print_outlook(
+    found: Estimate, source: DataSource, outlook: Outlook, options: Sequence[Option], largest: Largest
+) -> None:
+    """The run on these samples, and what would buy something."""
+    say(*_run_lines(found, source, outlook))
+    click.echo()
+    print_table(_table(source, outlook, options))
+    say(*_largest_lines(largest))
+
+
+def _run_lines(found: Estimate, source: DataSource, outlook: Outlook) -> Iterator[str]:
+    recipe, rules = found.recipe, source.rules
+    order = {Order.RANDOM: "random order", Order.BY_LENGTH: "grouped by length"}.get(outlook.order, "order of the file")
+    ranks = counted(found.cluster.num_gpus, "GPU")
+    packed = f", packed into rows of {outlook.trained.limit:,}" if rules.packs else ""
+    yield f"micro batches of {recipe.micro_batch} on {ranks}, {order}{packed}, as {rules.trainer} makes them:"
+    worst = outlook.worst
+    drawn = "" if rules.is_bundled or outlook.order is Order.SEQUENTIAL else ", of an order like the trainer's"
+    yield (
+        f"  worst: {_covering_text(worst.covering)} each: peak {gib_text(worst.peak_bytes)}, in step {worst.step:,} of "
+        f"{outlook.num_steps:,}{drawn}"
+    )
+    yield f"  any order: {_covering_text(outlook.bound)} each: peak {gib_text(outlook.bound_bytes)} at the most"
+    yield f"  padding: {outlook.padding_fraction:.1%} of the computed tokens"
+    if outlook.run_seconds is not None and outlook.step_seconds is not None and found.step_seconds is not None:
+        yield (
+            f"  time: {duration_text(outlook.step_seconds)} a step on average, {duration_text(outlook.run_seconds)} in "
+            f"all; {duration_text(found.step_seconds * outlook.num_steps)} if every micro batch were the worst"
+        )
+
+
+def _covering_text(covers: Covering) -> str:
+    text = f"samples of {covers.seq_len:,} tokens"
+    if covers.image_size is None:
+        return text
+    return f"{text} with {counted(covers.images_per_sample, 'image')} of {_size_text(covers.image_size)}"
+
+
+def _table(source: DataSource, outlook: Outlook, options: Sequence[Option]) -> Table:
+    has_images = bool(source.found.sizes)
+    titles = ["what would buy", "peak", "change", "run", "change", "padding", "cut"]
+    titles += ["images shrunk"] if has_images else []
+    now = source.trained.num_over / len(source.found.shapes)
+    rows = [_row("as it is", outlook, outlook, now, 0.0, has_images)]
+    rows += [
+        _row(option.name, option.outlook, outlook, option.cut_fraction or now, option.shrunk_fraction, has_images)
+        for option in options
+    ]
+    return Table(
+        titles=tuple(titles),
+        rows=rows,
+        number_columns=frozenset(titles[1:]),
+        cut_columns=frozenset(titles[:1]),
+    )
+
+
+def _row(
+    name: str, one: Outlook, base: Outlook, cut_fraction: float, shrunk_fraction: float, has_images: bool
+) -> tuple[str, ...]:
+    seconds, was = one.run_seconds, base.run_seconds
+    change = None if seconds is None or was is None else seconds / was - 1
+    row = (
+        name,
+        gib_text(one.bound_bytes),
+        f"{one.bound_bytes / base.bound_bytes - 1:+.0%}",
+        duration_text(seconds) if seconds is not None else "",
+        "" if change is None else f"{change:+.0%}",
+        f"{one.padding_fraction:.0%}",
+        f"{cut_fraction:.1%}",
+    )
+    return (*row, f"{shrunk_fraction:.0%}") if has_images else row
+
+
+def _largest_lines(largest: Largest) -> Iterator[str]:
+    if largest.micro_batch is None:
+        yield "largest that fits: not even a micro batch of 1"
+    else:
+        more = " or more" if largest.micro_batch == MOST_MICRO_BATCH else ""
+        yield f"largest micro batch that fits, in any order: {largest.micro_batch:,}{more}"
+    if largest.seq_len is not None:
+        yield f"largest --seq-len: {largest.seq_len:,}"
+    if largest.image_size is not None:
+        yield f"largest images: {_size_text(largest.image_size)}, with samples longer by their tokens"

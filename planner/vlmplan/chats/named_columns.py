@@ -1,0 +1,112 @@
+"""Samples whose columns a dataset_info.json names, as LLaMA-Factory reads them.
+
+Source: LLaMA-Factory 0.9.5, ``DatasetAttr`` in ``data/parser.py`` for names and defaults, and for what is made of them
+``AlpacaDatasetConverter`` and ``SharegptDatasetConverter`` in ``data/converter.py``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlmplan.errors import InputError
+from vlmplan.json_reader import JsonDict, JsonObject
+
+ALPACA, SHAREGPT = "alpaca", "sharegpt"
+COLUMNS: Mapping[str, str] = {
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "messages": "conversations",
+}
+"""Where nothing is said of columns; what is not here has none then."""
+TAGS: Mapping[str, str] = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+NOT_PLANNED = {
+    "ranking": "preferences are not planned, supervised fine-tuning is",
+    "kto_tag": "preferences are not planned, supervised fine-tuning is",
+    "videos": "vlmplan has no memory model of videos",
+    "audios": "vlmplan has no memory model of sound",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedColumns:
+    """How one data set of a dataset_info.json is read. ``columns`` and ``tags`` by LLaMA-Factory's names for them."""
+
+    name: str
+    formatting: str
+    columns: Mapping[str, str]
+    tags: Mapping[str, str]
+
+    def standard(self, row: JsonDict, *, source: str) -> JsonDict:
+        """The sample of a row in one of the forms that ``chats.formats`` reads. Raises InputError naming ``source``."""
+        sample = JsonObject(row, source=source)
+        images = self._value(sample, "images")
+        own: JsonDict = {} if images in (None, []) else {"images": images}
+        made = self._alpaca(sample) if self.formatting == ALPACA else self._sharegpt(sample)
+        return {**made, **own}
+
+    def _value(self, sample: JsonObject, column: str) -> Any:
+        key = self.columns.get(column)
+        return None if key is None else sample.values.get(key)
+
+    def _text(self, sample: JsonObject, column: str) -> str:
+        key = self.columns.get(column)
+        return "" if key is None else sample.maybe(key, sample.text) or ""
+
+    def _system(self, sample: JsonObject) -> str:
+        """The system's text, and the tools that templates write behind it."""
+        return "\n".join(text for text in (self._text(sample, "system"), self._text(sample, "tools")) if text)
+
+    def _alpaca(self, sample: JsonObject) -> JsonDict:
+        made: JsonDict = {
+            "instruction": self._text(sample, "prompt"),
+            "input": self._text(sample, "query"),
+            "output": self._text(sample, "response"),
+            "system": self._system(sample),
+        }
+        history = self._value(sample, "history")
+        return made if history is None else made | {"history": history}
+
+    def _sharegpt(self, sample: JsonObject) -> JsonDict:
+        """What tools answer counts as the user's, and what calls them as the assistant's."""
+        key = self.columns.get("messages")
+        if key is None:
+            raise InputError(f"dataset_info.json names no column of messages for {self.name}")
+        tags = self.tags
+        roles = {
+            tags["user_tag"]: "human",
+            tags["observation_tag"]: "human",
+            tags["assistant_tag"]: "gpt",
+            tags["function_tag"]: "gpt",
+            tags["system_tag"]: "system",
+        }
+        turns: list[JsonDict] = []
+        system = self._system(sample)
+        if system:
+            turns.append({"from": "system", "value": system})
+        for message in sample.objects(key):
+            role = roles[message.choice(tags["role_tag"], roles)]
+            turns.append({"from": role, "value": message.text(tags["content_tag"])})
+        return {"conversations": turns}
+
+
+def named_columns(name: str, info: JsonObject) -> NamedColumns:
+    """How dataset_info.json says that the data set ``name`` is read. Raises InputError for what is not planned."""
+    formatting = info.choice("formatting", (ALPACA, SHAREGPT)) if "formatting" in info else ALPACA
+    columns: Mapping[str, Any] = info.mapping("columns") if "columns" in info else COLUMNS
+    tags: Mapping[str, Any] = {**TAGS, **(info.mapping("tags") if "tags" in info else {})}
+    for key, why in NOT_PLANNED.items():
+        if columns.get(key) or info.values.get(key):
+            raise InputError(f"{info.source}: {info.path} has {key}; {why}")
+    for key, value in (*columns.items(), *tags.items()):
+        if not isinstance(value, str):
+            raise InputError(f"{info.source}: {info.path}: {key} is no name of a column or a role; text is needed")
+    return NamedColumns(name=name, formatting=formatting, columns=dict(columns), tags=dict(tags))

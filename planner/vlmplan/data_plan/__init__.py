@@ -1,0 +1,15 @@
+"""A plan from the data: what samples make of a micro batch, and what that takes.
+
+lengths.py   samples as a model sees them, and those that are trained on at a limit
+covering.py  equal samples that take at least what given ones take
+source.py    what ``--data`` decides of a request
+sampling.py  the micro batches of a trainer's sampler
+outlook.py   the worst of them, the time of all, and padding
+options.py   what packing, lower limits and smaller images would buy, and the largest that fits
+"""
+
+from vlmplan.data_plan.covering import Covering
+from vlmplan.data_plan.lengths import SampleShapes, Shape, Trained
+from vlmplan.data_plan.source import DataSource, data_source
+
+__all__ = ["Covering", "DataSource", "SampleShapes", "Shape", "Trained", "data_source"]

@@ -1,0 +1,79 @@
+"""Samples of one length with equal images that take at least what given samples take: what an estimate is made of.
+
+Memory of the vision encoder goes with its patches, that of the language model with tokens. So images are chosen such
+that a micro batch has no fewer patches than the real one, and each row no fewer tokens.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from vlmplan.chats.downscaling import Size
+from vlmplan.data_plan.lengths import SampleShapes
+from vlmplan.dataset.images import ImageAmounts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Covering:
+    """Every sample has ``seq_len`` tokens and ``images_per_sample`` images of ``image_size`` (width, height)."""
+
+    seq_len: int
+    images_per_sample: int = 0
+    image_size: Size | None = None
+
+
+def covering(
+    samples: SampleShapes, amounts: ImageAmounts, *, num_tokens: int, num_patches: int, num_images: int, num_rows: int
+) -> Covering:
+    """What covers a micro batch of ``num_rows`` rows of ``num_tokens``, with so many patches and images in all.
+
+    As few images a sample as the micro batch has on average, rounded up, and of the smallest size of the data with
+    which patches suffice; more images where those would not fit into the row. A row becomes longer only where no number
+    of images fits.
+    """
+    if not num_patches:
+        return Covering(seq_len=num_tokens)
+    least = -(-num_images // num_rows)
+    most = max(least, max(shape.num_images for shape in samples.shapes))
+    best: tuple[int, int, Size] | None = None
+    for count in range(least, most + 1):
+        size = _smallest(samples, -(-num_patches // (num_rows * count)))
+        if size is None:
+            continue
+        taken = count * amounts.shape(size, count).num_tokens
+        if taken <= num_tokens:
+            return Covering(seq_len=num_tokens, images_per_sample=count, image_size=size)
+        best = min(best or (taken, count, size), (taken, count, size))
+    if best is None:  # more patches a sample than any number of its images has: images of a tiling that differs
+        size = samples.sizes[-1][1]
+        count = -(-num_patches // (num_rows * amounts.shape(size, most).num_patches))
+        best = (count * amounts.shape(size, count).num_tokens, count, size)
+    taken, count, size = best
+    return Covering(seq_len=max(num_tokens, taken), images_per_sample=count, image_size=size)
+
+
+def _smallest(samples: SampleShapes, num_patches: int) -> Size | None:
+    """The smallest size of the data's images with so many patches; None if none has."""
+    place = bisect_left(samples.sizes, (num_patches, (0, 0)))
+    return samples.sizes[place][1] if place < len(samples.sizes) else None
+
+
+def covering_every_order(samples: SampleShapes, amounts: ImageAmounts, *, limit: int, pads_to: int) -> Covering:
+    """What covers any micro batch of any order: the longest sample and the one with most patches, in every row."""
+    heaviest = max(samples.shapes, key=lambda shape: shape.patches)
+    return covering(
+        samples,
+        amounts,
+        num_tokens=padded(min(samples.longest, limit), pads_to, limit),
+        num_patches=heaviest.patches,
+        num_images=heaviest.num_images,
+        num_rows=1,
+    )
+
+
+def padded(num_tokens: int, pads_to: int, limit: int) -> int:
+    """Rounded up to the multiple, but not over the limit.
+
+    >>> padded(13, 8, 100), padded(13, 8, 14)
+    (16, 14)
+    """
+    return min(-(-num_tokens // pads_to) * pads_to, max(limit, num_tokens))

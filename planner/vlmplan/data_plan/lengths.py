@@ -1,0 +1,139 @@
+"""Samples as a micro batch is made of them: their tokens with those of images, and the vision encoder's patches."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import NamedTuple
+
+from vlmplan.chats.downscaling import Size
+from vlmplan.data_rules import DataRules
+from vlmplan.dataset import Dataset
+from vlmplan.dataset.images import ImageAmounts
+from vlmplan.errors import InputError
+from vlmplan.workload import ModelFiles
+
+PERCENTILES = (5, 25, 50, 75, 95, 99)
+
+
+class Shape(NamedTuple):
+    """One sample. ``tokens`` has the ``image_tokens``, ``patches`` are the vision encoder's for all its images."""
+
+    tokens: int
+    patches: int = 0
+    num_images: int = 0
+    image_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleShapes:
+    """Every sample of a data set as a model sees it. ``sizes`` are those of the images that its processor is given,
+    with the patches of each; ``num_refused`` samples show an image that it refuses."""
+
+    shapes: tuple[Shape, ...]
+    sizes: tuple[tuple[int, Size], ...]
+    """(patches, (width, height)), the smallest first."""
+    num_refused: int
+    sentences: tuple[str, ...]
+
+    @property
+    def longest(self) -> int:
+        return max(shape.tokens for shape in self.shapes)
+
+    @property
+    def most_patches(self) -> int:
+        return max(shape.patches for shape in self.shapes)
+
+    @property
+    def mean_tokens(self) -> float:
+        return mean(shape.tokens for shape in self.shapes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """The samples that are trained on at a limit, which ``samples`` keep to.
+
+    ``num_cut`` of them are cut there. Left out are ``num_long`` where the trainer leaves long ones out, ``num_no_room``
+    whose images alone do not fit, and ``num_many_images`` with more images than are allowed.
+    """
+
+    samples: SampleShapes
+    limit: int
+    num_cut: int = 0
+    num_long: int = 0
+    num_no_room: int = 0
+    num_many_images: int = 0
+
+    @property
+    def num_over(self) -> int:
+        """How often the limit is passed."""
+        return self.num_cut + self.num_long + self.num_no_room
+
+
+def trained(found: SampleShapes, rules: DataRules, *, limit: int, max_images: int | None = None) -> Trained:
+    """What is trained on at a ``limit`` in tokens. Raises InputError if nothing is."""
+    kept: list[Shape] = []
+    num_cut = num_long = num_no_room = num_many = 0
+    for shape in found.shapes:
+        if max_images is not None and shape.num_images > max_images:
+            num_many += 1
+        elif shape.tokens <= limit:
+            kept.append(shape)
+        elif rules.drops_long:
+            num_long += 1
+        elif shape.image_tokens >= limit:
+            num_no_room += 1
+        else:
+            num_cut += 1
+            kept.append(shape._replace(tokens=limit))
+    if not kept:
+        raise InputError(f"no sample fits into {limit:,} tokens; --seq-len is the limit")
+    return Trained(
+        samples=replace(found, shapes=tuple(kept)),
+        limit=limit,
+        num_cut=num_cut,
+        num_long=num_long,
+        num_no_room=num_no_room,
+        num_many_images=num_many,
+    )
+
+
+def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned: Size | None = None) -> SampleShapes:
+    """The samples as ``model`` sees them under the trainer's rules, images brought to ``planned`` where that is said.
+
+    Raises InputError where the model takes no images and the samples show some, or refuses every sample.
+    """
+    amounts = ImageAmounts(model, rules, planned if dataset.has_images else None)
+    shapes: list[Shape] = []
+    sizes: dict[Size, int] = {}
+    refused: list[str] = []
+    for sample in dataset.samples:
+        image_tokens = patches = 0
+        try:
+            for size in sample.images:
+                seen = amounts.seen_size(size)
+                made = amounts.shape(seen, len(sample.images))
+                image_tokens += made.num_tokens
+                patches += made.num_patches
+                sizes[seen] = made.num_patches
+        except InputError as error:
+            refused.append(str(error))
+            continue
+        shapes.append(Shape(sample.text_tokens + image_tokens, patches, len(sample.images), image_tokens))
+    if not shapes:
+        raise InputError(f"{dataset.source}: no sample can be used with {model.id}: {refused[0]}")
+    return SampleShapes(
+        shapes=tuple(shapes),
+        sizes=tuple(sorted((patches, size) for size, patches in sizes.items())),
+        num_refused=len(refused),
+        sentences=tuple(dict.fromkeys(refused))[:1],
+    )
+
+
+def percentile(in_order: Sequence[float], percent: float) -> float:
+    """The nearest-rank percentile of values in ascending order.
+
+    >>> percentile([1, 2, 3, 4], 50), percentile([1, 2, 3, 4], 99)
+    (2, 4)
+    """
+    return in_order[max(0, math.ceil(len(in_order) * percent / 100) - 1)]

@@ -1,0 +1,163 @@
+"""What would buy something: packing, samples of equal length together, a lower limit, smaller images; and the largest
+micro batch, length and image that fit the card."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from vlmplan.chats.downscaling import Size
+from vlmplan.data_plan.covering import Covering
+from vlmplan.data_plan.lengths import percentile, sample_shapes, trained
+from vlmplan.data_plan.outlook import MAX_COMPARED_SAMPLES, Outlook, Outlooks
+from vlmplan.data_plan.source import DataSource
+from vlmplan.data_rules import Order
+from vlmplan.dataset.images import limited
+from vlmplan.errors import InputError
+from vlmplan.estimation import Estimate, Estimator
+from vlmplan.memory.device import Verdict, device_memory
+from vlmplan.models import context_length
+
+LIMIT_PERCENTILES = (99, 95, 90)
+"""Of lengths, that lower limits are tried at. A choice."""
+LIMIT_MULTIPLE = 64
+PIXEL_FRACTIONS = (0.5, 0.25)
+"""Of the largest image's pixels. A choice."""
+MOST_MICRO_BATCH, MOST_SEQ_LEN, MOST_SIDE = 4096, 2**20, 8192
+"""Where the search for the largest ends."""
+SIDE_STEP = 28
+"""Pixels in which sides of images are tried: a token of Qwen2-VL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """Another way to train on the samples. ``cut_fraction`` of them are cut or left out with it, ``shrunk_fraction`` of
+    the images made smaller."""
+
+    name: str
+    outlook: Outlook
+    cut_fraction: float = 0.0
+    shrunk_fraction: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Largest:
+    """Each alone, with everything else as planned; None where not even the smallest fits, or there are no images."""
+
+    micro_batch: int | None
+    seq_len: int | None
+    image_size: Size | None
+
+
+def data_options(outlooks: Outlooks, source: DataSource) -> list[Option]:
+    """What else could be done with the samples; the same samples under other rules first."""
+    options: list[Option] = []
+    for name, make in (*_other_rules(source), *_lower_limits(source), *_smaller_images(source)):
+        try:
+            options.append(make(name, outlooks))
+        except InputError:  # a limit below the images of every sample, say
+            continue
+    return options
+
+
+_Make = Callable[[str, Outlooks], Option]
+
+
+def _other_rules(source: DataSource) -> Iterator[tuple[str, _Make]]:
+    kept, rules = source.trained, source.rules
+    if rules.order is not Order.BY_LENGTH and not rules.packs:
+        grouped = replace(rules, order=Order.BY_LENGTH)
+        yield "group by length", lambda name, make: Option(name=name, outlook=make.outlook(kept, grouped))
+    if not rules.packs and not source.found.sizes:  # rows of several images are packed by few trainers
+        packed = replace(rules, packs=True)
+        yield f"packing into {kept.limit:,}", lambda name, make: Option(name=name, outlook=make.outlook(kept, packed))
+
+
+def _lower_limits(source: DataSource) -> Iterator[tuple[str, _Make]]:
+    in_order = sorted(shape.tokens for shape in source.trained.samples.shapes)
+    limits = {-(-int(percentile(in_order, one)) // LIMIT_MULTIPLE) * LIMIT_MULTIPLE for one in LIMIT_PERCENTILES}
+    total = len(source.found.shapes)
+    for limit in sorted((one for one in limits if one < in_order[-1]), reverse=True):
+
+        def make(name: str, outlooks: Outlooks, limit: int = limit) -> Option:
+            kept = trained(source.found, source.rules, limit=limit, max_images=source.max_images)
+            return Option(name=name, outlook=outlooks.outlook(kept, source.rules), cut_fraction=kept.num_over / total)
+
+        yield f"--seq-len {limit}", make
+
+
+def _smaller_images(source: DataSource) -> Iterator[tuple[str, _Make]]:
+    if not source.found.sizes:
+        return
+    most = max(width * height for _, (width, height) in source.found.sizes)
+    shown = [source.amounts.seen_size(size) for sample in source.dataset.samples for size in sample.images]
+    for fraction in PIXEL_FRACTIONS:
+        pixels = int(most * fraction)
+
+        def make(name: str, outlooks: Outlooks, pixels: int = pixels) -> Option:
+            rules = replace(source.rules, max_pixels=pixels)
+            found = sample_shapes(source.dataset, source.model, rules, source.planned_size)
+            kept = trained(found, rules, limit=source.trained.limit, max_images=source.max_images)
+            shrunk = sum(limited(size, min_pixels=0, max_pixels=pixels) != size for size in shown)
+            outlook = outlooks.of(replace(source, rules=rules, found=found, trained=kept), MAX_COMPARED_SAMPLES)
+            return Option(
+                name=name,
+                outlook=outlook,
+                cut_fraction=kept.num_over / len(found.shapes),
+                shrunk_fraction=shrunk / len(shown),
+            )
+
+        yield f"images of {pixels / 1e6:.2f} Mpixels", make
+
+
+def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, bound: Covering) -> Largest:
+    """The largest micro batch, length and (square) image, each alone, by the tensors of every order's bound."""
+    cluster, recipe = found.cluster, found.recipe
+
+    def fits(covers: Covering, micro_batch: int) -> bool:
+        try:
+            other = estimator.with_samples(outlooks.workload(covers))
+            timeline = other.timeline(recipe.with_changes(micro_batch=micro_batch), cluster)
+        except InputError:
+            return False
+        return device_memory(timeline.peak.total, cluster).verdict is Verdict.FITS
+
+    rows = recipe.micro_batch
+    micro_batch = largest(lambda count: fits(bound, count), MOST_MICRO_BATCH)
+    most = min(context_length(found.workload.model) or MOST_SEQ_LEN, MOST_SEQ_LEN) // LIMIT_MULTIPLE
+    taken = 0
+    if bound.image_size is not None:
+        taken = bound.images_per_sample * outlooks.image_tokens(bound, bound.image_size)
+    least = max(1, -(-taken // LIMIT_MULTIPLE))
+    length = largest(lambda count: fits(replace(bound, seq_len=count * LIMIT_MULTIPLE), rows), most, least)
+    side = None
+    if bound.image_size is not None:
+        side = largest(lambda count: fits(_with_room(bound, outlooks, SIDE_STEP * count), rows), MOST_SIDE // SIDE_STEP)
+    return Largest(
+        micro_batch=micro_batch,
+        seq_len=None if length is None else length * LIMIT_MULTIPLE,
+        image_size=None if side is None else (SIDE_STEP * side, SIDE_STEP * side),
+    )
+
+
+def _with_room(bound: Covering, outlooks: Outlooks, side: int) -> Covering:
+    """The bound with square images, and as much longer as their tokens are more."""
+    assert bound.image_size is not None
+    more = outlooks.image_tokens(bound, (side, side)) - outlooks.image_tokens(bound, bound.image_size)
+    return replace(bound, image_size=(side, side), seq_len=max(1, bound.seq_len + bound.images_per_sample * more))
+
+
+def largest(fits: Callable[[int], bool], most: int, least: int = 1) -> int | None:
+    """The largest number up to ``most`` that fits, where all smaller ones do; None if ``least`` does not.
+
+    >>> largest(lambda count: count <= 37, 1000), largest(lambda count: False, 1000)
+    (37, None)
+    """
+    if least > most or not fits(least):
+        return None
+    low, high = least, 2 * least
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

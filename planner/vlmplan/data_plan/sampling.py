@@ -1,0 +1,111 @@
+"""The micro batches that a trainer makes of samples: in its order, padded as it pads, for every rank.
+
+Sources: vlmplan's own sampler (``sampler.py``); of Hugging Face's Trainer ``RandomSampler`` and, by length,
+``get_length_grouped_indices`` in transformers' ``trainer_pt_utils.py``, of which accelerate hands each rank the next
+batch (``BatchSamplerShard``). torch's random numbers are not drawn here: another trainer's order is one like its own.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from vlmplan.data_plan.covering import padded
+from vlmplan.data_plan.lengths import Shape, Trained
+from vlmplan.data_rules import DataRules, Order
+from vlmplan.sampler import epoch_order
+
+MEGABATCHES = 50
+"""Batches that are sorted together (``mega_batch_mult``)."""
+
+
+class MicroBatch(NamedTuple):
+    """``num_tokens`` of each row as padded; ``patches``, ``num_images`` and ``real_tokens`` of all rows together."""
+
+    num_tokens: int
+    patches: int
+    num_images: int
+    real_tokens: int
+
+
+class Ranks(NamedTuple):
+    """How samples go to ranks and steps."""
+
+    micro_batch: int
+    num_ranks: int
+    grad_accum: int
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.micro_batch * self.num_ranks * self.grad_accum
+
+
+def rows_of(trained: Trained, rules: DataRules) -> list[Shape]:
+    """What a micro batch has in its rows: samples, or several of them packed."""
+    return packed_rows(trained) if rules.packs else list(trained.samples.shapes)
+
+
+def micro_steps(
+    rows: Sequence[Shape], trained: Trained, rules: DataRules, ranks: Ranks, *, epoch: int = 0, seed: int = 0
+) -> Iterator[list[MicroBatch]]:
+    """The micro batches of all ranks, a micro step at a time, in whole optimizer steps of one epoch of ``rows``; what
+    is left over makes no step. Rows that fill not even one make one micro batch."""
+    order = order_of([row.tokens for row in rows], rules, ranks, epoch=epoch, seed=seed)
+    at_once = ranks.micro_batch * ranks.num_ranks
+    num_steps = len(order) // ranks.samples_per_step
+    if not num_steps:
+        yield [made_of([rows[index] for index in order[: ranks.micro_batch]], trained, rules)]
+        return
+    for start in range(0, num_steps * ranks.samples_per_step, at_once):
+        firsts = range(start, start + at_once, ranks.micro_batch)
+        yield [
+            made_of([rows[index] for index in order[first : first + ranks.micro_batch]], trained, rules)
+            for first in firsts
+        ]
+
+
+def made_of(rows: Sequence[Shape], trained: Trained, rules: DataRules) -> MicroBatch:
+    """One micro batch. Packed rows have the limit's length."""
+    longest = trained.limit if rules.packs else max(row.tokens for row in rows)
+    return MicroBatch(
+        num_tokens=padded(longest, rules.pads_to, trained.limit),
+        patches=sum([row.patches for row in rows]),
+        num_images=sum([row.num_images for row in rows]),
+        real_tokens=sum([row.tokens for row in rows]),
+    )
+
+
+def order_of(lengths: Sequence[int], rules: DataRules, ranks: Ranks, *, epoch: int, seed: int) -> list[int]:
+    """The order of an epoch."""
+    if rules.order is Order.SEQUENTIAL:
+        return list(range(len(lengths)))
+    if rules.order is Order.RANDOM or rules.is_bundled:
+        by_length = lengths if rules.order is Order.BY_LENGTH else None
+        return epoch_order(len(lengths), seed=seed, epoch=epoch, lengths=by_length)
+    shuffled = epoch_order(len(lengths), seed=seed, epoch=epoch)
+    batch = ranks.micro_batch * ranks.grad_accum
+    size = max(1, min(len(lengths) // (batch * 4), MEGABATCHES)) * batch
+    parts = [
+        sorted(shuffled[start : start + size], key=lambda index: lengths[index], reverse=True)
+        for start in range(0, len(shuffled), size)
+    ]
+    # The longest comes first, so that memory runs out at once if it does.
+    longest = max(range(len(parts)), key=lambda place: lengths[parts[place][0]])
+    parts[0][0], parts[longest][0] = parts[longest][0], parts[0][0]
+    return [index for part in parts for index in part]
+
+
+def packed_rows(trained: Trained) -> list[Shape]:
+    """Samples put together into rows of the limit: the longest first, each where least room is left (best fit)."""
+    rows: list[Shape] = []
+    rooms: list[tuple[int, int]] = []  # (tokens that are free, row), in order
+    for shape in sorted(trained.samples.shapes, reverse=True):
+        place = bisect_left(rooms, (shape.tokens, -1))
+        if place < len(rooms):
+            room, row = rooms.pop(place)
+            rows[row] = Shape(*(mine + other for mine, other in zip(rows[row], shape, strict=True)))
+        else:
+            room, row = trained.limit, len(rows)
+            rows.append(shape)
+        if room > shape.tokens:
+            insort(rooms, (room - shape.tokens, row))
+    return rows

@@ -1,0 +1,16 @@
+"""The samples of ``--data``: how long each is, and which images it shows.
+
+files.py        which files are meant: one, a folder's, or the data sets of a dataset_info.json
+model_texts.py  the model's tokenizer and chat template, where they are at hand
+rendering.py    a chat through its template, in a sandbox
+counting.py     tokens of a text, exactly or estimated from its bytes
+scan.py         every sample looked at, by several processes
+kept.py         scans kept between runs, by content
+record.py       ``Dataset``: what was found
+progress.py     a bar meanwhile
+"""
+
+from vlmplan.dataset.kept import dataset
+from vlmplan.dataset.record import Dataset, SampleSize
+
+__all__ = ["Dataset", "SampleSize", "dataset"]

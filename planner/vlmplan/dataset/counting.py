@@ -1,0 +1,193 @@
+"""Tokens of a sample's text: by the model's own tokenizer and chat template, else estimated from its bytes.
+
+Counted are the tokens that the trainer makes (``vlmplan_trainer/data/encode.py``): the whole chat through the template;
+of a prompt and a completion that are texts, both and the token that ends a text. A token that stands for an image is
+not among them: how many it becomes is known from the image's size.
+"""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from vlmplan.chats.samples import ImagePart, Sample, Turn
+from vlmplan.dataset.model_texts import ModelTexts
+from vlmplan.dataset.rendering import ChatRenderer
+from vlmplan.errors import InputError, MissingPackageError
+
+MISSING = "counting tokens needs the package tokenizers: pip install 'vlmplan[data]'"
+BYTES_PER_TOKEN = 3.2
+LEAST_BYTES_PER_TOKEN, MOST_BYTES_PER_TOKEN = 2.3, 4.8
+"""Of text in UTF-8. Measured in 2026: Vim's tutor in 32 languages, this project's documents, three licences and
+Python's standard library, with the tokenizers of Qwen (152 thousand tokens, of dashscope 2.0.2) and of Mistral's
+Tekken (131 thousand, of mistral-common 1.13.1): from 2.3 (Greek by Qwen's) to 4.8 (licences by Qwen's), 3.2 in the
+middle. With 32 thousand tokens (Mistral v1) 2.8 in the middle, from 2.0 to 4.3."""
+TOKENS_PER_TURN = 5
+"""That a template writes around a turn: ``<|im_start|>user\\n`` and ``<|im_end|>\\n`` in ChatML, as many in Llama 3."""
+PROBE = "a"
+
+
+class TokenCounter(Protocol):
+    """``digest`` says what the counts depend on, ``about`` in words how they are made."""
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def about(self) -> str: ...
+
+    @property
+    def is_exact(self) -> bool: ...
+
+    def counts(self, samples: Sequence[Sample]) -> list[int | InputError]:
+        """Tokens of the text of each sample, or why it has none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BytesCounter:
+    """Estimates tokens where the model's tokenizer is not at hand, ``why``."""
+
+    why: str
+
+    @property
+    def is_exact(self) -> bool:
+        return False
+
+    @property
+    def digest(self) -> str:
+        return f"bytes/{BYTES_PER_TOKEN}/{TOKENS_PER_TURN}"
+
+    @property
+    def about(self) -> str:
+        least, most = BYTES_PER_TOKEN / MOST_BYTES_PER_TOKEN, BYTES_PER_TOKEN / LEAST_BYTES_PER_TOKEN
+        return (
+            f"tokens are estimated, {BYTES_PER_TOKEN} bytes each and {TOKENS_PER_TURN} a turn: the true number is "
+            f"{least:.2f} to {most:.2f} times that, by language and tokenizer ({self.why})"
+        )
+
+    def counts(self, samples: Sequence[Sample]) -> list[int | InputError]:
+        return [self._count(sample) for sample in samples]
+
+    def _count(self, sample: Sample) -> int:
+        num_bytes = sum(len(turn.text.encode("utf-8", "replace")) for turn in sample.turns)
+        return max(1, round(num_bytes / BYTES_PER_TOKEN)) + TOKENS_PER_TURN * len(sample.turns)
+
+
+class ExactCounter:
+    """Counts with tokenizer.json, through the chat template. Raises MissingPackageError without the packages for it,
+    InputError for files that are no tokenizer or no template."""
+
+    def __init__(self, texts: ModelTexts) -> None:
+        self._texts = texts
+        self._tokenizer = _tokenizer(texts)
+        self._renderer = None
+        if texts.template is not None:
+            self._renderer = ChatRenderer(texts.template, texts.special_tokens, source=texts.source)
+        self._placeholder = self._found_placeholder()
+
+    @property
+    def is_exact(self) -> bool:
+        return True
+
+    @property
+    def digest(self) -> str:
+        return self._texts.digest
+
+    @property
+    def about(self) -> str:
+        return f"tokens are counted with {self._texts.source} and its chat template"
+
+    def counts(self, samples: Sequence[Sample]) -> list[int | InputError]:
+        results: list[int | InputError] = [0] * len(samples)
+        waiting: dict[bool, list[tuple[int, str]]] = {True: [], False: []}
+        for index, sample in enumerate(samples):
+            try:
+                text, adds = self._rendered(sample)
+            except InputError as error:
+                results[index] = InputError(f"{sample.source}: {error}")
+                continue
+            waiting[adds].append((index, text))
+        for adds, texts in waiting.items():
+            encoded: list[Any] = self._tokenizer.encode_batch_fast([text for _, text in texts], add_special_tokens=adds)
+            for (index, _), made in zip(texts, encoded, strict=True):
+                results[index] = self._count(samples[index], made.ids)
+        return results
+
+    def _rendered(self, sample: Sample) -> tuple[str, bool]:
+        """The text, and whether special tokens come around it: around a processor's as its ``apply_chat_template``
+        decides it, around any that no template wrote."""
+        if sample.is_plain:
+            prompt, completion = (turn.text for turn in sample.turns)
+            end = self._texts.special_tokens.get("eos_token", "")
+            text = prompt + (completion if completion.endswith(end) else completion + end)
+        elif self._renderer is None:
+            raise InputError("the model has no chat template; samples with prompt and completion as texts can be used")
+        else:
+            text = self._renderer.text([self._message(turn) for turn in sample.turns])
+        begin = self._texts.special_tokens.get("bos_token")
+        adds = self._texts.takes_parts or sample.is_plain
+        return text, adds and not (begin is not None and text.startswith(begin))
+
+    def _message(self, turn: Turn) -> dict[str, Any]:
+        if not self._texts.takes_parts:
+            return {"role": turn.role, "content": turn.text}
+        parts = [
+            {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+            for part in turn.content
+        ]
+        return {"role": turn.role, "content": parts}
+
+    def _count(self, sample: Sample, ids: list[int]) -> int | InputError:
+        num_images = len(sample.images)
+        if not num_images:
+            return len(ids)
+        if self._placeholder is None:
+            return InputError(f"{sample.source}: the model's chat template writes no token of its own for an image")
+        found = ids.count(self._placeholder)
+        if found != num_images:
+            return InputError(
+                f"{sample.source}: the model's token for an image comes {found} times in the text, and the sample "
+                f"shows {num_images}; a text must not hold that token, and the chat template has to place every image"
+            )
+        return len(ids) - num_images
+
+    def _found_placeholder(self) -> int | None:
+        """The token that the template writes once for one image."""
+        if self._renderer is None or not self._texts.placeholders:
+            return None
+        parts = [{"type": "image"}, {"type": "text", "text": PROBE}]
+        answer = [{"type": "text", "text": PROBE}]
+        chat = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
+        try:
+            ids: list[int] = self._tokenizer.encode(self._renderer.text(chat), add_special_tokens=False).ids
+        except InputError:
+            return None
+        return next((token for token in self._texts.placeholders if ids.count(token) == 1), None)
+
+
+def _tokenizer(texts: ModelTexts) -> Any:
+    try:
+        tokenizers: Any = importlib.import_module("tokenizers")
+    except ImportError:
+        raise MissingPackageError(MISSING) from None
+    try:
+        made = tokenizers.Tokenizer.from_str(texts.tokenizer)
+    except BaseException as error:  # Rust's panics are no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{texts.source} is no tokenizer that the package tokenizers reads: {reason}") from None
+    made.no_truncation()
+    made.no_padding()
+    return made
+
+
+def token_counter(texts: ModelTexts | None) -> TokenCounter:
+    """The exact counter where tokenizer and packages are at hand, else the estimate."""
+    if texts is None:
+        return BytesCounter("no tokenizer.json of the model is in its folder or the Hub's cache")
+    try:
+        return ExactCounter(texts)
+    except MissingPackageError as error:
+        return BytesCounter(str(error))

@@ -1,0 +1,70 @@
+"""Which files ``--data`` means: one, the data sets of a dataset_info.json, or every JSONL and JSON file of a folder.
+
+Source for dataset_info.json: LLaMA-Factory 0.9.5, ``get_dataset_list`` in ``data/parser.py``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlmplan.chats.named_columns import NamedColumns, named_columns
+from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.json_reader import JsonObject, read_json_object
+
+INFO = "dataset_info.json"
+SUFFIXES = (".jsonl", ".json")
+SOURCES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """A file of samples; ``columns`` where a dataset_info.json says how it is read."""
+
+    path: Path
+    columns: NamedColumns | None = None
+
+
+def data_files(path: Path, names: Sequence[str] = ()) -> list[DataFile]:
+    """The files of ``path``; of a folder with a dataset_info.json the data sets ``names``, or all that are files there.
+
+    Raises UnavailableError where nothing is there, InputError or UnknownNameError for what cannot be used.
+    """
+    if not path.is_dir():
+        if not path.exists():
+            raise UnavailableError(f"{path} does not exist; a file of samples or a folder of them is needed")
+        return _of_info(path, names) if path.name == INFO else [DataFile(path=path)]
+    if (path / INFO).is_file():
+        return _of_info(path / INFO, names)
+    found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES and one.is_file())
+    if not found:
+        raise InputError(f"{path} has no {INFO} and no file of samples; {' or '.join(SUFFIXES)} is needed")
+    return [DataFile(path=one) for one in found]
+
+
+def _of_info(info_path: Path, names: Sequence[str]) -> list[DataFile]:
+    info = JsonObject(read_json_object(info_path), source=str(info_path))
+    if not names:
+        every = [info.object(name) for name in info.values]
+        names = [name for name, one in zip(info.values, every, strict=True) if _file(info_path, one) is not None]
+        if not names:
+            raise InputError(f"{info_path} names no data set whose file is beside it")
+    files: list[DataFile] = []
+    for name in names:
+        if name not in info:
+            raise UnknownNameError("data set", name, info.values, f"in {info_path}")
+        one = info.object(name)
+        found = _file(info_path, one)
+        if found is None:
+            where = next((key for key in SOURCES if key in one), "file_name")
+            raise InputError(f"{info_path}: {name} has its samples elsewhere ({where}); a file beside it is needed")
+        columns = named_columns(name, one)
+        inside = sorted(each for each in found.iterdir() if each.suffix in SUFFIXES) if found.is_dir() else [found]
+        files += [DataFile(path=each, columns=columns) for each in inside]
+    return files
+
+
+def _file(info_path: Path, one: JsonObject) -> Path | None:
+    """The file or folder of a data set; None where it is not there."""
+    name = one.maybe("file_name", one.text)
+    path = info_path.parent / name if name else None
+    return path if path is not None and path.exists() else None

@@ -1,0 +1,73 @@
+"""Images of a sample as the model sees them: tokens in the language model and patches in the vision encoder."""
+
+import math
+from functools import lru_cache
+
+from vlmplan.architecture.images import ImageShape, image_shape
+from vlmplan.chats.downscaling import ImageDownscaler, Size
+from vlmplan.data_rules import DataRules
+from vlmplan.errors import InputError
+from vlmplan.workload import ModelFiles
+
+KEPT_SIZES = 2**17
+
+
+class ImageAmounts:
+    """What the model's processor makes of images, by their size, after the trainer has made them smaller.
+
+    ``planned`` is the size that the bundled trainer brings larger images to; None leaves them.
+    """
+
+    def __init__(self, model: ModelFiles, rules: DataRules, planned: Size | None = None) -> None:
+        self._model, self._rules = model, rules
+        self._shape = lru_cache(KEPT_SIZES)(self._new_shape)
+        self._downscaler = None if planned is None else ImageDownscaler(self, planned)
+
+    def amounts(self, size: Size) -> tuple[float, float]:
+        """Tokens and patches of an image as it is; infinite for one that the processor refuses."""
+        try:
+            shape = self._shape(size, 1)
+        except InputError:
+            return math.inf, math.inf
+        return shape.num_tokens, shape.num_patches
+
+    def shape(self, size: Size, num_images: int) -> ImageShape:
+        """What one of ``num_images`` of a sample becomes, of an image that is made smaller already.
+
+        Raises InputError for one that the processor refuses.
+        """
+        return self._shape(size, num_images)
+
+    def seen_size(self, size: Size) -> Size:
+        """The size that the processor is given."""
+        size = limited(size, min_pixels=self._rules.min_pixels, max_pixels=self._rules.max_pixels)
+        return size if self._downscaler is None else self._downscaler.fit(size).canvas
+
+    def _new_shape(self, size: Size, num_images: int) -> ImageShape:
+        return image_shape(
+            self._model.config,
+            self._model.preprocessor,
+            width=size[0],
+            height=size[1],
+            num_images_per_sample=num_images,
+        )
+
+
+def limited(size: Size, *, min_pixels: int, max_pixels: int | None) -> Size:
+    """An image brought between both limits with its shape kept.
+
+    Source: ``_preprocess_image`` in LLaMA-Factory's ``data/mm_plugin.py``, and ``rescale_image`` in ms-swift's
+    ``template/vision_utils.py``, which has no lower limit.
+
+    >>> limited((1000, 500), min_pixels=0, max_pixels=125_000)
+    (500, 250)
+    """
+    width, height = size
+    pixels = width * height
+    if max_pixels is not None and pixels > max_pixels:
+        factor = math.sqrt(max_pixels / pixels)
+    elif pixels < min_pixels:
+        factor = math.sqrt(min_pixels / pixels)
+    else:
+        return size
+    return max(1, int(width * factor)), max(1, int(height * factor))

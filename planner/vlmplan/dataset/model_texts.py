@@ -1,0 +1,116 @@
+"""The tokenizer and the chat template of a model, where its files are at hand: in its folder or in the Hub's cache.
+
+What transformers 5.23 takes: ``tokenizer.json``; a template in ``chat_template.jinja``, ``chat_template.json`` (of
+processors), ``processor_config.json`` or ``tokenizer_config.json``; special tokens by the names that templates use.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from vlmplan.architecture.images import IMAGE_MODEL_TYPES
+from vlmplan.errors import InputError
+from vlmplan.files import MAX_TEXT_BYTES, text_if_there
+from vlmplan.json_reader import JsonDict, parse_json_object
+from vlmplan.models.hub import cached_snapshot
+from vlmplan.models.hub_names import hub_id
+from vlmplan.workload import ModelFiles
+
+TOKENIZER = "tokenizer.json"
+TEMPLATE = "chat_template.jinja"
+WITH_TEMPLATE = ("chat_template.json", "processor_config.json", "tokenizer_config.json")
+"""JSON files with a template under ``chat_template``, the first that has one decides."""
+SPECIAL_TOKENS = ("special_tokens_map.json", "tokenizer_config.json")
+MAX_TOKENIZER_BYTES = 128 * 2**20
+"""The largest published one, of Gemma 3's 262,144 tokens, has 33 MB."""
+PLACEHOLDER_KEYS = ("image_token_id", "image_token_index", "boi_token_index", "boi_token_id", "image_seq_token_id")
+"""What config.json calls the token that a template writes for an image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTexts:
+    """``tokenizer`` is the text of tokenizer.json. ``takes_parts``: a processor's template, which gets the parts of a
+    turn one by one. ``placeholders`` are tokens that may stand for an image in what the template writes."""
+
+    source: str
+    tokenizer: str
+    template: str | None
+    special_tokens: Mapping[str, str]
+    takes_parts: bool
+    placeholders: tuple[int, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that decides how a text is counted."""
+        parts = (self.tokenizer, str(self.template), str(sorted(self.special_tokens.items())), str(self.takes_parts))
+        return hashlib.sha256("\0".join((*parts, str(self.placeholders))).encode()).hexdigest()
+
+
+def model_texts(model: ModelFiles) -> ModelTexts | None:
+    """The tokenizer of the model, with its template where it has one; None where no tokenizer.json is at hand.
+
+    Raises InputError for files that cannot be read.
+    """
+    folder = _folder(model)
+    if folder is None:
+        return None
+    tokenizer = _text(folder / TOKENIZER, MAX_TOKENIZER_BYTES)
+    if tokenizer is None:
+        return None
+    settings = {name: _object(folder / name) for name in {*WITH_TEMPLATE, *SPECIAL_TOKENS}}
+    return ModelTexts(
+        source=str(folder / TOKENIZER),
+        tokenizer=tokenizer,
+        template=_text(folder / TEMPLATE) or _template(settings),
+        special_tokens=_special_tokens(settings),
+        takes_parts=model.model_type in IMAGE_MODEL_TYPES,
+        placeholders=tuple(
+            dict.fromkeys(value for key in PLACEHOLDER_KEYS if isinstance(value := model.config.get(key), int))
+        ),
+    )
+
+
+def _folder(model: ModelFiles) -> Path | None:
+    """Where the model's files are on this machine; None where they are not."""
+    if model.hub_id is None:
+        return None
+    if Path(model.hub_id).is_absolute():
+        path = Path(model.hub_id)
+        return path if path.is_dir() else path.parent
+    wanted = hub_id(model.hub_id)
+    return None if wanted is None else cached_snapshot(wanted)
+
+
+def _text(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> str | None:
+    return text_if_there(path, name=str(path), most_bytes=most_bytes)
+
+
+def _object(path: Path) -> JsonDict:
+    text = _text(path)
+    return {} if text is None else parse_json_object(text, source=str(path), constant=str, may_repeat=True)
+
+
+def _template(settings: Mapping[str, JsonDict]) -> str | None:
+    for name in WITH_TEMPLATE:
+        found: Any = settings[name].get("chat_template")
+        if isinstance(found, list):  # several with names
+            named = [cast("dict[str, Any]", one) for one in cast("list[Any]", found) if isinstance(one, dict)]
+            found = next((one.get("template") for one in named if one.get("name") == "default"), None)
+        if isinstance(found, str) and found:
+            return found
+        if found not in (None, ""):
+            raise InputError(f"{name}: chat_template is no text, nor a list of templates with names")
+    return None
+
+
+def _special_tokens(settings: Mapping[str, JsonDict]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in SPECIAL_TOKENS:
+        for key, value in settings[name].items():
+            if isinstance(value, dict):  # an AddedToken
+                value = cast("dict[str, Any]", value).get("content")
+            if key.endswith("_token") and isinstance(value, str):
+                found[key] = value
+    return found

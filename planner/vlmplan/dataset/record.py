@@ -1,0 +1,39 @@
+"""What a scan of samples finds: of every one the tokens of its text and the sizes of its images."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from vlmplan.chats.downscaling import Size
+
+RULES_VERSION = 1
+"""Of what is counted; another one makes kept results old."""
+MAX_SENTENCES = 5
+"""Bad samples that are quoted; all are counted."""
+
+
+class SampleSize(NamedTuple):
+    """``text_tokens`` without those that stand for images, whose ``images`` sizes are (width, height) as looked at."""
+
+    text_tokens: int
+    images: tuple[Size, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """The samples that can be trained on, in their order, and what became of the others.
+
+    ``counting`` says in words how tokens were counted; ``is_exact``: by the model's own tokenizer and template.
+    """
+
+    source: str
+    samples: tuple[SampleSize, ...]
+    forms: Mapping[str, int]
+    num_bad: int
+    sentences: tuple[str, ...]
+    counting: str
+    is_exact: bool
+
+    @property
+    def has_images(self) -> bool:
+        return any(sample.images for sample in self.samples)

@@ -1,0 +1,202 @@
+"""Every sample of the files looked at once: its tokens and the sizes of its images, by several processes if it is much.
+
+Bad samples are counted and left out; the first are named. Images are known by their headers, none is decoded.
+"""
+
+import multiprocessing
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vlmplan.chats.image_files import PixelBudget
+from vlmplan.chats.named_columns import NamedColumns
+from vlmplan.chats.samples import Sample, sample_of
+from vlmplan.data_file import Record, records_in
+from vlmplan.dataset.counting import TokenCounter, token_counter
+from vlmplan.dataset.files import DataFile
+from vlmplan.dataset.model_texts import ModelTexts
+from vlmplan.dataset.progress import reading_progress
+from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
+from vlmplan.errors import InputError, MissingPackageError
+
+CHUNK_BYTES, CHUNK_SAMPLES = 2**20, 500
+"""What a process is given at once: some tenths of a second. A choice."""
+LEAST_BYTES = 2 * 2**20
+"""Smaller files are read by this process alone: starting others takes longer. A choice."""
+MAX_PROCESSES = 8
+CHUNKS_AHEAD = 2
+"""For each process, so that a large file is not in memory as a whole."""
+
+ImageMark = tuple[str, int, int]
+"""An image's path, its bytes and when it was changed (nanoseconds)."""
+
+
+@dataclass(slots=True)
+class Scanned:
+    """Results of a chunk, or of all."""
+
+    samples: list[SampleSize] = field(default_factory=list[SampleSize])
+    forms: Counter[str] = field(default_factory=Counter[str])
+    num_bad: int = 0
+    sentences: list[str] = field(default_factory=list[str])
+    marks: dict[str, ImageMark] = field(default_factory=dict[str, ImageMark])
+    """Of the image files that were looked at, by path."""
+
+    def add(self, other: "Scanned") -> None:
+        self.samples += other.samples
+        self.forms += other.forms
+        self.num_bad += other.num_bad
+        self.sentences = (self.sentences + other.sentences)[:MAX_SENTENCES]
+        self.marks |= other.marks
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    file: Path
+    folders: tuple[Path, ...]
+    columns: NamedColumns | None
+    records: list[Record]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(record.content) for record in self.records)
+
+
+def scan(
+    files: Sequence[DataFile],
+    texts: ModelTexts | None,
+    counter: TokenCounter,
+    *,
+    source: str,
+    image_folder: Path | None = None,
+) -> tuple[Dataset, list[ImageMark]]:
+    """The samples of the files, and the image files that they show. ``counter`` is that of ``texts``.
+
+    Raises UnavailableError for a file that cannot be read, InputError for one that is broken, or without any sample.
+    """
+    total_bytes = sum(os.path.getsize(file.path) for file in files)
+    found = Scanned()
+    chunks = _chunks(files, image_folder)
+    with reading_progress(total_bytes) as advance:
+        for chunk_bytes, part in _results(chunks, texts, counter, _num_processes(total_bytes)):
+            found.add(part)
+            advance(chunk_bytes, len(part.samples) + part.num_bad)
+    if not found.samples:
+        why = f"; all of its {found.num_bad} are bad, the first: {found.sentences[0]}" if found.num_bad else ""
+        raise InputError(f"{source} has no sample to train on{why}")
+    dataset = Dataset(
+        source=source,
+        samples=tuple(found.samples),
+        forms=dict(found.forms),
+        num_bad=found.num_bad,
+        sentences=tuple(found.sentences),
+        counting=counter.about,
+        is_exact=counter.is_exact,
+    )
+    return dataset, list(found.marks.values())
+
+
+def _chunks(files: Sequence[DataFile], image_folder: Path | None) -> Iterator[_Chunk]:
+    for file in files:
+        beside = (file.path.parent,)
+        folders = beside if image_folder is None else (image_folder, *beside)
+        records: list[Record] = []
+        num_bytes = 0
+        for record in records_in(file.path):
+            records.append(record)
+            num_bytes += len(record.content)
+            if num_bytes >= CHUNK_BYTES or len(records) >= CHUNK_SAMPLES:
+                yield _Chunk(file.path, folders, file.columns, records)
+                records, num_bytes = [], 0
+        if records:
+            yield _Chunk(file.path, folders, file.columns, records)
+
+
+def _num_processes(total_bytes: int) -> int:
+    if total_bytes < LEAST_BYTES:
+        return 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return min(MAX_PROCESSES, cores)
+
+
+def _results(
+    chunks: Iterable[_Chunk], texts: ModelTexts | None, counter: TokenCounter, num_processes: int
+) -> Iterator[tuple[int, Scanned]]:
+    """Bytes and results of each chunk, in order."""
+    if num_processes == 1:
+        for chunk in chunks:
+            yield chunk.num_bytes, _looked_at(chunk, counter)
+        return
+    # A copy of this process is there at once; beside other threads it might hold a lock that nobody lets go.
+    can_fork = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
+    context = multiprocessing.get_context("fork" if can_fork else "spawn")
+    with ProcessPoolExecutor(num_processes, mp_context=context, initializer=_begin, initargs=(texts,)) as pool:
+        waiting: deque[tuple[int, Future[Scanned]]] = deque()
+        try:
+            for chunk in chunks:
+                waiting.append((chunk.num_bytes, pool.submit(_in_process, chunk)))
+                if len(waiting) > CHUNKS_AHEAD * num_processes:
+                    num_bytes, first = waiting.popleft()
+                    yield num_bytes, first.result()
+            while waiting:
+                num_bytes, first = waiting.popleft()
+                yield num_bytes, first.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_OWN: list[TokenCounter] = []
+"""The counter of a process of the pool."""
+
+
+def _begin(texts: ModelTexts | None) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as many processes as cores are there
+    _OWN.append(token_counter(texts))
+
+
+def _in_process(chunk: _Chunk) -> Scanned:
+    return _looked_at(chunk, _OWN[-1])
+
+
+def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
+    found = Scanned()
+    read: list[tuple[str, Sample]] = []
+    for record in chunk.records:
+        try:
+            read.append(sample_of(record, chunk.folders, PixelBudget(0), file=chunk.file, columns=chunk.columns))
+        except InputError as error:
+            _leave_out(found, str(error))
+        except ImportError:
+            raise MissingPackageError("samples with images need Pillow: pip install 'vlmplan[data]'") from None
+    for (form, sample), tokens in zip(read, counter.counts([sample for _, sample in read]), strict=True):
+        if isinstance(tokens, InputError):
+            _leave_out(found, str(tokens))
+            continue
+        found.forms[form] += 1
+        found.samples.append(SampleSize(tokens, tuple((image.width, image.height) for image in sample.images)))
+        for image in sample.images:
+            if isinstance(image.source, Path) and str(image.source) not in found.marks:
+                mark = image_mark(str(image.source))
+                if mark is not None:
+                    found.marks[mark[0]] = mark
+    return found
+
+
+def _leave_out(found: Scanned, sentence: str) -> None:
+    found.num_bad += 1
+    if len(found.sentences) < MAX_SENTENCES:
+        found.sentences.append(sentence)
+
+
+def image_mark(path: str) -> ImageMark | None:
+    """What tells that an image file is the one that was looked at; None where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return path, status.st_size, status.st_mtime_ns
