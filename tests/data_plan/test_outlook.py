@@ -2,7 +2,7 @@
 
 import json
 import random
-import time
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from vlmplan.data_plan.outlook import Outlooks
 from vlmplan.data_rules import DataRules, Order
 from vlmplan.dataset import Dataset, SampleSize
 from vlmplan.estimation import Estimate, Estimator
+from vlmplan.launch.prepared import planned
 from vlmplan.models import find_model
 from vlmplan.request import Request, parse, requested_cluster, requested_setup
 from vlmplan.sampler import epoch_order
+from vlmplan.training import TrainerOptions
 
 TEXT, SEES = "llama-3.2-1b", "qwen2-vl-2b"
 
@@ -216,21 +218,26 @@ def test_a_configuration_s_rules_are_followed(tmp_path: Path):
     assert "1 of 2 samples (50.0%) are longer and cut" in shown.out
 
 
+def cpu_seconds() -> float:
+    """Of this process and those that it waited for: what other processes of a busy machine take does not count."""
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in both)
+
+
 @pytest.mark.sweep
 def test_a_hundred_thousand_samples_with_images_are_read_in_a_minute_of_two_cores(tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 100_000, images=True)
-    started = time.process_time()
-    first = time.monotonic()
+    started = cpu_seconds()
     request, _, outlooks = with_data(path, model=SEES)
-    wall, used = time.monotonic() - first, time.process_time() - started
+    used = cpu_seconds() - started
     source = request.from_data.source
     assert len(source.trained.samples.shapes) == 100_000
     outlook = outlooks.of(source)
     assert outlook.worst.covering.seq_len >= source.trained.samples.longest
-    again = time.monotonic()
+    assert used < 2 * 60, f"{used:.0f} seconds of processor time"
+    started = cpu_seconds()
     with_data(path, model=SEES)
-    print(f"{wall:.1f} s at first, {used:.1f} s of them in this process; {time.monotonic() - again:.1f} s kept")
-    assert wall < 60 * max(1.0, wall / max(used, 1e-9))
+    assert cpu_seconds() - started < 0.3 * used
 
 
 def test_a_small_image_is_made_as_large_as_the_trainer_makes_it():
@@ -246,3 +253,20 @@ def test_a_small_image_is_made_as_large_as_the_trainer_makes_it():
     files = find_model(SEES)
     assert sample_shapes(whole, files, DataRules()).shapes[0].num_images == 1
     assert sample_shapes(whole, files, DataRules(min_pixels=100 * 100)).sizes[0][1] == (100, 100)
+
+
+def test_a_plan_to_launch_has_room_for_as_many_of_the_largest_images_as_a_sample_shows(tmp_path: Path):
+    for name, size in (("small", (56, 56)), ("large", (560, 560))):
+        (tmp_path / f"{name}.png").write_bytes(png_header(*size))
+    small, large = ({"type": "image", "path": f"{name}.png"} for name in ("small", "large"))
+    path = jsonl(tmp_path, asked(small, small, small), asked(large), asked("x" * 320))
+    request = parse({"model": SEES, "gpu": "a100-sxm4-80gb", "method": "lora", "data": path})
+    trainer = TrainerOptions(output_dir=tmp_path / "run", train_data=path)
+    plan, _ = planned(request, (), trainer)
+    workload = plan.workload
+    assert (workload.images_per_sample, workload.image_width, workload.image_height) == (3, 560, 560)
+    assert workload.seq_len >= 3 * (560 // 28) ** 2
+    assert workload.num_samples == 3
+    covers = request.from_data.source.covering
+    assert covers.images_per_sample * (covers.image_size[0] // 28) ** 2 >= (560 // 28) ** 2
+    assert covers.seq_len < workload.seq_len

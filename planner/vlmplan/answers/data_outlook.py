@@ -109,7 +109,7 @@ def _covering_text(covers: Covering) -> str:
 def _table(source: DataSource, outlook: Outlook, options: Sequence[Option]) -> Table:
     has_images = bool(source.found.sizes)
     titles = ["what would buy", "peak", "change", "run", "change", "padding", "cut"]
-    titles += ["images shrunk"] if has_images else []
+    titles += ["shrunk"] if has_images else []
     now = source.trained.num_over / len(source.found.shapes)
     rows = [_row("as it is", outlook, outlook, now, 0.0, has_images)]
     rows += [

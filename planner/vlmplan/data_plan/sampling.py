@@ -1,7 +1,7 @@
 """The micro batches that a trainer makes of samples: in its order, padded as it pads, for every rank.
 
 Sources: vlmplan's own sampler (``sampler.py``); of Hugging Face's Trainer ``RandomSampler`` and, by length,
-``get_length_grouped_indices`` in transformers' ``trainer_pt_utils.py``, of which accelerate hands each rank the next
+``LengthGroupedSampler`` in transformers' ``trainer_pt_utils.py``, of which accelerate hands each rank the next
 batch (``BatchSamplerShard``). torch's random numbers are not drawn here: another trainer's order is one like its own.
 """
 
