@@ -36,6 +36,8 @@ class DataRules:
 
 
 BUNDLED = "vlmplan"
+OF_EVERY_IMAGE = "every image is taken as large as"
+"""How a note on the size of images begins that has no meaning where the samples are known."""
 LLAMA_FACTORY_PIXELS = 768 * 768, 32 * 32
 """The most and the fewest of an image, where nothing else is said (``hparams/model_args.py``, 0.9.5)."""
 

@@ -105,7 +105,7 @@ def _smaller_images(source: DataSource) -> Iterator[tuple[str, _Make]]:
                 shrunk_fraction=shrunk / len(shown),
             )
 
-        yield f"images of {pixels / 1e6:.2f} Mpixels", make
+        yield f"images of {pixels / 1e6:.2f} MP", make
 
 
 def largest_that_fit(found: Estimate, estimator: Estimator, outlooks: Outlooks, bound: Covering) -> Largest:

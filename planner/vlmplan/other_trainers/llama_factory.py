@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, DataRules
+from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -135,7 +135,7 @@ def _samples(settings: Settings, model: ModelFiles | None, *, packs: bool) -> di
     settings.ignore(("video_max_pixels", "video_fps", "video_maxlen"))
     if sees(model):
         options["image_size"] = largest_image(largest)
-        settings.note(f"every image is taken as large as image_max_pixels allows, {largest_image(largest)}")
+        settings.note(f"{OF_EVERY_IMAGE} image_max_pixels allows, {largest_image(largest)}")
     settings.only("image_do_pan_and_scan crop_to_patches", f"more crops of an image: {NOT_PLANNED}")
     return options
 

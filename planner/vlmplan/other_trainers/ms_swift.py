@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from vlmplan.data_rules import DataRules
+from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
 from vlmplan.models import context_length
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.hugging_face import (
@@ -132,7 +132,7 @@ def _samples(settings: Settings, model: ModelFiles | None, around: Surroundings)
     largest = settings.maybe_count("max_pixels", least=1) or _pixels(settings, around)
     if largest is not None and sees(model):
         options["image_size"] = largest_image(largest)
-        settings.note(f"every image is taken as large as max_pixels allows, {largest_image(largest)}")
+        settings.note(f"{OF_EVERY_IMAGE} max_pixels allows, {largest_image(largest)}")
     return options
 
 

@@ -80,7 +80,7 @@ def _with_data(whole: Request, own: Request, path: Path) -> Request:
     """``whole``, of which ``own`` is the user's part, with the samples' lengths and images in place of its own, which
     are limits then. A number of samples that is said stays."""
     from vlmplan.data_plan import data_source
-    from vlmplan.data_rules import rules_of
+    from vlmplan.data_rules import OF_EVERY_IMAGE, rules_of
 
     configured = whole.configured
     tool = None if whole.made_for is None else whole.made_for.value
@@ -108,7 +108,9 @@ def _with_data(whole: Request, own: Request, path: Path) -> Request:
         image_size=alone.image_size or said.image_size,
         num_samples=said.num_samples or alone.num_samples,
     )
-    return replace(whole, workload=workload, from_data=FromData(source=source, alone=alone))
+    if configured is not None:  # what it says of samples that nobody has seen
+        configured = replace(configured, notes=tuple(one for one in configured.notes if OF_EVERY_IMAGE not in one))
+    return replace(whole, workload=workload, configured=configured, from_data=FromData(source=source, alone=alone))
 
 
 def _summary(config: "TrainerConfig") -> str:

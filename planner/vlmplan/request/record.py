@@ -92,7 +92,7 @@ class ConfiguredRequest:
 class FromData:
     """The samples that a request is made of, and what they decide by themselves."""
 
-    source: "DataSource"
+    source: "DataSource" = field(hash=False)
     alone: WorkloadRequest
 
 
