@@ -1,5 +1,6 @@
 """``recommend --for``: what is recommended for another trainer is what ``check`` says of the files that are written."""
 
+import ast
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -56,8 +57,8 @@ def test_nothing_is_recommended_that_the_trainer_cannot_do(trainer):
     recipes = [recipe_from_json(plan) for plan in plans_of(recommended("--for", trainer, "--model", model.id))]
     assert {recipe.method for recipe in recipes} == set(Method)
     assert [objection(Tool(trainer), recipe, model) for recipe in recipes] == [None] * len(recipes)
-    losses = {"trl": "chunked"}
-    assert {recipe.loss.value for recipe in recipes} == {losses.get(trainer, "full")}
+    losses = {"trl": "trl"}
+    assert {recipe.loss.value for recipe in recipes} == {losses.get(trainer, "model")}
 
 
 def plans_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -80,8 +81,8 @@ def test_an_option_that_the_trainer_does_not_have_is_refused_with_the_reason():
 def test_the_loss_and_the_types_of_an_estimate_are_the_trainers():
     asked = ("estimate", "--json", "--model", "qwen2.5-0.5b", "--gpu", "rtx-4090", "--method", "full")
     setups = {trainer: call(*asked, "--for", trainer).document["recipe"] for trainer in TRAINERS}
-    assert {trainer: setup["loss"] for trainer, setup in setups.items()} == dict.fromkeys(TRAINERS, "full") | {
-        "trl": "chunked"
+    assert {trainer: setup["loss"] for trainer, setup in setups.items()} == dict.fromkeys(TRAINERS, "model") | {
+        "trl": "trl"
     }
     types = {"trl": "float32", "transformers": "model", "llamafactory": "table", "ms-swift": "model"}
     assert {trainer: setup["weight_dtype"] for trainer, setup in setups.items()} == types
@@ -122,3 +123,14 @@ def test_a_model_in_a_folder_is_found_from_the_folder_of_the_files():
     settings = answer["made_for"]["settings"]
     assert settings["model"] == str(Path("a model").resolve())
     assert "'a model" not in Path("out/train.sh").read_text(encoding="utf-8").splitlines()[-1]
+
+
+def test_the_script_around_the_trainer_loads_what_is_planned():
+    words = ("--model", "smolvlm-256m", "--images-per-sample", "0", "--method", "qlora", "--lora-targets", "q_proj")
+    recommended("--for", "transformers", *words, "--seq-len", "210")
+    tree = ast.parse(Path("out/train.py").read_text(encoding="utf-8"))
+    said = {node.targets[0].id: ast.unparse(node.value) for node in tree.body if isinstance(node, ast.Assign)}
+    assert ast.literal_eval(said["LORA"])["target_modules"] == ["q_proj"]
+    assert (said["MAX_LENGTH"], said["QUANTIZES"], said["DTYPE"]) == ("210", "True", "torch.bfloat16")
+    loaded = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert "AutoModelForImageTextToText" in loaded  # the model sees, whether or not its samples have images

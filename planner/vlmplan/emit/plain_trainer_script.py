@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
 from vlmplan.recipe import ALL_LINEAR, Method, Recipe, WeightDtype
 from vlmplan.workload import Workload
@@ -11,7 +12,7 @@ import json
 import sys
 
 import torch
-from transformers import AutoConfig, AutoProcessor, HfArgumentParser, Trainer, TrainingArguments
+from transformers import AutoProcessor, HfArgumentParser, Trainer, TrainingArguments
 from transformers import {model_class} as ModelClass
 
 MODEL = {model!r}
@@ -92,7 +93,7 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
     """The program; ``head`` are lines for its docstring's place."""
     comments = "".join(f"# {line}\n" for line in head)
     return comments + PROGRAM.lstrip("\n").format(
-        model_class="AutoModelForImageTextToText" if workload.images_per_sample else "AutoModelForCausalLM",
+        model_class="AutoModelForImageTextToText" if sees(workload.model) else "AutoModelForCausalLM",
         model=model_name(workload.model),
         data=placeholder("DATA"),
         max_length=workload.seq_len,
