@@ -43,7 +43,7 @@ def test_long_commands_print_what_the_page_shows(page, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_commands_is_run_or_says_why_not(page):
-    shown = [block for block in blocks(page.read_text()) if block.kind in ("console", "sh", "bash", "shell")]
+    shown = [block for block in blocks(page.read_text()) if block.kind in ("console", "pycon", "sh", "bash", "shell")]
     assert not [block.text for block in shown if not block.is_run and not block.why_not]
 
 

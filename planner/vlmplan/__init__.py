@@ -1,15 +1,63 @@
 """vlmplan: plan the memory, time and money of fine-tuning vision-language and language models."""
 
-from vlmplan.api import EstimateResult, Phase, estimate
-from vlmplan.errors import InputError, UnavailableError, VlmplanError
+from vlmplan.api import (
+    AdviseOptions,
+    AdviseResult,
+    Change,
+    CheckOptions,
+    CheckResult,
+    Configuration,
+    EstimateOptions,
+    EstimateResult,
+    OtherMachine,
+    Phase,
+    RankedPlan,
+    RecommendOptions,
+    RecommendResult,
+    Rejection,
+    ToFit,
+    advise,
+    check,
+    estimate,
+    read_config,
+    recommend,
+)
+from vlmplan.errors import (
+    DoesNotFitError,
+    InputError,
+    MissingPackageError,
+    UnavailableError,
+    UnknownNameError,
+    VlmplanError,
+)
 from vlmplan.version import __version__
 
 __all__ = [
+    "AdviseOptions",
+    "AdviseResult",
+    "Change",
+    "CheckOptions",
+    "CheckResult",
+    "Configuration",
+    "DoesNotFitError",
+    "EstimateOptions",
     "EstimateResult",
     "InputError",
+    "MissingPackageError",
+    "OtherMachine",
     "Phase",
+    "RankedPlan",
+    "RecommendOptions",
+    "RecommendResult",
+    "Rejection",
+    "ToFit",
     "UnavailableError",
+    "UnknownNameError",
     "VlmplanError",
     "__version__",
+    "advise",
+    "check",
     "estimate",
+    "read_config",
+    "recommend",
 ]

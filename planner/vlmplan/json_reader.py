@@ -53,6 +53,14 @@ def parse_json_object(
     return cast(JsonDict, values)
 
 
+def json_text(values: Mapping[str, Any], *, source: str) -> str:
+    """What a program has in memory, as the file that it would be. Raises InputError for what no JSON can be."""
+    try:
+        return json.dumps(dict(values))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"{source} holds what no JSON can ({error})") from None
+
+
 @contextmanager
 def json_mistakes(source: str, text: str | None = None) -> Generator[None]:
     """What ``json`` raises, as InputError. ``text`` is looked at for comments, or for there being none."""

@@ -3,13 +3,16 @@
 A block of kind ``console`` holds commands, each after ``$``, and what they print. A comment right above it says what is
 special, parts divided by ``, ``: ``not run: WHY``, ``sweep`` (takes long, or needs the training libraries), ``exit 3``,
 ``on 2026-11-21`` (the day on which it is asked, where prices have an age), ``output varies``, ``seconds vary``.
-Commands of a page run in one empty folder, in which each of its blocks that has a title is a file. To
-rewrite all that is shown:
+Commands of a page run in one empty folder, in which each of its blocks that has a title is a file. A block of kind
+``pycon`` is a session with Python's prompt; those of a page share their names. To rewrite all that is shown:
 
 PYTHONPATH=tests python tests/tools/documents.py [--sweep] [FILE...]
 """
 
 import ast
+import contextlib
+import doctest
+import io
 import json
 import os
 import re
@@ -17,15 +20,18 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 from cli_calls import call, isolate
+from vlmplan.errors import VlmplanError
 from vlmplan.launch.demo import write_demo_model
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +62,7 @@ class Block:
 
     @property
     def is_run(self) -> bool:
-        return self.kind == "console" and self.why_not is None
+        return self.kind in ("console", "pycon") and self.why_not is None
 
     @property
     def why_not(self) -> str | None:
@@ -100,13 +106,7 @@ def run(command: str, day: date) -> tuple[int, str]:
     joined = command.replace("\\\n", " ")
     words, cut, part = CUT.fullmatch(joined).groups()
     if words.startswith("vlmplan "):
-
-        class Day(date):
-            @classmethod
-            def today(cls) -> date:
-                return day
-
-        with mock.patch("vlmplan.cli.options.date", Day), mock.patch.dict(os.environ, COLUMNS=str(COLUMNS)):
+        with asked_on(day):
             called = call(*shlex.split(words)[1:])
         code, printed = called.code, called.out + called.err
     else:
@@ -118,6 +118,35 @@ def run(command: str, day: date) -> tuple[int, str]:
     elif cut is not None:
         lines = lines[: int(part)] if cut == "head -" else lines[-int(part) :]
     return code, "".join(lines)
+
+
+@contextlib.contextmanager
+def asked_on(day: date) -> Generator[None]:
+    """Prices have the age of this day, and lines the width that is shown."""
+
+    class Day(date):
+        @classmethod
+        def today(cls) -> date:
+            return day
+
+    with mock.patch("vlmplan.cli.options.date", Day), mock.patch.dict(os.environ, COLUMNS=str(COLUMNS)):
+        yield
+
+
+def interpreted(block: Block, names: dict[str, Any]) -> str:
+    """The text of a block with what Python's prompt shows now; ``names`` are those of the session."""
+    parts: list[str] = []
+    for example in doctest.DocTestParser().get_examples(block.text):
+        out = io.StringIO()
+        with asked_on(block.day), contextlib.redirect_stdout(out):
+            try:
+                exec(compile(example.source, "<page>", "single"), names)
+            except VlmplanError as error:
+                out.write("Traceback (most recent call last):\n  ...\n")
+                out.write("".join(traceback.format_exception_only(error)))
+        first, *more = example.source.splitlines()
+        parts += [f">>> {first}\n", *(f"... {line}\n" for line in more), out.getvalue()]
+    return "".join(parts)
 
 
 def ran(block: Block) -> str:
@@ -143,11 +172,14 @@ def with_samples(text: str, *, runs_long: bool = False) -> str:
     if runs_long and DEMO_MODEL in text and "$ vlmplan launch --demo\n" not in text:
         write_demo_model(Path(DEMO_MODEL))
 
+    names: dict[str, Any] = {}
+
     def sample(found: re.Match[str]) -> str:
         block = block_of(found)
         if not block.is_run or (block.is_long and not runs_long):
             return found.group()
-        return found.group().replace(block.text, ran(block))
+        now = interpreted(block, names) if block.kind == "pycon" else ran(block)
+        return found.group().replace(block.text, now)
 
     return BLOCK.sub(sample, text)
 

@@ -75,21 +75,26 @@ def _outcome_json(found: Advice, outcome: Outcome, words: Words) -> JsonDict:
 
 def print_advice(found: Advice, words: Words) -> None:
     """Print the whole answer to standard output."""
-    say(f"{found.workload.model.id}: {_asked(found)}")
+    say(f"{found.workload.model.id}: {asked_text(found)}")
     click.echo()
-    for line in _base_lines(found):
+    for line in base_lines(found):
         say(line)
     click.echo()
-    rows = [_row(found, outcome) for outcome in found.outcomes]
-    if found.base is not None:
-        rows.insert(0, _base_row(found, found.base))
-    print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=LEAST_FIRST, cut_columns=CUT))
-    for line in _reasons(found):
+    print_table(changes_table(found))
+    for line in reason_lines(found):
         say(line)
     click.echo()
     say(click.style("Best change: " if found.best is not None else "", bold=True) + sentence(found, words))
     for line in ("", *assumed) if (assumed := list(_assumed(found))) else ():
         say(line)
+
+
+def changes_table(found: Advice) -> Table:
+    """The plan as it is, and what it is with each change."""
+    rows = [_row(found, outcome) for outcome in found.outcomes]
+    if found.base is not None:
+        rows.insert(0, _base_row(found, found.base))
+    return Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=LEAST_FIRST, cut_columns=CUT)
 
 
 def sentence(found: Advice, words: Words) -> str:
@@ -151,7 +156,8 @@ def _difference(
     return f"{text(abs(value - base))} {'less' if value < base else 'more'} ({100 * fraction:+.0f} %)"
 
 
-def _asked(found: Advice) -> str:
+def asked_text(found: Advice) -> str:
+    """What is looked for, and within which limits."""
     limits = _limits(found)
     if found.base is None:
         return f"what makes it fit{' within ' if limits else ''}{limits}"
@@ -167,7 +173,8 @@ def _limits(found: Advice) -> str:
     return " and ".join(parts)
 
 
-def _base_lines(found: Advice) -> Iterator[str]:
+def base_lines(found: Advice) -> Iterator[str]:
+    """The plan without a change, or why there is none."""
     if found.base is None:
         yield f"Nothing fits: {found.reason}"
         return
@@ -231,7 +238,7 @@ def _percent(fraction: float | None) -> str:
     return "" if fraction is None else f"{100 * fraction:+.0f} %"
 
 
-def _reasons(found: Advice) -> Iterator[str]:
+def reason_lines(found: Advice) -> Iterator[str]:
     """Why nothing fits with a change, one line each."""
     refused = [outcome for outcome in found.outcomes if outcome.plan is None]
     if refused:

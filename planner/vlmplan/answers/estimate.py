@@ -157,10 +157,14 @@ def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequenc
     click.echo()
     print_memory(estimate)
     click.echo()
-    _print_components(estimate)
+    print_table(component_table(estimate))
     click.echo()
-    for line in (*_reserved(estimate), *_host_and_disk(estimate), *_time(estimate), *_assumed(estimate, notes)):
-        say(line)
+    say(*detail_lines(estimate, notes))
+
+
+def detail_lines(estimate: Estimate, notes: Sequence[str]) -> list[str]:
+    """What stands below the tables: host, disk, time, and what the numbers are of."""
+    return [*_reserved(estimate), *_host_and_disk(estimate), *_time(estimate), *_assumed(estimate, notes)]
 
 
 def heading(estimate: Estimate) -> str:
@@ -244,7 +248,8 @@ def _has(components: Components, name: str) -> bool:
     return getattr(components, name) > 0
 
 
-def _print_components(estimate: Estimate) -> None:
+def component_table(estimate: Estimate) -> Table:
+    """The bytes of each GPU at the highest moment, by what they are."""
     peak = estimate.timeline.peak_phase
     rows = [
         (name.replace("_", " "), gib_text(num_bytes), f"{num_bytes / peak.peak.total:.1%}")
@@ -256,9 +261,7 @@ def _print_components(estimate: Estimate) -> None:
     in_all = "process, in all" if estimate.cluster.node.gpu.is_cpu else "device, as nvidia-smi shows it"
     rows.append((in_all, gib_text(estimate.device.device_bytes), ""))
     titles = ("on each GPU", "bytes", "share")
-    print_table(
-        Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))
-    )
+    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))
 
 
 def _beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:

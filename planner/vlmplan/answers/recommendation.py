@@ -119,11 +119,11 @@ def print_recommendation(
     click.echo()
     print_memory(winner.estimate)
     click.echo()
-    _print_plans(found)
+    print_table(plans_table(found))
     if shows_pareto:
         click.echo()
         print_pareto(found)
-    for line in (*_rejections(found.rejected), "", *_assumed(found), "", *next_steps):
+    for line in (*rejection_lines(found.rejected), "", *assumed_lines(found), "", *next_steps):
         say(line)
 
 
@@ -148,17 +148,18 @@ def _beside_others(found: Recommendation, shows_pareto: bool) -> Iterator[str]:
 def print_nothing_fits(found: Recommendation) -> None:
     """Print why no plan is left."""
     say(f"{found.workload.model.id}: nothing fits on {counted(found.num_clusters, 'machine')}")
-    for line in _rejections(found.rejected):
+    for line in rejection_lines(found.rejected):
         say(line)
 
 
-def _print_plans(found: Recommendation) -> None:
+def plans_table(found: Recommendation) -> Table:
+    """All plans, the best of each method first."""
     best = {method: found.best_of(method) for method in Method}
     shown = [plan for plan in best.values() if plan is not None]
     shown.sort(key=found.plans.index)
     rest = [plan for plan in found.plans if plan not in shown]
     rows = [_cells("best", plan, found.as_of) for plan in shown] + [_cells("", plan, found.as_of) for plan in rest]
-    print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=LEAST_FIRST, cut_columns=CUT))
+    return Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=LEAST_FIRST, cut_columns=CUT)
 
 
 def _cells(mark: str, plan: RankedPlan, on: date) -> tuple[str, ...]:
@@ -181,7 +182,7 @@ def _cells(mark: str, plan: RankedPlan, on: date) -> tuple[str, ...]:
     )
 
 
-def _rejections(rejected: Sequence[Rejection]) -> Iterator[str]:
+def rejection_lines(rejected: Sequence[Rejection]) -> Iterator[str]:
     """One line per machine; the largest machines first, because what they lack is least."""
     ordered = sorted(
         {rejection.label: rejection for rejection in rejected}.values(),
@@ -197,7 +198,8 @@ def _rejections(rejected: Sequence[Rejection]) -> Iterator[str]:
         yield f"  and {counted(len(ordered) - SHOWN_REJECTIONS, 'smaller machine')}"
 
 
-def _assumed(found: Recommendation) -> Iterator[str]:
+def assumed_lines(found: Recommendation) -> Iterator[str]:
+    """What the numbers are of, how old prices are, and notes."""
     winner = found.plans[0].estimate
     yield f"assumed: {workload_text(winner)}"
     yield f"'fits' keeps {gib_text(winner.device.reserve_bytes)} of this GPU free; 'tight' plans are not shown"

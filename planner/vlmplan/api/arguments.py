@@ -15,6 +15,7 @@ import click
 from vlmplan.api.kinds import checked
 from vlmplan.api.options import File, Model
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
+from vlmplan.json_reader import json_text, parse_json_object
 from vlmplan.models import given_model
 from vlmplan.plain_text import printable_sentence
 from vlmplan.request import Request, parse
@@ -60,6 +61,9 @@ def _converted(value: Any, option: click.Option) -> Any:
     """``value`` as click gives it for ``option``."""
     if value is None:
         return default_of(option)
+    if isinstance(value, Mapping):
+        source = argument_name(option)
+        return parse_json_object(json_text(cast(Mapping[str, Any], value), source=source), source=source)
     is_path = isinstance(option.type, click.Path)
     if isinstance(value, tuple):
         items = cast(tuple[Any, ...], value)

@@ -8,8 +8,18 @@ from collections.abc import Callable
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from vlmplan.api.options import EstimateOptions, File, Model
-from vlmplan.api.results import EstimateResult
+from vlmplan.api.check_result import CheckResult, Configuration
+from vlmplan.api.estimate_result import EstimateResult
+from vlmplan.api.options import (
+    AdviseOptions,
+    CheckOptions,
+    EstimateOptions,
+    File,
+    Gpus,
+    Model,
+    RecommendOptions,
+)
+from vlmplan.api.recommend_result import AdviseResult, RecommendResult
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -53,8 +63,8 @@ def estimate(
 
     ``model`` is an alias, a Hugging Face id, a folder or config.json, or what ``config.to_dict()`` of transformers
     gives. ``gpu`` is ``NAME`` or ``NAME:COUNT`` of the catalog, ``local`` or ``cpu:N``; this machine's where it is left
-    out. ``config`` is what another trainer is started with; arguments beside it win. The others are the options of the
-    command line by their names.
+    out. ``config`` is a file that another trainer is started with; arguments beside it win. The others are the options
+    of the command line by their names, with the same defaults.
 
     Raises InputError for what is not allowed, UnavailableError for what cannot be read or is not there.
 
@@ -66,3 +76,71 @@ def estimate(
     from vlmplan.api.asking import estimated
 
     return estimated(model, gpu, config, options)
+
+
+@_with_keywords(RecommendOptions, objective="cost")
+def recommend(
+    model: Model | None = None,
+    gpu: Gpus | None = None,
+    *,
+    config: File | None = None,
+    **options: "Unpack[RecommendOptions]",
+) -> RecommendResult:
+    """The cheapest, fastest or smallest setup over many kinds of hardware, as ``vlmplan recommend`` finds it.
+
+    ``model`` and ``config`` are those of ``estimate``. ``gpu`` is one name or several; every offer of the catalog where
+    it is left out. Arguments of the recipe that are given are held fixed, everything else is tried.
+
+    Raises InputError for what is not allowed, UnavailableError for what cannot be read or is not there,
+    DoesNotFitError where no offer is left to look at.
+
+    >>> import vlmplan
+    >>> found = vlmplan.recommend("gpt2", ["t4", "rtx-4090"], method="lora", objective="time")
+    >>> found.plan.gpu, found.plan.num_gpus, found.plan.estimate.fits
+    ('rtx-4090', 1, True)
+    """
+    from vlmplan.api.asking import recommended
+
+    return recommended(model, gpu, config, options)
+
+
+@_with_keywords(AdviseOptions)
+def advise(
+    model: Model | None = None,
+    gpu: Gpus | None = None,
+    *,
+    config: File | None = None,
+    **options: "Unpack[AdviseOptions]",
+) -> AdviseResult:
+    """What each single change of the best plan buys, as ``vlmplan advise`` has it.
+
+    Arguments and errors are those of ``recommend``.
+    """
+    from vlmplan.api.asking import advised
+
+    return advised(model, gpu, config, options)
+
+
+@_with_keywords(CheckOptions)
+def check(
+    path: File, gpu: str | None = None, *, model: Model | None = None, **options: "Unpack[CheckOptions]"
+) -> CheckResult:
+    """How the configuration of another trainer is read, and its estimate, as ``vlmplan check`` has them.
+
+    ``path`` is what the trainer is started with: YAML, JSON or a shell script, which is parsed and never run. ``model``
+    stands in place of the file's. The others are those of ``estimate``; without ``gpu``, and without GPUs in this
+    machine, there is no estimate. Raises as ``estimate`` does.
+    """
+    from vlmplan.api.asking import checked_file
+
+    return checked_file(path, gpu, model, options)
+
+
+def read_config(path: File, gpu: str | None = None, *, model: Model | None = None) -> Configuration:
+    """How the configuration of another trainer is read: ``check`` without the estimate.
+
+    What a file means can depend on the model and the number of GPUs. Raises as ``estimate`` does.
+    """
+    from vlmplan.api.asking import configuration_of
+
+    return configuration_of(path, gpu, model)

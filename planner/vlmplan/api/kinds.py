@@ -22,7 +22,7 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     >>> checked("lora_rank", 16, int | None), checked("epochs", 2, float | None)
     (16, 2.0)
     """
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = members_of(hint)
     for kind in kinds:
         origin = get_origin(kind) or kind
         is_of, reads, _ = KINDS[origin]
@@ -32,6 +32,11 @@ def checked(name: str, value: Any, hint: Any) -> Any:
             return reads(value)
     needed = listed([KINDS[get_origin(kind) or kind][2](get_args(kind)) for kind in kinds], last="or")
     raise InputError(f"{name} is {shown(value)}; {needed} is needed")
+
+
+def members_of(hint: Any) -> Members:
+    """The types that a union is of; a type that is none by itself."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _is_whole(value: Any, _: Members) -> bool:
@@ -52,7 +57,7 @@ def _is_size(value: Any, _: Members) -> bool:
 
 
 def _is_sequence(value: Any, members: Members) -> bool:
-    kinds = get_args(members[0]) or members
+    kinds = members_of(members[0])
     items: Sequence[Any] = cast(Sequence[Any], value) if isinstance(value, tuple | list) else ()
     return isinstance(value, tuple | list) and all(
         any(KINDS[get_origin(kind) or kind][0](item, get_args(kind)) for kind in kinds) for item in items

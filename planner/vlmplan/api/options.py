@@ -11,6 +11,9 @@ from typing import Any, Literal, TypedDict
 Model = str | PathLike[str] | Mapping[str, Any]
 """An alias, a Hugging Face id, a folder or config.json, or the content of one, as ``config.to_dict()`` gives it."""
 File = str | PathLike[str]
+Gpus = str | Sequence[str]
+"""GPUs for a search: one name or several, each ``NAME`` or ``NAME:COUNT``."""
+Pricing = Literal["on_demand", "reserved", "community", "marketplace", "interruptible", "own"]
 
 
 class WorkloadOptions(TypedDict, total=False):
@@ -35,7 +38,7 @@ class MachineOptions(TypedDict, total=False):
 
 
 class RecipeOptions(TypedDict, total=False):
-    """How to train."""
+    """How to train. ``ds_config`` is a ds_config.json, or what one holds."""
 
     method: Literal["full", "lora", "qlora"] | None
     lora_rank: int | None
@@ -55,9 +58,10 @@ class RecipeOptions(TypedDict, total=False):
     fused_optimizer: bool | None
     cached_casts: bool | None
     kbit_upcast: bool | None
+    gradients_in_buckets: bool | None
     expandable_segments: bool | None
     zero_stage: Literal["none", "0", "1", "2", "3", 0, 1, 2, 3] | None
-    ds_config: File | None
+    ds_config: File | Mapping[str, Any] | None
     offload_optimizer: Literal["none", "cpu", "nvme"] | None
     offload_params: Literal["none", "cpu", "nvme"] | None
     hpz: int | None
@@ -67,7 +71,7 @@ class RecipeOptions(TypedDict, total=False):
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
-    loss: Literal["chunked", "full"] | None
+    loss: Literal["chunked", "full", "model", "trl"] | None
 
 
 class CatalogOptions(TypedDict, total=False):
@@ -76,8 +80,40 @@ class CatalogOptions(TypedDict, total=False):
     catalog: File | Sequence[File]
 
 
+class SearchOptions(TypedDict, total=False):
+    """Which offers a search may take, and what prices assume. US dollars, hours, days and Gbit/s."""
+
+    max_usd_per_hour: float | None
+    max_usd: float | None
+    max_hours: float | None
+    provider: str | Sequence[str]
+    region: str | Sequence[str]
+    pricing: Pricing | Sequence[Pricing]
+    max_price_age_days: int | None
+    spot_interruptions_per_day: float | None
+    download_gbit: float | None
+
+
 class EstimateOptions(WorkloadOptions, MachineOptions, RecipeOptions, CatalogOptions, total=False):
     """Those of ``vlmplan estimate``."""
 
     scaling: bool
     sample_lengths: str | PathLike[str] | None
+
+
+class RecommendOptions(WorkloadOptions, MachineOptions, SearchOptions, RecipeOptions, CatalogOptions, total=False):
+    """Those of ``vlmplan recommend``."""
+
+    objective: Literal["cost", "time", "vram"]
+    pareto: bool
+    rehearse: bool
+
+
+class AdviseOptions(WorkloadOptions, MachineOptions, SearchOptions, RecipeOptions, CatalogOptions, total=False):
+    """Those of ``vlmplan advise``."""
+
+    objective: Literal["cost", "time"] | None
+
+
+class CheckOptions(WorkloadOptions, MachineOptions, RecipeOptions, CatalogOptions, total=False):
+    """Those of ``vlmplan check``."""

@@ -1,6 +1,7 @@
 """``vlmplan advise``: what each single change of a plan would save or cost."""
 
 import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, RECIPE, WORKLOAD, o
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES
 
 if TYPE_CHECKING:
-    from vlmplan.request import Options
+    from vlmplan.request import Options, Request
+    from vlmplan.search.advice import Advice
 
 
 @click.command()
@@ -27,34 +29,61 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     --max-usd a budget: what is fastest within it. What is not changed stays, but for micro batch, engine and
     checkpointing, which follow. Where nothing fits, it shows what makes it fit. Exit code 3 if nothing does.
     """
-    from vlmplan.answers.advice import document, print_advice
-    from vlmplan.answers.to_fit import document as to_fit_json
-    from vlmplan.answers.to_fit import print_way_out
-    from vlmplan.catalog import load_catalog
-    from vlmplan.cli.to_fit import command_text
-    from vlmplan.request import Objective, Request, parse
-    from vlmplan.search.advice import advice
+    from vlmplan.request import parse
 
     request = parse(given)
-    objective = request.search.objective
-    has_budget_alone = given["max_usd"] is not None and given["max_hours"] is None
-    if objective is None:
-        own = Objective.TIME if has_budget_alone else Objective.COST
-        request = replace(request, search=replace(request.search, objective=own))
-    found = advice(request, load_catalog(catalog_files), request.model_files, today())
-    whole = command_text(advise, catalog_files, order=tuple(given))
-
-    def text(asked: Request) -> str:
-        """With the objective as it was given, or none."""
-        return whole(replace(asked, search=replace(asked.search, objective=objective)))
-
+    found = answered(request, catalog_files)
+    command = command_of(request, catalog_files, order=tuple(given))
     if as_json:
-        described = document(found, words) | to_fit_json(found.way_out, text, found.as_of)
-        print_document(described)
+        print_document(described(found, command))
     else:
-        print_advice(found, words)
-        print_way_out(found.way_out, text, found.as_of)
+        print_answer(found, command)
     return 0 if found.base is not None or found.best is not None else EXIT_NOTHING_FITS
+
+
+def answered(request: "Request", catalog_files: tuple[Path, ...]) -> "Advice":
+    """The advice on a request; one that names no objective has time where a budget is all that it limits."""
+    from vlmplan.catalog import load_catalog
+    from vlmplan.request import Objective
+    from vlmplan.search.advice import advice
+
+    wanted = request.search
+    if wanted.objective is None:
+        has_budget_alone = wanted.max_usd is not None and wanted.max_hours is None
+        own = Objective.TIME if has_budget_alone else Objective.COST
+        request = replace(request, search=replace(wanted, objective=own))
+    return advice(request, load_catalog(catalog_files), request.model_files, today())
+
+
+def command_of(
+    request: "Request", catalog_files: tuple[Path, ...], *, order: Sequence[str]
+) -> "Callable[[Request], str]":
+    """What makes a command line of a changed request, with the objective as ``request`` has it, or none."""
+    from vlmplan.cli.to_fit import command_text
+
+    whole = command_text(advise, catalog_files, order=order)
+
+    def text(asked: "Request") -> str:
+        return whole(replace(asked, search=replace(asked.search, objective=request.search.objective)))
+
+    return text
+
+
+def described(found: "Advice", command: "Callable[[Request], str]") -> dict[str, Any]:
+    """The document of an answer."""
+    from vlmplan.answers.advice import document
+    from vlmplan.answers.to_fit import document as to_fit_json
+
+    return document(found, words) | to_fit_json(found.way_out, command, found.as_of)
+
+
+def print_answer(found: "Advice", command: "Callable[[Request], str]") -> None:
+    """What people see of an answer."""
+    from vlmplan.answers.advice import print_advice
+    from vlmplan.answers.to_fit import print_way_out
+
+    print_advice(found, words)
+    print_way_out(found.way_out, command, found.as_of)
 
 
 def words(changed: "Options") -> str:

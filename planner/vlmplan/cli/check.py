@@ -1,17 +1,19 @@
 """``vlmplan check``: what the configuration of another trainer means, and whether it fits."""
 
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, answered, described, print_answer
+from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, Answer, answered, described, print_answer
 from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, run_fix
 from vlmplan.cli.options import CATALOG, DATA, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
 
 if TYPE_CHECKING:
-    from vlmplan.request import Request
+    from vlmplan.request import Configured, Request
 
 MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
 
@@ -39,11 +41,9 @@ def check(
     --fix shows what to change of FILE in place of the estimate, and changes nothing; --write FILE writes the first.
     With it the exit code is 3 only if no change that was tried helps.
     """
-    from vlmplan.answers.reading import document, print_reading
     from vlmplan.cli.estimate import estimate
     from vlmplan.cli.to_fit import command_text
     from vlmplan.memory.device import Verdict
-    from vlmplan.render.lines import say
     from vlmplan.request import parse
 
     choice = FixOptions(fixes=fixes, target=target, force=force)
@@ -52,24 +52,52 @@ def check(
     request = parse({**given, "config": file})
     if choice.fixes:
         return run_fix(file, given, request, catalog_files, choice, as_json=as_json)
-    configured = request.configured
-    assert configured is not None
-    answer = answered(request, catalog_files, None, scales=False) if _has_gpu(request) else None
+    checked = checked_of(request, catalog_files)
     command = command_text(estimate, catalog_files, order=("config", *given))
     if as_json:
-        found = None if answer is None else described(answer, command)
-        print_document(
-            {"schema": SCHEMA, "config": document(configured.config), "estimate": found, "fix": None, "written": []}
-        )
+        print_document(described_check(checked, command))
     else:
-        print_reading(configured.config, configured.notes[1:])
-        click.echo()
-        if answer is None:
-            name = shlex.quote(str(file))
-            say(f"--gpu NAME:COUNT says whether it fits; vlmplan recommend --config {name} finds where it does")
-        else:
-            print_answer(answer, command)
+        print_check(checked, command)
+    answer = checked.answer
     return EXIT_DOES_NOT_FIT if answer is not None and answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A configuration as it was read, and its estimate where GPUs are known."""
+
+    configured: "Configured"
+    answer: Answer | None
+
+
+def checked_of(request: "Request", catalog_files: tuple[Path, ...]) -> Checked:
+    """What there is to say of the configuration that a request names."""
+    assert request.configured is not None
+    answer = answered(request, catalog_files, None, scales=False) if _has_gpu(request) else None
+    return Checked(configured=request.configured, answer=answer)
+
+
+def described_check(checked: Checked, command: "Callable[[Request], str]") -> dict[str, Any]:
+    """The document of what was checked."""
+    from vlmplan.answers.reading import document
+
+    found = None if checked.answer is None else described(checked.answer, command)
+    config = document(checked.configured.config)
+    return {"schema": SCHEMA, "config": config, "estimate": found, "fix": None, "written": []}
+
+
+def print_check(checked: Checked, command: "Callable[[Request], str]") -> None:
+    """What people see of what was checked."""
+    from vlmplan.answers.reading import print_reading
+    from vlmplan.render.lines import say
+
+    print_reading(checked.configured.config, checked.configured.notes[1:])
+    click.echo()
+    if checked.answer is None:
+        name = shlex.quote(str(checked.configured.path))
+        say(f"--gpu NAME:COUNT says whether it fits; vlmplan recommend --config {name} finds where it does")
+    else:
+        print_answer(checked.answer, command)
 
 
 def _has_gpu(request: "Request") -> bool:

@@ -33,10 +33,12 @@ from vlmplan.cli.other_trainer import ForTrainer, for_trainer, next_steps
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 
 if TYPE_CHECKING:
+    from vlmplan.estimation import Estimate
     from vlmplan.freezing import Freezing
+    from vlmplan.plan import Plan
     from vlmplan.rehearsal import Comparison
     from vlmplan.request import Request
-    from vlmplan.search import Recommendation
+    from vlmplan.search import RankedPlan, Recommendation
     from vlmplan.search.way_out import WayOut
 
 EXIT_NOTHING_FITS = 3
@@ -99,7 +101,7 @@ def recommend(
     A run's price holds start-up, download, training, checkpoints and a week of disk. With --pricing interruptible it
     also holds what interruptions make you do again, for checkpoints at the distance that costs least.
     """
-    from vlmplan.cli.to_fit import command_text, searched_way_out_of
+    from vlmplan.cli.to_fit import command_text
     from vlmplan.request import parse
 
     pictures = {"--html": html, "--svg": svg}
@@ -108,60 +110,81 @@ def recommend(
         refresh_prices(today())
     plots = html is not None or svg is not None or (shows_pareto and not as_json)
     request = parse(given)
-    found = requested_recommendation(request, catalog_files, today(), compares_all=plots)
-    found, rehearsal = _confirmed(found, request) if rehearses else (found, None)
-    made = for_trainer(request, found.plans[0].estimate, catalog_files, out, force=force) if found.plans else None
-    steps = _next_steps(found, request, out, force=force) if made is None else next_steps(made)
-    steps += _write_pictures(found, pictures, force=force)
-    answer = Answer(
+    rehearse = _with_bar if rehearses else None
+    answer = answered(request, catalog_files, compares_all=plots, shows_pareto=shows_pareto, rehearse=rehearse)
+    found, made = answer.found, None
+    if found.plans:
+        made = for_trainer(request, found.plans[0].estimate, catalog_files, out, force=force)
+    lines = next_steps_of(found, request, out, force=force) if made is None else next_steps(made)
+    lines += _write_pictures(found, pictures, force=force)
+    command = command_text(recommend, catalog_files, order=tuple(given))
+    if as_json:
+        print_document(described(answer, command, made))
+    else:
+        print_answer(answer, lines, command)
+    return 0 if found.plans else EXIT_NOTHING_FITS
+
+
+def answered(
+    request: "Request",
+    catalog_files: tuple[Path, ...],
+    *,
+    compares_all: bool,
+    shows_pareto: bool,
+    rehearse: "Callable[[Plan, Estimate], Comparison] | None",
+) -> "Answer":
+    """The search of a request with everything that is shown beside it; ``rehearse`` confirms the first plan,
+    ``compares_all`` is of ``SearchQuery``."""
+    from vlmplan.cli.to_fit import searched_way_out_of
+
+    found = requested_recommendation(request, catalog_files, today(), compares_all=compares_all)
+    rehearsal = None
+    if rehearse is not None:
+        from vlmplan.search.confirmation import confirmed
+
+        confirmation = confirmed(found, request.ds_config, rehearse)
+        found, rehearsal = confirmation.found, confirmation.winner
+    return Answer(
         found=found,
-        next_steps=steps,
-        made=made,
         rehearsal=rehearsal,
         freezing=freezing_of(found.plans[0].estimate, request) if found.plans else None,
         way_out=searched_way_out_of(request, found, catalog_files),
         shows_pareto=shows_pareto,
     )
-    show = _print_json if as_json else _print_text
-    show(answer, command_text(recommend, catalog_files, order=tuple(given)))
-    return 0 if found.plans else EXIT_NOTHING_FITS
 
 
-def _confirmed(found: "Recommendation", request: "Request") -> tuple["Recommendation", "Comparison | None"]:
-    """The recommendation whose first plan a rehearsal confirms, and that rehearsal."""
+def _with_bar(plan: "Plan", estimate: "Estimate") -> "Comparison":
     from vlmplan.cli.rehearse import rehearsed
-    from vlmplan.search.confirmation import confirmed
 
-    confirmation = confirmed(found, request.ds_config, rehearsed)
-    return confirmation.found, confirmation.winner
+    return rehearsed(plan, estimate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A recommendation with what was looked for and done besides."""
+    """A recommendation with what was looked for besides."""
 
     found: "Recommendation"
-    next_steps: list[str]
-    made: ForTrainer | None
     rehearsal: "Comparison | None"
     freezing: "Freezing | None"
     way_out: "WayOut | None"
     shows_pareto: bool
 
 
-def _print_json(answer: Answer, command: "Callable[[Request], str]") -> None:
+def described(answer: Answer, command: "Callable[[Request], str]", made: ForTrainer | None = None) -> dict[str, Any]:
+    """The document of an answer, with what is ``made`` for another trainer."""
     from vlmplan.answers import recommendation, to_fit
     from vlmplan.answers.estimate import freezing_json
     from vlmplan.cli.other_trainer import document as made_for_json
 
-    described = recommendation.document(answer.found, answer.rehearsal)
-    described["freeze_vision"] = freezing_json(answer.freezing)
-    if answer.made is not None:
-        described["made_for"] = made_for_json(answer.made)
-    print_document(described | to_fit.document(answer.way_out, command, answer.found.as_of))
+    document = recommendation.document(answer.found, answer.rehearsal)
+    document["freeze_vision"] = freezing_json(answer.freezing)
+    if made is not None:
+        document["made_for"] = made_for_json(made)
+    return document | to_fit.document(answer.way_out, command, answer.found.as_of)
 
 
-def _print_text(answer: Answer, command: "Callable[[Request], str]") -> None:
+def print_answer(answer: Answer, lines: list[str], command: "Callable[[Request], str]") -> None:
+    """What people see of an answer; ``lines`` say how to train the first plan."""
     from vlmplan.answers.estimate import freezing_hints
     from vlmplan.answers.recommendation import print_nothing_fits, print_recommendation
     from vlmplan.answers.to_fit import print_way_out
@@ -171,24 +194,18 @@ def _print_text(answer: Answer, command: "Callable[[Request], str]") -> None:
         print_way_out(answer.way_out, command, answer.found.as_of)
         return
     hints = freezing_hints(answer.freezing)
-    print_recommendation(
-        answer.found, answer.next_steps, answer.rehearsal, shows_pareto=answer.shows_pareto, hints=hints
-    )
+    print_recommendation(answer.found, lines, answer.rehearsal, shows_pareto=answer.shows_pareto, hints=hints)
 
 
-def _next_steps(found: "Recommendation", request: "Request", out: Path | None, *, force: bool) -> list[str]:
+def next_steps_of(found: "Recommendation", request: "Request", out: Path | None, *, force: bool) -> list[str]:
     """Write the winner's files where ``out`` says so; how to train it, in lines for the user."""
     if not found.plans:
         return []
     if out is None:
         return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
     from vlmplan.emit import is_for_skypilot, launch_text, sky_problem, write_files
-    from vlmplan.plan import plan_from_estimate
 
-    winner, base = found.plans[0], request.ds_config
-    plan = plan_from_estimate(
-        winner.estimate, offer=winner.offer, base=base, usd=winner.usd, save_every_steps=winner.save_every_steps
-    )
+    plan = plan_of(found.plans[0], request)
     written = write_files(plan, out, force=force)
     problem = sky_problem(plan) if is_for_skypilot(plan) else None
     return [
@@ -198,6 +215,19 @@ def _next_steps(found: "Recommendation", request: "Request", out: Path | None, *
         *([] if problem is None else [f"no sky.yaml: {problem}"]),
         *_wheel_notes(written),
     ]
+
+
+def plan_of(ranked: "RankedPlan", request: "Request") -> "Plan":
+    """What trains a plan of the search."""
+    from vlmplan.plan import plan_from_estimate
+
+    return plan_from_estimate(
+        ranked.estimate,
+        offer=ranked.offer,
+        base=request.ds_config,
+        usd=ranked.usd,
+        save_every_steps=ranked.save_every_steps,
+    )
 
 
 def _wheel_notes(written: list[Path]) -> list[str]:

@@ -1,10 +1,9 @@
 """A model that is given by its configuration, as a program has it, and not by a name."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from vlmplan.errors import InputError
+from vlmplan.json_reader import json_text
 from vlmplan.models.description import files_of_texts, with_layout
 from vlmplan.models.hub_names import CONFIG
 from vlmplan.workload import ModelFiles
@@ -20,10 +19,7 @@ def given_model(config: Mapping[str, Any]) -> ModelFiles:
     It is called by the name that it was loaded by, or, where it has none, by its model_type. Image sizes are the
     defaults of its processor. Raises InputError where the configuration makes no sense.
     """
-    try:
-        text = json.dumps(dict(config))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"{SOURCE} holds what no config.json can ({error})") from None
+    text = json_text(config, source=SOURCE)
     name = str(config.get(NAME_KEY) or "")
     files = files_of_texts(name or str(config.get("model_type")), {CONFIG: text}, source=SOURCE, hub_id=name or None)
     return with_layout(files)

@@ -220,10 +220,10 @@ def _gpu_texts(gpus: tuple[GpuChoice, ...]) -> str | tuple[str, ...]:
     return str(gpus[0]) if len(gpus) == 1 else tuple(map(str, gpus))
 
 
-def _ds_config(path: str | Path) -> "DsConfig":
+def _ds_config(config: str | Path | Mapping[str, Any]) -> "DsConfig":
     from vlmplan.deepspeed_config import settings_from_ds_config
 
-    return settings_from_ds_config(path)
+    return settings_from_ds_config(config)
 
 
 def _path_of(config: "DsConfig") -> Path:

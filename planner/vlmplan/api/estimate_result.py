@@ -1,0 +1,328 @@
+"""What ``vlmplan.estimate`` returns. Bytes are whole numbers and of the fullest GPU, seconds are floats."""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from vlmplan.api.record import Record, Result, Verdict, parsed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Phase(Record):
+    """A phase of the run on the fullest GPU."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """``load``, ``init``, ``forward``, ``backward``, ``step`` or ``save``."""
+        return self._values["name"]
+
+    @property
+    def resident_bytes(self) -> int:
+        """What is live when it ends."""
+        return self._values["resident_bytes"]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Its highest moment: all tensors."""
+        return self._values["peak_bytes"]
+
+    @property
+    def components_at_peak(self) -> Mapping[str, int]:
+        """Weights, gradients, optimizer states and the rest at that moment; they add up to ``peak_bytes``."""
+        return self.as_dict()["components_at_peak"]
+
+    def __repr__(self) -> str:
+        return f"Phase({self.name}: {self.resident_bytes} bytes, {self.peak_bytes} at its peak)"
+
+
+class ToFit(Record):
+    """The least changes with which a setup that does not fit does, on the same cards."""
+
+    __slots__ = ()
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Each change in words."""
+        return tuple(change["change"] for change in self._values["changes"])
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The arguments that change; None for one that is to be left out."""
+        return dict(self._more["options"])
+
+    @property
+    def keeps_results(self) -> bool:
+        """Whether the same model comes out, but for rounding."""
+        return self._values["keeps_results"]
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for the changed setup."""
+        return self._values["command"]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self._values["verdict"]
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """What nvidia-smi shows then at most."""
+        return self._values["device_bytes"]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of an optimizer step then; None where a speed is not known."""
+        return self._values["step_seconds"]
+
+    def __repr__(self) -> str:
+        return f"ToFit({', '.join(self.changes)})"
+
+
+class OtherMachine(Record):
+    """The cheapest other machine that has room for a setup as it is."""
+
+    __slots__ = ()
+
+    @property
+    def gpu(self) -> str:
+        """The GPU by its name in the catalog."""
+        return self._values["gpu"]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in all, over all machines."""
+        return self._values["num_gpus"] * self._values["num_nodes"]
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all machines together."""
+        return self._values["usd_per_hour"]
+
+    @property
+    def usd(self) -> float | None:
+        """For the whole run; None where price or speed is not known."""
+        return self._values["usd"]
+
+    @property
+    def hours(self) -> float | None:
+        """Of training."""
+        return self._values["hours"]
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for it there."""
+        return self._values["command"]
+
+    def __repr__(self) -> str:
+        return f"OtherMachine({self.num_gpus} x {self.gpu})"
+
+
+class WithWayOut(Result):
+    """A result that says what to do where nothing fits."""
+
+    __slots__ = ()
+
+    @property
+    def to_fit(self) -> ToFit | None:
+        """The least changes that fit on the same cards; None where it fits, or where none that was tried is enough."""
+        return None if self._more.get("to_fit") is None else ToFit(*self._more["to_fit"])
+
+    @property
+    def other_machine(self) -> OtherMachine | None:
+        """The cheapest other machine; None where it fits, or where there is none."""
+        text = self._more.get("other_machine")
+        return None if text is None else OtherMachine(text)
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences without which the answer would be read wrongly."""
+        return tuple(self._values["caveats"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All sentences that should be known of the numbers, the caveats among them."""
+        return tuple(self._values["notes"])
+
+
+class Planned:
+    """What can be trained as it is: it has a plan."""
+
+    __slots__ = ()
+    _more: Mapping[str, Any]
+
+    def _plan_text(self) -> str:
+        """plan.json. Raises InputError where something is missing to run it."""
+        if self._more["plan"] is None:
+            from vlmplan.errors import InputError
+
+            raise InputError(self._more["no_plan"])
+        return self._more["plan"]
+
+    @property
+    def ds_config(self) -> Mapping[str, Any] | None:
+        """The ds_config.json, all numbers; None where DeepSpeed is not used. Raises InputError where the setup lacks
+        something to run, as a folder for NVMe."""
+        return parsed(self._plan_text())["ds_config"]
+
+    def save(self, path: str | PathLike[str], *, force: bool = False) -> "Path":
+        """Write plan.json, which ``vlmplan launch --plan`` trains; its path.
+
+        Raises InputError if the file exists and ``force`` is off, or as ``ds_config`` does.
+        """
+        from vlmplan.api.writing import save_plan
+
+        return save_plan(self._plan_text(), path, force=force)
+
+    def write(self, folder: str | PathLike[str], *, force: bool = False) -> "tuple[Path, ...]":
+        """Write what ``recommend --out`` writes: plan.json, ds_config.json, launch.sh and the like; their paths.
+
+        Raises InputError, before anything is written, if one exists and ``force`` is off, or as ``ds_config`` does.
+        """
+        from vlmplan.api.writing import write_plan_files
+
+        return write_plan_files(self._plan_text(), folder, force=force)
+
+
+class EstimateResult(WithWayOut, Planned):
+    """One setup on one kind of GPU: what ``vlmplan estimate`` answers (schema ``vlmplan.estimate/1``)."""
+
+    __slots__ = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """``"fits"`` with a reserve that stays free, ``"tight"`` without it, or ``"does_not_fit"``."""
+        return self._values["verdict"]
+
+    @property
+    def fits(self) -> bool:
+        """Whether it runs: the verdict is ``"fits"`` or ``"tight"``."""
+        return self.verdict != "does_not_fit"
+
+    @property
+    def model(self) -> str:
+        """The model by the name that it was given by."""
+        return self._values["model"]["id"]
+
+    @property
+    def num_params(self) -> int:
+        """All parameters, without adapters."""
+        return self._values["model"]["num_params"]
+
+    @property
+    def num_trainable_params(self) -> int:
+        """Parameters that are trained, adapters included."""
+        return self._values["model"]["num_trainable_params"]
+
+    @property
+    def gpu(self) -> str:
+        """The GPU by its name in the catalog."""
+        return self._values["gpu"]["id"]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in all, over all machines."""
+        return self._values["gpu"]["count"] * self._values["gpu"]["num_nodes"]
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """How it is trained: every setting as it was resolved, and the samples."""
+        return self.as_dict()["recipe"]
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a process can get of one GPU."""
+        return self._values["gpu"]["usable_bytes"]
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """The highest that nvidia-smi shows for the process: reserved bytes, CUDA context and NCCL."""
+        return self._values["peak_device_bytes"]
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The highest of ``torch.cuda.memory_reserved()``."""
+        return self._values["peak_reserved_bytes"]
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The highest of ``torch.cuda.memory_allocated()``: all tensors."""
+        return self._values["peak_allocated_bytes"]
+
+    @property
+    def free_bytes(self) -> int:
+        """Usable bytes that are left; below zero where it does not fit."""
+        return self.usable_bytes - self.peak_device_bytes
+
+    @property
+    def peak_phase(self) -> str:
+        """The name of the phase with the highest peak."""
+        return self._values["peak_phase"]
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of a run, in order."""
+        return tuple(Phase(text) for text in self._more["phases"])
+
+    @property
+    def components_at_peak(self) -> Mapping[str, int]:
+        """Weights, gradients, optimizer states and the rest at the highest moment; they add up to
+        ``peak_allocated_bytes``."""
+        return self.as_dict()["components_at_peak"]
+
+    @property
+    def host_bytes_per_node(self) -> int:
+        """Host memory that each machine needs at its fullest."""
+        return self._values["host_bytes_per_node"]
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """What a checkpoint takes on disk, to go on from."""
+        return self._values["checkpoint_bytes"]
+
+    @property
+    def export_bytes(self) -> int:
+        """What the trained model, or its adapters, takes on disk."""
+        return self._values["export_bytes"]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of an optimizer step; None where a speed is not known."""
+        return self._values["step_seconds"]
+
+    @property
+    def step_seconds_range(self) -> tuple[float, float] | None:
+        """The same at best and at worst."""
+        found = self._values["step_seconds_range"]
+        return None if found is None else (found[0], found[1])
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self._more["num_steps"]
+
+    @property
+    def run_seconds(self) -> float | None:
+        """Seconds of training in all, without start-up, evaluation and checkpoints; None where a speed is not known."""
+        return None if self.step_seconds is None else self.num_steps * self.step_seconds
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all GPUs together; None where a speed is not known."""
+        return self._values["tokens_per_second"]
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Of all GPUs together; None where a speed is not known."""
+        return self._values["samples_per_second"]
+
+    @property
+    def command(self) -> str:
+        """The command line that asks the same. A model that was given as a mapping is in it by its name alone."""
+        return self._more["command"]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.model} on {self.num_gpus} x {self.gpu}: {self.verdict}>"

@@ -1,0 +1,241 @@
+"""What ``vlmplan.recommend`` and ``vlmplan.advise`` return. US dollars and hours are floats."""
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+from vlmplan.api.estimate_result import EstimateResult, Planned, WithWayOut
+from vlmplan.api.record import Record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class RankedPlan(Record, Planned):
+    """A setup that fits, with its machine and what the whole run costs there."""
+
+    __slots__ = ()
+
+    @property
+    def rank(self) -> int:
+        """Its place, from 1."""
+        return self._values["rank"]
+
+    @property
+    def gpu(self) -> str:
+        """The GPU by its name in the catalog."""
+        return self._values["gpu"]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in all, over all machines."""
+        return self._values["num_gpus"] * self._values["num_nodes"]
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        """How it is trained: every setting, and the samples."""
+        return self.as_dict()["recipe"]
+
+    @property
+    def estimate(self) -> EstimateResult:
+        """Its bytes and seconds."""
+        return EstimateResult(*self._more["estimate"])
+
+    @property
+    def offer(self) -> Mapping[str, Any] | None:
+        """Who rents it, which product, at which price of which day; None for a machine without one."""
+        return self.as_dict()["offer"]
+
+    @property
+    def usd(self) -> float | None:
+        """For the whole run: start-up, download, training, checkpoints and disk. None where price or speed is not
+        known."""
+        return self._values["usd"]
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all machines together; None where no price is known."""
+        return self._values["usd_per_hour"]
+
+    @property
+    def hours(self) -> float | None:
+        """Of training; None where a speed is not known."""
+        return self._values["hours"]
+
+    @property
+    def billed_hours(self) -> float | None:
+        """Hours that the machines are there for, start-up, download and interruptions included."""
+        return self._values["billed_hours"]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.rank}: {self.num_gpus} x {self.gpu}>"
+
+
+class Rejection(Record):
+    """A machine on which nothing fits."""
+
+    __slots__ = ()
+
+    @property
+    def gpu(self) -> str:
+        """The GPU by its name in the catalog."""
+        return self._values["gpu"]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in all, over all machines."""
+        return self._values["num_gpus"] * self._values["num_nodes"]
+
+    @property
+    def reason(self) -> str:
+        """Why, in a sentence."""
+        return self._values["reason"]
+
+    @property
+    def smallest_change(self) -> str | None:
+        """What would help; None where nothing that is known does."""
+        return self._values["smallest_change"]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.num_gpus} x {self.gpu}: {self.reason}>"
+
+
+class RecommendResult(WithWayOut):
+    """The best setups over many kinds of hardware: what ``vlmplan recommend`` answers (schema
+    ``vlmplan.recommendation/1``)."""
+
+    __slots__ = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything does."""
+        return bool(self._more["plans"])
+
+    @property
+    def objective(self) -> Literal["cost", "time", "vram"]:
+        """What the plans are ordered by."""
+        return self._values["objective"]
+
+    @property
+    def plans(self) -> tuple[RankedPlan, ...]:
+        """Setups that fit, the best first; empty where nothing does."""
+        return tuple(RankedPlan(*parts) for parts in self._more["plans"])
+
+    @property
+    def plan(self) -> RankedPlan:
+        """The best. Raises DoesNotFitError where nothing fits."""
+        if not self._more["plans"]:
+            from vlmplan.errors import DoesNotFitError
+
+            raise DoesNotFitError("nothing fits, so there is no plan; rejected says why, and to_fit what to change")
+        return RankedPlan(*self._more["plans"][0])
+
+    @property
+    def explanation(self) -> str | None:
+        """Why the best is before the next of other hardware or another method."""
+        return self._values["explanation"]
+
+    @property
+    def rejected(self) -> tuple[Rejection, ...]:
+        """Machines on which nothing fits."""
+        return tuple(map(Rejection, self._more["rejected"]))
+
+    def save(self, path: str | PathLike[str], *, force: bool = False) -> "Path":
+        """``plan.save``: write the best plan's plan.json."""
+        return self.plan.save(path, force=force)
+
+    def write(self, folder: str | PathLike[str], *, force: bool = False) -> "tuple[Path, ...]":
+        """``plan.write``: write what ``recommend --out`` writes."""
+        return self.plan.write(folder, force=force)
+
+    def __repr__(self) -> str:
+        best = repr(self.plan) if self.fits else "nothing fits"
+        return f"<{type(self).__name__}: {len(self._more['plans'])} plans, {best}>"
+
+
+class Change(Record):
+    """One change of the best plan, and what it buys."""
+
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The change in words."""
+        return self._values["change"]
+
+    @property
+    def options(self) -> str:
+        """The command line's options that make it."""
+        return self._values["options"]
+
+    @property
+    def keeps_results(self) -> bool:
+        """Whether the same model comes out, but for rounding."""
+        return self._values["keeps_results"]
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything fits with it."""
+        return self._values["fits"]
+
+    @property
+    def hours(self) -> float | None:
+        """Of training with it; None where nothing fits or a speed is not known."""
+        return self._values["hours"]
+
+    @property
+    def usd(self) -> float | None:
+        """For the whole run with it; None where nothing fits, or price or speed is not known."""
+        return self._values["usd"]
+
+    @property
+    def hours_change(self) -> float | None:
+        """Against the plan as it is: -0.5 is half the time."""
+        return self._values["hours_change"]
+
+    @property
+    def usd_change(self) -> float | None:
+        """Against the plan as it is: -0.5 is half the money."""
+        return self._values["usd_change"]
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing fits with it."""
+        return self._values["reason"]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.name}>"
+
+
+class AdviseResult(WithWayOut):
+    """What each single change of the best plan buys: what ``vlmplan advise`` answers (schema ``vlmplan.advice/1``)."""
+
+    __slots__ = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether anything does without a change."""
+        return self._values["base"] is not None
+
+    @property
+    def objective(self) -> Literal["cost", "time"]:
+        """What is to become less."""
+        return self._values["objective"]
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All that were tried."""
+        return tuple(map(Change, self._more["changes"]))
+
+    @property
+    def best(self) -> Change | None:
+        """The change that buys most; None where none buys anything."""
+        return next((change for change in self.changes if change.name == self._values["best"]), None)
+
+    @property
+    def advice(self) -> str:
+        """The best change in a sentence, with what it buys."""
+        return self._values["advice"]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.advice}>"
