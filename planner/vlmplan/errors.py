@@ -37,7 +37,8 @@ class UnknownNameError(InputError):
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str = "") -> None:
-        self.kind, self.name = kind, name
+        self.kind: str = kind
+        self.name: str = name
         names = list(dict.fromkeys(known))
         near = nearest(name, names)
         if near:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import GraphNode, Parameter, Storage, Tensor
+from vlmplan.architecture.tape import ParameterUse, Tape
+from vlmplan.architecture.tensor import GraphNode, Storage, Tensor
 from vlmplan.architecture.trace import (
     Allocation,
     Deallocation,
@@ -79,12 +79,12 @@ class LoggingTape(Tape):
         self._events.extend(self._drops)
         self._drops.clear()
 
-    def _hand_over(self, parameter: Parameter, grad: Tensor) -> None:
-        storage = grad.storage
+    def _hand_over(self, use: ParameterUse, buffers: dict[ParameterUse, Tensor]) -> None:
+        parameter, storage = use[0], buffers[use].storage
         assert isinstance(storage, LoggedStorage)
         storage.is_taken = True
         handle = storage.handle
-        del grad, storage
+        del storage, buffers[use]
         self._events.append(GradientTaken(parameter, parameter.numel * parameter.dtype.num_bytes, handle))
 
 

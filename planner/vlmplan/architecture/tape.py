@@ -142,12 +142,15 @@ class Tape(ForwardTape):
         pending[use] -= 1
         if pending[use] == 0 and use in buffers:
             self._flush()
-            self._hand_over(use[0], buffers.pop(use))
+            self._hand_over(use, buffers)
 
-    def _hand_over(self, parameter: Parameter, grad: Tensor) -> None:
-        """The gradient changes hands: from here on it is the engine's."""
-        kind = grad.storage.kind
-        del grad
+    def _hand_over(self, use: ParameterUse, buffers: dict[ParameterUse, Tensor]) -> None:
+        """The gradient changes hands: from here on it is the engine's.
+
+        It is taken out of ``buffers`` here, since a caller of Python 3.10 holds what it passes until the call is over.
+        """
+        parameter, kind = use[0], buffers[use].storage.kind
+        del buffers[use]
         self._events.append(GradientReady(parameter, parameter.numel * parameter.dtype.num_bytes, kind))
         self._begin_span()
 
