@@ -13,7 +13,7 @@ from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, run_fix
 from vlmplan.cli.options import CATALOG, DATA, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
 
 if TYPE_CHECKING:
-    from vlmplan.request import Configured, Request
+    from vlmplan.request import ConfiguredRequest, Request
 
 MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
 
@@ -66,7 +66,7 @@ def check(
 class Checked:
     """A configuration as it was read, and its estimate where GPUs are known."""
 
-    configured: "Configured"
+    configured: "ConfiguredRequest"
     answer: Answer | None
 
 
