@@ -142,8 +142,9 @@ def test_exact_peak_is_between_the_floor_and_the_bound(where: SetupSpace, num_gp
     assert found
     for estimate in found:
         recipe = estimate.recipe
-        for bounds in (where.models.bounds, where.models.close_bounds):
-            least, most = bounds(recipe, on, (recipe.micro_batch, recipe.grad_accum))
+        bounds = where.models.bounds(recipe, on)
+        for bounded in (bounds.at, bounds.close_at):
+            least, most = bounded((recipe.micro_batch, recipe.grad_accum))
             assert least + workspaces <= estimate.peak_allocated_bytes <= most + workspaces
 
 
@@ -236,7 +237,7 @@ def test_solved_micro_batch_is_the_largest_that_a_scan_finds(memory_gib: float, 
     for method in Method:
         for recipe in SMALL.recipes(on, method):
             fitting = [
-                at for at, size in enumerate(sizes) if SMALL.models.bounds(recipe, on, size).most <= budget_bytes(on)
+                at for at, size in enumerate(sizes) if SMALL.models.bounds(recipe, on).at(size).most <= budget_bytes(on)
             ]
             assert SMALL._largest_fitting(recipe, on, sizes) == max(fitting, default=-1)
 

@@ -72,6 +72,7 @@ class Model(Module):
     """Parameters, by suffix, that LoRA targets mean which were names of Linears once (experts in transformers 4)."""
     caps_logits = False
     """Whether logits pass through ``tanh`` (Gemma 2)."""
+    _stacks: list[tuple[Part, Stack]] | None = None
 
     def module(self, path: str) -> Any:
         """The module at a dotted path of attributes."""
@@ -136,10 +137,12 @@ class Model(Module):
                     own = f"{prefix}.{name}" if prefix else name
                     yield (self.part_of(own) if own in self.PARTS else part), parameter
 
-    def stacks(self) -> Iterator[tuple[Part, Stack]]:
-        for name, module in self.distinct_modules():
-            if isinstance(module, Stack):
-                yield self.part_of(name), module
+    def stacks(self) -> list[tuple[Part, Stack]]:
+        """Every stack with its part, found once: adapters and quantisation change what is inside of layers."""
+        if self._stacks is None:
+            modules = self.distinct_modules()
+            self._stacks = [(self.part_of(name), module) for name, module in modules if isinstance(module, Stack)]
+        return self._stacks
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
         """The hidden states before the output head, shape (micro_batch, num_tokens, width)."""

@@ -22,6 +22,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     """
     model = model if isinstance(model, Model) else build_model(model)
     frozen = frozen_parts(model, recipe)
+    set_checkpointing(model.stacks(), recipe)
     if recipe.method is Method.QLORA:
         quantize(model, recipe.precision.dtype)
     parameters: list[Parameter] = []
@@ -41,7 +42,6 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     _set_types(parameters, recipe)
     for parameter in copies:
         parameter.dtype = recipe.copy_dtype
-    set_checkpointing(model.stacks(), recipe)
     if not any(parameter.requires_grad for parameter in parameters):
         raise InputError(
             "every part of the model is frozen, so nothing would be trained; --train-language, --train-vision and "

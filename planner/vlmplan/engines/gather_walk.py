@@ -295,8 +295,9 @@ def _live_bytes(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run
             most = highest
         if after < least:
             least = after
-        gathers = gathered.gathers if type(event) is Fetch else ()
-        changes.append(
-            (after - start, highest - start, [(one - start, flat) for one, flat in gathers] if gathers else ())
-        )
+        gathers = gathered.gathers if type(event) is Fetch else None
+        if gathers:
+            changes.append((after - start, highest - start, [(one - start, flat) for one, flat in gathers]))
+        else:
+            changes.append((after - start, highest - start, ()))
     return RunBytes(start, least - start, most - start, changes)

@@ -185,7 +185,8 @@ class GatheredWeights:
                 self._prefetch()
         if module.weights:
             self._use(module)
-        self._prefetch()
+        if self._queue and self._num_available < self._max_live:
+            self._prefetch()
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
 

@@ -47,7 +47,6 @@ class Estimator:
         self.table = ParameterTable(self.model)
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
-        self._stacks = list(self.model.stacks())
         self._traces: dict[Any, Trace] = {}
         self._operations: dict[Any, tuple[Trace, Operations]] = {}
         self._backends: dict[Any, AttentionBackend] = {}
@@ -88,7 +87,7 @@ class Estimator:
             images_per_sample=self.workload.images_per_sample,
             image=self.image,
         )
-        set_checkpointing(self._stacks, recipe)
+        set_checkpointing(self.model.stacks(), recipe)
         return self.model.run(tape, batch, backend, loss=recipe.loss)
 
     def _replay(self, recipe: Recipe, cluster: Cluster) -> Callable[[int | None], int] | None:

@@ -21,12 +21,15 @@ class PeakTracker(Sink):
         self._batch_bytes = 0
         self._peak_bytes = 0
         self._at_peak: tuple[Sequence[int], Parts] = ((0,) * len(Component), NO_PARTS)
+        self._is_at_peak = False
+        """The present is the highest moment, and ``_at_peak`` is to be noted before anything changes but upwards."""
 
     def start_phase(self) -> None:
         self._note(self._batch, self._held_bytes + self._batch_bytes)
 
     @property
     def peak(self) -> Components:
+        self._leave_peak()
         return _components(*self._at_peak)
 
     def now(self) -> Components:
@@ -45,10 +48,11 @@ class PeakTracker(Sink):
         self._held_bytes += num_bytes
         total = self._held_bytes + self._batch_bytes
         if total > self._peak_bytes:
-            self._note(self._batch, total)
+            self._peak_bytes, self._is_at_peak = total, True
 
     def free(self, owner: Hashable) -> None:
         if owner in self._tensors:
+            self._leave_peak()
             component, num_bytes = self._tensors.pop(owner)
             self._held[component] -= num_bytes
             self._held_bytes -= num_bytes
@@ -72,6 +76,7 @@ class PeakTracker(Sink):
 
     def gather(self, num_bytes: int, most_bytes: int) -> None:
         """Gathered weights take ``num_bytes`` from now on, and took up to ``most_bytes`` just before."""
+        self._leave_peak()
         held, before = self._held, self._gathered_bytes
         total = self._held_bytes + self._batch_bytes + most_bytes - before
         if total > self._peak_bytes:
@@ -85,6 +90,7 @@ class PeakTracker(Sink):
     # -- the micro batch's tensors -------------------------------------------------------------------------------
 
     def span(self, span: Span) -> None:
+        self._leave_peak()
         total = self._held_bytes + self._batch_bytes + sum(span.peak)
         if total > self._peak_bytes:
             self._note(add_parts(self._batch, span.peak), total)
@@ -93,6 +99,7 @@ class PeakTracker(Sink):
 
     def hand_over(self, event: GradientReady, ordinal: int) -> None:
         """A gradient becomes the engine's, or is added to the one that is there and freed."""
+        self._leave_peak()
         parts = list(self._batch)
         parts[event.kind] -= event.num_bytes
         self._batch = cast(Parts, tuple(parts))
@@ -102,15 +109,21 @@ class PeakTracker(Sink):
 
     def release_batch(self) -> None:
         """The training loop releases a micro batch, pixels and masks too, after its backward."""
+        self._leave_peak()
         self._batch_bytes -= self._batch[0]
         self._batch = (0, *self._batch[1:])
 
     def forget_batch(self) -> None:
         """What a micro batch has left is gone: another begins."""
+        self._leave_peak()
         self._batch, self._batch_bytes = NO_PARTS, 0
 
     def _note(self, batch: Parts, total: int) -> None:
-        self._at_peak, self._peak_bytes = (tuple(self._held), batch), total
+        self._at_peak, self._peak_bytes, self._is_at_peak = (tuple(self._held), batch), total, False
+
+    def _leave_peak(self) -> None:
+        if self._is_at_peak:
+            self._note(self._batch, self._peak_bytes)
 
 
 def _components(held: Sequence[int], batch: Parts) -> Components:

@@ -51,6 +51,40 @@ class _Machines(NamedTuple):
         return cls(cluster.num_gpus, gpu.compute_capability, workspace_bytes(gpu))
 
 
+class RecipeBounds:
+    """Bounds of one recipe with any batch, on GPUs that are alike in what these depend on."""
+
+    def __init__(self, batches: MicroBatches, engine: Engine, states: ModelStates, workspace_bytes: int) -> None:
+        self._batches, self._engine, self._states = batches, engine, states
+        self._workspace_bytes = workspace_bytes
+        self._known: dict[tuple[int, bool], Bounds] = {}
+
+    def at(self, size: BatchSize) -> Bounds:
+        """Between traced micro batches."""
+        key = (size[0], size[1] > 1)
+        bounds = self._known.get(key)
+        if bounds is None:
+            bounds = self._known[key] = self._of(self._batches.profile(size[0]), accumulates=size[1] > 1)
+        return bounds
+
+    def close_at(self, size: BatchSize) -> Bounds:
+        """Closer: from a trace of that very micro batch, which its estimate needs too."""
+        peaks = self._batches.exact_profile(size[0])
+        if not isinstance(self._engine, Zero3):
+            return self._of(peaks, accumulates=size[1] > 1)
+        most, least = gathered_bounds(self._engine, self._states, self._batches.traced(size[0]).trace)
+        bounds = self._of(peaks, accumulates=size[1] > 1, micro_batch_bytes=most)
+        return Bounds(least=max(bounds.least, least - peaks.below_bytes), most=bounds.most)
+
+    def _of(self, peaks: Peaks, *, accumulates: bool, micro_batch_bytes: int | None = None) -> Bounds:
+        profile, above_bytes, below_bytes = peaks
+        most = peak_bound(
+            self._engine, self._states, profile, accumulates=accumulates, micro_batch_bytes=micro_batch_bytes
+        )
+        least = peak_floor(self._states, profile, self._workspace_bytes)
+        return Bounds(least=least - below_bytes, most=most + above_bytes)
+
+
 class _TimelineKey(NamedTuple):
     """What the timeline of a model's tensors depends on."""
 
@@ -166,44 +200,13 @@ class MemoizedEstimates:
 
     # -- bytes ---------------------------------------------------------------------------------------------------
 
-    def bounds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> Bounds:
-        """What tensors take on a GPU of the cluster for the recipe with another micro batch."""
-        return self._of.get(recipe, self._new_bounds, self._of.get(cluster, _Machines.of), size[0], size[1] > 1)
+    def bounds(self, recipe: Recipe, cluster: Cluster) -> "RecipeBounds":
+        """What tensors take on a GPU of the cluster for the recipe with other batches, whatever its own."""
+        return self._of.get(self._any_batch(recipe), self._new_bounds, self._of.get(cluster, _Machines.of))
 
-    def close_bounds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> Bounds:
-        """The same, closer: from a trace of that very micro batch, which its estimate needs too."""
-        return self._of.get(recipe, self._new_close_bounds, self._of.get(cluster, _Machines.of), size[0], size[1] > 1)
-
-    def _new_bounds(self, recipe: Recipe, on: "_Machines", micro_batch: int, accumulates: bool) -> Bounds:
-        peaks = self.micro_batches(recipe, on.capability).profile(micro_batch)
-        return self._bounds(recipe, on, peaks, accumulates=accumulates)
-
-    def _new_close_bounds(self, recipe: Recipe, on: "_Machines", micro_batch: int, accumulates: bool) -> Bounds:
-        batches = self.micro_batches(recipe, on.capability)
-        peaks = batches.exact_profile(micro_batch)
-        if recipe.zero_stage != 3:
-            return self._bounds(recipe, on, peaks, accumulates=accumulates)
-        engine = self._engine(recipe, on.num_ranks)
-        assert isinstance(engine, Zero3)
-        states = self.states(recipe, on.num_ranks)
-        most, least = gathered_bounds(engine, states, batches.traced(micro_batch).trace)
-        bounds = self._bounds(recipe, on, peaks, accumulates=accumulates, micro_batch_bytes=most)
-        return Bounds(least=max(bounds.least, least - peaks.below_bytes), most=bounds.most)
-
-    def _bounds(
-        self,
-        recipe: Recipe,
-        on: "_Machines",
-        peaks: Peaks,
-        *,
-        accumulates: bool,
-        micro_batch_bytes: int | None = None,
-    ) -> Bounds:
-        engine = self._engine(recipe, on.num_ranks)
-        states = self.states(recipe, on.num_ranks)
-        profile, above_bytes, below_bytes = peaks
-        most = peak_bound(engine, states, profile, accumulates=accumulates, micro_batch_bytes=micro_batch_bytes)
-        return Bounds(least=peak_floor(states, profile, on.workspace_bytes) - below_bytes, most=most + above_bytes)
+    def _new_bounds(self, recipe: Recipe, on: "_Machines") -> "RecipeBounds":
+        engine, states = self._engine(recipe, on.num_ranks), self.states(recipe, on.num_ranks)
+        return RecipeBounds(self.micro_batches(recipe, on.capability), engine, states, on.workspace_bytes)
 
     def budget_bytes(self, cluster: Cluster) -> int:
         """What tensors may take on a GPU of the cluster."""

@@ -19,8 +19,8 @@ from vlmplan.timing import (
     PhaseSeconds,
     Rates,
     added_demands,
+    demands_at,
     gpu_rates,
-    micro_batch_seconds_at,
     phases_between,
 )
 
@@ -108,7 +108,7 @@ class TracedBatches:
     def _demands_of(self, part: Trace, speed: Speed) -> PhaseDemands:
         key = (id(part), speed)
         if key not in self._demands:
-            self._demands[key] = micro_batch_seconds_at(speed.rates, part, speed.recipe).demands
+            self._demands[key] = demands_at(speed.rates, part, speed.recipe)
         return self._demands[key]
 
 

@@ -72,7 +72,7 @@ class Search:
                 continue
             entry = self._unexplored(candidate, method, seconds)
             self._open.append(entry)
-            if self.objective is Objective.VRAM or not self._is_within_limits(entry):
+            if not self._is_within_limits(entry):
                 self._with_ways(entry)
 
     def _with_ways(self, entry: UnexploredMethod) -> UnexploredMethod | None:
@@ -96,7 +96,7 @@ class Search:
         hours = seconds / SECONDS_PER_HOUR
         offer = candidate.offers[0] if candidate.offers else None
         cost = cost_of_run(hours, offer, cluster, self.space.least_disk(cluster, method), self.assumed)
-        num_bytes = self.space.floor_bytes(cluster, method) if ways and self.objective is Objective.VRAM else 0
+        num_bytes = self.space.floor_bytes(cluster, method) if self.objective is Objective.VRAM else 0
         usd = None if cost is None else cost.usd
         return UnexploredMethod(candidate, method, ways, hours, usd, shown_bytes(num_bytes, cluster))
 
@@ -324,7 +324,7 @@ class Search:
             self._explore_front()
             members, left = settled(self._fitting(), self._settled)
             self._within = left
-            if self._next_on_front(members) is None:
+            if not self._may_be_on_front(members):
                 break
         points = {id(entry): point for entry in left if (point := pareto_point(entry)) is not None}
         return tuple(points[id(entry)] for entry in members), tuple(points.values())
@@ -333,17 +333,34 @@ class Search:
         return [entry for entry in self._within if entry.setup.fits and not entry.has_failed]
 
     def _explore_front(self) -> None:
-        """Look at what may be on the front, the cheapest first, until what is known beats all that is left."""
-        known = self._fitting()
-        while (entry := self._next_on_front(front_of(known))) is not None:
-            found = self._next_of(entry)
-            known += [one for one in found if isinstance(one, ScoredSetup) and one.setup.fits]
+        """Look at what may be on the front, the cheapest first, until what is known beats all that is left.
 
-    def _next_on_front(self, members: Sequence[ScoredSetup]) -> UnexploredMethod | None:
-        """The cheapest that none of ``members`` of a front beats."""
-        front = [(entry.hours, entry.usd) for entry in members if entry.hours is not None and entry.usd is not None]
-        better = [entry for entry in self._open if entry.usd is not None and entry.may_be_better_than(front)]
-        return min(better, key=lambda entry: entry.key(Objective.COST), default=None)
+        What the front beats stays beaten, as that only gets better.
+        """
+        members = front_of(self._fitting())
+        places = count()
+        ordered: list[tuple[Any, int, UnexploredMethod]] = []
+
+        def push(entry: UnexploredMethod) -> None:
+            if entry.usd is not None:
+                heapq.heappush(ordered, (entry.key(Objective.COST), next(places), entry))
+
+        for entry in self._open:
+            push(entry)
+        while ordered:
+            *_, entry = heapq.heappop(ordered)
+            if not entry.may_be_better_than(_points(members)):
+                continue
+            for one in self._next_of(entry):
+                if isinstance(one, UnexploredMethod):
+                    push(one)
+                elif one.setup.fits:
+                    members = front_of([*members, one])
+
+    def _may_be_on_front(self, members: Sequence[ScoredSetup]) -> bool:
+        """Whether something is left that none of ``members`` of a front beats."""
+        front = _points(members)
+        return any(entry.usd is not None and entry.may_be_better_than(front) for entry in self._open)
 
     def _plan_key(self, plan: RankedPlan) -> tuple[Any, ...]:
         num_gpus, num_bytes = plan.estimate.cluster.num_gpus, plan.estimate.device.device_bytes
@@ -372,3 +389,8 @@ class Search:
         if key in self._host_short:
             return f"the host needs {gib_text(self._host_short[key])} and {candidate.host_text}", None
         return self.space.refusal(candidate.cluster)
+
+
+def _points(members: Sequence[ScoredSetup]) -> list[tuple[float, float]]:
+    """(hours, usd) of each."""
+    return [(entry.hours, entry.usd) for entry in members if entry.hours is not None and entry.usd is not None]

@@ -210,9 +210,10 @@ class SetupSpace:
         self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize], below: float
     ) -> Iterator[BoundedSetup]:
         """Setups that do not fit by their bound, and may, the smallest micro batch first."""
-        budget = self.models.budget_bytes(cluster)
+        budget, bounds = self.models.budget_bytes(cluster), self.models.bounds(recipe, cluster)
         for size in sizes:
-            if self._bounds(recipe, cluster, size).least > budget:
+            self.num_considered += 1
+            if bounds.at(size).least > budget:
                 return
             seconds = self.models.seconds(recipe, cluster, size)
             if seconds is not None and seconds < below:
@@ -230,10 +231,12 @@ class SetupSpace:
         if self.models.states(recipe, cluster.num_gpus).resident.total > budget:
             self.num_considered += 1
             return -1  # whatever a micro batch takes
+        bounds = self.models.bounds(recipe, cluster)
         low, high = 0, len(sizes) - 1
         middle = high
         while low <= high:
-            if self._bounds(recipe, cluster, sizes[middle]).most <= budget:
+            self.num_considered += 1
+            if bounds.at(sizes[middle]).most <= budget:
                 low = middle + 1
             else:
                 high = middle - 1
@@ -242,7 +245,7 @@ class SetupSpace:
 
     def _bounds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> Bounds:
         self.num_considered += 1
-        return self.models.bounds(recipe, cluster, size)
+        return self.models.bounds(recipe, cluster).at(size)
 
     def smallest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
         """What of ``lightest`` may fit; with sizes for speed where they may, since those are taken then."""
@@ -289,7 +292,7 @@ class SetupSpace:
     def closer(self, setup: BoundedSetup, cluster: Cluster) -> BoundedSetup:
         """The setup with closer bounds, by which more of those that may fit do, or do not."""
         recipe = setup.recipe
-        bounds = self.models.close_bounds(recipe, cluster, (recipe.micro_batch, recipe.grad_accum))
+        bounds = self.models.bounds(recipe, cluster).close_at((recipe.micro_batch, recipe.grad_accum))
         least, most = max(setup.least_bytes, bounds.least), min(setup.most_bytes, bounds.most)
         return replace(setup, least_bytes=least, most_bytes=most, fits=most <= self.models.budget_bytes(cluster))
 

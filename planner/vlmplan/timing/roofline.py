@@ -47,17 +47,19 @@ class BusySeconds:
 def busy_seconds(work: Work, speed: Rates) -> BusySeconds:
     """A product takes its operations or its bytes, whichever is longer, and its ramp; attention its operations; the
     rest its bytes."""
+    matmuls, attention, memory = _busy_parts(work, speed)
+    return BusySeconds(matmuls=matmuls, attention=attention, memory=memory)
+
+
+def _busy_parts(work: Work, speed: Rates) -> tuple[float, float, float]:
+    """See ``BusySeconds``."""
     flops_per_second, bytes_per_second, ramp = speed.matmul_flops_per_second, speed.bytes_per_second, speed.ramp_seconds
     matmuls = 0.0
     for (flops, hbm_bytes), count in work.matmuls.items():
         computing, moving = flops / flops_per_second, hbm_bytes / bytes_per_second
         matmuls += count * ((computing if computing > moving else moving) + ramp)
     attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
-    return BusySeconds(
-        matmuls=matmuls,
-        attention=attended / speed.attention_flops_per_second,
-        memory=work.elementwise_bytes / bytes_per_second,
-    )
+    return matmuls, attended / speed.attention_flops_per_second, work.elementwise_bytes / bytes_per_second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,12 +117,23 @@ def micro_batch_seconds(
 def micro_batch_seconds_at(speed: Rates, trace: Trace, recipe: Recipe) -> MicroBatchSeconds:
     """One micro batch on a GPU of this speed."""
     forward, recompute, backward = [busy_seconds(work, speed) for work in trace.works()]
+    return MicroBatchSeconds(busy=(forward, recompute, backward), launches=_launch_seconds(speed, trace, recipe))
+
+
+def demands_at(speed: Rates, trace: Trace, recipe: Recipe) -> PhaseDemands:
+    """The demands of one micro batch on a GPU of this speed, without what they are made of."""
+    forward, recompute, backward = [sum(_busy_parts(work, speed)) for work in trace.works()]
+    return (forward, recompute, backward, *_launch_seconds(speed, trace, recipe))
+
+
+def _launch_seconds(speed: Rates, trace: Trace, recipe: Recipe) -> PhaseSeconds:
+    """What asking for each phase takes the host; under stage 3 hooks run at every module too."""
     first, again, back = [work.num_kernels * speed.kernel_seconds for work in trace.works()]
     if recipe.zero_stage == 3:
         calls = hooked_calls(trace, recipe.zero.stage3_param_persistence_threshold)
         in_forward, in_recompute, in_backward = (one.seconds(speed.hooks) for one in calls)
         first, again, back = first + in_forward, again + in_recompute, back + in_backward
-    return MicroBatchSeconds(busy=(forward, recompute, backward), launches=(first, again, back))
+    return first, again, back
 
 
 def step_flops(trace: Trace) -> int:

@@ -142,14 +142,14 @@ def besides_computing(
     communication = communication_seconds(collectives, cluster)
     if communication is None or cluster.node.gpu.memory_bandwidth_bytes_per_second is None:
         return None
-    step = _step(table, (0.0, 0.0, 0.0), CommunicationSeconds(), recipe, cluster, workload, Scenario.EXPECTED)
-    if step is None:
+    rest = _rest(table, recipe, cluster, workload, Scenario.EXPECTED)
+    if rest is None:
         return None
     return BesidesComputing(
         communication=communication,
         overlapped_fraction=overlapped_fraction(recipe, cluster.num_gpus),
         grad_accum=recipe.grad_accum,
-        rest_seconds=step.total,
+        rest_seconds=sum(rest),
     )
 
 
@@ -162,24 +162,38 @@ def _step(
     workload: Workload,
     scenario: Scenario,
 ) -> StepTime | None:
-    offload = offload_seconds(table, recipe, cluster, scenario)
-    if offload is None:
+    rest = _rest(table, recipe, cluster, workload, scenario)
+    if rest is None:
         return None
+    optimizer, offload, images, fixed = rest
     forward, recompute, backward = (recipe.grad_accum * seconds for seconds in micro_batch)
-    on_host = recipe.offload_optimizer is not Offload.NONE
-    gpu, num_ranks = cluster.node.gpu, cluster.num_gpus
-    overlapped = overlapped_fraction(recipe, num_ranks)
+    overlapped = overlapped_fraction(recipe, cluster.num_gpus)
     computing = overlapped * forward, overlapped * (recompute + backward)
     return StepTime(
         forward=forward,
         recompute=recompute,
         backward=backward,
         communication=_shown_seconds(communication, *computing, scenario),
-        optimizer=0.0 if on_host else update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, scenario=scenario),
+        optimizer=optimizer,
         offload=offload,
-        images=image_seconds(workload, recipe, scenario),
-        fixed=STEP_SECONDS.at(scenario),
+        images=images,
+        fixed=fixed,
     )
+
+
+def _rest(
+    table: ParameterTable, recipe: Recipe, cluster: Cluster, workload: Workload, scenario: Scenario
+) -> tuple[float, float, float, float] | None:
+    """(optimizer, offload, images, fixed): what neither computes micro batches nor communicates; None if a bus is not
+    known."""
+    offload = offload_seconds(table, recipe, cluster, scenario)
+    if offload is None:
+        return None
+    optimizer = 0.0
+    if recipe.offload_optimizer is Offload.NONE:
+        gpu, num_ranks = cluster.node.gpu, cluster.num_gpus
+        optimizer = update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, scenario=scenario)
+    return optimizer, offload, image_seconds(workload, recipe, scenario), STEP_SECONDS.at(scenario)
 
 
 def _shown_seconds(communication: CommunicationSeconds, forward: float, backward: float, scenario: Scenario) -> float:
