@@ -1,6 +1,6 @@
 """What a frozen vision encoder saves: peft's all-linear and full fine-tuning train it, and few jobs need that."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.architecture.model import Part
 from vlmplan.errors import InputError
@@ -10,8 +10,7 @@ NOTICEABLE_FRACTION = 0.1
 """Of device bytes or seconds: less is not worth a line. A choice."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Freezing:
+class Freezing(NamedTuple):
     """One setup with its vision encoder trained, and frozen."""
 
     trained: Estimate

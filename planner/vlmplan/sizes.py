@@ -4,8 +4,8 @@ A collective pays a fixed latency, so a bucket should be large enough that the l
 transfer, and no larger, because the bucket and its copies sit in memory beside the micro batch.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from vlmplan.architecture.model import Model
 from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_second
@@ -26,8 +26,7 @@ PERSISTENCE_PER_WIDTH = 10
 ``integrations/deepspeed.py`` for "auto"."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSizes:
+class ModelSizes(NamedTuple):
     """What the sizes depend on: elements of the largest layer of any stack, and the width of the language model."""
 
     largest_layer: int

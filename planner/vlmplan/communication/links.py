@@ -1,6 +1,6 @@
 """Rates of the links between GPUs: what large collectives reach of a data sheet's one-way rate."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.hardware import Cluster, Node
 
@@ -32,8 +32,7 @@ ASSUMED_NETWORK_BYTES_PER_SECOND = 100e9 / 8
 """One-way rate between nodes where a cluster does not say: 100 Gbit/s per node. Assumed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
+class Links(NamedTuple):
     """What collectives get of a cluster's links, in bytes per second one way.
 
     ``local``: each GPU to the next of its node. ``network``: a node to the next, all its GPUs together; ``None`` on

@@ -1,6 +1,6 @@
 """Seconds that a step's collectives take on a cluster by themselves."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.communication.links import links_of
 from vlmplan.communication.rings import LAUNCH_SECONDS, collective_seconds
@@ -13,8 +13,7 @@ COLLECTIVE_LATENCY_SECONDS = LAUNCH_SECONDS
 """What every collective costs, however small, for choosing the size of buckets."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationSeconds:
+class CommunicationSeconds(NamedTuple):
     """Seconds by the phase in which the collectives are started."""
 
     forward: float = 0.0

@@ -1,13 +1,12 @@
 """The bytes of gathered weights at every event of a micro batch, from a walk that was made once for many ranks."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.engines.gather_walk import GatherWalk, PhaseGathers
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseReplay:
+class PhaseReplay(NamedTuple):
     """Forward or backward. ``hosts``: how many ranks bring a part of every gather from their host, 0 if none does."""
 
     phase: PhaseGathers
@@ -37,8 +36,7 @@ def _with_shards(most: int, gathers: Sequence[tuple[int, int]], hosts: int) -> i
     return max([most, *(live + buffer // hosts for live, buffer in gathers)])
 
 
-@dataclass(frozen=True, slots=True)
-class GatherReplay:
+class GatherReplay(NamedTuple):
     """``walk`` as it is on a rank, see ``PhaseReplay``."""
 
     walk: GatherWalk

@@ -6,9 +6,8 @@ Symbols: Ψ bytes or counts of all parameters, Φ of trained ones, N data-parall
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from vlmplan.architecture.model import Model, NamedParameter, Part
 from vlmplan.architecture.tensor import Parameter
@@ -152,8 +151,7 @@ def _loading_order(entry: NamedParameter) -> list[tuple[bool, int, str]]:
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in entry.name.split(".")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
+class Partition(NamedTuple):
     """The slice of the flat buffer of trained parameters that one rank updates under ZeRO 1 and 2."""
 
     start: int

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.recipe import Recipe
@@ -15,8 +15,7 @@ class Severity(Enum):
     WARNING = "warning"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing that is wrong. ``rule`` is its name, ``sentence`` for the user, ``source`` where it was read."""
 
     rule: str
@@ -65,8 +64,7 @@ class RuleContext:
 Check = Callable[[RuleContext], str | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """``check`` gives the sentence of what is wrong, or None."""
 
     name: str

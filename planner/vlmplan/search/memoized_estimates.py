@@ -106,12 +106,13 @@ class SharedTraces:
 
 
 class IdentityCache:
-    """Results by the identity of a recipe or a cluster, which has many fields to compare; the object is kept alive."""
+    """Results by the identity of a recipe, an engine or a cluster, which has many fields to compare; the object is kept
+    alive."""
 
     def __init__(self) -> None:
-        self._results: dict[tuple[int, Callable[..., Any], Any], tuple[Recipe | Cluster, Any]] = {}
+        self._results: dict[tuple[int, Callable[..., Any], Any], tuple[Recipe | Sequence[Recipe] | Cluster, Any]] = {}
 
-    def get(self, of: Recipe | Cluster, make: Callable[..., Any], *given: Any) -> Any:
+    def get(self, of: Recipe | Sequence[Recipe] | Cluster, make: Callable[..., Any], *given: Any) -> Any:
         """``make(of, *given)``, made once."""
         key = (id(of), make, given)
         known = self._results.get(key)
@@ -173,6 +174,17 @@ class MemoizedEstimates:
     def micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
         """What micro batches of the recipe take at most."""
         return self._of.get(recipe, self._new_micro_batches, capability)
+
+    def engine_micro_batches(
+        self, engine: Sequence[Recipe], capability: Capability
+    ) -> Sequence[tuple[Recipe, MicroBatches]]:
+        """Each recipe of an engine, which is one object for all clusters, with its micro batches."""
+        return self._of.get(engine, self._new_engine_micro_batches, capability)
+
+    def _new_engine_micro_batches(
+        self, engine: Sequence[Recipe], capability: Capability
+    ) -> Sequence[tuple[Recipe, MicroBatches]]:
+        return [(recipe, self.micro_batches(recipe, capability)) for recipe in engine]
 
     def _new_micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
         estimator, _ = self.estimator(recipe)

@@ -125,8 +125,7 @@ class SetupSpace:
             speed = self.models.speeds.of(engine[0], gpu)
             if speed is None:
                 return 0.0
-            for recipe in engine:
-                batches = self.models.micro_batches(recipe, gpu.compute_capability)
+            for _, batches in self.models.engine_micro_batches(engine, gpu.compute_capability):
                 least = min(least, sum(batches.seconds(micro_batch, speed)))
         return self.models.num_steps(cluster, (micro_batch, grad_accum)) * grad_accum * least
 
@@ -157,9 +156,8 @@ class SetupSpace:
         num_steps = self.models.num_steps(cluster, sizes[-1])
         places = range(len(sizes) - 1, -1, -1)
         speed = None if rest is None else self.models.speeds.of(self._sized(engine[0], cluster, low_memory=False), gpu)
-        for recipe in engine:
+        for recipe, batches in self.models.engine_micro_batches(engine, gpu.compute_capability):
             self.num_considered += 1
-            batches = self.models.micro_batches(recipe, gpu.compute_capability)
             place = next((at for at in places if batches.floor_bytes(sizes[at][0]) <= room), None)
             if place is None:
                 continue

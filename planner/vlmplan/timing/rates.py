@@ -8,6 +8,7 @@ what a model's shapes reach of those; and by power, which small cards run out of
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.notes import Caveat
@@ -129,8 +130,7 @@ def speed_note(gpu: Gpu) -> str | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookSeconds:
+class HookSeconds(NamedTuple):
     """``HOOK_SECONDS`` at one end of their ranges, or as expected."""
 
     forward: float

@@ -4,7 +4,7 @@ A micro batch is forward, recomputation and backward of every section (``rooflin
 the images that the host opens for them, communication and the optimizer.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.communication import OVERLAP_FRACTION, CommunicationSeconds, communication_seconds, step_collectives
@@ -26,8 +26,7 @@ LINK_RATE = RangedValue(0.7, 1.0, 1.1)
 PARTS = ("forward", "recompute", "backward", "communication", "optimizer", "offload", "images", "fixed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of one optimizer step by what they are spent on; ``total`` is their sum."""
 
     forward: float
@@ -47,8 +46,7 @@ class StepTime:
         return {name: getattr(self, name) for name in PARTS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimedStep:
+class TimedStep(NamedTuple):
     """A step as expected, and the seconds of one where everything is at the slow or the fast end of its range.
 
     ``work`` is what forward, recomputation and backward keep the GPU busy with, in seconds a step; ``waiting`` what it
@@ -115,8 +113,7 @@ def timed_step(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BesidesComputing:
+class BesidesComputing(NamedTuple):
     """What a step of ``grad_accum`` micro batches takes besides computing them, whatever they are.
 
     ``overlapped_fraction``: part of the micro batches behind which communication hides.
