@@ -17,6 +17,7 @@ from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method
 from vlmplan.search.answer import (
     SECONDS_PER_HOUR,
+    Limits,
     Objective,
     RankedPlan,
     Rejection,
@@ -65,14 +66,16 @@ class Search:
         self._machines: dict[tuple[int, int], Cluster] = {}
 
     def consider(self, candidate: Candidate) -> None:
-        """Note what the methods could reach on the candidate."""
+        """Note what the methods could reach on the candidate. By bytes the slow ones may come first: limits are held to
+        the floors of all ways then."""
+        asks_ways = self.objective is Objective.VRAM and self.limits != Limits()
         for method in self.space.choices.methods:
             seconds = self.space.least_seconds(candidate.cluster, method)
             if seconds is None:
                 continue
             entry = self._unexplored(candidate, method, seconds)
             self._open.append(entry)
-            if not self._is_within_limits(entry):
+            if asks_ways or not self._is_within_limits(entry):
                 self._with_ways(entry)
 
     def _with_ways(self, entry: UnexploredMethod) -> UnexploredMethod | None:
@@ -337,8 +340,7 @@ class Search:
 
         What the front beats stays beaten, as that only gets better.
         """
-        members = front_of(self._fitting())
-        places = count()
+        members, places = front_of(self._fitting()), count()
         ordered: list[tuple[Any, int, UnexploredMethod]] = []
 
         def push(entry: UnexploredMethod) -> None:
