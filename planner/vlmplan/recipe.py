@@ -272,7 +272,15 @@ class Recipe:
             is_model_type = self.adapter_dtype is AdapterDtype.MODEL
         else:
             is_model_type = self.weight_dtype is WeightDtype.MODEL
+        if self.keeps_adapters_wide:
+            return DType.FLOAT32
         return self.precision.dtype if is_model_type or not self.can_autocast else DType.FLOAT32
+
+    @property
+    def keeps_adapters_wide(self) -> bool:
+        """Whether adapters stay in float32 under ZeRO-3: DeepSpeed casts no weight of a model that was made in shards
+        (``_cast_module_mixed_precision`` leaves out those of ``zero.Init``), adapters that peft adds neither."""
+        return self.trains_adapters and self.zero_stage == 3 and self.adapter_dtype is AdapterDtype.FLOAT32
 
     @property
     def copy_dtype(self) -> DType:

@@ -149,7 +149,13 @@ class Meter:
     def count(self, model: torch.nn.Module) -> None:
         """Add the weights of a model that came into being unseen (read from files by threads of transformers')."""
         if self._storages is not None:
-            self._storages.count(*model.parameters(), *model.buffers(), *quantisation_tensors(model))
+            shards = [parameter.ds_tensor for parameter in model.parameters() if hasattr(parameter, "ds_tensor")]
+            self._storages.count(*model.parameters(), *shards, *model.buffers(), *quantisation_tensors(model))
+
+    def count_earlier(self, name: str) -> None:
+        """What a GPU has counted until now, as the phase ``name``; a CPU counts within phases alone."""
+        if self._cuda is not None:
+            self.memory[name] = PhaseMemory(*self._bytes())
 
     def _mode(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._storages is None else self._storages

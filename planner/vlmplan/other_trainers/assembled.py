@@ -13,7 +13,7 @@ from vlmplan.errors import InputError
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe import PLAIN, Method, Precision, WeightDtype
+from vlmplan.recipe import PLAIN, AdapterDtype, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 OF_ADAPTERS = frozenset(
@@ -58,6 +58,8 @@ class Meaning:
     """``--adapter-dtype`` in plain PyTorch: peft's own, unless the trainer casts what is trained."""
     data_rules: DataRules = field(default_factory=lambda: DataRules(pads_to=1))
     """How samples are padded, packed and cut; their order is the arguments'."""
+    casts_zero3_adapters: bool = False
+    """Whether adapters are made in 16 bit under ZeRO-3, where DeepSpeed leaves them as peft makes them: in float32."""
     without_autocast: Precision = Precision.FP32
     """What plain PyTorch computes in where neither bf16 nor fp16 is set."""
     upcasts_frozen: bool | None = False
@@ -78,6 +80,9 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         settings.note("the file's DeepSpeed configuration is left out, as an option says another engine")
     if around.uses_deepspeed is True or (around.uses_deepspeed is None and arguments.deepspeed is not None):
         options["precision"] = (arguments.precision or Precision.FP32).value
+        is_wide = method is Method.LORA and arguments.precision is not None and not meaning.casts_zero3_adapters
+        if is_wide and ds_config is not None and ds_config.zero_stage == 3:
+            options["adapter_dtype"] = AdapterDtype.FLOAT32.value
     else:
         options |= _plain(arguments, meaning, around, method)
     if around.expandable_segments or options.get("zero_stage") == PLAIN:

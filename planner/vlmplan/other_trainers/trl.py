@@ -63,6 +63,7 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore(OF_ADAPTERS)
     meaning = Meaning(
+        casts_zero3_adapters=True,
         trainer=TRL,
         method=method,
         options=options,

@@ -96,10 +96,12 @@ def float32_adapters_are_of_plain_pytorch(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.adapter_dtype is not AdapterDtype.FLOAT32 or recipe.can_autocast or recipe.precision is Precision.FP32:
         return None
+    if recipe.keeps_adapters_wide:
+        return None
     if recipe.uses_deepspeed:
         return (
-            "--adapter-dtype float32 has no effect under DeepSpeed, which casts every weight to 16 bit and updates "
-            "float32 copies of trained ones; leave it off, or give --zero-stage none on one GPU"
+            f"--adapter-dtype float32 has no effect under ZeRO-{recipe.zero_stage}, which casts every weight to 16 bit "
+            f"and updates float32 copies of trained ones; leave it off, or give --zero-stage none or 3"
         )
     return (
         "--adapter-dtype float32 does not go with --precision bf16-pure, which trains in 16 bit; "

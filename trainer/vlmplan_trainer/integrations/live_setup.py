@@ -82,14 +82,17 @@ def model_options(model: nn.Module, arguments: Any) -> dict[str, Any]:
     Raises InputError for adapters that are none of LoRA.
     """
     base = _base_of(model)
-    is_plain = _deepspeed_section(arguments) is None
+    section = _deepspeed_section(arguments)
     options: dict[str, Any] = _adapter_options(model)
     packed = any(type(parameter).__name__ == "Params4bit" for parameter in base.parameters())
     if packed:
         options["method"] = "qlora"
     options |= _frozen_options(base) if options["method"] == "full" else {}
-    if is_plain:
+    if section is None:
         options |= _type_options(base, options["method"], arguments)
+    elif options["method"] == "lora" and (section.get("zero_optimization") or {}).get("stage") == 3:
+        trained = {parameter.dtype for parameter in base.parameters() if parameter.requires_grad}
+        options["adapter_dtype"] = "float32" if trained == {torch.float32} else "table"
     attention = getattr(base.config, "_attn_implementation", None)
     if attention in ("sdpa", "eager", "flash_attention_2"):
         options["attention"] = attention

@@ -35,9 +35,9 @@ class TrainerPhases:
             self._open.enter_context(self.meter.phase(name))
 
     def begin_init(self, model: torch.nn.Module) -> None:
-        """The model is there; what the Trainer makes around it comes next."""
-        with self.meter.phase("load"):
-            self.meter.count(model)
+        """The model is there; what the Trainer makes around it comes next. A GPU has counted all along."""
+        self.meter.count_earlier("load")
+        self.meter.count(model)
         self.switch("init")
 
     def begin_training(self, model: torch.nn.Module, optimizer: Any) -> None:

@@ -138,7 +138,14 @@ def peft_adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
     """Where adapters stay as peft makes them."""
     if context.recipe.method is Method.FULL:
         return None
-    return (AdapterDtype.FLOAT32,) if context.casts else (AdapterDtype.TABLE,)
+    return (AdapterDtype.FLOAT32,) if context.casts or leaves_adapters_wide(context.recipe) else (AdapterDtype.TABLE,)
+
+
+def leaves_adapters_wide(recipe: Recipe) -> bool:
+    """Whether peft's float32 adapters stay under DeepSpeed: ``zero.Init`` has made the model, which is not cast then
+    (deepspeed 0.19.8 ``runtime/engine.py`` ``_cast_module_mixed_precision``)."""
+    is_16_bit = recipe.precision in (Precision.BF16, Precision.FP16)
+    return recipe.zero_stage == 3 and recipe.method is Method.LORA and is_16_bit
 
 
 def training_arguments(recipe: Recipe, workload: Workload) -> dict[str, Any]:

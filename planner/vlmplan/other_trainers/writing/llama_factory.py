@@ -19,6 +19,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     allocator_environment,
     attention_name,
     is_casting_full,
+    leaves_adapters_wide,
     model_name,
     needs_processes,
     trained_embeddings,
@@ -44,6 +45,8 @@ def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
 def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
     if context.recipe.method is Method.FULL:
         return None
+    if leaves_adapters_wide(context.recipe):
+        return (AdapterDtype.FLOAT32,)
     has_pure = context.casts and context.recipe.precision is Precision.BF16
     return (AdapterDtype.TABLE, AdapterDtype.FLOAT32) if has_pure else (AdapterDtype.TABLE,)
 
