@@ -149,7 +149,7 @@ class Meter:
     def count(self, model: torch.nn.Module) -> None:
         """Add the weights of a model that came into being unseen (read from files by threads of transformers')."""
         if self._storages is not None:
-            shards = [parameter.ds_tensor for parameter in model.parameters() if hasattr(parameter, "ds_tensor")]
+            shards = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]  # of ZeRO-3
             self._storages.count(*model.parameters(), *shards, *model.buffers(), *quantisation_tensors(model))
 
     def count_earlier(self, name: str) -> None:

@@ -30,7 +30,7 @@ from vlmplan_trainer.integrations.live_setup import (
 )
 from vlmplan_trainer.integrations.trainer_phases import TrainerPhases
 from vlmplan_trainer.measure import Meter
-from vlmplan_trainer.report import Line, print_report
+from vlmplan_trainer.report import ReportedFigure, print_report
 
 PLANNED_PHASES = ("load", "init", "forward", "backward", "step")
 SCHEMA = "vlmplan.callback/1"
@@ -57,7 +57,7 @@ class PlanCallback(TrainerCallback):
             raise InputError(f"on_too_large is {on_too_large!r}; warn or stop is needed")
         self.estimate: vlmplan.EstimateResult | None = None
         self.why_not: str | None = None
-        self.lines: list[Line] = []
+        self.lines: list[ReportedFigure] = []
         self._gpu, self._stops, self._options = gpu, on_too_large == "stop", options
         self._phases: TrainerPhases | None = None
         self._seq_len: int | None = options.get("seq_len")
@@ -164,23 +164,27 @@ class PlanCallback(TrainerCallback):
         assert self._phases is not None, "the Trainer has not begun"
         return self._phases
 
-    def _figures(self, meter: Meter) -> list[Line]:
+    def _figures(self, meter: Meter) -> list[ReportedFigure]:
         found = self.estimate
         planned = {} if found is None else {phase.name: phase.peak_bytes for phase in found.phases}
         memory = {name: meter.memory[name] for name in PLANNED_PHASES if name in meter.memory}
-        lines = [Line(f"{name}, peak", "bytes", planned.get(name), one.peak_bytes) for name, one in memory.items()]
+        lines = [
+            ReportedFigure(f"{name}, peak", "bytes", planned.get(name), one.peak_bytes) for name, one in memory.items()
+        ]
         if meter.peak_reserved_bytes:
             reserved = None if found is None else found.peak_reserved_bytes
             device = None if found is None else found.peak_device_bytes
-            lines.append(Line("peak reserved", "bytes", reserved, meter.peak_reserved_bytes))
-            lines.append(Line("device", "bytes", device, meter.peak_device_bytes))
+            lines.append(ReportedFigure("peak reserved", "bytes", reserved, meter.peak_reserved_bytes))
+            lines.append(ReportedFigure("device", "bytes", device, meter.peak_device_bytes))
         if self._num_timed:
             seconds = None if found is None else found.step_seconds
-            lines.append(Line("step", "seconds", seconds, self._step_seconds / self._num_timed))
+            lines.append(ReportedFigure("step", "seconds", seconds, self._step_seconds / self._num_timed))
         return lines
 
 
-def write_report(folder: Path, estimate: vlmplan.EstimateResult | None, lines: list[Line], why_not: str | None) -> None:
+def write_report(
+    folder: Path, estimate: vlmplan.EstimateResult | None, lines: list[ReportedFigure], why_not: str | None
+) -> None:
     """``vlmplan-report.json``: the estimate's document, and planned and measured figures."""
     import json
 
