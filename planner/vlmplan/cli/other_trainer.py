@@ -26,7 +26,7 @@ class ForTrainer:
 
     def check_command(self, directory: Path | None) -> str:
         """``vlmplan check FILE`` with what no file says; in the folder itself where ``directory`` is None."""
-        from vlmplan.emit import checked_file
+        from vlmplan.emit.trainer_files import checked_file
 
         name = checked_file(self.setup)
         file = name if directory is None else str(directory / name)
@@ -41,7 +41,7 @@ def for_trainer(
     where it is made for the bundled one."""
     if request.made_for is None:
         return None
-    from vlmplan.emit import write_trainer_files
+    from vlmplan.emit.trainer_files import write_trainer_files
     from vlmplan.other_trainers.writing import settings_for
     from vlmplan.plan import largest_parameter
 
@@ -74,7 +74,7 @@ def _check_words(request: "Request", estimate: "Estimate", setup: "WrittenSetup"
 
 def next_steps(made: ForTrainer) -> list[str]:
     """How to start the files, in lines for the user."""
-    from vlmplan.emit import START_FILE, started_command, trainer_file_names
+    from vlmplan.emit.trainer_files import START_FILE, started_command, trainer_file_names
 
     setup, directory = made.setup, made.directory
     if directory is None:
@@ -91,7 +91,7 @@ def next_steps(made: ForTrainer) -> list[str]:
 
 def document(made: ForTrainer) -> "JsonDict":
     """The setup in JSON."""
-    from vlmplan.emit import started_command, trainer_file_names
+    from vlmplan.emit.trainer_files import started_command, trainer_file_names
     from vlmplan.other_trainers.writing import title_of
 
     setup = made.setup

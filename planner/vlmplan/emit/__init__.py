@@ -9,21 +9,14 @@ sky.yaml         rents the machines through SkyPilot and trains on them; for ren
                  SkyPilot can do what the plan needs
 vlmplan-*.whl    vlmplan itself, for the machines of sky.yaml
 
-For another trainer: train.yaml (training_args.yaml and train.py for Hugging Face's), ds_config.json, train.sh.
+For another trainer (``trainer_files``, which needs the planner's model code and is imported by itself): train.yaml
+(training_args.yaml and train.py for Hugging Face's), ds_config.json, train.sh.
 """
 
 from vlmplan.emit.cluster import slurm_script
 from vlmplan.emit.command import launch_command, launch_text
 from vlmplan.emit.scripts import hostfile_text, launch_script
 from vlmplan.emit.sky import is_for_skypilot, sky_problem, sky_text
-from vlmplan.emit.trainer_files import (
-    START_FILE,
-    checked_file,
-    started_command,
-    trainer_file_names,
-    trainer_file_texts,
-    write_trainer_files,
-)
 from vlmplan.emit.write import (
     DS_CONFIG_FILE,
     HOSTFILE,
@@ -42,8 +35,6 @@ __all__ = [
     "PLAN_FILE",
     "SKY_FILE",
     "SLURM_FILE",
-    "START_FILE",
-    "checked_file",
     "file_texts",
     "hostfile_text",
     "is_for_skypilot",
@@ -53,9 +44,5 @@ __all__ = [
     "sky_problem",
     "sky_text",
     "slurm_script",
-    "started_command",
-    "trainer_file_names",
-    "trainer_file_texts",
     "write_files",
-    "write_trainer_files",
 ]
