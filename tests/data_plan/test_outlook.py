@@ -59,7 +59,7 @@ def drawn_chats(folder: Path, count: int, *, images: bool) -> Path:
     return jsonl(folder, *rows)
 
 
-@pytest.mark.parametrize("model", [TEXT, SEES])
+@pytest.mark.parametrize("model", [TEXT, pytest.param(SEES, marks=pytest.mark.sweep)])
 def test_the_worst_micro_batch_is_that_of_brute_force(model: str, tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 500, images=model == SEES)
     request, found, outlooks = with_data(path, model=model)
@@ -84,7 +84,7 @@ def test_the_worst_micro_batch_is_that_of_brute_force(model: str, tmp_path: Path
     assert outlook.worst.peak_bytes <= outlook.bound_bytes == found.peak_allocated_bytes
 
 
-@pytest.mark.parametrize("model", [TEXT, SEES])
+@pytest.mark.parametrize("model", [TEXT, pytest.param(SEES, marks=pytest.mark.sweep)])
 def test_the_peak_is_that_of_estimate_for_such_samples_to_the_byte(model: str, tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 60, images=model == SEES)
     common = (
@@ -143,6 +143,7 @@ def test_seconds_are_those_of_every_micro_batch_by_itself(tmp_path: Path):
     assert outlook.padding_fraction == pytest.approx(padding / computed)
 
 
+@pytest.mark.sweep
 def test_what_would_buy_keeps_its_promises(tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 400, images=True)
     request, _, outlooks = with_data(path, model=SEES)

@@ -60,6 +60,7 @@ def test_the_bundled_trainer_s_order_is_its_own():
     assert order_of(lengths, grouped, ranks, epoch=0, seed=0) == epoch_order(100, seed=0, epoch=0, lengths=lengths)
 
 
+@pytest.mark.sweep  # loads torch
 @pytest.mark.parametrize(("num_samples", "batch", "sorted_together"), [(1000, 4, 50 * 4), (40, 8, 8), (7, 2, 2)])
 def test_samples_are_grouped_by_length_as_the_trainer_groups_them(num_samples: int, batch: int, sorted_together: int):
     from transformers.trainer_pt_utils import get_length_grouped_indices

@@ -361,7 +361,7 @@ def in_the_middle_of_a_checkpoint(run: Path) -> bool:
 
 
 @sweep
-@pytest.mark.parametrize("is_time", [in_the_middle_of_a_checkpoint, in_the_middle_of_a_step])
+@pytest.mark.parametrize("is_time", [in_the_middle_of_a_checkpoint, pytest.param(in_the_middle_of_a_step, marks=sweep)])
 def test_a_killed_run_without_deepspeed_goes_on_as_if_nothing_had_happened(models, tmp_path, is_time):
     plan = plan_of(models, "llama", "full", "none", 1)
     killed(plan, tmp_path / "killed", is_time)
@@ -371,7 +371,7 @@ def test_a_killed_run_without_deepspeed_goes_on_as_if_nothing_had_happened(model
 
 
 @sweep
-@pytest.mark.parametrize("is_time", [in_the_middle_of_a_step, in_the_middle_of_a_checkpoint])
+@pytest.mark.parametrize("is_time", [in_the_middle_of_a_step, pytest.param(in_the_middle_of_a_checkpoint, marks=sweep)])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(models, outcomes, tmp_path, is_time):
     plan = plan_of(models, "llama", "full", "2")
     killed(plan, tmp_path, is_time)
