@@ -131,7 +131,7 @@ class PlanCallback(TrainerCallback):
         except VlmplanError as error:
             self.why_not = str(error)
             return
-        if self.estimate.verdict == "does-not-fit":
+        if self.estimate.verdict == "does_not_fit":
             peak, usable = self.estimate.peak_device_bytes, self.estimate.usable_bytes
             sentence = (
                 f"samples of {seq_len:,} tokens need {peak / GIB:.2f} GiB on each GPU in {self.estimate.peak_phase}, "
