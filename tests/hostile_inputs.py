@@ -153,13 +153,18 @@ def check(words: Sequence[str], *, names: Sequence[str], must_refuse: bool = Fal
     return found
 
 
+WAYS_OUT = ("To fit ", "to fit: ", "Cheapest other machine: ", "there: ")
+"""What a command ends with where this machine has too little memory, which depends on the machine."""
+
+
 def check_sentences(text: str, names: Sequence[str]) -> None:
     """Each line is a sentence of vlmplan's, and one of the refusals says where to look."""
     lines = text.splitlines()
     assert lines, "refused without a word"
     refusals = [line for line in lines if line.startswith("vlmplan")]
     assert refusals, text
-    assert all(line.startswith(("vlmplan", "note: ", "caution: ")) for line in lines), text
+    allowed = ("vlmplan", "note: ", "caution: ", *WAYS_OUT)
+    assert all(line.startswith(allowed) for line in lines), text
     assert all(line.isprintable() and len(line) <= MAX_SENTENCE for line in lines), text
     assert any(name in line for line in refusals for name in names), f"none of {names} in: {text}"
 
