@@ -54,6 +54,7 @@ def test_plain_pytorch_with_adapters_from_a_plan():
     assert Path("memory.svg").read_text().endswith("</svg>\n")
 
 
+@pytest.mark.sweep
 def test_a_context_of_more_tokens_than_values_are_followed_for_is_rehearsed():
     """The chunked loss tries the model with four values, and reads them: rehearsals follow 2**18 values and no more."""
     found = document("--model", "tiny", "--gpu", "rtx-4090", "--seq-len", str(2**17), "--loss", "chunked")

@@ -23,6 +23,7 @@ def assert_equal(found):
     assert not wrong, wrong
 
 
+@pytest.mark.sweep
 def test_one_rank_without_deepspeed_has_the_bytes_of_its_rehearsal(model, tmp_path):
     plans = {name: plan_named(model, name, num_ranks=1) for name in PLAIN}
     assert_equal(compared(plans, tmp_path, num_ranks=1))
