@@ -4,9 +4,19 @@ from dataclasses import fields, replace
 
 import pytest
 
-from vlmplan.recipe import ENGINE_FIELDS, GROUPS, MODEL_FIELDS, Method, Offload, Recipe, ZeroSettings
+from vlmplan.recipe import (
+    ENGINE_FIELDS,
+    GROUPS,
+    MODEL_FIELDS,
+    AdapterDtype,
+    Method,
+    Offload,
+    Recipe,
+    ZeroSettings,
+)
+from vlmplan.units import DType
 
-BASE = Recipe(zero_stage=3, method=Method.LORA)
+BASE = Recipe(zero_stage=3, method=Method.LORA, adapter_dtype=AdapterDtype.MODEL)
 OTHERS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: value + 0.5}
 
 
@@ -44,3 +54,10 @@ def test_sizes_that_a_stage_does_not_read_are_no_part_of_its_key():
 def test_an_engine_without_deepspeed_prepares_another_model():
     assert BASE.with_changes(zero_stage=None).model_key != BASE.model_key
     assert BASE.with_changes(offload_params=Offload.CPU).model_key == BASE.model_key
+
+
+def test_adapters_that_zero3_keeps_wide_make_another_model():
+    lora = BASE.with_changes(zero_stage=2, adapter_dtype=AdapterDtype.FLOAT32)
+    wide = lora.with_changes(zero_stage=3)
+    assert (lora.trained_dtype, wide.trained_dtype) == (DType.BFLOAT16, DType.FLOAT32)
+    assert lora.model_key != wide.model_key

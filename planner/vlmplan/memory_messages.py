@@ -45,7 +45,7 @@ class Kind(Enum):
 
     DEVICE = "device"
     """The GPU's, asked of torch's allocator or of the driver."""
-    LIBRARY = "library"
+    CUDA_LIBRARY = "library"
     """The GPU's, asked by cuBLAS, cuDNN, NCCL or bitsandbytes, beside torch's allocator."""
     HOST = "host"
     SHARED_MEMORY = "shared_memory"
@@ -89,7 +89,7 @@ class MemoryMessage:
     @property
     def is_sure(self) -> bool:
         """Whether it says that an allocation failed, on a GPU or the host; others may have other reasons."""
-        return self.kind in (Kind.DEVICE, Kind.LIBRARY, Kind.HOST) and self.form != HANDLE
+        return self.kind in (Kind.DEVICE, Kind.CUDA_LIBRARY, Kind.HOST) and self.form != HANDLE
 
     @property
     def is_on_host(self) -> bool:
@@ -154,12 +154,12 @@ FORMS: tuple[_Form, ...] = (
         r"\b(?:CUDA|HIP|XPU|MPS backend) out of memory",
         12,
     ),
-    _form("cuBLAS", Kind.LIBRARY, "CUBLAS_STATUS_ALLOC_FAILED"),
-    _form(HANDLE, Kind.LIBRARY, "CUBLAS_STATUS_NOT_INITIALIZED"),
-    _form("cuDNN", Kind.LIBRARY, "CUDNN_STATUS_ALLOC_FAILED"),
-    _form("NCCL", Kind.LIBRARY, "Cuda failure", r"Cuda failure (?:2 )?'out of memory'"),
-    _form("NCCL", Kind.LIBRARY, "Failed to CUDA", r"Failed to CUDA [mc]alloc"),
-    _form("bitsandbytes", Kind.LIBRARY, "Error out of memory at line"),
+    _form("cuBLAS", Kind.CUDA_LIBRARY, "CUBLAS_STATUS_ALLOC_FAILED"),
+    _form(HANDLE, Kind.CUDA_LIBRARY, "CUBLAS_STATUS_NOT_INITIALIZED"),
+    _form("cuDNN", Kind.CUDA_LIBRARY, "CUDNN_STATUS_ALLOC_FAILED"),
+    _form("NCCL", Kind.CUDA_LIBRARY, "Cuda failure", r"Cuda failure (?:2 )?'out of memory'"),
+    _form("NCCL", Kind.CUDA_LIBRARY, "Failed to CUDA", r"Failed to CUDA [mc]alloc"),
+    _form("bitsandbytes", Kind.CUDA_LIBRARY, "Error out of memory at line"),
     _form(
         "torch's CPU allocator", Kind.HOST, "CPUAllocator", r"CPUAllocator: (?:can't allocate memory|not enough memory)"
     ),

@@ -13,15 +13,14 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 ``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights.
 """
 
-from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
 
 from vlmplan.errors import InputError
-from vlmplan.json_reader import JsonDict, JsonObject
+from vlmplan.json_reader import JsonDict
 from vlmplan.units import MAX_COUNT, Choice, DType
 
 
@@ -321,7 +320,7 @@ class Recipe:
     @property
     def model_key(self) -> tuple[Any, ...]:
         """What a prepared model depends on: which weights are trained, and in which types it is held and computes."""
-        return (self.uses_deepspeed, *_OF_MODEL(self))
+        return (self.uses_deepspeed, self.keeps_adapters_wide, *_OF_MODEL(self))
 
     @property
     def engine_key(self) -> tuple[Any, ...]:
@@ -385,35 +384,6 @@ _ANY_MICRO_BATCH = {field.name: field.default for field in fields(Recipe) if fie
 def option_name(field: str) -> str:
     """The command-line option of a recipe field: ``micro_batch`` → ``--micro-batch``."""
     return "--" + field.replace("_", "-")
-
-
-def recipe_from_json(values: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
-    """The inverse of ``Recipe.as_json``. Raises InputError for unknown keys and values; ``source`` names them."""
-    section = JsonObject(values, source=source)
-    section.close(field.name for field in fields(Recipe))
-    arguments = {field.name: _field_value(section, field) for field in fields(Recipe) if field.name in section}
-    return Recipe(**arguments)
-
-
-def _field_value(section: JsonObject, field: Field[Any]) -> Any:
-    """The value of one field, of the kind that its default has."""
-    name, default = field.name, field.default
-    if name == "zero_stage":
-        return None if section.raw(name) == PLAIN else section.count(name)
-    if name == "nvme_path":
-        return section.maybe(name, section.text)
-    if name == "lora_alpha":
-        return section.maybe(name, section.count)
-    if isinstance(default, ZeroSettings):
-        sizes = section.object(name)
-        sizes.close(item.name for item in fields(ZeroSettings))
-        return ZeroSettings(
-            **{item.name: _field_value(sizes, item) for item in fields(ZeroSettings) if item.name in sizes}
-        )
-    if isinstance(default, Enum):
-        return enum_value(type(default), section.raw(name), option_name(name))
-    readers = {bool: section.flag, int: section.count, float: section.number, str: section.text}
-    return readers[type(default)](name)
 
 
 def enum_value(kind: type[Enum], value: Any, name: str) -> Any:

@@ -15,7 +15,8 @@ from cli_calls import DOES_NOT_FIT, DONE, TINY, Call, call, folder_of
 from laws import law
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
-from vlmplan.recipe import Recipe, recipe_from_json
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_json import recipe_from_json
 from vlmplan.units import GIB, gib_text
 
 COMPONENTS = (

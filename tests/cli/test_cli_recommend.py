@@ -19,7 +19,8 @@ from vlmplan.deepspeed_config import deepspeed_config, merged_recipe, settings_f
 from vlmplan.emit.wheel import wheel_name
 from vlmplan.hardware import Pricing
 from vlmplan.plan import read_plan
-from vlmplan.recipe import Recipe, recipe_from_json
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_json import recipe_from_json
 from vlmplan.units import GIB, gib_text
 
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"

@@ -205,7 +205,7 @@ def _late(found: Diagnosis) -> Iterator[str]:
 
 def _phase_advice(found: Diagnosis) -> Iterator[str]:
     place, kind = found.evidence.place, found.evidence.message.kind
-    if kind not in (Kind.DEVICE, Kind.LIBRARY):
+    if kind not in (Kind.DEVICE, Kind.CUDA_LIBRARY):
         return
     if place.part is Part.GATHERED_LOGITS:
         yield (

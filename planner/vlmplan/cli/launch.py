@@ -19,6 +19,7 @@ from vlmplan.run_record import RECORD_FILE
 from vlmplan.training import TrainerOptions
 
 if TYPE_CHECKING:
+    from vlmplan.cli.curriculum import CurriculumOptions
     from vlmplan.launch.prepared import PreparedRun
     from vlmplan.launch.resuming import LaunchRequest
     from vlmplan.plan import Plan
@@ -53,7 +54,7 @@ def launch(
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
     trainer_options = {name: given.pop(name) for name in names}
     if _goes_on_with_curriculum(trainer_options, plan_file, demo=demo) or curriculum is not None:
-        from vlmplan.cli.curriculum import CurriculumOptions, run_curriculum, with_kept
+        from vlmplan.cli.curriculum import CurriculumOptions, run_curriculum
 
         options = CurriculumOptions(
             file=curriculum,
@@ -62,9 +63,7 @@ def launch(
             hostfile=hostfile,
             catalog_files=catalog_files,
         )
-        if trainer_options["resume"] and trainer_options["output_dir"] is not None:
-            options = with_kept(options)
-        _check_curriculum(ctx, options.plan_options, options.trainer_options, plan_file, demo=demo)
+        options = _checked_curriculum(ctx, options, plan_file, demo=demo)
         return run_curriculum(options, dry_run=dry_run, as_json=as_json)
     if demo:
         _fill_in_demo(ctx, given, trainer_options, plan_file)
@@ -166,10 +165,16 @@ def _goes_on_with_curriculum(trainer_options: ClickValues, plan_file: Path | Non
     return trainer_options["resume"] and folder is not None and not is_other and (folder / CURRICULUM_FILE).is_file()
 
 
-def _check_curriculum(
-    ctx: click.Context, given: ClickValues, trainer_options: ClickValues, plan_file: Path | None, *, demo: bool
-) -> None:
-    """Raise UsageError for options that a curriculum has no use for."""
+def _checked_curriculum(
+    ctx: click.Context, options: "CurriculumOptions", plan_file: Path | None, *, demo: bool
+) -> "CurriculumOptions":
+    """The options, with those of the curriculum that is gone on with; UsageError for what a curriculum has no use
+    for."""
+    from vlmplan.cli.curriculum import with_kept
+
+    if options.trainer_options["resume"] and options.trainer_options["output_dir"] is not None:
+        options = with_kept(options)
+    trainer_options = options.trainer_options
     others = {
         "--plan": plan_file is not None,
         "--demo": demo,
@@ -178,10 +183,11 @@ def _check_curriculum(
     for name, is_given in others.items():
         if is_given:
             raise click.UsageError(f"--curriculum plans each stage for --model; {name} does not go with it", ctx)
-    if given["model"] is None:
+    if options.plan_options["model"] is None:
         raise click.UsageError("--curriculum needs --model NAME", ctx)
     if trainer_options["output_dir"] is None:
         raise click.UsageError("--output-dir is needed", ctx)
+    return options
 
 
 def _fill_in_demo(ctx: click.Context, given: ClickValues, trainer_options: ClickValues, plan_file: Path | None) -> None:

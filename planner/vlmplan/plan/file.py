@@ -20,7 +20,7 @@ from vlmplan.plan.record import (
     PlannedHardware,
     PlannedOffer,
 )
-from vlmplan.recipe import recipe_from_json
+from vlmplan.recipe_json import recipe_from_json
 from vlmplan.versions import VLMPLAN_VERSION
 from vlmplan.workload import ModelFiles, Workload
 

@@ -98,28 +98,9 @@ def resolved_recipe(
     that does it. Raises InputError for what cannot run.
     """
     facts, given = model_facts(model), decided.names
-    decided = _as_usual(decided, made_for, model)
+    decided = _completed(decided, cluster, model, default_attention(facts), ds_config, made_for)
     if ds_config is not None:
-        decided = decided.completed(DecidedRecipe(zero_stage=ds_config.zero_stage or 0))
-    decided = decided.completed(_defaults(decided, cluster, default_attention(facts)))
-    if made_for is not None:
-        from vlmplan.other_trainers.writing import behaviour
-
-        decided = decided.completed(behaviour(made_for, decided.recipe(), model))
-    if decided.zero_stage == PLAIN:
-        decided = decided.completed(_plain_defaults(decided))
-    if ds_config is not None:
-        from vlmplan.deepspeed_config import merged_recipe
-        from vlmplan.models.hidden_size import hidden_size_of
-
-        recipe = merged_recipe(
-            ds_config,
-            decided.recipe(),
-            num_gpus=cluster.num_gpus,
-            given=given,
-            global_batch=global_batch,
-            hidden_size=hidden_size_of(model.config),
-        )
+        recipe = _merged(ds_config, decided, cluster, model, given=given, global_batch=global_batch)
     else:
         if global_batch is not None:
             sizes = batch_sizes(global_batch, cluster.num_gpus, decided.micro_batch, decided.grad_accum)
@@ -135,6 +116,50 @@ def resolved_recipe(
         _refuse_what_is_beyond(made_for, recipe, model)
     warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
     return recipe, [problem.sentence for problem in warnings]
+
+
+def _completed(
+    decided: DecidedRecipe,
+    cluster: Cluster,
+    model: ModelFiles,
+    attention: AttentionImplementation,
+    ds_config: "DsConfig | None",
+    made_for: "Tool | None",
+) -> DecidedRecipe:
+    """What the user decided, completed by the trainer that it is made for, by the stage of a DeepSpeed file and by
+    defaults, in this order."""
+    decided = _as_usual(decided, made_for, model)
+    if ds_config is not None:
+        decided = decided.completed(DecidedRecipe(zero_stage=ds_config.zero_stage or 0))
+    decided = decided.completed(_defaults(decided, cluster, attention))
+    if made_for is not None:
+        from vlmplan.other_trainers.writing import behaviour
+
+        decided = decided.completed(behaviour(made_for, decided.recipe(), model))
+    return decided.completed(_plain_defaults(decided)) if decided.zero_stage == PLAIN else decided
+
+
+def _merged(
+    ds_config: "DsConfig",
+    decided: DecidedRecipe,
+    cluster: Cluster,
+    model: ModelFiles,
+    *,
+    given: frozenset[str],
+    global_batch: int | None,
+) -> Recipe:
+    """The recipe with what the DeepSpeed file says in it."""
+    from vlmplan.deepspeed_config import merged_recipe
+    from vlmplan.models.hidden_size import hidden_size_of
+
+    return merged_recipe(
+        ds_config,
+        decided.recipe(),
+        num_gpus=cluster.num_gpus,
+        given=given,
+        global_batch=global_batch,
+        hidden_size=hidden_size_of(model.config),
+    )
 
 
 def _as_usual(decided: DecidedRecipe, made_for: "Tool | None", model: ModelFiles) -> DecidedRecipe:

@@ -36,6 +36,7 @@ from vlmplan.search.entries import (
 )
 from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.pareto import Point, front_of, settled
+from vlmplan.search.refusals import refusal
 from vlmplan.search.setups import BoundedSetup, RecipeCandidate, SetupSpace
 from vlmplan.units import gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
@@ -390,7 +391,7 @@ class Search:
             return "its tensors fit, but the allocator cannot place them; --expandable-segments lets it", None
         if key in self._host_short:
             return f"the host needs {gib_text(self._host_short[key])} and {candidate.host_text}", None
-        return self.space.refusal(candidate.cluster)
+        return refusal(self.space, candidate.cluster)
 
 
 def _points(members: Sequence[ScoredSetup]) -> list[tuple[float, float]]:

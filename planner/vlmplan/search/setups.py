@@ -15,8 +15,8 @@ from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.estimation import Estimate, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
-from vlmplan.memory.overhead import RESERVE_FRACTION, workspace_bytes
-from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings, engine_name
+from vlmplan.memory.overhead import workspace_bytes
+from vlmplan.recipe import Method, Recipe, ZeroSettings
 from vlmplan.search.choices import Engine, RecipeChoices
 from vlmplan.search.memoized_estimates import (
     BatchSize,
@@ -27,7 +27,7 @@ from vlmplan.search.memoized_estimates import (
     checkpoints,
 )
 from vlmplan.sizes import zero_settings
-from vlmplan.units import divisors, gib_text
+from vlmplan.units import divisors
 from vlmplan.workload import Workload
 
 if TYPE_CHECKING:
@@ -357,25 +357,7 @@ class SetupSpace:
             return sized_estimate(estimator, recipe, cluster, self.models.timeline)
         return estimator.estimate(recipe, cluster, self.models.timeline(recipe, cluster))
 
-    def refusal(self, cluster: Cluster) -> tuple[str, str | None]:
-        """Why nothing fits on ``cluster``, and the smallest change that would help, if one is known."""
-        attempts = [setup for method in self.choices.methods for setup in self.lightest(cluster, method)]
-        if not attempts:
-            methods = sorted(self.choices.methods, key=lambda method: method is Method.FULL)
-            # full fine-tuning objects to what the user said of adapters
-            return next(self.choices.objections(cluster, methods)), None
-        needed, setup = min(((self.needed_bytes(setup, cluster), setup) for setup in attempts), key=itemgetter(0))
-        recipe = setup.recipe
-        budget = self.models.budget_bytes(cluster)
-        engine = engine_name(recipe.zero_stage, cluster.num_gpus)
-        offload = " with CPU offload" if recipe.offload_optimizer is not Offload.NONE else ""
-        reason = (
-            f"needs {gib_text(needed)} a GPU at the least ({recipe.method.value}, {engine}{offload}, "
-            f"micro batch {recipe.micro_batch}), {gib_text(budget)} are free for it"
-        )
-        return reason, self._fitting_method(cluster) or _larger_hardware(recipe, needed - budget)
-
-    def _fitting_method(self, cluster: Cluster) -> str | None:
+    def fitting_method(self, cluster: Cluster) -> str | None:
         """The option that fits where the method of the user does not."""
         methods, decided = tuple(Method), self.fixed.method
         for method in () if decided is None else methods[methods.index(decided) + 1 :]:
@@ -399,10 +381,3 @@ def _heaviest(engine: Engine) -> list[Recipe]:
 
 def _with_sizes(recipe: Recipe, sizes: ZeroSettings) -> Recipe:
     return recipe.with_changes(zero=sizes)
-
-
-def _larger_hardware(recipe: Recipe, missing_bytes: int) -> str:
-    """What else helps a recipe that lacks ``missing_bytes``; part of a larger GPU's memory is kept in reserve."""
-    if recipe.zero_stage is None or recipe.zero_stage < 3:
-        return f"a GPU with {gib_text(missing_bytes / (1 - RESERVE_FRACTION))} more, or a shorter --seq-len"
-    return "more GPUs, or a shorter --seq-len"

@@ -1,0 +1,38 @@
+"""A recipe read back from the JSON that ``Recipe.as_json`` writes."""
+
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from enum import Enum
+from typing import Any
+
+from vlmplan.json_reader import JsonObject
+from vlmplan.recipe import PLAIN, Recipe, ZeroSettings, enum_value, option_name
+
+
+def recipe_from_json(values: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
+    """The inverse of ``Recipe.as_json``. Raises InputError for unknown keys and values; ``source`` names them."""
+    section = JsonObject(values, source=source)
+    section.close(field.name for field in fields(Recipe))
+    arguments = {field.name: _field_value(section, field) for field in fields(Recipe) if field.name in section}
+    return Recipe(**arguments)
+
+
+def _field_value(section: JsonObject, field: Field[Any]) -> Any:
+    """The value of one field, of the kind that its default has."""
+    name, default = field.name, field.default
+    if name == "zero_stage":
+        return None if section.raw(name) == PLAIN else section.count(name)
+    if name == "nvme_path":
+        return section.maybe(name, section.text)
+    if name == "lora_alpha":
+        return section.maybe(name, section.count)
+    if isinstance(default, ZeroSettings):
+        sizes = section.object(name)
+        sizes.close(item.name for item in fields(ZeroSettings))
+        return ZeroSettings(
+            **{item.name: _field_value(sizes, item) for item in fields(ZeroSettings) if item.name in sizes}
+        )
+    if isinstance(default, Enum):
+        return enum_value(type(default), section.raw(name), option_name(name))
+    readers = {bool: section.flag, int: section.count, float: section.number, str: section.text}
+    return readers[type(default)](name)

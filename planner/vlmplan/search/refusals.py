@@ -1,0 +1,35 @@
+"""Why nothing fits on a cluster, as a sentence, and what would help."""
+
+from operator import itemgetter
+
+from vlmplan.hardware import Cluster
+from vlmplan.memory.overhead import RESERVE_FRACTION
+from vlmplan.recipe import Method, Offload, Recipe, engine_name
+from vlmplan.search.setups import SetupSpace
+from vlmplan.units import gib_text
+
+
+def refusal(space: SetupSpace, cluster: Cluster) -> tuple[str, str | None]:
+    """Why nothing of ``space`` fits on ``cluster``, and the smallest change that would help, if one is known."""
+    attempts = [setup for method in space.choices.methods for setup in space.lightest(cluster, method)]
+    if not attempts:
+        methods = sorted(space.choices.methods, key=lambda method: method is Method.FULL)
+        # full fine-tuning objects to what the user said of adapters
+        return next(space.choices.objections(cluster, methods)), None
+    needed, setup = min(((space.needed_bytes(setup, cluster), setup) for setup in attempts), key=itemgetter(0))
+    recipe = setup.recipe
+    budget = space.models.budget_bytes(cluster)
+    engine = engine_name(recipe.zero_stage, cluster.num_gpus)
+    offload = " with CPU offload" if recipe.offload_optimizer is not Offload.NONE else ""
+    reason = (
+        f"needs {gib_text(needed)} a GPU at the least ({recipe.method.value}, {engine}{offload}, "
+        f"micro batch {recipe.micro_batch}), {gib_text(budget)} are free for it"
+    )
+    return reason, space.fitting_method(cluster) or _larger_hardware(recipe, needed - budget)
+
+
+def _larger_hardware(recipe: Recipe, missing_bytes: int) -> str:
+    """What else helps a recipe that lacks ``missing_bytes``; part of a larger GPU's memory is kept in reserve."""
+    if recipe.zero_stage is None or recipe.zero_stage < 3:
+        return f"a GPU with {gib_text(missing_bytes / (1 - RESERVE_FRACTION))} more, or a shorter --seq-len"
+    return "more GPUs, or a shorter --seq-len"
