@@ -415,7 +415,7 @@ def test_old_card_is_refused_for_its_memory_and_not_for_engines_that_it_does_wit
 
 def test_refusal_of_adapter_options_speaks_of_adapters():
     fixed = {"lora_targets": "lm_head", "loss": LossKind.CHUNKED}
-    reason, _ = space(fixed=fixed).refusal(cluster(card("t4")))
+    reason, _ = refusal(space(fixed=fixed), cluster(card("t4")))
     assert "lm_head" in reason
     assert "--method is full" not in reason
 
