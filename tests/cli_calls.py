@@ -29,6 +29,17 @@ TINY = {
     "tie_word_embeddings": False,
 }
 """A config.json of which every number is small."""
+FEW_LAYERS = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 128_000,
+}
+"""Few layers, so that it is traced quickly, and logits that fill a card."""
 SWITCHES = {
     "train_vision": ("--train-vision", "--freeze-vision"),
     "train_projector": ("--train-projector", "--freeze-projector"),

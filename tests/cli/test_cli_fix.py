@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, USAGE, call
+from cli_calls import DOES_NOT_FIT, DONE, FEW_LAYERS, MENDABLE, USAGE, call
 
-SMALL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 2048,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 128_000,
-}
 TEXT = """### model
 model_name_or_path: ./small   # a folder
 
@@ -42,7 +32,7 @@ GPU = ("--gpu", "rtx-3060-12gb:1")
 def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("small").mkdir()
-    Path("small/config.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    Path("small/config.json").write_text(json.dumps(FEW_LAYERS), encoding="utf-8")
     Path("train.yaml").write_text(TEXT, encoding="utf-8")
 
 

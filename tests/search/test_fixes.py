@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cli_calls import FEW_LAYERS
 from other_trainers.shipped import KEPT, Shipped, shipped, write_all
 from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
@@ -61,25 +62,12 @@ MS_SWIFT: dict[str, Any] = {
 }
 
 
-SMALL = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 2048,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 128_000,
-}
-"""Few layers, so that it is traced quickly, and logits that fill a card."""
-
-
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("small").mkdir()
     Path("shared.json").write_text(json.dumps(SHARED, indent=4), encoding="utf-8")
-    Path("small/config.json").write_text(json.dumps(SMALL), encoding="utf-8")
+    Path("small/config.json").write_text(json.dumps(FEW_LAYERS), encoding="utf-8")
 
 
 def fixes(path: Path, gpu: str, target: Path | None = None, **options: Any) -> Fixes:

@@ -1,7 +1,7 @@
 """A tool by its name: what it can do, and how a setup is written for it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from vlmplan.decided_recipe import DecidedRecipe
@@ -9,54 +9,15 @@ from vlmplan.deepspeed_config import DsConfig, deepspeed_config
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import largest_image, sees
-from vlmplan.other_trainers.llama_factory import LLAMA_FACTORY
-from vlmplan.other_trainers.ms_swift import MS_SWIFT
-from vlmplan.other_trainers.plain_trainer import TRAINER
 from vlmplan.other_trainers.record import Value
-from vlmplan.other_trainers.trl import TRL
 from vlmplan.other_trainers.writing import llama_factory, ms_swift, plain_trainer, trl
-from vlmplan.other_trainers.writing.hugging_face import allocator_environment
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
-from vlmplan.other_trainers.writing.record import Tool, WrittenSetup
-from vlmplan.recipe import LossKind, Recipe
+from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
+from vlmplan.recipe import Recipe
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """``title``: as its reader calls it. ``file`` holds the keys."""
-
-    title: str
-    limits: tuple[Limit, ...]
-    loss: LossKind
-    file: str
-    freezes_vision: bool = False
-    """By default, and the projector with it."""
-    limits_pixels: bool = False
-    """A key says how large an image may be."""
-
-
-TOOLS: Final[Mapping[Tool, _Known]] = {
-    Tool.TRL: _Known(title=TRL, limits=trl.TRL_LIMITS, loss=LossKind.TRL, file=trl.FILE),
-    Tool.TRANSFORMERS: _Known(
-        title=TRAINER, limits=plain_trainer.PLAIN_TRAINER_LIMITS, loss=LossKind.MODEL, file=plain_trainer.FILE
-    ),
-    Tool.LLAMA_FACTORY: _Known(
-        title=LLAMA_FACTORY,
-        limits=llama_factory.LLAMA_FACTORY_LIMITS,
-        loss=LossKind.MODEL,
-        file=llama_factory.FILE,
-        freezes_vision=True,
-        limits_pixels=True,
-    ),
-    Tool.MS_SWIFT: _Known(
-        title=MS_SWIFT,
-        limits=ms_swift.MS_SWIFT_LIMITS,
-        loss=LossKind.MODEL,
-        file=ms_swift.FILE,
-        freezes_vision=True,
-        limits_pixels=True,
-    ),
+TOOLS: Final[Mapping[Tool, KnownTool]] = {
+    known.tool: known for known in (trl.KNOWN, plain_trainer.KNOWN, llama_factory.KNOWN, ms_swift.KNOWN)
 }
 
 
@@ -71,7 +32,6 @@ def title_of(tool: Tool) -> str:
 
 
 def limits_of(tool: Tool) -> tuple[Limit, ...]:
-    """Everything that restricts what the tool can do, each with its source."""
     return TOOLS[tool].limits
 
 
@@ -113,48 +73,8 @@ def settings_for(
     if reason is not None:
         raise InputError(reason)
     section = deepspeed_config(recipe, num_gpus=cluster.num_gpus, base=base, largest_parameter=largest_parameter)
-    written = _written(tool, recipe, workload, cluster)
+    written = TOOLS[tool].written(recipe, workload, cluster)
     return replace(written, deepspeed=section, options={**written.options, **_sample_options(tool, workload)})
-
-
-def _written(tool: Tool, recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSetup:
-    match tool:
-        case Tool.TRL:
-            return WrittenSetup(
-                tool=tool,
-                file=TOOLS[tool].file,
-                settings=trl.trl_settings(recipe, workload),
-                command=trl.trl_command(recipe, cluster),
-                to_fill_in=trl.TO_FILL_IN,
-            )
-        case Tool.TRANSFORMERS:
-            return WrittenSetup(
-                tool=tool,
-                file=TOOLS[tool].file,
-                settings=plain_trainer.plain_trainer_settings(recipe, workload),
-                command=plain_trainer.plain_trainer_command(recipe, cluster),
-                environment=allocator_environment(recipe),
-                options=plain_trainer.plain_trainer_options(recipe, workload),
-                to_fill_in=plain_trainer.TO_FILL_IN,
-                script=plain_trainer.SCRIPT_FILE,
-            )
-        case Tool.LLAMA_FACTORY:
-            return WrittenSetup(
-                tool=tool,
-                file=TOOLS[tool].file,
-                settings=llama_factory.llama_factory_settings(recipe, workload),
-                command=llama_factory.llama_factory_command(),
-                environment=llama_factory.llama_factory_environment(recipe, cluster),
-                to_fill_in=llama_factory.TO_FILL_IN,
-            )
-        case Tool.MS_SWIFT:
-            return WrittenSetup(
-                tool=tool,
-                file=TOOLS[tool].file,
-                settings=ms_swift.ms_swift_settings(recipe, workload, cluster),
-                command=ms_swift.ms_swift_command(),
-                to_fill_in=ms_swift.TO_FILL_IN,
-            )
 
 
 def _sample_options(tool: Tool, workload: Workload) -> dict[str, Value]:

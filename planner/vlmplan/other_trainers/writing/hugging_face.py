@@ -20,6 +20,7 @@ from vlmplan.recipe import (
     Recipe,
     WeightDtype,
 )
+from vlmplan.units import DType
 from vlmplan.workload import ModelFiles, Workload
 
 OUTPUT_DIR = "output"
@@ -181,6 +182,26 @@ def adapter_names(recipe: Recipe) -> list[str]:
 def trained_embeddings(model: ModelFiles) -> list[str]:
     """The modules that are trained on copies beside adapters: a head that is tied to the embedding is the same copy."""
     return list(EMBEDDINGS[:1] if model.config.get("tie_word_embeddings") else EMBEDDINGS)
+
+
+def loaded_type(recipe: Recipe) -> str:
+    """The type in which weights are loaded where a key names it; DeepSpeed makes all of them the precision's anyway."""
+    dtype = DType.FLOAT32 if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype
+    return dtype.torch_name
+
+
+def adapter_settings(
+    recipe: Recipe, *, rank: str, targets: Mapping[str, Any], embeddings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The keys of adapters, of which all but these three are named alike everywhere."""
+    return {
+        rank: recipe.lora_rank,
+        "lora_alpha": recipe.adapter_alpha,
+        "lora_dropout": recipe.lora_dropout,
+        **targets,
+        **({"use_rslora": True} if recipe.use_rslora else {}),
+        **(embeddings if recipe.train_embeddings else {}),
+    }
 
 
 def model_name(model: ModelFiles) -> str:

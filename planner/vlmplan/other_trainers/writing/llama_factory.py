@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.llama_factory import ATTENTION
+from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     MASTER_ADDR,
@@ -16,6 +16,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     NODE_RANK,
     TIED_CHECKPOINTING,
     adapter_names,
+    adapter_settings,
     allocator_environment,
     attention_name,
     is_casting_full,
@@ -26,7 +27,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     training_arguments,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
-from vlmplan.other_trainers.writing.record import placeholder
+from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import ALL_LINEAR, AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
 from vlmplan.workload import Workload
 
@@ -98,7 +99,7 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
 )
 
 
-def llama_factory_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``llamafactory-cli train``, in the order of the file."""
     checkpointing = {} if recipe.activation_checkpointing else {"disable_gradient_checkpointing": True}
     return {
@@ -130,15 +131,14 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     if recipe.method is Method.FULL:
         return {"finetuning_type": "full"}
     targets = "all" if recipe.lora_targets == ALL_LINEAR else ",".join(adapter_names(recipe))
-    embeddings = ",".join(trained_embeddings(workload.model))
     return {
         "finetuning_type": "lora",
-        "lora_rank": recipe.lora_rank,
-        "lora_alpha": recipe.adapter_alpha,
-        "lora_dropout": recipe.lora_dropout,
-        "lora_target": targets,
-        **({"use_rslora": True} if recipe.use_rslora else {}),
-        **({"additional_target": embeddings} if recipe.train_embeddings else {}),
+        **adapter_settings(
+            recipe,
+            rank="lora_rank",
+            targets={"lora_target": targets},
+            embeddings={"additional_target": ",".join(trained_embeddings(workload.model))},
+        ),
         **({"quantization_bit": 4, "quantization_method": "bnb"} if recipe.method is Method.QLORA else {}),
     }
 
@@ -151,7 +151,7 @@ def _frozen(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def llama_factory_environment(recipe: Recipe, cluster: Cluster) -> dict[str, str]:
+def _environment(recipe: Recipe, cluster: Cluster) -> dict[str, str]:
     """torchrun is started by variables, and then sets the allocator's unless OPTIM_TORCH is 0."""
     if not needs_processes(recipe, cluster):
         return allocator_environment(recipe)
@@ -162,5 +162,23 @@ def llama_factory_environment(recipe: Recipe, cluster: Cluster) -> dict[str, str
     return variables | (allocator_environment(recipe) or {"OPTIM_TORCH": "0"})
 
 
-def llama_factory_command() -> tuple[str, ...]:
-    return ("llamafactory-cli", "train", FILE)
+def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSetup:
+    return WrittenSetup(
+        tool=Tool.LLAMA_FACTORY,
+        file=FILE,
+        settings=_settings(recipe, workload),
+        command=("llamafactory-cli", "train", FILE),
+        environment=_environment(recipe, cluster),
+        to_fill_in=TO_FILL_IN,
+    )
+
+
+KNOWN: Final = KnownTool(
+    tool=Tool.LLAMA_FACTORY,
+    title=LLAMA_FACTORY,
+    limits=LLAMA_FACTORY_LIMITS,
+    loss=LossKind.MODEL,
+    written=_written,
+    freezes_vision=True,
+    limits_pixels=True,
+)

@@ -8,12 +8,15 @@ from typing import Any, Final
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
+from vlmplan.other_trainers.ms_swift import MS_SWIFT
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     MASTER_PORT,
     adapter_names,
+    adapter_settings,
     allocator_environment,
     attention_name,
+    loaded_type,
     model_name,
     needs_processes,
     one_type,
@@ -22,9 +25,8 @@ from vlmplan.other_trainers.writing.hugging_face import (
     training_arguments,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
-from vlmplan.other_trainers.writing.record import placeholder
-from vlmplan.recipe import ALL_LINEAR, LossKind, Method, Recipe, WeightDtype
-from vlmplan.units import DType
+from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
+from vlmplan.recipe import ALL_LINEAR, LossKind, Method, Recipe
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
@@ -74,13 +76,13 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
 )
 
 
-def ms_swift_settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str, Any]:
+def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str, Any]:
     """The keys of ``swift sft``, in the order of the file."""
     has_parts = sees(workload.model)
     return {
         "model": model_name(workload.model),
         "use_hf": True,
-        "torch_dtype": _dtype(recipe).torch_name,
+        "torch_dtype": loaded_type(recipe),
         "attn_impl": attention_name(recipe.attention),
         **_adapter_settings(recipe, workload),
         **(_frozen(recipe) if has_parts else {}),
@@ -94,21 +96,17 @@ def ms_swift_settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> d
     }
 
 
-def _dtype(recipe: Recipe) -> DType:
-    return DType.FLOAT32 if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype
-
-
 def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     if recipe.method is Method.FULL:
         return {"tuner_type": "full"}
     return {
         "tuner_type": "lora",
-        "lora_rank": recipe.lora_rank,
-        "lora_alpha": recipe.adapter_alpha,
-        "lora_dropout": recipe.lora_dropout,
-        "target_modules": adapter_names(recipe),
-        **({"use_rslora": True} if recipe.use_rslora else {}),
-        **({"modules_to_save": trained_embeddings(workload.model)} if recipe.train_embeddings else {}),
+        **adapter_settings(
+            recipe,
+            rank="lora_rank",
+            targets={"target_modules": adapter_names(recipe)},
+            embeddings={"modules_to_save": trained_embeddings(workload.model)},
+        ),
         **({"quant_bits": 4, "quant_method": "bnb"} if recipe.method is Method.QLORA else {}),
     }
 
@@ -131,5 +129,22 @@ def _environment(recipe: Recipe, cluster: Cluster) -> dict[str, str]:
     return variables
 
 
-def ms_swift_command() -> tuple[str, ...]:
-    return ("swift", "sft", FILE)
+def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSetup:
+    return WrittenSetup(
+        tool=Tool.MS_SWIFT,
+        file=FILE,
+        settings=_settings(recipe, workload, cluster),
+        command=("swift", "sft", FILE),
+        to_fill_in=TO_FILL_IN,
+    )
+
+
+KNOWN: Final = KnownTool(
+    tool=Tool.MS_SWIFT,
+    title=MS_SWIFT,
+    limits=MS_SWIFT_LIMITS,
+    loss=LossKind.MODEL,
+    written=_written,
+    freezes_vision=True,
+    limits_pixels=True,
+)

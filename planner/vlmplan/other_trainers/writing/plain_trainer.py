@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
+from vlmplan.other_trainers.plain_trainer import TRAINER
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     TIED_CHECKPOINTING,
     all_parts_trained,
+    allocator_environment,
     needs_processes,
     one_type,
     peft_adapters,
@@ -20,6 +22,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     training_arguments,
 )
 from vlmplan.other_trainers.writing.limits import Limit, always
+from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import LossKind, Method, Precision, Recipe, WeightDtype
 from vlmplan.rules import default_attention, model_facts
 from vlmplan.workload import Workload
@@ -67,7 +70,7 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
 )
 
 
-def plain_trainer_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``TrainingArguments``, in the order of the file."""
     return training_arguments(recipe, workload) | {
         "gradient_checkpointing": recipe.activation_checkpointing,
@@ -75,7 +78,7 @@ def plain_trainer_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]
     }
 
 
-def plain_trainer_options(recipe: Recipe, workload: Workload) -> dict[str, Value]:
+def _options(recipe: Recipe, workload: Workload) -> dict[str, Value]:
     """What the script decides, as options, where they are not the default."""
     options: dict[str, Value] = {
         "model": workload.model.id,
@@ -98,6 +101,24 @@ def plain_trainer_options(recipe: Recipe, workload: Workload) -> dict[str, Value
     return options
 
 
-def plain_trainer_command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
+def _command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
     start = torchrun(cluster) if needs_processes(recipe, cluster) else ["python"]
     return (*start, SCRIPT_FILE, FILE)
+
+
+def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSetup:
+    return WrittenSetup(
+        tool=Tool.TRANSFORMERS,
+        file=FILE,
+        settings=_settings(recipe, workload),
+        command=_command(recipe, cluster),
+        environment=allocator_environment(recipe),
+        options=_options(recipe, workload),
+        to_fill_in=TO_FILL_IN,
+        script=SCRIPT_FILE,
+    )
+
+
+KNOWN: Final = KnownTool(
+    tool=Tool.TRANSFORMERS, title=TRAINER, limits=PLAIN_TRAINER_LIMITS, loss=LossKind.MODEL, written=_written
+)

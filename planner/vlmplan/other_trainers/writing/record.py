@@ -1,12 +1,16 @@
 """What is written for another trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from vlmplan.hardware import Cluster
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.writing.limits import Limit
+from vlmplan.recipe import LossKind, Recipe
 from vlmplan.units import Choice
+from vlmplan.workload import Workload
 
 DS_CONFIG_FILE: Final = "ds_config.json"
 """What the keys call the DeepSpeed file, which lies beside theirs."""
@@ -54,3 +58,23 @@ class WrittenSetup:
     to_fill_in: Mapping[str, str] = field(default_factory=dict[str, str])
     script: str | None = None
     """The name of a program for what no key says, where the trainer has none of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownTool:
+    """What a tool can do, and how a setup is written for it.
+
+    ``title``: as its reader calls it. ``written`` is asked for setups within ``limits`` alone; the DeepSpeed file and
+    what no key says of the samples are added to it.
+    """
+
+    tool: Tool
+    title: str
+    limits: tuple[Limit, ...]
+    """Everything that restricts what it can do, each with its source."""
+    loss: LossKind
+    written: Callable[[Recipe, Workload, Cluster], WrittenSetup]
+    freezes_vision: bool = False
+    """By default, and the projector with it."""
+    limits_pixels: bool = False
+    """A key says how large an image may be."""

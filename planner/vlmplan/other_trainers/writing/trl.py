@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
+from vlmplan.other_trainers.trl import TRL
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     MASTER_ADDR,
@@ -15,10 +16,12 @@ from vlmplan.other_trainers.writing.hugging_face import (
     NODE_RANK,
     TIED_CHECKPOINTING,
     adapter_names,
+    adapter_settings,
     all_parts_trained,
     allocator_environment,
     attention_name,
     is_casting_full,
+    loaded_type,
     model_name,
     needs_processes,
     torchrun,
@@ -26,9 +29,8 @@ from vlmplan.other_trainers.writing.hugging_face import (
     training_arguments,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
-from vlmplan.other_trainers.writing.record import placeholder
+from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
-from vlmplan.units import DType
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
@@ -97,12 +99,12 @@ TRL_LIMITS: tuple[Limit, ...] = (
 )
 
 
-def trl_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``trl sft --config``, in the order of the file."""
     environment = allocator_environment(recipe)
     return {
         "model_name_or_path": model_name(workload.model),
-        "dtype": _dtype(recipe).torch_name,
+        "dtype": loaded_type(recipe),
         "attn_implementation": attention_name(recipe.attention),
         **{key: placeholder(key) for key in TO_FILL_IN},
         "max_length": workload.seq_len,
@@ -113,27 +115,22 @@ def trl_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     }
 
 
-def _dtype(recipe: Recipe) -> DType:
-    """What weights are loaded in; DeepSpeed makes all of them the precision's type anyway."""
-    return DType.FLOAT32 if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype
-
-
 def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     if recipe.method is Method.FULL:
         return {}
     return {
         "use_peft": True,
-        "lora_r": recipe.lora_rank,
-        "lora_alpha": recipe.adapter_alpha,
-        "lora_dropout": recipe.lora_dropout,
-        "lora_target_modules": adapter_names(recipe),
-        **({"use_rslora": True} if recipe.use_rslora else {}),
-        **({"lora_modules_to_save": trained_embeddings(workload.model)} if recipe.train_embeddings else {}),
+        **adapter_settings(
+            recipe,
+            rank="lora_r",
+            targets={"lora_target_modules": adapter_names(recipe)},
+            embeddings={"lora_modules_to_save": trained_embeddings(workload.model)},
+        ),
         **({"load_in_4bit": True, "use_bnb_nested_quant": True} if recipe.method is Method.QLORA else {}),
     }
 
 
-def trl_command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
+def _command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
     """``trl sft`` starts accelerate's launcher, which needs two processes at the least for one each."""
     if not needs_processes(recipe, cluster):
         return ("trl", "sft", "--config", FILE, "--num_processes", "1")
@@ -144,3 +141,16 @@ def trl_command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
     if cluster.num_nodes > 1:
         words += ["--machine_rank", NODE_RANK, "--main_process_ip", MASTER_ADDR, "--main_process_port", MASTER_PORT]
     return tuple(words)
+
+
+def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSetup:
+    return WrittenSetup(
+        tool=Tool.TRL,
+        file=FILE,
+        settings=_settings(recipe, workload),
+        command=_command(recipe, cluster),
+        to_fill_in=TO_FILL_IN,
+    )
+
+
+KNOWN: Final = KnownTool(tool=Tool.TRL, title=TRL, limits=TRL_LIMITS, loss=LossKind.TRL, written=_written)
