@@ -2,7 +2,6 @@
 
 import json
 import random
-import resource
 from pathlib import Path
 from typing import Any
 
@@ -225,28 +224,6 @@ def test_a_configuration_s_rules_are_followed(tmp_path: Path):
     shown = call("check", str(config), "--gpu", "rtx-4090", "--data", str(tmp_path / "lf"))
     assert "limit: 500 tokens" in shown.out
     assert "1 of 2 samples (50.0%) are longer and cut" in shown.out
-
-
-def cpu_seconds() -> float:
-    """Of this process and those that it waited for: what other processes of a busy machine take does not count."""
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in both)
-
-
-@pytest.mark.sweep
-def test_a_hundred_thousand_samples_with_images_are_read_in_a_minute_of_two_cores(tmp_path: Path):
-    path = drawn_chats(tmp_path / "data", 100_000, images=True)
-    started = cpu_seconds()
-    request, _, outlooks = with_data(path, model=SEES)
-    used = cpu_seconds() - started
-    source = request.from_data.source
-    assert len(source.trained.samples.shapes) == 100_000
-    outlook = outlooks.of(source)
-    assert outlook.worst.covering.seq_len >= source.trained.samples.longest
-    assert used < 2 * 60, f"{used:.0f} seconds of processor time"
-    started = cpu_seconds()
-    with_data(path, model=SEES)
-    assert cpu_seconds() - started < 0.3 * used
 
 
 def test_a_small_image_is_made_as_large_as_the_trainer_makes_it():

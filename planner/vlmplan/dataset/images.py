@@ -3,7 +3,7 @@
 import math
 from functools import lru_cache
 
-from vlmplan.architecture.images import ImageShape, image_shape
+from vlmplan.architecture.images import ImageShape, image_settings, image_shape
 from vlmplan.chats.downscaling import ImageDownscaler, Size
 from vlmplan.data_rules import DataRules
 from vlmplan.errors import InputError
@@ -19,7 +19,8 @@ class ImageAmounts:
     """
 
     def __init__(self, model: ModelFiles, rules: DataRules, planned: Size | None = None) -> None:
-        self._model, self._rules = model, rules
+        self._rules = rules
+        self._config, self._preprocessor = image_settings(model.config, model.preprocessor)
         self._shape = lru_cache(KEPT_SIZES)(self._new_shape)
         self._downscaler = None if planned is None else ImageDownscaler(self, planned)
 
@@ -45,8 +46,8 @@ class ImageAmounts:
 
     def _new_shape(self, size: Size, num_images: int) -> ImageShape:
         return image_shape(
-            self._model.config,
-            self._model.preprocessor,
+            self._config,
+            self._preprocessor,
             width=size[0],
             height=size[1],
             num_images_per_sample=num_images,

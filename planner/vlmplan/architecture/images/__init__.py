@@ -16,7 +16,7 @@ arithmetic on the dictionaries of config.json and preprocessor_config.json: no p
 Functions named ``...shape`` take an ``Image`` and return an ``ImageShape``.
 """
 
-from vlmplan.architecture.images.by_model import IMAGE_MODEL_TYPES, image_shape
+from vlmplan.architecture.images.by_model import IMAGE_MODEL_TYPES, image_settings, image_shape
 from vlmplan.architecture.images.shape import ImageShape
 
-__all__ = ["IMAGE_MODEL_TYPES", "ImageShape", "image_shape"]
+__all__ = ["IMAGE_MODEL_TYPES", "ImageShape", "image_settings", "image_shape"]

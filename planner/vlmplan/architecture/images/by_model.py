@@ -15,7 +15,7 @@ from vlmplan.architecture.images.fixed import (
 from vlmplan.architecture.images.idefics import idefics2_shape, idefics3_shape
 from vlmplan.architecture.images.mllama import mllama_shape
 from vlmplan.architecture.images.pixtral import pixtral_shape
-from vlmplan.architecture.images.settings import FileSettings, section
+from vlmplan.architecture.images.settings import FileSettings, file_settings, section
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.architecture.images.smart_resize import glm4v_shape, qwen2_vl_shape, qwen3_vl_shape
 from vlmplan.errors import InputError, UnknownNameError
@@ -59,6 +59,16 @@ IMAGE_MODEL_TYPES = tuple(_SHAPES)
 """The ``model_type`` values of config.json that ``image_shape`` knows."""
 
 
+def image_settings(
+    config: Mapping[str, Any], preprocessor_config: Mapping[str, Any] | None
+) -> tuple[FileSettings, FileSettings]:
+    """Both files as ``image_shape`` reads them: given in their place, they are looked into once for many images."""
+    return (
+        file_settings(config, "config.json: "),
+        file_settings(preprocessor_config or {}, "preprocessor_config.json: "),
+    )
+
+
 def image_shape(
     config: Mapping[str, Any],
     preprocessor_config: Mapping[str, Any] | None,
@@ -85,11 +95,11 @@ def image_shape(
         raise InputError(f"model_type is {model_type!r}; config.json must name the model's type")
     if model_type not in _SHAPES:
         raise UnknownNameError("model type with images", model_type, _SHAPES)
-    preprocessor = FileSettings(preprocessor_config or {}, "preprocessor_config.json: ")
+    named_config, preprocessor = image_settings(config, preprocessor_config)
     if preprocessor.get("do_resize") is False:
         raise InputError("preprocessor_config.json: do_resize is False; images that are not resized are not supported")
     image = Image(
-        config=FileSettings(config, "config.json: "),
+        config=named_config,
         preprocessor=preprocessor,
         width=width,
         height=height,

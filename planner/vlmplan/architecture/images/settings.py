@@ -17,11 +17,20 @@ Settings = Mapping[str, Any]
 
 
 class FileSettings(dict[str, Any]):
-    """What a file says, or an object in it, that knows its name: ``config.json: vision_config.``"""
+    """What a file says, or an object in it, that knows its name: ``config.json: vision_config.``
+
+    Its objects are made once: an image of each size asks for them again.
+    """
 
     def __init__(self, values: Mapping[str, Any], place: str) -> None:
         super().__init__(values)
         self.place = place
+        self.sections: dict[str, FileSettings] = {}
+
+
+def file_settings(values: Mapping[str, Any], place: str) -> FileSettings:
+    """``values`` under their name; as they are if they have one."""
+    return values if isinstance(values, FileSettings) else FileSettings(values, place)
 
 
 def _named(settings: Settings, key: str) -> str:
@@ -33,12 +42,17 @@ def section(settings: Settings, key: str) -> Settings:
 
     Raises InputError where the value is not an object.
     """
+    if isinstance(settings, FileSettings) and key in settings.sections:
+        return settings.sections[key]
     value: object = settings.get(key)
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise not_allowed("", _named(settings, key), value, "an object {...}")
-    return FileSettings(cast(Settings, value), f"{_named(settings, key)}.")
+    made = FileSettings(cast(Settings, value), f"{_named(settings, key)}.")
+    if isinstance(settings, FileSettings):
+        settings.sections[key] = made
+    return made
 
 
 def count(settings: Settings, key: str, default: int) -> int:

@@ -1,0 +1,71 @@
+"""A data set of a known distribution: what is read is what was drawn, and the worst micro batch that of brute force."""
+
+import math
+import resource
+from pathlib import Path
+
+import pytest
+
+from known_data import brute_force, drawn_samples, words_at, write_data, write_model
+from vlmplan.catalog import load_catalog
+from vlmplan.data_plan.outlook import Outlooks
+from vlmplan.estimation import Estimator
+from vlmplan.request import Request, parse, requested_cluster, requested_setup
+
+MICRO_BATCH, NUM_RANKS = 4, 2
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def asked_for(data: Path, model: Path) -> tuple[Request, Outlooks]:
+    options = {"gpu": f"a100-sxm4-80gb:{NUM_RANKS}", "method": "lora", "zero_stage": "none", "micro_batch": MICRO_BATCH}
+    request = parse({**options, "model": str(model), "data": data})
+    cluster = requested_cluster(request.hardware, load_catalog(()))
+    setup = requested_setup(request, cluster, request.model_files)
+    estimator = Estimator(setup.workload, setup.recipe)
+    found = estimator.estimate(setup.recipe, setup.cluster)
+    return request, Outlooks(found, request.from_data.source, estimator=estimator)
+
+
+def test_every_sample_has_the_tokens_and_patches_that_were_drawn(tmp_path: Path):
+    samples = drawn_samples(60)
+    request, _ = asked_for(write_data(tmp_path / "data", samples), write_model(tmp_path / "model"))
+    source = request.from_data.source
+    assert source.dataset.is_exact
+    assert [(one.tokens, one.patches, one.num_images) for one in source.found.shapes] == [
+        (one.tokens, one.patches, len(one.images)) for one in samples
+    ]
+
+
+def test_what_is_drawn_has_the_distribution_that_its_formula_says():
+    words = sorted(one.num_words for one in drawn_samples(20_000))
+    for at in (0.25, 0.5, 0.75, 0.95):
+        share = sum(one <= words_at(at) for one in words) / len(words)
+        assert abs(share - at) < 4 * math.sqrt(at * (1 - at) / len(words)) + 0.005  # four deviations, and whole words
+
+
+@pytest.mark.sweep
+def test_a_hundred_thousand_samples_take_a_minute_of_two_cores_and_the_worst_is_that_of_brute_force(tmp_path: Path):
+    samples = drawn_samples(100_000)
+    data, model = write_data(tmp_path / "data", samples), write_model(tmp_path / "model")
+    started = cpu_seconds()
+    request, outlooks = asked_for(data, model)
+    source = request.from_data.source
+    outlook = outlooks.of(source)
+    used = cpu_seconds() - started
+    assert used < 2 * 60, f"{used:.0f} seconds of processor time"
+    assert [(one.tokens, one.patches) for one in source.found.shapes] == [(one.tokens, one.patches) for one in samples]
+    started = cpu_seconds()
+    asked_for(data, model)
+    assert cpu_seconds() - started < 0.3 * used
+    found = brute_force(outlooks, source, samples, MICRO_BATCH, NUM_RANKS)
+    assert found.peak_bytes <= outlook.worst.peak_bytes <= 1.02 * found.peak_bytes
+
+
+def cpu_seconds() -> float:
+    """Of this process and those that it waited for: what other processes of a busy machine take does not count."""
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in both)
