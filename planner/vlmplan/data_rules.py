@@ -19,6 +19,7 @@ class DataRules:
     ``pads_to`` is the multiple of tokens that a micro batch is padded to. ``drops_long``: samples over the limit are
     left out, where others are cut. ``packs`` samples into rows of the limit. Images of more than ``max_pixels`` are
     made smaller, of fewer than ``min_pixels`` larger. ``names`` are the data sets of a dataset_info.json.
+    ``image_folder`` is where the trainer looks for images first, by its name in the configuration.
     """
 
     trainer: str = "vlmplan"
@@ -29,6 +30,7 @@ class DataRules:
     min_pixels: int = 0
     max_pixels: int | None = None
     names: tuple[str, ...] = ()
+    image_folder: str | None = None
 
     @property
     def is_bundled(self) -> bool:

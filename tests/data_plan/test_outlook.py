@@ -16,6 +16,7 @@ from vlmplan.data_plan.options import data_options
 from vlmplan.data_plan.outlook import Outlooks
 from vlmplan.data_rules import DataRules, Order
 from vlmplan.dataset import Dataset, SampleSize
+from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.launch.prepared import planned
 from vlmplan.models import find_model
@@ -256,3 +257,55 @@ def test_a_plan_to_launch_has_room_for_as_many_of_the_largest_images_as_a_sample
     covers = request.from_data.source.covering
     assert covers.images_per_sample * (covers.image_size[0] // 28) ** 2 >= (560 // 28) ** 2
     assert covers.seq_len < workload.seq_len
+
+
+def chats_beside_other_images(folder: Path, name: str = "chats.jsonl") -> tuple[Path, Path]:
+    """A sample whose image is not beside it, and the folder where it is."""
+    for place in ("text", "pictures"):
+        (folder / place).mkdir(parents=True)
+    (folder / "pictures" / "cat.png").write_bytes(png_header(280, 560))
+    row = asked({"type": "image", "path": "cat.png"}, {"type": "text", "text": "x"})
+    return jsonl(folder / "text", row, name=name), folder / "pictures"
+
+
+def test_images_are_looked_for_in_the_image_folder_and_commands_name_it(tmp_path: Path):
+    path, pictures = chats_beside_other_images(tmp_path)
+    common = ("--model", SEES, "--data", str(path))
+    refused = call("estimate", *common, "--gpu", "rtx-4090")
+    assert (refused.code, "cat.png" in refused.err) == (1, True)
+    found = call("estimate", *common, "--image-folder", str(pictures), "--gpu", "rtx-4060-ti-16gb", "--json").document
+    assert found["data"]["images_per_sample"]["most"] == 1
+    assert f"--image-folder {pictures}" in found["to_fit"]["command"]
+    alone = call("estimate", "--model", SEES, "--image-folder", str(pictures), "--gpu", "rtx-4090")
+    assert (alone.code, "give --data too" in alone.err) == (1, True)
+    nowhere = call("estimate", *common, "--image-folder", str(path), "--gpu", "rtx-4090")
+    assert (nowhere.code, "is no folder" in nowhere.err) == (1, True)
+    run = ("--output-dir", str(tmp_path / "run"), "--gpu", "cpu:1", "--dry-run", "--json", "--random-weights")
+    started = call("launch", *common, "--image-folder", str(pictures), *run).document
+    assert started["plan"]["workload"]["images_per_sample"] == 1
+
+
+def test_images_are_looked_for_where_the_trainer_does(tmp_path: Path):
+    path, pictures = chats_beside_other_images(tmp_path)
+    columns = {"messages": "messages"}
+    tags = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+    row = {"messages": [{"role": "user", "content": "<image>x"}, {"role": "assistant", "content": "y"}]}
+    jsonl(tmp_path / "text", {**row, "images": ["cat.png"]})
+    info = {"file_name": f"text/{path.name}", "formatting": "sharegpt", "columns": columns | {"images": "images"}}
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"a": {**info, "tags": tags}}))
+    config = tmp_path / "train.yaml"
+    text = (
+        f"model_name_or_path: {SEES}\nstage: sft\nfinetuning_type: lora\ndataset: a\ntemplate: qwen2_vl\nbf16: true\n"
+        "per_device_train_batch_size: 1\n"
+    )
+    config.write_text(text + "media_dir: pictures\n")
+    assert parse({"config": config, "data": tmp_path}).from_data.source.found.longest > 100
+    config.write_text(text + "media_dir: elsewhere\n")
+    with pytest.raises(InputError, match="elsewhere, which is no folder"):
+        parse({"config": config, "data": tmp_path})
+    config.write_text(text)
+    (pictures / "cat.png").rename(tmp_path / "cat.png")  # beside dataset_info.json, which is media_dir's default
+    assert parse({"config": config, "data": tmp_path}).from_data.source.found.longest > 100
+    script = tmp_path / "train.sh"
+    script.write_text(f"ROOT_IMAGE_DIR={tmp_path} swift sft --model {SEES} --dataset a --torch_dtype bfloat16\n")
+    assert parse({"config": script, "data": path}).from_data.source.found.longest > 100

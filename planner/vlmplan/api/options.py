@@ -18,9 +18,11 @@ Pricing = Literal["on_demand", "reserved", "community", "marketplace", "interrup
 
 class WorkloadOptions(TypedDict, total=False):
     """Samples, and how often they are trained on. ``image_size`` is (width, height) in pixels, or ``"448x336"``.
-    ``data`` are the samples themselves; what else is said of their length and images is a limit then."""
+    ``data`` are the samples themselves, whose images may be in ``image_folder``; what else is said of their length and
+    images is a limit then."""
 
     data: File | None
+    image_folder: File | None
     seq_len: int | None
     images_per_sample: int | None
     image_size: str | tuple[int, int] | None

@@ -243,12 +243,13 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
     from vlmplan.request import parse
 
     before = launch_request.trainer.output_dir / PLAN_FILE
+    images = {} if given["data"] is None else {"image_folder": launch_request.trainer.image_folder}
     if plan_file is None and launch_request.trainer.resume and os.path.lexists(before):
         plan = read_plan(before)
         if not asks_for_another_plan(given, launch_request.record):
             return _Planned(plan=plan, notes=[], launch_request=launch_request)
         given = kept_options(given)
-        request = parse(given)
+        request = parse(given | images)
         changed = request_to_go_on(plan, launch_request.record, request, load_catalog(launch_request.catalog_files))
         launch_request = dataclasses.replace(
             launch_request, planned_with=dict(launch_request.planned_with or {}) | given
@@ -261,7 +262,7 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
         if given["model"] is None:
             raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
         launch_request = dataclasses.replace(launch_request, planned_with=kept_options(given))
-        request = parse(given)
+        request = parse(given | images)
         plan, notes = planned(request, launch_request.catalog_files, launch_request.trainer)
         return _Planned(plan=plan, notes=notes, launch_request=launch_request, request=request)
     extra = sorted("--" + name.replace("_", "-") for name, value in given.items() if value is not None)

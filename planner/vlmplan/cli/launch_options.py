@@ -4,8 +4,7 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options
-from vlmplan.cli.options import DATA as SAMPLES
+from vlmplan.cli.options import CATALOG, FILE, IMAGE_FOLDER, JSON, ONE_CLUSTER, RECIPE, SAMPLES, WORKLOAD, options
 from vlmplan.training import MONITOR_PACKAGES, SCHEDULES
 
 CURRICULUM_FILE = "curriculum.json"
@@ -24,7 +23,7 @@ PLAN = (
 DATA = (
     click.option("--train-data", type=FILE, metavar="FILE", help="Samples to train on: JSONL, or a JSON list."),
     click.option("--eval-data", type=FILE, metavar="FILE", help="Samples to look at after every epoch."),
-    click.option("--image-folder", type=FILE, metavar="DIR", help="Where images are; else beside the data."),
+    IMAGE_FOLDER,
     _count("--dummy-data", "N made-up samples instead of data."),
     click.option("--skip-bad-samples", is_flag=True, help="Leave out samples that cannot be used."),
     click.option("--group-by-length", is_flag=True, help="Samples of about equal length in a micro batch."),

@@ -81,13 +81,17 @@ FOR: Decorator = click.option(
     type=click.Choice(TRAINERS),
     help="Plan for this trainer: as it trains, within what it can do.  [default: the bundled trainer]",
 )
-DATA: Decorator = click.option(
+SAMPLES: Decorator = click.option(
     "--data",
     type=FILE,
     metavar="FILE",
     help="The samples themselves: JSONL, a JSON list, or a folder of them. Lengths, images and their number are taken "
     "from them; --seq-len is the limit then, --image-size and --images-per-sample are the most.",
 )
+IMAGE_FOLDER: Decorator = click.option(
+    "--image-folder", type=FILE, metavar="DIR", help="Where images are that the data names; else beside its file."
+)
+DATA = (SAMPLES, IMAGE_FOLDER)
 WORKLOAD: tuple[Decorator, ...] = (
     click.option(
         "--model",

@@ -18,10 +18,17 @@ SOURCES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A file of samples; ``columns`` where a dataset_info.json says how it is read."""
+    """A file of samples; ``columns`` where a dataset_info.json says how it is read, whose folder images are in then."""
 
     path: Path
     columns: NamedColumns | None = None
+    info_folder: Path | None = None
+
+    @property
+    def image_folders(self) -> tuple[Path, ...]:
+        """Where its images are looked for, in turn."""
+        own = self.path.parent
+        return (own,) if self.info_folder is None or self.info_folder == own else (self.info_folder, own)
 
 
 def data_files(path: Path, names: Sequence[str] = ()) -> list[DataFile]:
@@ -59,7 +66,7 @@ def _of_info(info_path: Path, names: Sequence[str]) -> list[DataFile]:
             raise InputError(f"{info_path}: {name} has its samples elsewhere ({where}); a file beside it is needed")
         columns = named_columns(name, one)
         inside = sorted(each for each in found.iterdir() if each.suffix in SUFFIXES) if found.is_dir() else [found]
-        files += [DataFile(path=each, columns=columns) for each in inside]
+        files += [DataFile(path=each, columns=columns, info_folder=info_path.parent) for each in inside]
     return files
 
 

@@ -102,8 +102,7 @@ def scan(
 
 def _chunks(files: Sequence[DataFile], image_folder: Path | None) -> Iterator[_Chunk]:
     for file in files:
-        beside = (file.path.parent,)
-        folders = beside if image_folder is None else (image_folder, *beside)
+        folders = file.image_folders if image_folder is None else (image_folder, *file.image_folders)
         records: list[Record] = []
         num_bytes = 0
         for record in records_in(file.path):

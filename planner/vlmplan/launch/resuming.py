@@ -102,7 +102,8 @@ def record_to_keep(launch_request: LaunchRequest, plan: Plan) -> RunRecord:
 def kept_options(given: Options) -> dict[str, OptionValue]:
     """The options of a plan that were given, so that they mean the same from any folder."""
     named: dict[str, OptionValue] = {name: value for name, value in given.items() if value is not None}
-    paths = [name for name in named if name == "ds_config" or (name == "model" and os.path.lexists(str(named[name])))]
+    is_file = {"ds_config": True, "data": True, "model": os.path.lexists(str(named.get("model")))}
+    paths = [name for name in named if is_file.get(name, False)]
     return named | {name: os.path.abspath(str(named[name])) for name in paths}
 
 

@@ -8,6 +8,7 @@ hugging_face      what TRL, LLaMA-Factory and ms-swift have in common: ``Trainin
 assembled         the engine and the types of weights that follow
 """
 
+from vlmplan.other_trainers.assembled import found_folder
 from vlmplan.other_trainers.read import Asked, OpenedConfig, open_trainer_config, read_opened, read_trainer_config
 from vlmplan.other_trainers.record import Setting, TrainerConfig
 
@@ -16,6 +17,7 @@ __all__ = [
     "OpenedConfig",
     "Setting",
     "TrainerConfig",
+    "found_folder",
     "open_trainer_config",
     "read_opened",
     "read_trainer_config",

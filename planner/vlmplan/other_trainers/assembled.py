@@ -135,16 +135,33 @@ def found_file(name: str, folder: Path, source: str, key: str) -> Path:
 
     Raises InputError where there is none.
     """
-    with suppress(OSError, RuntimeError):  # a name that no file can have, a home that nobody has
-        path = Path(name).expanduser()
-        places = [path] if path.is_absolute() else [path, *(parent / path for parent in (folder, *folder.parents))]
-        for place in places:
+    with suppress(OSError):  # a name that no file can have
+        for place in _places(name, folder):
             if place.is_file():
                 return place
     raise InputError(
         f"{source}: {key} is {name}, which is no file from here, from the folder of {source} or from those "
         f"above it" + ("; give the file with --ds-config" if key == "deepspeed" else "")
     )
+
+
+def found_folder(name: str, folder: Path, source: str, key: str) -> Path:
+    """The folder that a configuration names, looked for as ``found_file`` does; InputError where there is none."""
+    with suppress(OSError):
+        for place in _places(name, folder):
+            if place.is_dir():
+                return place
+    raise InputError(
+        f"{source}: {key} is {name}, which is no folder from here, from the folder of {source} or from those above it"
+    )
+
+
+def _places(name: str, folder: Path) -> list[Path]:
+    """From here, from a configuration's own folder, and from those above it; none for a name that no file can have."""
+    with suppress(OSError, RuntimeError):  # RuntimeError: a home that nobody has
+        path = Path(name).expanduser()
+        return [path] if path.is_absolute() else [path, *(parent / path for parent in (folder, *folder.parents))]
+    return []
 
 
 def _count_samples(settings: Settings, options: dict[str, Value], around: Surroundings) -> None:

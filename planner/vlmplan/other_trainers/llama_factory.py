@@ -26,7 +26,7 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
 STAGES = ("sft", "pt")
 IMAGE_MAX_PIXELS, IMAGE_MIN_PIXELS = LLAMA_FACTORY_PIXELS
 WITHOUT_EFFECT = frozenset(
-    """dataset eval_dataset dataset_dir media_dir template train_on_prompt mask_history streaming buffer_size
+    """dataset eval_dataset dataset_dir template train_on_prompt mask_history streaming buffer_size
     mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers eval_num_beams
     ignore_pad_token_for_loss val_size eval_on_each_dataset tool_format default_system enable_thinking
     preserve_thinking tokenized_path data_shared_file_system cache_dir use_fast_tokenizer split_special_tokens
@@ -142,7 +142,8 @@ def _samples(settings: Settings, model: ModelFiles | None, *, packs: bool) -> di
 
 def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
     """``SupervisedDatasetProcessor``: micro batches are padded to a multiple of 8 (``train/sft/workflow.py``); what is
-    packed drops samples over the limit (``data/processor/supervised.py``)."""
+    packed drops samples over the limit (``data/processor/supervised.py``). Images are looked for in ``media_dir``, else
+    beside dataset_info.json (``_find_medias`` in ``data/converter.py``)."""
     is_packed = settings.flag("packing", packs) or settings.flag("neat_packing", False)
     return DataRules(
         packs=is_packed,
@@ -150,6 +151,7 @@ def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
         min_pixels=settings.maybe_count("image_min_pixels", least=1) or IMAGE_MIN_PIXELS,
         max_pixels=settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1),
         names=tuple(settings.names("dataset")) if "dataset" in settings else (),
+        image_folder=settings.text("media_dir", "") or None if "media_dir" in settings else None,
     )
 
 

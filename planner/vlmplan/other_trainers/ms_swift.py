@@ -137,13 +137,15 @@ def _samples(settings: Settings, model: ModelFiles | None, around: Surroundings)
 
 
 def _data_rules(settings: Settings, around: Surroundings) -> DataRules:
-    """Samples over ``max_length`` are deleted unless ``truncation_strategy`` says left or right (``sft_args.py``)."""
+    """Samples over ``max_length`` are deleted unless ``truncation_strategy`` says left or right (``sft_args.py``).
+    Images are looked for in ``ROOT_IMAGE_DIR`` (``load_file`` in ``template/vision_utils.py``)."""
     strategy = settings.text("truncation_strategy", "delete")
     return DataRules(
         pads_to=1,
         packs=settings.flag("packing", False),
         drops_long=strategy == "delete",
         max_pixels=settings.maybe_count("max_pixels", least=1) or _pixels(settings, around),
+        image_folder=around.environment.get("ROOT_IMAGE_DIR") or None,
     )
 
 

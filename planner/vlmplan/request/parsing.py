@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmplan.decided_recipe import DecidedRecipe
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import find_model
 from vlmplan.recipe import PLAIN, option_name
 from vlmplan.request.parts import WorkloadRequest
@@ -15,11 +15,12 @@ from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
+    from vlmplan.data_rules import DataRules
     from vlmplan.other_trainers import Asked, OpenedConfig, TrainerConfig
     from vlmplan.other_trainers.writing import Tool
 
 
-FILES = ("config", "data")
+FILES = ("config", "data", "image_folder")
 """Options that name what the others are completed by."""
 
 
@@ -35,7 +36,12 @@ def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
         from vlmplan.other_trainers import open_trainer_config
 
         whole = configured_request(own, open_trainer_config(Path(str(path))))
-    return whole if data is None else _with_data(whole, own, Path(str(data)))
+    folder = options.get("image_folder")
+    if data is None:
+        if folder is not None:
+            raise InputError("--image-folder says where the images of --data are; give --data too")
+        return whole
+    return _with_data(whole, own, Path(str(data)), None if folder is None else Path(str(folder)))
 
 
 def own_request(options: Options, given_model: ModelFiles | None = None) -> Request:
@@ -76,7 +82,7 @@ def _refuse_another_trainer(tool: "Tool", config: "TrainerConfig") -> None:
         )
 
 
-def _with_data(whole: Request, own: Request, path: Path) -> Request:
+def _with_data(whole: Request, own: Request, path: Path, image_folder: Path | None) -> Request:
     """``whole``, of which ``own`` is the user's part, with the samples' lengths and images in place of its own, which
     are limits then. A number of samples that is said stays."""
     from vlmplan.data_plan import data_source
@@ -84,14 +90,18 @@ def _with_data(whole: Request, own: Request, path: Path) -> Request:
 
     configured = whole.configured
     tool = None if whole.made_for is None else whole.made_for.value
+    rules = rules_of(tool) if configured is None else configured.config.data_rules
+    if image_folder is not None and not image_folder.is_dir():
+        raise UnavailableError(f"--image-folder {image_folder} is no folder")
     source = data_source(
         path,
         whole.model_files,
-        rules_of(tool) if configured is None else configured.config.data_rules,
+        rules,
         limit=whole.workload.seq_len,
         limit_source="--seq-len" if configured is None or own.workload.seq_len is not None else str(configured.path),
         planned_size=own.workload.image_size,
         max_images=own.workload.images_per_sample,
+        image_folder=image_folder or _own_image_folder(rules, configured),
     )
     covers = source.covering
     alone = WorkloadRequest(
@@ -110,7 +120,18 @@ def _with_data(whole: Request, own: Request, path: Path) -> Request:
     )
     if configured is not None:  # what it says of samples that nobody has seen
         configured = replace(configured, notes=tuple(one for one in configured.notes if OF_EVERY_IMAGE not in one))
-    return replace(whole, workload=workload, configured=configured, from_data=FromData(source=source, alone=alone))
+    from_data = FromData(source=source, alone=alone, image_folder=image_folder)
+    return replace(whole, workload=workload, configured=configured, from_data=from_data)
+
+
+def _own_image_folder(rules: "DataRules", configured: ConfiguredRequest | None) -> Path | None:
+    """Where a configuration says that images are."""
+    if configured is None or rules.image_folder is None:
+        return None
+    from vlmplan.other_trainers import found_folder
+
+    path = configured.path
+    return found_folder(rules.image_folder, path.parent, str(path), "the folder of images")
 
 
 def _summary(config: "TrainerConfig") -> str:

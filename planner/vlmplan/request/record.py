@@ -90,10 +90,11 @@ class ConfiguredRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromData:
-    """The samples that a request is made of, and what they decide by themselves."""
+    """The samples that a request is made of, and what they decide by themselves. ``image_folder`` is the user's."""
 
     source: "DataSource" = field(hash=False)
     alone: WorkloadRequest
+    image_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +239,10 @@ def _data_path(from_data: FromData) -> Path:
     return from_data.source.path
 
 
+def _image_folder(from_data: FromData) -> Path | None:
+    return from_data.image_folder
+
+
 def _size_text(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
@@ -276,6 +281,7 @@ OPTIONS: Mapping[str, _Option] = {
     "made_for": _Option(part="", field="made_for", reads=_tool, write=_value),
     "model": _Option(part="", field="model"),
     "data": _Option(part="", field="from_data", write=_data_path),
+    "image_folder": _Option(part="", field="from_data", write=_image_folder),
     "gpu": _Option(part="hardware", field="gpus", reads=parse_gpu_choice, write=_gpu_texts, is_repeatable=True),
     "num_nodes": _Option(part="hardware", field="num_nodes"),
     "ds_config": _Option(part="", field="ds_config", reads=_ds_config, write=_path_of),
