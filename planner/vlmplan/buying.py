@@ -1,6 +1,5 @@
 """Buying or renting: what is asked, and the machines that it is about."""
 
-from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog import Catalog
@@ -10,9 +9,10 @@ from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
 from vlmplan.hardware import Gpu, Offer
 from vlmplan.notes import Caveat
+from vlmplan.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PurchaseRequest:
     """The options of ``vlmplan buy``; None: the default. ``price`` is of one card, in usd."""
 

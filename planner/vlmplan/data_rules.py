@@ -1,7 +1,8 @@
 """What a trainer does with samples before they are a micro batch: order, padding, packing, cuts, sizes of images."""
 
-from dataclasses import dataclass
 from enum import Enum
+
+from vlmplan.records import record
 
 
 class Order(Enum):
@@ -12,7 +13,7 @@ class Order(Enum):
     SEQUENTIAL = "as in the file"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DataRules:
     """The bundled trainer's where nothing else is said.
 

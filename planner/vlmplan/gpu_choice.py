@@ -5,20 +5,21 @@ A name without a count is one card, whatever command asks; ``local`` is all the 
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import InputError
 from vlmplan.hardware import MAX_GPUS_PER_NODE, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
+from vlmplan.records import record
 
 LOCAL = "local"
 CPU = "cpu"
 HOST_RAM_OPTION = "--host-ram"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GpuChoice:
     """A name as the user wrote it, and how many per node; ``None``: not said."""
 
@@ -45,7 +46,7 @@ class GpuChoice:
         return self.name if self.num_gpus is None else f"{self.name}:{self.num_gpus}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ChosenNode:
     """The node that a choice means, and sentences that the user should see with it."""
 

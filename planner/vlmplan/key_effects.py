@@ -1,7 +1,7 @@
 """What a key of ds_config.json does to a plan: the plan estimated again with other values of that key alone."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, cast
 
 from vlmplan.deepspeed_config import Key, deepspeed_config
@@ -9,6 +9,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+from vlmplan.records import record
 from vlmplan.rules import check, model_facts
 from vlmplan.sizes import even
 
@@ -17,7 +18,7 @@ ZERO_PREFIX = "zero_optimization."
 OPTIMIZER_TYPE = "optimizer.type"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OtherValue:
     """The plan with another value of the key."""
 
@@ -38,7 +39,7 @@ class OtherValue:
         return max(changes, key=lambda change: abs(change[1]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class KeyInPlan:
     """A key's value in a plan and what other values change. ``is_written``: the plan's ds_config has the key."""
 

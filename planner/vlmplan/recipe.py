@@ -13,7 +13,7 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 ``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
+from vlmplan.records import record
 from vlmplan.units import MAX_COUNT, Choice, DType
 
 
@@ -126,7 +127,7 @@ ALL_LINEAR = "all-linear"
 """peft's name for every Linear but the output head."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ZeroSettings:
     """The sizes in ``zero_optimization``, in elements, and the switches that change memory.
 
@@ -172,7 +173,7 @@ class ZeroSettings:
         return replace(self, **rest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Recipe:
     """Every setting of a training run that the planner decides, resolved."""
 

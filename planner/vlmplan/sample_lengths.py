@@ -10,12 +10,13 @@ batch, padded as the trainer pads them.
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, VaryingLengths
 from vlmplan.files import text_of
+from vlmplan.records import record
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import Workload
 
@@ -35,7 +36,7 @@ MAX_LENGTHS = 10**7
 """Lengths in a file that are read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SampleLengths:
     """``known`` lengths in tokens, or evenly spread ones from ``shortest`` to ``longest``; ``source`` in words."""
 

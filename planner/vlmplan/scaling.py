@@ -5,13 +5,14 @@ scaling keeps what a GPU does in a step: more GPUs make the step's batch larger,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vlmplan.engines import stages_on
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
+from vlmplan.records import record
 from vlmplan.units import divisors
 
 NODE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -20,7 +21,7 @@ PAYING_FRACTION = 0.5
 half of what is bought waits for the network."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ScalingPoint:
     """The recipe on ``num_nodes``. ``efficiency`` is the speed of a GPU as a part of the best of the scan; ``usd`` is
     of training alone, at the price of one node by the hour. None: not known."""
@@ -45,7 +46,7 @@ class ScalingPoint:
         return self.samples_per_step / self.step_seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Scaling:
     """Both scans, smallest first. ``strong`` ends where a GPU would have no sample left."""
 

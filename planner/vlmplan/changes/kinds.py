@@ -11,7 +11,7 @@ the rules to say. Three groups, in the order in which they may be asked for:
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
@@ -26,6 +26,7 @@ from vlmplan.recipe import (
     Recipe,
     engine_name,
 )
+from vlmplan.records import record
 from vlmplan.request import Options, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.sample_images import image_tokens
@@ -40,7 +41,7 @@ PLAIN_OPTIONS = (
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Change:
     """One change; ``options`` replace those of the command line, None takes one away.
 
@@ -57,7 +58,7 @@ class Change:
 Levels = tuple[Change, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Space:
     """The changes that are tried.
 

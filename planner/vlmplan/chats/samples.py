@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from vlmplan.chats.formats import RawTurn, Reference, raw_sample
@@ -13,17 +13,18 @@ from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
+from vlmplan.records import record
 
 MAX_SENTENCES = 20
 """Bad samples that a report quotes; all are counted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TextPart:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ImagePart:
     """An image of ``width x height`` pixels as it is looked at, by where it is."""
 
@@ -32,7 +33,7 @@ class ImagePart:
     height: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Turn:
     """What one side says. ``role`` is system, user or assistant; only the user shows images."""
 
@@ -44,7 +45,7 @@ class Turn:
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Sample:
     """One chat. ``source`` says where it stands, as file:line or file[index].
 
@@ -62,7 +63,7 @@ class Sample:
         return tuple(part for turn in self.turns for part in turn.content if isinstance(part, ImagePart))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ReadReport:
     """What was read: samples of each form by the form's name, and the ``num_bad`` that are left out.
 
@@ -87,9 +88,9 @@ def read_chats(path: Path, *, skips_bad: bool, image_root: Path | None = None) -
     forms: Counter[str] = Counter()
     num_bad, budget = 0, PixelBudget()
     sentences: list[str] = []
-    for record in records_in(path):
+    for one in records_in(path):
         try:
-            form, sample = sample_of(record, folders, budget, file=path)
+            form, sample = sample_of(one, folders, budget, file=path)
         except InputError as error:
             if not skips_bad:
                 raise InputError(f"{error} (--skip-bad-samples leaves such samples out)") from None

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import click
 from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, Answer, answered, described, print_answer
 from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, run_fix
 from vlmplan.cli.options import CATALOG, DATA, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
+from vlmplan.records import record
 
 if TYPE_CHECKING:
     from vlmplan.request import ConfiguredRequest, Request
@@ -62,7 +62,7 @@ def check(
     return EXIT_DOES_NOT_FIT if answer is not None and answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Checked:
     """A configuration as it was read, and its estimate where GPUs are known."""
 

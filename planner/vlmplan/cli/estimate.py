@@ -1,7 +1,7 @@
 """``vlmplan estimate``: one setup on one kind of GPU."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from vlmplan.cli.options import (
     print_document,
     today,
 )
+from vlmplan.records import record
 
 if TYPE_CHECKING:
     from vlmplan.data_plan import DataSource
@@ -83,7 +84,7 @@ def estimate(
     return EXIT_DOES_NOT_FIT if answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Answer:
     """An estimate with what was looked for besides. ``scales``: its scaling is asked for, which may not be known."""
 
@@ -96,7 +97,7 @@ class Answer:
     data: "OfData | None" = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OfData:
     """What an estimate means for the samples that it was made of."""
 

@@ -1,7 +1,6 @@
 """``vlmplan rehearse``: the real step of one rank on tensors without data, beside its estimate."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from vlmplan.cli.options import (
     today,
 )
 from vlmplan.errors import InputError, VlmplanError
+from vlmplan.records import record
 from vlmplan.render.lines import tell
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ OUTPUT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Files:
     """What is written beside what is printed."""
 
@@ -72,7 +72,7 @@ class Files:
                 write_atomically(path, text(found), force=self.force)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class AskedPlan:
     """A plan with its estimate and sentences about the hardware; ``request``: what it was made of, None for a file."""
 

@@ -5,9 +5,8 @@ per rented hour, h hours of use per month. A month of owning costs P (1 - F) / L
 Left out: interest, repairs, work, and the disk between rented sessions.
 """
 
-from dataclasses import dataclass
-
 from vlmplan.errors import InputError
+from vlmplan.records import record
 from vlmplan.units import MAX_AMOUNT
 
 HOURS_PER_MONTH = 365.25 / 12 * 24
@@ -66,7 +65,7 @@ def require_amount(option: str, value: float) -> None:
         raise InputError(f"{option} is {value:g}; {allowed} is needed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OwnMachine:
     """What is bought: usd of all cards and of the host, watts at the wall in use."""
 
@@ -123,7 +122,7 @@ class OwnMachine:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BreakEven:
     """From when on buying costs less than renting at ``rent_usd_per_hour``; None: never, for electricity alone costs as
     much, or not within the machine's life.

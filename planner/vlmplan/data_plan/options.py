@@ -2,7 +2,7 @@
 micro batch, length and image that fit the card."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_plan.covering import Covering
@@ -15,6 +15,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.device import Verdict, device_memory
 from vlmplan.models import context_length
+from vlmplan.records import record
 
 LIMIT_PERCENTILES = (99, 95, 90)
 """Of lengths, that lower limits are tried at. A choice."""
@@ -27,7 +28,7 @@ SIDE_STEP = 28
 """Pixels in which sides of images are tried: a token of Qwen2-VL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Option:
     """Another way to train on the samples. ``cut_fraction`` of them are cut or left out with it, ``shrunk_fraction`` of
     the images made smaller."""
@@ -38,7 +39,7 @@ class Option:
     shrunk_fraction: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Largest:
     """Each alone, with everything else as planned; None where not even the smallest fits, or there are no images."""
 

@@ -22,6 +22,7 @@ from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.progress import reading_progress
 from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
 from vlmplan.errors import InputError, MissingPackageError
+from vlmplan.records import record
 
 CHUNK_BYTES, CHUNK_SAMPLES = 2**20, 500
 """What a process is given at once: some tenths of a second. A choice."""
@@ -54,7 +55,7 @@ class Scanned:
         self.marks |= other.marks
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class _Chunk:
     file: Path
     folders: tuple[Path, ...]
@@ -105,9 +106,9 @@ def _chunks(files: Sequence[DataFile], image_folder: Path | None) -> Iterator[_C
         folders = file.image_folders if image_folder is None else (image_folder, *file.image_folders)
         records: list[Record] = []
         num_bytes = 0
-        for record in records_in(file.path):
-            records.append(record)
-            num_bytes += len(record.content)
+        for one in records_in(file.path):
+            records.append(one)
+            num_bytes += len(one.content)
             if num_bytes >= CHUNK_BYTES or len(records) >= CHUNK_SAMPLES:
                 yield _Chunk(file.path, folders, file.columns, records)
                 records, num_bytes = [], 0
@@ -165,9 +166,9 @@ def _in_process(chunk: _Chunk) -> Scanned:
 def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
     found = Scanned()
     read: list[tuple[str, Sample]] = []
-    for record in chunk.records:
+    for one in chunk.records:
         try:
-            read.append(sample_of(record, chunk.folders, PixelBudget(0), file=chunk.file, columns=chunk.columns))
+            read.append(sample_of(one, chunk.folders, PixelBudget(0), file=chunk.file, columns=chunk.columns))
         except InputError as error:
             _leave_out(found, str(error))
         except ImportError:

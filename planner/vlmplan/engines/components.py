@@ -1,9 +1,11 @@
 """Bytes of one GPU by component."""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
+
+from vlmplan.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Components:
     """Bytes live at one moment, by what they are. Adding moments adds components; ``total`` is what torch counts."""
 

@@ -7,7 +7,7 @@ memory; where several are left, the PCI device id decides. A card the catalog do
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from itertools import combinations
 
@@ -18,6 +18,7 @@ from vlmplan.hardware import PCIE_BYTES_PER_SECOND_PER_LANE, Gpu, Node, Vendor
 from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import MigSlice, NvmlCard, NvmlMachine, read_machine
 from vlmplan.notes import Caveat
+from vlmplan.records import record
 from vlmplan.units import MIB, gib_text
 
 MEMORY_TOLERANCE_FRACTION = 0.07
@@ -36,7 +37,7 @@ class MatchBasis(Enum):
     MIG_SLICE = "MIG slice"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LocalGpu:
     """One device that torch can use here. ``free_bytes`` is what other processes leave of it now."""
 
@@ -47,7 +48,7 @@ class LocalGpu:
     uuid: str | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Detection:
     """All that is known of this machine's GPUs; ``notes``: in sentences, what is not usable or not known."""
 
@@ -56,7 +57,7 @@ class Detection:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LocalNode:
     """The equal GPUs of this machine to plan for; ``notes``: in sentences, what was left out or not known."""
 

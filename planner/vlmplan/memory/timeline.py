@@ -6,8 +6,6 @@
 holds most; the first step lacks the optimizer's states until it ends.
 """
 
-from dataclasses import dataclass
-
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
@@ -19,9 +17,10 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
+from vlmplan.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Timeline:
     """The phases of a run on the fullest GPU."""
 

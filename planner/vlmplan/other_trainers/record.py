@@ -1,15 +1,16 @@
 """What a configuration of another trainer says, and which setup of vlmplan it means."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from vlmplan.data_rules import DataRules
 from vlmplan.deepspeed_config import DsConfig
+from vlmplan.records import record
 
 Value = bool | int | float | str
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Setting:
     """A key of the configuration, and its value as text."""
 
@@ -20,7 +21,7 @@ class Setting:
         return f"{self.key} {self.value}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrainerConfig:
     """A configuration as its trainer takes it.
 

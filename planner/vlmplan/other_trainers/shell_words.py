@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from vlmplan.errors import InputError
+from vlmplan.records import record
 
 ORDINARY = re.compile(r"[^\s\\'\"$`#;&|<>()]+")
 NAME_AFTER_DOLLAR = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|[@*#?$!\-0-9])")
@@ -28,7 +29,7 @@ class Kind(Enum):
     EXPANSION = "expansion"
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Part:
     """A part of a word, with the text that the script has there; of quoted text what the quotes hold."""
 
@@ -40,7 +41,7 @@ Span = tuple[int, int]
 """Characters of the script: the first, and the one after the last."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Word:
     """Its parts, of which it has one at the least, and where it stands with its quotes."""
 

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, cast
 
 from vlmplan.deepspeed_config import NEVER_PLANNED, merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.json_reader import JsonDict, shown
 from vlmplan.recipe import Offload, Recipe, engine_name
+from vlmplan.records import record
 from vlmplan.versions import CHECKED_VERSIONS, VLMPLAN_VERSION
 from vlmplan.workload import Workload
 
@@ -23,7 +24,7 @@ VENDORS = ("nvidia", "amd", "cpu")
 VERDICTS = ("fits", "tight", "does_not_fit")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlannedHardware:
     """Equal nodes of equal cards. ``usable_bytes`` is what a process can get of one."""
 
@@ -40,7 +41,7 @@ class PlannedHardware:
         return self.gpus_per_node * self.num_nodes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PlannedOffer:
     """A priced node. ``usd_per_hour`` is of one node; ``as_of`` an ISO date.
 
@@ -58,14 +59,14 @@ class PlannedOffer:
     save_every_steps: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ExpectedPhase:
     name: str
     resident_bytes: int
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Expectation:
     """What the estimate says of the fullest GPU, its host, the disk and the time. ``usd`` is for the whole run."""
 
@@ -90,7 +91,7 @@ class Expectation:
         return None if self.step_seconds is None else self.step_seconds * self.num_steps
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Plan:
     """Everything that the trainer needs.
 

@@ -13,6 +13,7 @@ from vlmplan.estimation import Estimate
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
+from vlmplan.records import record
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
 from vlmplan.rehearsal.result import Allocation, Rehearsed, RehearsedPhase
 
@@ -25,7 +26,7 @@ def relative_error(estimated: float, rehearsed: float) -> float | None:
     return estimated / rehearsed - 1 if rehearsed else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ComparedPhase:
     """One phase of the last step, or outside of steps, workspaces included.
 
@@ -46,7 +47,7 @@ class ComparedPhase:
         return relative_error(self.estimated.peak.total, self.rehearsed.peak_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class UnrehearsedBytes:
     """Something that no rehearsal shows. ``num_bytes`` is what is added for it; None: not known, and not added."""
 

@@ -6,10 +6,11 @@ sees, are put in where the first forward begins.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vlmplan.memory.allocator import Block, CachingAllocator
+from vlmplan.records import record
 from vlmplan.rehearsal.expandable import ExpandableAllocator, Span
 from vlmplan.rehearsal.result import CACHE_EMPTIED, Rehearsed
 
@@ -17,7 +18,7 @@ FIRST_PRODUCTS = "forward"
 """The phase with the first matrix product, which makes the workspaces."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Replayed:
     """``allocated_bytes`` and ``reserved_bytes`` follow each event; both count as torch does, in whole blocks."""
 

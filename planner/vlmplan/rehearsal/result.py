@@ -3,18 +3,19 @@ rank, as tensors ask for them; workspaces of libraries are not among them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 from vlmplan.engines.components import Components
 from vlmplan.json_reader import JsonObject
+from vlmplan.records import record
 
 SCHEMA = "vlmplan.rehearsed/1"
 CACHE_EMPTIED = (0, 0)
 """The event of a cache that is emptied."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Allocation:
     """A storage that was alive at a peak. ``maker`` is a module, a function of a library or an autograd node; it is
     empty for small storages and for those that were freed before they were looked at."""
@@ -28,7 +29,7 @@ class Allocation:
     phase: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RehearsedPhase:
     """One phase; ``step`` is 0 for load, init and save. ``components`` and ``largest`` describe its peak."""
 
@@ -44,7 +45,7 @@ class RehearsedPhase:
     largest: tuple[Allocation, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Messages:
     """Collectives of one kind in one phase."""
 
@@ -55,7 +56,7 @@ class Messages:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PhaseSpan:
     """A phase's events: from ``begin`` up to, not including, ``end``. A phase comes as often as there are micro
     batches."""
@@ -66,7 +67,7 @@ class PhaseSpan:
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rehearsed:
     """``events`` are (storage, +bytes or -bytes) of the device in order, ``CACHE_EMPTIED`` among them; ``streams`` the
     numbers of the streams on which storages were asked for, 0 for all that are not there."""

@@ -1,12 +1,12 @@
 """The parts of a request: samples and training, machines, and what a search looks for; None or empty is left open."""
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.errors import InputError
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
+from vlmplan.records import record
 from vlmplan.units import GIB
 from vlmplan.workload import DEFAULT_IMAGE_SIZE
 
@@ -22,7 +22,7 @@ class Objective(Enum):
     VRAM = "vram"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class WorkloadRequest:
     """Samples and the amount of training, which ``Workload`` checks. ``image_size`` is (width, height) in pixels."""
 
@@ -34,7 +34,7 @@ class WorkloadRequest:
     global_batch: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HardwareRequest:
     """Machines. ``gpus``: none is this machine for an estimate, and every offer for a search."""
 
@@ -68,7 +68,7 @@ class HardwareRequest:
         return None if self.inter_node_gbit is None else self.inter_node_gbit * 1e9 / 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SearchRequest:
     """What a search looks for, and which offers it may take."""
 

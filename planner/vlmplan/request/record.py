@@ -5,7 +5,7 @@ from another is made with ``Request.with_options`` or ``dataclasses.replace``.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from vlmplan.recipe import (
     enum_value,
     option_name,
 )
+from vlmplan.records import record
 from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, WorkloadRequest, image_size
 from vlmplan.workload import ModelFiles
 
@@ -77,7 +78,7 @@ VALUE_OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ConfiguredRequest:
     """The configuration of another trainer that a request is made of, and what it means by itself. ``notes`` are
     sentences that the user should see."""
@@ -88,7 +89,7 @@ class ConfiguredRequest:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FromData:
     """The samples that a request is made of, and what they decide by themselves. ``image_folder`` is the user's."""
 
@@ -97,7 +98,7 @@ class FromData:
     image_folder: Path | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Request:
     """Everything that a user asked for and nothing that he did not. ``ds_config`` is the file of ``--ds-config``.
 
@@ -200,7 +201,7 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Option:
     """Where a request has an option. ``part`` is empty for the request itself."""
 

@@ -5,13 +5,14 @@ itself, micro batch, engine and checkpointing follow. Changes are judged without
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
+from vlmplan.records import record
 from vlmplan.request import Options, OptionValue, Request, RequestedSetup
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.clusters import Candidate
@@ -34,7 +35,7 @@ OTHER_GPUS = 3
 COMPUTING = ("forward", "recompute", "backward")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Outcome:
     """A change and the best plan with it; None where nothing fits then, which ``reason`` says why.
 
@@ -52,7 +53,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Advice:
     """``outcomes`` come best first by the objective, those over the limits after, those that fit nothing last.
 

@@ -1,7 +1,7 @@
 """What a search is asked and what it answers: limits, plans with their prices, rejections, and all of them together."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Method
+from vlmplan.records import record
 from vlmplan.request import Objective
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 SECONDS_PER_HOUR = 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Limits:
     """What a plan may cost and take."""
 
@@ -39,7 +40,7 @@ class Limits:
                 raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SearchQuery:
     """What a search is asked.
 
@@ -60,7 +61,7 @@ class SearchQuery:
     made_for: "Tool | None" = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class RankedPlan:
     """One plan with its price, None where speed or price is not known.
 
@@ -115,7 +116,7 @@ def cost_of_run(
     return run_cost(training_hours=hours, offer=offer, num_nodes=cluster.num_nodes, size=size, assumed=assumed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Rejection:
     """A cluster on which nothing fits, with the reason and the smallest change that would help, if one is known."""
 
@@ -128,7 +129,7 @@ class Rejection:
         return f"{self.cluster.num_gpus} x {self.cluster.node.gpu.id}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Recommendation:
     """Plans best first, what was rejected, and how much was looked at.
 

@@ -5,7 +5,7 @@ seconds of one micro batch are exact.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
@@ -21,6 +21,7 @@ from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
+from vlmplan.records import record
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.micro_batches import Capability, MicroBatches, Peaks, Speeds, States, TracedBatches
 from vlmplan.timing import BesidesComputing, PhaseSeconds, besides_computing, micro_batch_seconds
@@ -94,7 +95,7 @@ class _TimelineKey(NamedTuple):
     is_on_cpu: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class SharedTraces:
     """Estimators and traces, shared by searches that differ in hardware, method, engine or checkpointing.
 

@@ -1,13 +1,14 @@
 """The result, ``ImageShape``, and the question, ``Image``. A leaf of this subpackage."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from vlmplan.errors import InputError
+from vlmplan.records import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ImageShape:
     """What one image becomes: the vision encoder's input and the language model's tokens.
 
@@ -60,7 +61,7 @@ class ImageShape:
         return self.num_vision_sequences * self.num_patches_per_sequence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Image:
     """One image of ``width x height`` pixels and the files of the model that is to look at it.
 

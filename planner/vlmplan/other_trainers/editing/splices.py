@@ -1,10 +1,11 @@
 """Replacing parts of a text and leaving every other character as it is."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from vlmplan.records import record
 
 
-@dataclass(frozen=True, slots=True)
+@record(kw_only=False)
 class Splice:
     """``text`` in place of the characters from ``start`` to before ``end``; an insertion where they are the same."""
 
