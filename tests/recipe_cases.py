@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from vlmplan.deepspeed_config import deepspeed_config
+from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster, Gpu, Node, Vendor
 from vlmplan.plan import Expectation, ExpectedPhase, Plan, PlannedHardware, PlannedOffer
 from vlmplan.recipe import (
@@ -21,6 +22,14 @@ from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 
 SIZES = st.integers(1, 2 * 3 * 5 * 7 * 10**8)
+
+EVALUATIONS = st.builds(
+    Evaluation,
+    batch=st.integers(1, 64),
+    samples=st.integers(1, 5000),
+    kept=st.sampled_from(Kept),
+    accumulation=st.none() | st.integers(1, 64),
+)
 
 ZERO_SETTINGS = st.builds(
     ZeroSettings,
@@ -55,6 +64,7 @@ DEEPSPEED_RECIPES = st.builds(
     offload_params=st.sampled_from(Offload),
     gradient_as_bucket_view=st.booleans(),
     hpz=st.integers(1, 64),
+    evaluation=st.none() | EVALUATIONS,
     nvme_path=st.just("/nvme"),
     micro_batch=st.integers(1, 64),
     grad_accum=st.integers(1, 64),

@@ -3,6 +3,7 @@
 from dataclasses import Field, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
+from vlmplan.evaluation import Evaluation
 from vlmplan.recipe import (
     PLAIN,
     AdapterDtype,
@@ -39,7 +40,8 @@ def completed(decided: Partial, defaults: Partial) -> Partial:
 class DecidedRecipe:
     """The fields of ``Recipe``; None is open. A search holds fixed what is decided and tries the rest.
 
-    ``zero`` and ``gradient_clipping`` are what a ds_config.json decides; no option does.
+    ``zero`` and ``gradient_clipping`` are what a ds_config.json decides, and no option does; ``evaluation`` is what
+    options of its own do.
     """
 
     method: Method | None = None
@@ -75,6 +77,7 @@ class DecidedRecipe:
     loss: LossKind | None = None
     gradient_clipping: float | None = None
     zero: ZeroSettings | None = None
+    evaluation: Evaluation | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -101,8 +104,9 @@ class DecidedRecipe:
 
 
 def decided_by(recipe: Recipe) -> DecidedRecipe:
-    """Every setting of ``recipe`` that an option can say, decided."""
-    names = [item.name for item in fields(DecidedRecipe) if item.name not in ("zero", "gradient_clipping")]
+    """Every setting of ``recipe`` that an option of its own can say, decided."""
+    without = ("zero", "gradient_clipping", "evaluation")
+    names = [item.name for item in fields(DecidedRecipe) if item.name not in without]
     values: dict[str, Any] = {name: getattr(recipe, name) for name in names}
     values["zero_stage"] = PLAIN if recipe.zero_stage is None else recipe.zero_stage
     return DecidedRecipe(**values)

@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from vlmplan.errors import InputError
+from vlmplan.evaluation import Evaluation
 from vlmplan.json_reader import JsonDict
 from vlmplan.records import record
 from vlmplan.units import MAX_COUNT, Choice, DType
@@ -223,6 +224,7 @@ class Recipe:
     loss: LossKind = LossKind.CHUNKED
     gradient_clipping: float = 1.0
     zero: ZeroSettings = ZeroSettings()
+    evaluation: Evaluation | None = None
 
     def __post_init__(self) -> None:
         for name in ("lora_rank", "hpz", "micro_batch", "grad_accum"):
@@ -352,7 +354,7 @@ class Recipe:
                 value = value.value
             if isinstance(value, ZeroSettings):
                 value = {item.name: getattr(value, item.name) for item in fields(value)}
-            result[field.name] = value
+            result[field.name] = value.as_json() if isinstance(value, Evaluation) else value
         result["zero_stage"] = PLAIN if self.zero_stage is None else self.zero_stage
         return result
 
@@ -369,9 +371,9 @@ ENGINE_FIELDS = (
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
     *("micro_batch", "grad_accum", "attention", "loss"),
-    *("activation_checkpointing", "vision_activation_checkpointing"),
+    *("activation_checkpointing", "vision_activation_checkpointing", "evaluation"),
 )
-"""How a micro batch is computed, and how many there are."""
+"""How a micro batch is computed, and how many there are, of evaluation too."""
 PROCESS_FIELDS = ("caches_casts", "expandable_segments")
 """What is said to torch's autocast and allocator."""
 GROUPS = (MODEL_FIELDS, ENGINE_FIELDS, UPDATE_FIELDS, MICRO_BATCH_FIELDS, PROCESS_FIELDS)

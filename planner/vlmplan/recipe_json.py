@@ -5,6 +5,7 @@ from dataclasses import Field, fields
 from enum import Enum
 from typing import Any
 
+from vlmplan.evaluation import evaluation_from_json
 from vlmplan.json_reader import JsonObject
 from vlmplan.recipe import PLAIN, Recipe, ZeroSettings, enum_value, option_name
 
@@ -22,6 +23,8 @@ def _field_value(section: JsonObject, field: Field[Any]) -> Any:
     name, default = field.name, field.default
     if name == "zero_stage":
         return None if section.raw(name) == PLAIN else section.count(name)
+    if name == "evaluation":
+        return section.maybe(name, lambda key: evaluation_from_json(section.object(key)))
     if name == "nvme_path":
         return section.maybe(name, section.text)
     if name == "lora_alpha":

@@ -30,7 +30,14 @@ CONTRACT = {
 }
 """What the first version of schema ``vlmplan.estimate/1`` promised."""
 ADDED = {
-    *("reserve_bytes", "host_load_bytes_per_node", "host_steady_bytes_per_node", "export_bytes", "nvme_swap_bytes"),
+    *(
+        "reserve_bytes",
+        "host_load_bytes_per_node",
+        "host_steady_bytes_per_node",
+        "host_evaluation_bytes_per_node",
+        "export_bytes",
+        "nvme_swap_bytes",
+    ),
     *("flops_per_step", "collective_bytes", "step_seconds_by_part", "step_seconds_range", "gpu_seconds_by_work"),
     *("step_bound_by", "notes", "caveats", "not_counted", "unquantized_bytes", "dtypes", "trained_params_by_part"),
     *("freeze_vision", "to_fit", "other_machine", "reserved_range", "sample_lengths"),

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from recipe_cases import RECIPES, card, cluster
 from vlmplan.errors import InputError
+from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.recipe import (
     AdapterDtype,
@@ -262,6 +263,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(uses_autocast=False)),
             case(ZERO_2.with_changes(uses_autocast=False)),
             case(PLAIN.with_changes(uses_autocast=False, precision=Precision.FP32)),
+        ],
+    ),
+    "kept_logits_are_made": (
+        [case(ZERO_2.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS)))],
+        [
+            case(ZERO_2.with_changes(evaluation=Evaluation(batch=2))),
+            case(ZERO_2.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS), loss=LossKind.MODEL)),
         ],
     ),
     "batch_is_the_product": (

@@ -107,6 +107,7 @@ def _host_and_disk_json(found: Estimate) -> dict[str, int]:
         "host_bytes_per_node": found.host.peak_bytes,
         "host_load_bytes_per_node": found.host.load_bytes,
         "host_steady_bytes_per_node": found.host.steady_bytes,
+        "host_evaluation_bytes_per_node": found.host.evaluation_bytes,
         "checkpoint_bytes": found.disk.checkpoint_bytes,
         "export_bytes": found.disk.export_bytes,
         "nvme_swap_bytes": found.disk.nvme_swap_bytes,
@@ -300,9 +301,13 @@ def _host_and_disk(estimate: Estimate) -> Iterator[str]:
 def host_line(estimate: Estimate) -> str:
     """What each node's host needs and has."""
     host, ram = estimate.host, estimate.cluster.node.host_ram_bytes
+    evaluating = ""
+    if host.evaluation_bytes:
+        evaluating = f", {gib_text(host.steady_bytes + host.evaluation_bytes)} while evaluating"
     has = "what it has is not known (--host-ram says it)" if ram is None else f"it has {gib_text(ram)}"
     return (
-        f"host RAM per node: {gib_text(host.load_bytes)} while loading, {gib_text(host.steady_bytes)} while training; "
+        f"host RAM per node: {gib_text(host.load_bytes)} while loading, {gib_text(host.steady_bytes)} while training"
+        f"{evaluating}; "
         f"{has}"
     )
 

@@ -1,5 +1,6 @@
 """A recipe in words: everything of it that decides memory and time."""
 
+from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.recipe import ALL_LINEAR, LossKind, Method, Offload, Recipe, engine_name
 from vlmplan.units import DType
 
@@ -21,7 +22,23 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     words.append(_checkpointing_text(recipe, sees=sees))
     words += [f"{recipe.attention.value} attention", LOSS_WORDS[recipe.loss]]
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
+    words += [] if recipe.evaluation is None else [evaluation_text(recipe.evaluation)]
     return ", ".join(words)
+
+
+def evaluation_text(evaluation: Evaluation) -> str:
+    """The batch, and what is kept of every sample.
+
+    >>> evaluation_text(Evaluation(batch=8, kept=Kept.LOGITS, accumulation=2))
+    'evaluation batch 8 with logits kept, to the host every 2 batches'
+    """
+    text = f"evaluation batch {evaluation.batch}"
+    if evaluation.kept is Kept.LOSS:
+        return text
+    every = {None: "at the end", 1: "every batch"}.get(
+        evaluation.accumulation, f"every {evaluation.accumulation} batches"
+    )
+    return f"{text} with {evaluation.kept.value} kept, to the host {every}"
 
 
 def _method_text(recipe: Recipe) -> str:

@@ -76,6 +76,15 @@ class RecipeOptions(TypedDict, total=False):
     loss: Literal["chunked", "full", "model", "trl"] | None
 
 
+class EvaluationOptions(TypedDict, total=False):
+    """What is evaluated between steps, which is planned where ``eval_batch`` is said: samples of a GPU at a time."""
+
+    eval_batch: int | None
+    eval_samples: int | None
+    eval_keeps: Literal["loss", "predictions", "logits"] | None
+    eval_accumulation: int | None
+
+
 class CatalogOptions(TypedDict, total=False):
     """Catalogs of your own on top of the others; later ones win."""
 
@@ -96,14 +105,16 @@ class SearchOptions(TypedDict, total=False):
     download_gbit: float | None
 
 
-class EstimateOptions(WorkloadOptions, MachineOptions, RecipeOptions, CatalogOptions, total=False):
+class EstimateOptions(WorkloadOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False):
     """Those of ``vlmplan estimate``."""
 
     scaling: bool
     sample_lengths: str | PathLike[str] | None
 
 
-class RecommendOptions(WorkloadOptions, MachineOptions, SearchOptions, RecipeOptions, CatalogOptions, total=False):
+class RecommendOptions(
+    WorkloadOptions, MachineOptions, SearchOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
+):
     """Those of ``vlmplan recommend``."""
 
     objective: Literal["cost", "time", "vram"]
@@ -111,11 +122,13 @@ class RecommendOptions(WorkloadOptions, MachineOptions, SearchOptions, RecipeOpt
     rehearse: bool
 
 
-class AdviseOptions(WorkloadOptions, MachineOptions, SearchOptions, RecipeOptions, CatalogOptions, total=False):
+class AdviseOptions(
+    WorkloadOptions, MachineOptions, SearchOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
+):
     """Those of ``vlmplan advise``."""
 
     objective: Literal["cost", "time"] | None
 
 
-class CheckOptions(WorkloadOptions, MachineOptions, RecipeOptions, CatalogOptions, total=False):
+class CheckOptions(WorkloadOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False):
     """Those of ``vlmplan check``."""

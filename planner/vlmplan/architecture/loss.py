@@ -106,11 +106,11 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
         for x, layer in summands:
             kept += [tape.tensor(x.shape, x.dtype)] if x.requires_grad else []
             weight = layer.weight
-            kept += [tape.gradient(weight.shape, weight.dtype)] if weight.requires_grad else []
+            kept += [tape.gradient(weight.shape, weight.dtype)] if _is_trained(tape, weight) else []
         _run_chunk(tape, [(x, layer.weight) for x, layer in summands], chunk, dtype)
         del weights
         for x, layer in summands:
-            count = 1 + x.requires_grad + layer.weight.requires_grad
+            count = 1 + x.requires_grad + _is_trained(tape, layer.weight)
             _count_products(tape, layer.weight, num_tokens, chunk, dtype, count)
         num_chunks = -(-num_tokens // chunk)
         for x, _ in summands:
@@ -125,6 +125,11 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
     for _, layer in summands:
         tape.release(layer)
     return loss
+
+
+def _is_trained(tape: ForwardTape, weight: Parameter) -> bool:
+    """Whether this pass makes a gradient of it."""
+    return weight.requires_grad and not tape.is_evaluating
 
 
 def _count_products(
@@ -168,7 +173,7 @@ def _run_chunk(tape: ForwardTape, summands: Sequence[tuple[Tensor, Parameter]], 
     for x, weight in summands:
         if x.requires_grad:
             _hold(tape.tensor((num_rows, x.shape[-1]), dtype))
-        if weight.requires_grad and weight.dtype is not dtype:
+        if _is_trained(tape, weight) and weight.dtype is not dtype:
             # The product is added to a gradient of another type, in slices no larger than the chunk.
             width = weight.shape[1]
             _hold(tape.tensor((min(vocab_size, max(1, grad_logits.numel // width)), width), dtype))

@@ -163,7 +163,8 @@ class Model(Module):
         except UnequalLayersError:
             return self._run(tape.again(), batch, backend, loss=loss)
 
-    def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
+    def inputs(self, tape: Tape, batch: Batch) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """The tensors of a batch: token ids, pixels where there are images, and the others."""
         with tape.section("batch"):
             shape = (batch.micro_batch, batch.num_tokens)
             # input_ids, labels and attention_mask; the pixels are cast to the compute type before they are sent.
@@ -172,6 +173,10 @@ class Model(Module):
             pixels = None if pixel_shape is None else tape.tensor(pixel_shape, self.compute_dtype(tape))
             if batch.num_images:
                 others += [tape.tensor(*described) for described in self.more_inputs(batch)]
+        return ids, pixels, others
+
+    def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
+        ids, pixels, others = self.inputs(tape, batch)
         hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, backend)
         outputs: Tensor | None = None
         with tape.section("head"):

@@ -133,7 +133,8 @@ class Stack(Module):
             if tape.replays(key, index):
                 continue
             layer = self.kinds[kind]
-            checkpoints = self.checkpoints and self.can_checkpoint and (x.requires_grad or _is_trainable(layer))
+            needs_grad = not tape.is_evaluating and (x.requires_grad or _is_trainable(layer))
+            checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
             run = partial(checkpoint, partial(call, layer)) if checkpoints else partial(call, layer)
             with tape.section(key, index):
                 if index == start and reuses_layers and kind in self.pattern[start + 1 : stop]:
@@ -171,6 +172,7 @@ class Stack(Module):
                 continue
             layer = self.kinds[self.pattern[index]]
             needs_grad = any(operand.requires_grad for operand in (x, *shared)) or _is_trainable(layer)
+            needs_grad = needs_grad and not tape.is_evaluating
             checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
             with tape.section(f"{self.label}.{index}", index):
                 run = partial(call, layer)

@@ -48,6 +48,8 @@ class Tape(ForwardTape):
             makes_loss_inside=self.makes_loss_inside,
             keeps_linear_inputs=self.keeps_linear_inputs,
             follows_weights=self.follows_weights,
+            is_evaluating=self.is_evaluating,
+            caches_casts=self.cached_casts is not None,
         )
         tape.reuses_layers = False
         return tape

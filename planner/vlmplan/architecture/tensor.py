@@ -184,6 +184,8 @@ class ForwardTape(Recorder):
     ``makes_loss_inside``: transformers' forward gets the labels, and makes the loss beside its local variables; all of
     its output is held through backward, as ``outputs = model(**batch)`` does. The trainer takes only the logits.
     ``keeps_linear_inputs``: ``F.linear`` is DeepSpeed's, which keeps input and weight whatever needs a gradient.
+    ``is_evaluating``: ``model.eval()`` under ``torch.no_grad()``: there is no graph, and nothing is dropped.
+    ``caches_casts``: casts that autocast has cached stay to the end; only of evaluation, where no graph holds them.
     """
 
     storage_class: ClassVar[type[Storage]] = Storage
@@ -199,9 +201,12 @@ class ForwardTape(Recorder):
         makes_loss_inside: bool = False,
         keeps_linear_inputs: bool = False,
         follows_weights: bool = True,
+        is_evaluating: bool = False,
+        caches_casts: bool = False,
     ) -> None:
         super().__init__(follows_weights=follows_weights)
-        self.autocast = autocast
+        self.autocast, self.is_evaluating = autocast, is_evaluating
+        self.cached_casts: list[Tensor] | None = [] if caches_casts and is_evaluating else None
         self.accumulates_in_place = accumulates_in_place
         self.keeps_linear_inputs = keeps_linear_inputs
         self.fuses_dropout = fuses_dropout
@@ -267,6 +272,8 @@ class ForwardTape(Recorder):
         ``view_of``: a weight that torch saves as a view, which keeps the storage when ZeRO-3 takes the weight away. A
         weight saved as itself does not.
         """
+        if self.is_evaluating:
+            return None
         edges: list[Edge] = []
         needs: list[bool] = []
         for operand in inputs:

@@ -15,6 +15,7 @@ from dataclasses import field, replace
 
 from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
+from vlmplan.evaluation import Kept
 from vlmplan.recipe import (
     PLAIN,
     AttentionImplementation,
@@ -116,7 +117,8 @@ def _vision_checkpointing(at: RequestedSetup) -> Levels:
 
 
 def _chunked_loss(at: RequestedSetup) -> Levels:
-    if at.recipe.loss is LossKind.CHUNKED:
+    keeps_logits = at.recipe.evaluation is not None and at.recipe.evaluation.kept is not Kept.LOSS
+    if at.recipe.loss is LossKind.CHUNKED or keeps_logits:
         return ()
     return (Change(name="chunked loss", options={"loss": LossKind.CHUNKED.value}),)
 
@@ -152,6 +154,30 @@ def _expandable_segments(at: RequestedSetup) -> Levels:
     return (Change(name="expandable segments", options={"expandable_segments": True}),)
 
 
+def _evaluation_keeps(at: RequestedSetup) -> Levels:
+    evaluation = at.recipe.evaluation
+    if evaluation is None or evaluation.kept is Kept.LOSS:
+        return ()
+    return (Change(name="evaluation for the loss alone", options={"eval_keeps": Kept.LOSS.value}),)
+
+
+def _evaluation_batch(at: RequestedSetup) -> Levels:
+    """Halves of it, down to one sample."""
+    evaluation = at.recipe.evaluation
+    sizes: list[int] = []
+    while evaluation is not None and (sizes or [evaluation.batch])[-1] > 1:
+        sizes.append((sizes or [evaluation.batch])[-1] // 2)
+    return tuple(Change(name=f"evaluation batch {size}", options={"eval_batch": size}) for size in sizes)
+
+
+def _evaluation_accumulation(at: RequestedSetup) -> Levels:
+    """What is kept moves to the host after every batch."""
+    evaluation = at.recipe.evaluation
+    if evaluation is None or evaluation.kept is Kept.LOSS or evaluation.accumulation == 1:
+        return ()
+    return (Change(name="evaluation's outputs to the host after every batch", options={"eval_accumulation": 1}),)
+
+
 KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _text_checkpointing,
     _micro_batch,
@@ -162,6 +188,9 @@ KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _fused_optimizer,
     _no_upcast,
     _expandable_segments,
+    _evaluation_keeps,
+    _evaluation_batch,
+    _evaluation_accumulation,
 )
 """Kinds that go together with every engine that the rules allow, what costs most time first, roughly."""
 Engine = tuple[int | None, Offload, Offload]

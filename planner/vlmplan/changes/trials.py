@@ -15,6 +15,7 @@ from vlmplan.estimation import Estimate, Estimator, sized_estimate, sized_recipe
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace
+from vlmplan.memory.evaluation import with_evaluation
 from vlmplan.recipe import Offload, Recipe
 from vlmplan.request import HardwareRequest, Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.timing import timed_step
@@ -192,7 +193,12 @@ class Trials:
         least = max(least, states.resident.total + max(profile.forward_peak, profile.dropped_peak))
         if least > budget_bytes(cluster):
             return least, least
-        return least, peak_bound(engine, states, profile, accumulates=recipe.grad_accum > 1)
+        bounds = least, peak_bound(engine, states, profile, accumulates=recipe.grad_accum > 1)
+        gpu = cluster.node.gpu
+        evaluated = estimator.evaluated(
+            recipe, num_ranks=cluster.num_gpus, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu
+        )
+        return with_evaluation(bounds, engine, states, evaluated)
 
     def _profile(self, estimator: Estimator, recipe: Recipe, cluster: Cluster) -> MicroBatchProfile:
         trace = estimator.trace(recipe, cluster.node.gpu.compute_capability)
@@ -201,10 +207,11 @@ class Trials:
         return self._profiles[id(trace)]
 
     def _overfills_host(self, trial: _Trial) -> bool:
-        """Whether the host is known to be too small, or an offload takes more than it is taken to have."""
+        """Whether the host is known to be too small, or what moves there takes more than it is taken to have."""
         recipe, cluster = trial.setup.recipe, trial.setup.cluster
-        needed, ram = trial.estimator.host(recipe, cluster).peak_bytes, cluster.node.host_ram_bytes
+        host, ram = trial.estimator.host(recipe, cluster), cluster.node.host_ram_bytes
+        needed = host.peak_bytes
         if ram is not None:
             return needed > ram
-        offloads = Offload.CPU in (recipe.offload_optimizer, recipe.offload_params)
+        offloads = Offload.CPU in (recipe.offload_optimizer, recipe.offload_params) or host.evaluation_bytes > 0
         return offloads and self._least_host_bytes > 0 and needed > self._least_host_bytes

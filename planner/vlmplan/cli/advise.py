@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, RECIPE, WORKLOAD, options, print_document, today, words_of
+from vlmplan.cli.options import (
+    CATALOG,
+    CONFIG,
+    DATA,
+    EVALUATION,
+    JSON,
+    RECIPE,
+    WORKLOAD,
+    options,
+    print_document,
+    today,
+    words_of,
+)
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES
 
 if TYPE_CHECKING:
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
 @click.option(
     "--objective", type=click.Choice(("cost", "time")), help="[default: time with --max-usd alone, else cost]"
 )
-@options(LIMITS, RECIPE, CATALOG, JSON)
+@options(LIMITS, RECIPE, EVALUATION, CATALOG, JSON)
 def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
     """Which single change of the best plan buys most: more GPUs or nodes, other GPUs, another method, shorter samples.
 

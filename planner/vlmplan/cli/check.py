@@ -9,7 +9,18 @@ import click
 
 from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, Answer, answered, described, print_answer
 from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, run_fix
-from vlmplan.cli.options import CATALOG, DATA, FILE, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
+from vlmplan.cli.options import (
+    CATALOG,
+    DATA,
+    EVALUATION,
+    FILE,
+    JSON,
+    ONE_CLUSTER,
+    RECIPE,
+    WORKLOAD,
+    options,
+    print_document,
+)
 from vlmplan.records import record
 
 if TYPE_CHECKING:
@@ -20,7 +31,7 @@ MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
 
 @click.command()
 @click.argument("file", type=FILE)
-@options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], RECIPE, CATALOG, JSON)
+@options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], RECIPE, EVALUATION, CATALOG, JSON)
 def check(
     file: Path,
     *,

@@ -8,6 +8,7 @@ import click
 from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
+    EVALUATION,
     FILE,
     JSON,
     ONE_CLUSTER,
@@ -28,7 +29,7 @@ PLAN = click.option("--plan", "plan_file", type=FILE, metavar="FILE", help="The 
 
 @click.command()
 @click.argument("log", type=FILE)
-@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, CATALOG, JSON)
+@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, CATALOG, JSON)
 def diagnose(log: Path, *, plan_file: Path | None, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
     """Which phase of a run ran out of memory, why, and the smallest change that fits.
 

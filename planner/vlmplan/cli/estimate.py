@@ -11,6 +11,7 @@ from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
     DATA,
+    EVALUATION,
     FOR,
     JSON,
     ONE_CLUSTER,
@@ -38,7 +39,7 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 
 
 @click.command()
-@options(CONFIG, FOR, DATA, WORKLOAD, ONE_CLUSTER, RECIPE, CATALOG)
+@options(CONFIG, FOR, DATA, WORKLOAD, ONE_CLUSTER, RECIPE, EVALUATION, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
 @click.option("--compare", type=click.Choice(COMPARED), help="Show setups that differ in this choice side by side.")
 @click.option(

@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
+from vlmplan.cli.options import CATALOG, EVALUATION, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
 from vlmplan.cli.rehearse import MODEL, PLAN
 
 
 @click.command()
 @click.argument("name", metavar="[KEY]", required=False)
-@options(PLAN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, CATALOG, JSON)
+@options(PLAN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, CATALOG, JSON)
 @click.pass_context
 def explain(
     ctx: click.Context,

@@ -4,7 +4,18 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.options import CATALOG, FILE, IMAGE_FOLDER, JSON, ONE_CLUSTER, RECIPE, SAMPLES, WORKLOAD, options
+from vlmplan.cli.options import (
+    CATALOG,
+    EVALUATION,
+    FILE,
+    IMAGE_FOLDER,
+    JSON,
+    ONE_CLUSTER,
+    RECIPE,
+    SAMPLES,
+    WORKLOAD,
+    options,
+)
 from vlmplan.training import MONITOR_PACKAGES, SCHEDULES
 
 CURRICULUM_FILE = "curriculum.json"
@@ -54,7 +65,7 @@ RUN = (
     ),
 )
 MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
-LAUNCH = options(PLAN, DATA, RUN, MODEL, SAMPLES, WORKLOAD[1:], ONE_CLUSTER, RECIPE, CATALOG, JSON)
+LAUNCH = options(PLAN, DATA, RUN, MODEL, SAMPLES, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, CATALOG, JSON)
 
 
 @click.command("launch")

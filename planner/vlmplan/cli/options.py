@@ -177,6 +177,17 @@ RECIPE: tuple[Decorator, ...] = (
     ),
 )
 
+EVALUATION: tuple[Decorator, ...] = (
+    _count("--eval-batch", "Samples per GPU in evaluation, which is planned then."),
+    _count("--eval-samples", "Samples of an evaluation.  [default: 1000]"),
+    _choice(
+        "--eval-keeps",
+        ("loss", "predictions", "logits"),
+        "What it keeps of a sample for metrics: logits, their argmax, or the loss alone.  [default: loss]",
+    ),
+    _count("--eval-accumulation", "Batches after which that moves to the host.  [default: all of them]"),
+)
+
 
 def _only_gpu(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str | None:
     """The value of an option that another command takes several times."""

@@ -14,6 +14,7 @@ from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
     DATA,
+    EVALUATION,
     FILE,
     FOR,
     HOST_RAM,
@@ -66,7 +67,7 @@ LIMITS: tuple[Decorator, ...] = (
 @click.command()
 @options(CONFIG, FOR, DATA, WORKLOAD, MACHINES)
 @click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
-@options(LIMITS, REFRESH, RECIPE, CATALOG)
+@options(LIMITS, REFRESH, RECIPE, EVALUATION, CATALOG)
 @click.option(
     "--out",
     type=FILE,

@@ -9,6 +9,7 @@ import click
 from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
+    EVALUATION,
     FILE,
     JSON,
     ONE_CLUSTER,
@@ -83,7 +84,7 @@ class AskedPlan:
 
 
 @click.command()
-@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, OUTPUT, CATALOG, JSON)
+@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, OUTPUT, CATALOG, JSON)
 @click.pass_context
 def rehearse(
     ctx: click.Context,

@@ -111,18 +111,29 @@ class GatheredWeights:
         backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
         self._steps = steps = forward + backward
         self._outermost_steps = (0, len(forward))
+        self._order = [(weight, step) for step, module in enumerate(steps) for weight in module.weights]
         passed = omitted or {}
         self._traversed = list(
             accumulate((m.numel + passed.get(step + 1, 0) for step, m in enumerate(steps)), initial=0)
         )
-        self._queue = deque((weight, step) for step, module in enumerate(steps) for weight in module.weights)
-        for weight, step in self._queue:
-            weight.uses.append(step)
         self._active: dict[_Module, None] = {}  # fetched and not released
         self._views: dict[Key, tuple[_Weight, _Storage]] = {}
+        self.live_bytes = 0
+        self.begin_forward()
+
+    def begin_forward(self) -> None:
+        """A forward begins, after a step or after a forward without a backward: what is under way arrives, and what is
+        whole stays so, but is counted no more (``reset_step``)."""
+        for weight in self._weights.values():
+            if weight.gather is not None:
+                self._wait(weight, weight.gather)
+            weight.fetched_for = -1
+            weight.uses.clear()
+        self._queue = deque(self._order)
+        for weight, step in self._order:
+            weight.uses.append(step)
         self._num_available = 0
         self._step = 0
-        self.live_bytes = 0
 
     def _module(self, module: Any, layer: int | None) -> _Module:
         key = (id(module), layer)

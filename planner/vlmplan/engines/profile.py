@@ -69,13 +69,19 @@ def section_rises(section: Section) -> SectionRises:
     return section.memo[section_rises]
 
 
+def forward_rise(trace: Trace) -> tuple[int, int]:
+    """(the highest moment of the forward, what is live at its end)."""
+    live = peak = 0
+    for run in trace.schedule:
+        rise = section_rises(trace.sections[run.key]).forward
+        peak = max(peak, live + rise.peak)
+        live += rise.change
+    return peak, live
+
+
 def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
     rises = {key: section_rises(section) for key, section in trace.sections.items()}
-    live = forward_peak = 0
-    for run in trace.schedule:
-        rise = rises[run.key].forward
-        forward_peak = max(forward_peak, live + rise.peak)
-        live += rise.change
+    forward_peak, live = forward_rise(trace)
     dropped = kept = gradients = 0
     for run in reversed(trace.schedule):
         rise = rises[run.key].backward

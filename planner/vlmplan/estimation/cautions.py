@@ -1,5 +1,8 @@
 """What an estimate's numbers leave out or mean otherwise than its options say, as caveats (see ``notes``)."""
 
+from vlmplan.evaluation import Evaluation, Kept
+from vlmplan.memory.evaluation import EVALUATION
+from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
 from vlmplan.recipe import Recipe
 from vlmplan.units import gib_text
@@ -16,6 +19,17 @@ def not_counted_caveat(model: ModelFiles) -> Caveat | None:
     text = f"not counted: {listed(model.not_counted)}, which vlmplan does not describe for {model.model_type}"
     none = "; --images-per-sample 0 says that samples have no images" if "images" in model.not_counted else ""
     return Caveat(f"{text}; only text is planned{none}")
+
+
+def evaluation_hints(evaluation: Evaluation | None, timeline: Timeline) -> list[str]:
+    """That evaluation takes more than training, and how much of that is kept for metrics."""
+    if evaluation is None or timeline.peak_phase.name != EVALUATION:
+        return []
+    training = max(phase.peak.total for phase in timeline.phases if phase.name != EVALUATION)
+    text = f"evaluation takes the most, {gib_text(timeline.peak.total)} in tensors; training takes {gib_text(training)}"
+    if evaluation.kept is Kept.LOGITS and evaluation.accumulation is None:
+        text += f"; the logits of all {evaluation.samples:,} samples are kept on every GPU, and joined there"
+    return [text]
 
 
 def stacked_caveat(recipe: Recipe, *, stacked_bytes: int, num_params: int) -> Caveat | None:

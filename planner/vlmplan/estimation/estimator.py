@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture.attention import SMALL_HEAD_DIM, AttentionBackend
+from vlmplan.architecture.evaluation import EvaluationPass, evaluation_pass
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
@@ -15,17 +16,19 @@ from vlmplan.communication import step_collectives
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.estimation.record import Estimate
+from vlmplan.evaluation import Kept
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
+from vlmplan.memory.evaluation import EVALUATION, Evaluated, kept_outputs
 from vlmplan.memory.host import HostMemory, host_memory, read_bytes, stored_dtype, with_devices
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
-from vlmplan.memory.reservation import MicroBatch, peak_reserved_bytes
+from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models.tree import model_tree
-from vlmplan.recipe import AttentionImplementation, Method, Recipe
+from vlmplan.recipe import AttentionImplementation, LossKind, Method, Recipe
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import TimedStep, step_flops, timed_step
@@ -48,6 +51,7 @@ class Estimator:
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
         self._traces: dict[Any, Trace] = {}
+        self._evaluations: dict[Any, EvaluationPass] = {}
         self._operations: dict[Any, tuple[Trace, Operations]] = {}
         self._backends: dict[Any, AttentionBackend] = {}
         self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
@@ -73,22 +77,26 @@ class Estimator:
         keeps = recipe.keeps_linear_inputs
         return (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.autocast, keeps, is_sharded)
 
-    def _tape(self, kind: type[Tape], recipe: Recipe) -> Tape:
+    def _tape(self, kind: type[Tape], recipe: Recipe, *, is_evaluating: bool = False) -> Tape:
         return kind(
             autocast=recipe.autocast,
             keeps_linear_inputs=recipe.keeps_linear_inputs,
             follows_weights=recipe.zero_stage == 3,
+            is_evaluating=is_evaluating,
+            caches_casts=recipe.caches_casts,
         )
 
-    def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
-        batch = Batch(
+    def _batch(self, recipe: Recipe) -> Batch:
+        return Batch(
             micro_batch=recipe.micro_batch,
             num_tokens=self.workload.seq_len,
             images_per_sample=self.workload.images_per_sample,
             image=self.image,
         )
+
+    def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         set_checkpointing(self.model.stacks(), recipe)
-        return self.model.run(tape, batch, backend, loss=recipe.loss)
+        return self.model.run(tape, self._batch(recipe), backend, loss=recipe.loss)
 
     def _replay(self, recipe: Recipe, cluster: Cluster) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
@@ -114,6 +122,8 @@ class Estimator:
         operations: Operations,
         micro_batches: Sequence[MicroBatch] = (),
     ) -> Callable[[int | None], int]:
+        evaluated = self._evaluated_operations(recipe, cluster)
+
         def replay(capacity_bytes: int | None) -> int:
             return peak_reserved_bytes(
                 self.table,
@@ -124,6 +134,7 @@ class Estimator:
                 workspaces=workspace_sizes(cluster.node.gpu),
                 capacity_bytes=capacity_bytes,
                 micro_batches=micro_batches,
+                evaluated=evaluated,
             )
 
         return replay
@@ -132,7 +143,7 @@ class Estimator:
         """The same model on the samples of another workload of it. Raises InputError as a new estimator does."""
         other = copy(self)
         other.workload, other.image = workload, sample_image(workload)
-        other._traces, other._operations = {}, {}
+        other._traces, other._operations, other._evaluations = {}, {}, {}
         return other
 
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
@@ -188,7 +199,56 @@ class Estimator:
         they are the host itself."""
         gpu = cluster.node.gpu
         trace = self.trace(recipe, gpu.compute_capability)
-        return self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu).timeline(trace, recipe)
+        started = self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu)
+        evaluated = self.evaluated(
+            recipe, num_ranks=cluster.num_gpus, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu
+        )
+        return started.timeline(trace, recipe, evaluated)
+
+    def evaluated(
+        self,
+        recipe: Recipe,
+        *,
+        num_ranks: int,
+        capability: tuple[int, int] | None,
+        is_on_cpu: bool,
+        kind: type[Tape] = Tape,
+    ) -> Evaluated | None:
+        """What the recipe's evaluation runs, on tapes of this ``kind``, and keeps on one of ``num_ranks`` GPUs; None
+        where there is none."""
+        if recipe.evaluation is None:
+            return None
+        passes = self._passes(kind, recipe, self.backend(recipe, capability))
+        seq_len = self.workload.seq_len
+        kept = kept_outputs(recipe.evaluation, passes, seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
+        return Evaluated(passes=passes, kept=kept)
+
+    def _evaluated_operations(self, recipe: Recipe, cluster: Cluster) -> EvaluatedOperations | None:
+        """The same with every storage that it makes and frees."""
+        gpu, num_ranks = cluster.node.gpu, cluster.num_gpus
+        found = self.evaluated(
+            recipe, num_ranks=num_ranks, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu, kind=LoggingTape
+        )
+        if found is None:
+            return None
+        return [expanded(one.trace, least_bytes=SMALL_BYTES) for one in found.passes], found.kept
+
+    def _passes(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
+        """The forwards of a batch of evaluation; TRL makes whole logits, where they are wanted, by another."""
+        evaluation = recipe.evaluation
+        assert evaluation is not None
+        losses: list[LossKind | None] = [recipe.loss]
+        if recipe.loss is LossKind.TRL and evaluation.kept is not Kept.LOSS:
+            losses.append(None)
+        found: list[EvaluationPass] = []
+        for loss in losses:
+            sized = recipe.with_changes(micro_batch=evaluation.batch)
+            key = (kind, loss, recipe.caches_casts, *self._trace_key(sized, backend))
+            if key not in self._evaluations:
+                tape = self._tape(kind, recipe, is_evaluating=True)
+                self._evaluations[key] = evaluation_pass(self.model, tape, self._batch(sized), backend, loss=loss)
+            found.append(self._evaluations[key])
+        return found
 
     def _started(self, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool) -> StartedRun:
         """The run before any micro batch, one for all recipes that differ in these alone."""
@@ -202,13 +262,16 @@ class Estimator:
 
     def host(self, recipe: Recipe, cluster: Cluster) -> HostMemory:
         """What a node's host holds beside its devices."""
-        return host_memory(
-            self.table,
-            recipe,
-            num_ranks=cluster.num_gpus,
-            ranks_per_node=cluster.node.num_gpus,
-            stored=self.stored_dtype,
+        node = cluster.node
+        host = host_memory(
+            self.table, recipe, num_ranks=cluster.num_gpus, ranks_per_node=node.num_gpus, stored=self.stored_dtype
         )
+        gpu = node.gpu
+        evaluated = self.evaluated(
+            recipe, num_ranks=cluster.num_gpus, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu
+        )
+        kept = 0 if evaluated is None else node.num_gpus * evaluated.kept.host_bytes
+        return replace(host, evaluation_bytes=kept)
 
     def disk(self, recipe: Recipe) -> DiskSpace:
         """Disk space over all nodes, whatever the batch."""
@@ -249,7 +312,7 @@ class Estimator:
         )
 
 
-WORKSPACE_PHASES = ("forward", "backward", "step", "save")
+WORKSPACE_PHASES = ("forward", "backward", "step", EVALUATION, "save")
 
 
 def with_workspaces(timeline: Timeline, gpu: Gpu) -> Timeline:

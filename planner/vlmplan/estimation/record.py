@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from vlmplan.architecture.model import Part
 from vlmplan.engines.collectives import Collectives
-from vlmplan.estimation.cautions import not_counted_caveat, stacked_caveat
+from vlmplan.estimation.cautions import evaluation_hints, not_counted_caveat, stacked_caveat
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import DeviceMemory, Verdict
 from vlmplan.memory.disk import DiskSpace
@@ -68,11 +68,13 @@ class Estimate:
     @property
     def hints(self) -> list[str]:
         """What would make a setup fit that does not, where it is as simple as that."""
+        hints = evaluation_hints(self.recipe.evaluation, self.timeline)
         if self.host_is_short or not self.device.fits_without_fragments:
-            return []
+            return hints
         return [
+            *hints,
             f"its tensors take {gib_text(self.device.allocated_bytes)}: with --expandable-segments, which keeps the "
-            f"allocator from holding blocks it cannot use, it fits"
+            f"allocator from holding blocks it cannot use, it fits",
         ]
 
     @property

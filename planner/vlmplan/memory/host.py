@@ -5,6 +5,7 @@ Symbols as in ``engines``. Sources: transformers 5.23 ``modeling_utils.py`` (loa
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes
@@ -33,10 +34,12 @@ class HostMemory:
 
     load_bytes: int
     steady_bytes: int
+    evaluation_bytes: int = 0
+    """What evaluation keeps for metrics, beside what is there in training."""
 
     @property
     def peak_bytes(self) -> int:
-        return max(self.load_bytes, self.steady_bytes)
+        return max(self.load_bytes, self.steady_bytes + self.evaluation_bytes)
 
 
 def host_memory(
@@ -90,7 +93,8 @@ def with_devices(
     """``host`` where the ranks' devices are the host itself: each rank's ``load_bytes`` while loading and
     ``peak_bytes`` in all, which hold its process too, take the place of ``PROCESS_BYTES``; the first rank has
     ``read_bytes`` besides."""
-    return HostMemory(
+    return replace(
+        host,
         load_bytes=ranks_per_node * load_bytes + read_bytes,
         steady_bytes=host.steady_bytes + ranks_per_node * (peak_bytes - PROCESS_BYTES),
     )

@@ -13,10 +13,11 @@ from vlmplan.architecture.trace import Event, GradientTaken, Trace, WeightUse
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.events import Stream
-from vlmplan.engines.gathering import notify
+from vlmplan.engines.gathering import GatheredWeights, notify
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
+from vlmplan.memory.evaluation import KeptOutputs
 from vlmplan.recipe import Recipe
 
 NUM_STEPS = 2
@@ -24,6 +25,8 @@ NUM_STEPS = 2
 Changes = list[tuple[int, int]]
 """What a ``BlockLog`` wrote down."""
 NO_CHANGES: Changes = []
+EvaluatedOperations = tuple[Sequence[Operations], KeptOutputs]
+"""The forwards of a batch of evaluation, of ``LoggingTape``s and expanded, and what is kept of it."""
 MicroBatch = tuple[Trace, Operations]
 """A trace of a ``LoggingTape`` and its expansion."""
 
@@ -46,7 +49,9 @@ class Reservation:
         workspaces: Sequence[int] = (),
         capacity_bytes: int | None = None,
         micro_batches: Sequence[MicroBatch] = (),
+        evaluated: EvaluatedOperations | None = None,
     ) -> None:
+        self._evaluated = evaluated
         self.allocator = CachingAllocator(capacity_bytes=capacity_bytes)
         self._table, self._trace, self._recipe = table, trace, recipe
         self._operations, self._num_ranks, self._workspaces = operations, num_ranks, workspaces
@@ -83,6 +88,27 @@ class Reservation:
                 self._step(micro_batches, is_first=False)
                 if self._state() == before:
                     unchanging.add(step)
+        if self._evaluated is not None:
+            self._evaluate(*self._evaluated)
+
+    def _evaluate(self, passes: Sequence[Operations], kept: KeptOutputs) -> None:
+        """A first batch, which finds what training has left, and the one that finds most of what is kept. Batches
+        between them are left out: the allocator gives back what they leave unused before it runs out."""
+        log = BlockLog()
+        gathered = self._engine.gathered_weights(self._trace, log)
+        for sizes in ([], kept.held):
+            held = [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]
+            for operations in passes:
+                changes = iter(_forward_changes(gathered, operations, log))
+                self._change(next(changes, NO_CHANGES))
+                self._replay(operations.forward, changes)
+                for block in self._storages.values():
+                    self.allocator.free(block)
+                self._storages.clear()
+            for block in held:
+                self.allocator.free(block)
+        for block in [self.allocator.allocate(num_bytes) for num_bytes in kept.moved if num_bytes]:
+            self.allocator.free(block)
 
     def _step(self, micro_batches: Sequence[MicroBatch], *, is_first: bool) -> None:
         """One optimizer step, of one or more micro batches."""
@@ -178,6 +204,18 @@ class Reservation:
         self._engine.take_gradient(ordinal)
 
 
+def _forward_changes(gathered: GatheredWeights | None, operations: Operations, log: BlockLog) -> Iterator[Changes]:
+    """The blocks of whole weights before a forward that no backward follows, and at each event about them."""
+    if gathered is None:
+        return
+    gathered.begin_forward()
+    yield log.taken()
+    for operation in operations.forward:
+        if isinstance(operation, EngineEvent):
+            notify(gathered, operation.event, operation.run)
+            yield log.taken()
+
+
 def _weight_uses(trace: Trace) -> Hashable:
     """All that gathering depends on: which module uses its weights when. The same for samples of other lengths."""
     sections = [(key, _uses(section.forward), _uses(section.backward)) for key, section in trace.sections.items()]
@@ -198,6 +236,7 @@ def peak_reserved_bytes(
     workspaces: Sequence[int] = (),
     capacity_bytes: int | None = None,
     micro_batches: Sequence[MicroBatch] = (),
+    evaluated: EvaluatedOperations | None = None,
 ) -> int:
     """``torch.cuda.max_memory_reserved`` of a run. Raises OutOfDeviceMemory where ``capacity_bytes`` do not do.
 
@@ -212,10 +251,13 @@ def peak_reserved_bytes(
         workspaces=workspaces,
         capacity_bytes=capacity_bytes,
         micro_batches=micro_batches,
+        evaluated=evaluated,
     )
     replay.run()
     # The model's small storages pack well into segments of their own.
-    most = max((one.small_peak_bytes for _, one in micro_batches), default=operations.small_peak_bytes)
+    logged = [one for _, one in micro_batches] or [operations]
+    logged += [] if evaluated is None else evaluated[0]
+    most = max(one.small_peak_bytes for one in logged)
     small = -(-most // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
     return replay.allocator.peak_reserved_bytes + small
 

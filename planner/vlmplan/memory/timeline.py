@@ -1,6 +1,6 @@
 """The phases of a run: an engine's walk and a trace of its micro batch, through a tracker of peaks.
 
-    load → init → forward → backward → step → save
+    load → init → forward → backward → step → (evaluation) → save
 
 ``forward`` includes the loss, ``backward`` the gradient reduction. Phases are those of a later step, on the rank that
 holds most; the first step lacks the optimizer's states until it ends.
@@ -14,6 +14,7 @@ from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
+from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
@@ -65,8 +66,9 @@ class StartedRun:
         engine.use_first()
         engine.step(is_first=True)
 
-    def timeline(self, trace: Trace, recipe: Recipe) -> Timeline:
-        """The phases with a later step whose micro batches are like ``trace``, that of ``recipe``."""
+    def timeline(self, trace: Trace, recipe: Recipe, evaluated: Evaluated | None = None) -> Timeline:
+        """The phases with a later step whose micro batches are like ``trace``, that of ``recipe``, and with what is
+        ``evaluated`` after it."""
         engine, tracker = self._engine, self._tracker
         self._reach_last_micro_batch(trace, accumulates=recipe.grad_accum > 1)
         replay = MicroBatchReplay(engine, tracker, trace)
@@ -83,7 +85,8 @@ class StartedRun:
         tracker.start_phase()
         engine.step(is_first=False)
         step, save = _ended("step", tracker), _ended("save", tracker)  # written from where the tensors lie
-        return Timeline(phases=(self._load, self._init, forward, backward, step, save))
+        beside = () if evaluated is None else evaluated.phases(engine, tracker, trace)
+        return Timeline(phases=(self._load, self._init, forward, backward, step, *beside, save))
 
     def _reach_last_micro_batch(self, trace: Trace, *, accumulates: bool) -> None:
         """The earlier micro batches of a step."""

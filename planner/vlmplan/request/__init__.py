@@ -7,7 +7,14 @@ setup     workload, cluster and recipe of a request, completed by defaults
 """
 
 from vlmplan.request.parsing import configured_request, own_request, parse
-from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, WorkloadRequest, image_size
+from vlmplan.request.parts import (
+    EvaluationRequest,
+    HardwareRequest,
+    Objective,
+    SearchRequest,
+    WorkloadRequest,
+    image_size,
+)
 from vlmplan.request.record import ENUM_OPTIONS, VALUE_OPTIONS, ConfiguredRequest, Options, OptionValue, Request
 from vlmplan.request.setup import (
     NETWORK_NOTE,
@@ -28,6 +35,7 @@ __all__ = [
     "NETWORK_NOTE",
     "VALUE_OPTIONS",
     "ConfiguredRequest",
+    "EvaluationRequest",
     "HardwareRequest",
     "Objective",
     "OptionValue",

@@ -4,6 +4,7 @@ import re
 from enum import Enum
 
 from vlmplan.errors import InputError
+from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
 from vlmplan.records import record
@@ -66,6 +67,35 @@ class HardwareRequest:
     @property
     def inter_node_bytes_per_second(self) -> float | None:
         return None if self.inter_node_gbit is None else self.inter_node_gbit * 1e9 / 8
+
+
+@record
+class EvaluationRequest:
+    """What is evaluated between steps; nothing without ``batch``. Fields as ``Evaluation`` has them."""
+
+    batch: int | None = None
+    samples: int | None = None
+    kept: Kept | None = None
+    accumulation: int | None = None
+
+    def evaluation(self) -> Evaluation | None:
+        """None where nothing is evaluated. Raises InputError for values out of range, and for any without a batch."""
+        if self.batch is None:
+            given = [option for name, option in OPTION_NAMES.items() if getattr(self, name) is not None]
+            if given:
+                raise InputError(f"{given[0]} is given without --eval-batch; give the samples of a GPU at a time too")
+            return None
+        return Evaluation(
+            batch=self.batch,
+            samples=DEFAULT_EVAL_SAMPLES if self.samples is None else self.samples,
+            kept=self.kept or Kept.LOSS,
+            accumulation=self.accumulation,
+        )
+
+    @classmethod
+    def of(cls, evaluation: Evaluation | None) -> "EvaluationRequest":
+        """What asks for this one."""
+        return cls() if evaluation is None else cls(**{name: getattr(evaluation, name) for name in OPTION_NAMES})
 
 
 @record

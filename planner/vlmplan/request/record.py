@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.decided_recipe import DecidedRecipe, completed
+from vlmplan.evaluation import Kept
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import Pricing
 from vlmplan.models import find_model
@@ -28,7 +29,14 @@ from vlmplan.recipe import (
     option_name,
 )
 from vlmplan.records import record
-from vlmplan.request.parts import HardwareRequest, Objective, SearchRequest, WorkloadRequest, image_size
+from vlmplan.request.parts import (
+    EvaluationRequest,
+    HardwareRequest,
+    Objective,
+    SearchRequest,
+    WorkloadRequest,
+    image_size,
+)
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
@@ -78,6 +86,9 @@ VALUE_OPTIONS = (
 )
 
 
+EVALUATION_COUNTS = ("batch", "samples", "accumulation")
+
+
 @record
 class ConfiguredRequest:
     """The configuration of another trainer that a request is made of, and what it means by itself. ``notes`` are
@@ -111,6 +122,7 @@ class Request:
     workload: WorkloadRequest = field(default_factory=WorkloadRequest)
     hardware: HardwareRequest = field(default_factory=HardwareRequest)
     recipe: DecidedRecipe = field(default_factory=DecidedRecipe)
+    evaluation: EvaluationRequest = field(default_factory=EvaluationRequest)
     ds_config: "DsConfig | None" = None
     search: SearchRequest = field(default_factory=SearchRequest)
     configured: ConfiguredRequest | None = None
@@ -129,6 +141,11 @@ class Request:
         from vlmplan.other_trainers.writing import title_of
 
         return (*notes, f"planned as {title_of(self.made_for)} trains; what it cannot do is left out")
+
+    @property
+    def decided(self) -> DecidedRecipe:
+        """What is decided of the recipe, its evaluation too. Raises InputError for one that cannot be."""
+        return replace(self.recipe, evaluation=self.evaluation.evaluation())
 
     @property
     def model_files(self) -> ModelFiles:
@@ -191,7 +208,7 @@ class Request:
         return replace(completed(self, defaults), **parts)
 
 
-PARTS = ("workload", "hardware", "recipe", "search")
+PARTS = ("workload", "hardware", "recipe", "evaluation", "search")
 
 
 # -- how each option is read and written -----------------------------------------------------------------------------
@@ -254,6 +271,10 @@ def _tool(name: str) -> "Tool":
     return enum_value(Tool, name, "--for")
 
 
+def _kept(name: str) -> Kept:
+    return enum_value(Kept, name, "--eval-keeps")
+
+
 def _stage(value: Any) -> Any:
     return PLAIN if str(value) == PLAIN else int(value)
 
@@ -292,6 +313,8 @@ OPTIONS: Mapping[str, _Option] = {
     "zero_stage": _Option(part="recipe", field="zero_stage", reads=_stage, write=str),
     **_part("recipe", *VALUE_OPTIONS),
     **{name: _choice(name, kind) for name, kind in ENUM_OPTIONS.items()},
+    **{f"eval_{name}": _Option(part="evaluation", field=name) for name in EVALUATION_COUNTS},
+    "eval_keeps": _Option(part="evaluation", field="kept", reads=_kept, write=_value),
     **_part("hardware", "inter_node_gbit"),
     "objective": _Option(part="search", field="objective", reads=Objective, write=_value),
     **_part("search", "max_usd", "max_hours", "max_usd_per_hour"),

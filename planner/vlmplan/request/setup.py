@@ -221,7 +221,7 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     ds_config = request.ds_config
     workload = workload_of(model, request.workload)
     recipe, warnings = resolved_recipe(
-        request.recipe,
+        request.decided,
         cluster,
         workload.model,
         global_batch=workload.global_batch,
@@ -268,7 +268,7 @@ def fixed_recipe(request: Request, model: ModelFiles) -> DecidedRecipe:
 
     Raises InputError with every contradiction between the two.
     """
-    decided, config = _as_usual(request.recipe, request.made_for, model), request.ds_config
+    decided, config = _as_usual(request.decided, request.made_for, model), request.ds_config
     if config is None:
         return decided
     from vlmplan.deepspeed_config import fixed_by_file

@@ -1,5 +1,6 @@
 """Attention, loss, adapters and batch: what cannot be combined with a model or a method."""
 
+from vlmplan.evaluation import Kept
 from vlmplan.recipe import (
     AdapterDtype,
     AttentionImplementation,
@@ -170,6 +171,18 @@ def without_autocast_all_but_adapters_has_one_type(context: RuleContext) -> str 
             "give --no-kbit-upcast"
         )
     return None
+
+
+@MODEL_RULES.error("vlmplan_trainer evaluates for the loss alone; its chunked loss makes no logits")
+def kept_logits_are_made(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    evaluation = recipe.evaluation
+    if evaluation is None or evaluation.kept is Kept.LOSS or recipe.loss is not LossKind.CHUNKED:
+        return None
+    return (
+        f"--eval-keeps {evaluation.kept.value} does not go with --loss chunked, which never has all logits; "
+        f"give --loss model, as Hugging Face's Trainer makes them"
+    )
 
 
 @MODEL_RULES.error("deepspeed runtime/config.py _batch_assertion")

@@ -18,6 +18,7 @@ from vlmplan.estimation import Estimator, with_workspaces
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
+from vlmplan.memory.evaluation import with_evaluation
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
@@ -45,17 +46,27 @@ class _Machines(NamedTuple):
     num_ranks: int
     capability: Capability
     workspace_bytes: int
+    is_on_cpu: bool
 
     @classmethod
     def of(cls, cluster: Cluster) -> "_Machines":
         gpu = cluster.node.gpu
-        return cls(cluster.num_gpus, gpu.compute_capability, workspace_bytes(gpu))
+        return cls(cluster.num_gpus, gpu.compute_capability, workspace_bytes(gpu), gpu.is_cpu)
 
 
 class RecipeBounds:
     """Bounds of one recipe with any batch, on GPUs that are alike in what these depend on."""
 
-    def __init__(self, batches: MicroBatches, engine: Engine, states: ModelStates, workspace_bytes: int) -> None:
+    def __init__(
+        self,
+        batches: MicroBatches,
+        engine: Engine,
+        states: ModelStates,
+        workspace_bytes: int,
+        beside: tuple[int, int] = (0, 0),
+    ) -> None:
+        """``beside``: bounds of what is evaluated beside training."""
+        self._beside = beside
         self._batches, self._engine, self._states = batches, engine, states
         self._workspace_bytes = workspace_bytes
         self._known: dict[tuple[int, bool], Bounds] = {}
@@ -83,7 +94,8 @@ class RecipeBounds:
             self._engine, self._states, profile, accumulates=accumulates, micro_batch_bytes=micro_batch_bytes
         )
         least = peak_floor(self._states, profile, self._workspace_bytes)
-        return Bounds(least=least - below_bytes, most=most + above_bytes)
+        least_beside, most_beside = self._beside
+        return Bounds(least=max(least - below_bytes, least_beside), most=max(most + above_bytes, most_beside))
 
 
 class _TimelineKey(NamedTuple):
@@ -219,7 +231,12 @@ class MemoizedEstimates:
 
     def _new_bounds(self, recipe: Recipe, on: "_Machines") -> "RecipeBounds":
         engine, states = self._engine(recipe, on.num_ranks), self.states(recipe, on.num_ranks)
-        return RecipeBounds(self.micro_batches(recipe, on.capability), engine, states, on.workspace_bytes)
+        estimator, _ = self.estimator(recipe)
+        evaluated = estimator.evaluated(
+            recipe, num_ranks=on.num_ranks, capability=on.capability, is_on_cpu=on.is_on_cpu
+        )
+        beside = with_evaluation((0, 0), engine, states, evaluated)
+        return RecipeBounds(self.micro_batches(recipe, on.capability), engine, states, on.workspace_bytes, beside)
 
     def budget_bytes(self, cluster: Cluster) -> int:
         """What tensors may take on a GPU of the cluster."""

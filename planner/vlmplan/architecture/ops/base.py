@@ -49,6 +49,8 @@ def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape) -> Operand:
     node = tape.node((weight,), _cast_backward, meta=weight.dtype)
     out = tape.tensor(weight.shape, dtype, node)
     tape.move(weight.num_bytes + out.num_bytes)
+    if tape.cached_casts is not None and weight.requires_grad and dtype is tape.autocast:
+        tape.cached_casts.append(out)
     return out
 
 

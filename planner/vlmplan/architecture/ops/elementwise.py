@@ -149,13 +149,13 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
-    """``F.dropout`` in training: saves its mask, one byte an element on CUDA; x itself where nothing is dropped.
+    """``F.dropout``: saves its mask, one byte an element on CUDA; x itself where nothing is dropped, as in evaluation.
 
     The CPU kernel instead multiplies by noise of x's type (``aten/src/ATen/native/Dropout.cpp``).
     """
-    if probability == 0:
-        return x
     tape = x.tape
+    if probability == 0 or tape.is_evaluating:
+        return x
     node = tape.node((x,), _unary_backward)
     mask = tape.tensor(x.shape, DType.BOOL if tape.fuses_dropout else x.dtype)
     out = tape.tensor(x.shape, x.dtype, node)

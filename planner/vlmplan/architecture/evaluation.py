@@ -1,0 +1,76 @@
+"""One batch of an evaluation on symbolic tensors: the forward and the loss, without a graph.
+
+Nothing is saved for a backward, so a layer's own tensors go with it, and the peak is most often at the loss: logits in
+the type of the model, their float32 copy and its log-softmax, 10 bytes a logit in 16 bit (transformers 5.23
+``loss/loss_utils.py``). The cut into chunks and TRL's fused head work as in training.
+"""
+
+from typing import NamedTuple
+
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.fused_head import fused_loss
+from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
+from vlmplan.architecture.model import Batch, Model
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.trace import Trace
+from vlmplan.recipe import LossKind
+from vlmplan.units import DType
+
+
+class EvaluationPass(NamedTuple):
+    """One forward: ``trace`` has no backward. ``input_bytes`` are the batch's, ``output_bytes`` those of logits and of
+    whatever else the model returns beside the loss, as an evaluation loop gets them, and ``output_elements`` theirs."""
+
+    trace: Trace
+    input_bytes: int
+    output_bytes: int = 0
+    output_elements: int = 0
+
+
+def evaluation_pass(
+    model: Model, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind | None
+) -> EvaluationPass:
+    """``batch`` through ``model`` on ``tape``, which has to be evaluating. ``loss`` None: whole logits, and no loss of
+    them, as TRL's ``compute_loss`` makes for metrics.
+
+    Outputs become float32 under autocast, as accelerate makes them (``ConvertOutputsToFp32``).
+    """
+    assert tape.is_evaluating
+    ids, pixels, others = model.inputs(tape, batch)
+    input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
+    hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, backend)
+    num_bytes = num_elements = 0
+    with tape.section("head"):
+        if loss is LossKind.CHUNKED:
+            chunked_loss(hidden, model.head)
+        elif loss is LossKind.TRL:
+            fused_loss(hidden, model.head)
+        else:
+            logits = whole_logits(hidden, model.head, caps=model.caps_logits)
+            if loss is LossKind.FULL:
+                hidden = None
+                tape.leave_model()
+            returned = [logits, *tape.outputs]
+            num_elements = sum(one.numel for one in returned)
+            wide = num_elements * DType.FLOAT32.num_bytes
+            num_bytes = sum(one.num_bytes for one in returned) if tape.autocast is None else wide
+            if loss is None:
+                _widened(logits)
+            else:
+                full_loss(logits)
+            del logits, returned
+        hidden = None
+        tape.locals.clear()
+        tape.outputs.clear()
+    trace = tape.trace()
+    del pixels, ids, others
+    return EvaluationPass(trace, input_bytes, num_bytes, num_elements)
+
+
+def _widened(logits: Tensor) -> None:
+    """Makes the float32 copy of what the model returns under autocast."""
+    tape = logits.tape
+    if tape.autocast is not None and logits.dtype is not DType.FLOAT32:
+        with tape.charged_to(logits.storage.kind):
+            tape.tensor(logits.shape, DType.FLOAT32)

@@ -1,0 +1,204 @@
+"""The phases beside training in which a model only runs forward: evaluation.
+
+    step → evaluation → save
+
+Weights, optimizer states and the engine's buffers are those that the step leaves; gradients are gone. One forward takes
+what ``architecture.evaluation`` traced. What the loop keeps of every batch comes on top of it: see ``KeptOutputs``.
+"""
+
+from collections.abc import Sequence
+
+from vlmplan.architecture.evaluation import EvaluationPass
+from vlmplan.architecture.trace import Event, Fetch, Run, Span, Trace
+from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.events import NULL_SINK, Component
+from vlmplan.engines.gathering import GatheredWeights, notify
+from vlmplan.engines.profile import MicroBatchProfile, forward_rise
+from vlmplan.evaluation import Evaluation, Kept
+from vlmplan.memory.peaks import PeakTracker
+from vlmplan.memory.phases import Phase
+from vlmplan.records import record
+from vlmplan.units import DType
+
+EVALUATION = "evaluation"
+ID_BYTES = DType.INT64.num_bytes
+"""Of a predicted token, and of a label."""
+
+
+@record
+class KeptOutputs:
+    """What transformers' ``evaluation_loop`` keeps of every batch, on every GPU for all ranks.
+
+    ``gather_for_metrics`` gives each rank the outputs of all, and ``EvalLoopContainer.add`` concatenates them with
+    those before, on the GPU: until ``accumulation`` batches are there, else to the end. ``sample_bytes`` are kept of a
+    sample; ``batch_rows`` are the samples of one rank's batch. A batch that is not full is filled up for several ranks
+    (accelerate's ``even_batches``).
+
+    ``numpy_bytes``: the same of a sample in numpy. ``is_on_cpu``: gloo has no gather into one tensor, so that the parts
+    are joined (accelerate's ``_gpu_gather``).
+    """
+
+    sample_bytes: int
+    numpy_bytes: int
+    batch_rows: int
+    num_samples: int
+    num_ranks: int
+    accumulation: int | None
+    is_on_cpu: bool = False
+
+    @property
+    def step_rows(self) -> int:
+        """Samples of a step over all ranks."""
+        return self.batch_rows * self.num_ranks
+
+    @property
+    def num_steps(self) -> int:
+        return -(-self.num_samples // self.step_rows)
+
+    @property
+    def num_kept_steps(self) -> int:
+        """Steps whose outputs are together on the GPU at the most."""
+        return min(self.num_steps, self.accumulation or self.num_steps)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of one full step, from all ranks."""
+        return self.step_rows * self.sample_bytes
+
+    @property
+    def held(self) -> list[int]:
+        """Beside the last forward: the earlier steps, and once more the step before, which the loop's variable still
+        has. Of two steps the first is both; what has moved to the host is gone."""
+        earlier = self.num_kept_steps - 1
+        return [earlier * self.gathered_bytes, self.gathered_bytes if earlier >= 2 else 0]
+
+    @property
+    def moved(self) -> list[int]:
+        """After the last forward, when its own outputs are gathered and joined to the earlier ones: what is there at
+        the highest moment. On a CPU rank what numpy gets, which has no bfloat16, is made here too."""
+        earlier = (self.num_kept_steps - 1) * self.gathered_bytes
+        if self.num_ranks == 1:
+            own = [min(self.batch_rows, self.num_samples) * self.sample_bytes]
+            gathering = own
+        else:
+            own = [self.gathered_bytes]
+            gathering = [self.batch_rows * self.sample_bytes, *own, *(own if self.is_on_cpu else [])]
+        rows = min(self.num_kept_steps * self.step_rows, self.num_samples)
+        moments = [[earlier, *gathering]]
+        if earlier:
+            moments.append([earlier, *own, rows * self.sample_bytes])
+        if self.is_on_cpu and self._is_converted:
+            moments.append([rows * self.sample_bytes, rows * self.numpy_bytes])
+        return max(moments, key=sum)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of one rank on the host, all samples: as they come and as numpy has them, or while they are joined to those
+        before, once more."""
+        as_it_comes = self.sample_bytes if self._is_converted else 0
+        return self.num_samples * (self.numpy_bytes + (as_it_comes if self.accumulation is None else self.numpy_bytes))
+
+    @property
+    def _is_converted(self) -> bool:
+        return self.numpy_bytes != self.sample_bytes
+
+
+def kept_outputs(
+    evaluation: Evaluation, passes: Sequence[EvaluationPass], num_tokens: int, *, num_ranks: int, is_on_cpu: bool
+) -> KeptOutputs:
+    """``passes``: the forwards of a batch, of samples with ``num_tokens``; labels are kept too, as ids."""
+    sample_bytes = numpy_bytes = 0
+    if evaluation.kept is not Kept.LOSS:
+        sample_bytes = numpy_bytes = 2 * num_tokens * ID_BYTES
+    if evaluation.kept is Kept.LOGITS:
+        outputs = max(passes, key=lambda one: one.output_bytes)
+        sample_bytes = outputs.output_bytes // evaluation.batch + num_tokens * ID_BYTES
+        numpy_bytes = outputs.output_elements * DType.FLOAT32.num_bytes // evaluation.batch + num_tokens * ID_BYTES
+    return KeptOutputs(
+        sample_bytes=sample_bytes,
+        numpy_bytes=numpy_bytes,
+        batch_rows=evaluation.batch,
+        num_samples=evaluation.samples,
+        num_ranks=num_ranks,
+        accumulation=evaluation.accumulation,
+        is_on_cpu=is_on_cpu,
+    )
+
+
+@record
+class Evaluated:
+    """What is evaluated between steps: the forwards of a batch, and what is kept of them."""
+
+    passes: Sequence[EvaluationPass]
+    kept: KeptOutputs
+
+    def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
+        """After a step of ``engine``, which ``tracker`` has followed until now, and leaves as it was. ``training`` is
+        the trace of the micro batch before: under ZeRO-3 prefetch counts on its order of modules here too."""
+        tracker.forget_batch()
+        gathered = _Gathered.of(engine, training)
+        tracker.start_phase()
+        tracker.allocate("kept", Component.LOGITS, sum(self.kept.held))
+        for _ in range(1 if gathered is None else 2):  # what the first leaves whole is there while the second runs
+            for one in self.passes:
+                if gathered is not None:
+                    gathered.weights.begin_forward()
+                _run(one.trace, tracker, gathered)
+                tracker.forget_batch()
+        tracker.allocate("batch", Component.ACTIVATIONS, self.passes[0].input_bytes)
+        tracker.transient(Component.LOGITS, [max(one.output_bytes for one in self.passes)])
+        tracker.free("kept")
+        tracker.transient(Component.LOGITS, self.kept.moved)
+        tracker.free("batch")
+        phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
+        tracker.gather(0, 0)
+        return (phase,)
+
+
+def with_evaluation(
+    bounds: tuple[int, int], engine: Engine, states: ModelStates, evaluated: Evaluated | None
+) -> tuple[int, int]:
+    """``bounds`` of the tensors of training, at the least and at the most, with those of what is evaluated beside it,
+    without workspaces."""
+    if evaluated is None:
+        return bounds
+    kept = evaluated.kept
+    forward = sum(kept.held) + max(forward_rise(one.trace)[0] for one in evaluated.passes)
+    highest = max(forward, evaluated.passes[0].input_bytes + sum(kept.moved))
+    least = states.resident.total + highest
+    profile = MicroBatchProfile(highest, 0, 0, 0, 0, 0, 0, 0)
+    whole_weights = engine.micro_batch_bound(profile, accumulates=False)[0] - highest
+    # Twice, as a forward that no backward follows leaves weights whole to the next.
+    most = least + states.copies.total + 2 * whole_weights
+    return max(bounds[0], least), max(bounds[1], most)
+
+
+def _run(trace: Trace, tracker: PeakTracker, gathered: "_Gathered | None") -> None:
+    for run in trace.schedule:
+        for event in trace.sections[run.key].forward:
+            if isinstance(event, Span):
+                tracker.span(event)
+            elif gathered is not None:
+                tracker.gather(*gathered.bytes_at(event, run))
+
+
+@record(kw_only=False)
+class _Gathered:
+    """ZeRO-3's whole weights. ``hosts``: ranks that bring a part of every gather from their host, 0 if none does."""
+
+    weights: GatheredWeights
+    hosts: int
+
+    @staticmethod
+    def of(engine: Engine, training: Trace) -> "_Gathered | None":
+        weights = engine.gathered_weights(training, NULL_SINK)
+        if weights is None:
+            return None
+        return _Gathered(weights, engine.num_ranks if engine.offloads_weights and engine.num_ranks > 1 else 0)
+
+    def bytes_at(self, event: Event, run: Run) -> tuple[int, int]:
+        """What is whole after an event, and at the most during it, shards from the host included."""
+        most = notify(self.weights, event, run)
+        if self.hosts and isinstance(event, Fetch):
+            most = max([most, *(live + flat // self.hosts for live, flat in self.weights.gathers)])
+        return self.weights.live_bytes, most

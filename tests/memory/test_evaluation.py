@@ -1,0 +1,176 @@
+"""Evaluation's phase: what one forward without a graph takes, and what the loop keeps of every batch beside it."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import strategies as st
+
+from laws import law
+from planned import cluster, shortened
+from vlmplan.engines import engine_of
+from vlmplan.engines.bounds import peak_bound, peak_floor
+from vlmplan.engines.profile import micro_batch_profile
+from vlmplan.estimation import Estimator
+from vlmplan.evaluation import Evaluation, Kept
+from vlmplan.hardware import Cluster
+from vlmplan.memory.device import Verdict
+from vlmplan.memory.evaluation import KeptOutputs, with_evaluation
+from vlmplan.memory.phases import Phase
+from vlmplan.recipe import LossKind, Method, Offload, Recipe
+from vlmplan.units import GIB
+from vlmplan.workload import Workload
+
+VOCABULARY, WIDTH, TOKENS = 49152, 576, 300
+CAPABILITY = (8, 0)
+OF_HUGGING_FACE = Recipe(zero_stage=2, loss=LossKind.MODEL)
+
+
+@cache
+def estimator(method: Method = Method.FULL, stage: int | None = 2) -> Estimator:
+    workload = Workload(model=shortened("smollm2-135m", num_hidden_layers=3), seq_len=TOKENS)
+    return Estimator(workload, Recipe(method=method, zero_stage=stage))
+
+
+def phases(recipe: Recipe, num_gpus: int = 2) -> dict[str, Phase]:
+    found = estimator(recipe.method, recipe.zero_stage)
+    return {phase.name: phase for phase in found.timeline_of_tensors(recipe, cluster(num_gpus=num_gpus)).phases}
+
+
+def beyond_states(recipe: Recipe, num_gpus: int = 2) -> int:
+    """What evaluation's peak is above what the step leaves."""
+    found = phases(recipe, num_gpus)
+    return found["evaluation"].peak.total - found["step"].resident.total
+
+
+def kept(**values: int | None) -> KeptOutputs:
+    sizes: dict[str, int | None] = {"sample_bytes": 7, "numpy_bytes": 11, "accumulation": None}
+    return KeptOutputs(**{**sizes, **values})  # type: ignore[arg-type]
+
+
+def test_a_run_that_evaluates_nothing_has_no_such_phase():
+    assert "evaluation" not in phases(OF_HUGGING_FACE)
+
+
+def test_the_loss_of_a_batch_takes_ten_bytes_a_logit_in_16_bit():
+    """2 of the logits, 4 of their float32 copy, 4 of its log-softmax; beside them ids, labels, mask and the last hidden
+    states, which the model's forward holds."""
+    recipe = OF_HUGGING_FACE.with_changes(evaluation=Evaluation(batch=3))
+    logits, ids, hidden = 3 * TOKENS * VOCABULARY, 3 * TOKENS * 8, 3 * TOKENS * WIDTH * 2
+    scalar = 4
+    assert 0 <= beyond_states(recipe) - (2 + 4 + 4) * logits - 3 * ids - hidden <= scalar
+
+
+def test_nothing_of_a_layer_is_left_for_a_backward():
+    """A batch of one sample takes less than the same in training, however many layers there are."""
+    recipe = OF_HUGGING_FACE.with_changes(evaluation=Evaluation(batch=1), activation_checkpointing=False)
+    found = phases(recipe)
+    assert found["evaluation"].peak.activations < found["forward"].peak.activations / 2
+    assert found["evaluation"].resident == found["step"].resident == found["save"].resident
+
+
+def test_the_chunked_loss_makes_no_gradients():
+    recipe = OF_HUGGING_FACE.with_changes(loss=LossKind.CHUNKED, evaluation=Evaluation(batch=8))
+    whole = OF_HUGGING_FACE.with_changes(evaluation=Evaluation(batch=8))
+    assert phases(recipe)["evaluation"].peak.gradients == 0
+    assert beyond_states(recipe) < beyond_states(whole) / 2
+
+
+def test_all_batches_stay_on_every_gpu_and_are_joined_there():
+    """5 batches of 3 samples on 2 ranks: 24 earlier, 6 gathered of the last and 30 joined, 28 of which are samples."""
+    of_all = kept(batch_rows=3, num_samples=28, num_ranks=2)
+    assert of_all.num_steps == 5
+    assert of_all.moved == [4 * 2 * 3 * 7, 2 * 3 * 7, 28 * 7]
+    assert of_all.held == [4 * 2 * 3 * 7, 2 * 3 * 7]  # beside the last forward, with the batch before once more
+
+
+def test_one_gpu_gathers_nothing_and_its_last_batch_is_smaller():
+    of_all = kept(batch_rows=3, num_samples=13, num_ranks=1)
+    assert of_all.moved == [4 * 3 * 7, 3 * 7, 13 * 7]
+
+
+def test_what_moves_to_the_host_after_every_batch_leaves_one_gathered_batch():
+    of_all = kept(batch_rows=3, num_samples=5000, num_ranks=2, accumulation=1)
+    assert of_all.held == [0, 0]
+    assert of_all.moved == [0, 3 * 7, 2 * 3 * 7]
+
+
+def test_the_host_has_float32_of_every_sample_for_each_rank():
+    assert kept(batch_rows=3, num_samples=100, num_ranks=2).host_bytes == 100 * (7 + 11)
+    assert kept(batch_rows=3, num_samples=100, num_ranks=2, accumulation=2).host_bytes == 100 * (11 + 11)
+
+
+def test_logits_are_kept_in_the_type_in_which_the_model_gives_them():
+    """accelerate makes them float32 under autocast, DeepSpeed leaves 16 bit."""
+    evaluation = Evaluation(batch=4, samples=32, kept=Kept.LOGITS)
+    of_all = 32 * TOKENS * (VOCABULARY * 2 + 8)
+    earlier, last = of_all - 4 * TOKENS * (VOCABULARY * 2 + 8), 4 * TOKENS * (VOCABULARY * 2 + 8)
+    zero_2 = OF_HUGGING_FACE.with_changes(evaluation=evaluation)
+    assert beyond_states(zero_2, num_gpus=1) == earlier + last + of_all + 3 * 4 * TOKENS * 8
+    plain = zero_2.with_changes(zero_stage=None, precision=zero_2.precision)
+    wide = 32 * TOKENS * (VOCABULARY * 4 + 8)
+    assert beyond_states(plain, num_gpus=1) == wide + wide + 3 * 4 * TOKENS * 8
+
+
+def test_predictions_take_next_to_nothing():
+    evaluation = Evaluation(batch=4, samples=1000, kept=Kept.PREDICTIONS)
+    loss_alone = OF_HUGGING_FACE.with_changes(evaluation=Evaluation(batch=4))
+    grown = beyond_states(OF_HUGGING_FACE.with_changes(evaluation=evaluation)) - beyond_states(loss_alone)
+    assert 0 < grown <= 1000 * TOKENS * 2 * 8
+
+
+def test_zero_3_has_weights_left_from_the_forward_before():
+    """No backward takes what prefetch and reuse have kept for it, so the next forward finds it."""
+    recipe = OF_HUGGING_FACE.with_changes(zero_stage=3, evaluation=Evaluation(batch=1))
+    nothing_kept = recipe.with_changes(
+        zero=replace(recipe.zero, stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=0)
+    )
+    assert beyond_states(recipe) > beyond_states(nothing_kept)
+
+
+@law(
+    st.sampled_from([None, 0, 1, 2, 3]),
+    st.sampled_from([LossKind.FULL, LossKind.MODEL, LossKind.CHUNKED]),
+    st.integers(1, 9),
+    st.sampled_from(Kept),
+    st.none() | st.integers(1, 4),
+    st.sampled_from([1, 2, 8]),
+    quick=25,
+)
+def test_bounds_of_a_search_stay_around_what_is_evaluated(stage, loss, batch, keeps, accumulation, num_gpus):
+    evaluation = Evaluation(batch=batch, samples=50, kept=keeps, accumulation=accumulation)
+    recipe = Recipe(zero_stage=stage, loss=loss, evaluation=evaluation)
+    found = estimator(Method.FULL, stage)
+    engine = engine_of(found.table, recipe, num_ranks=num_gpus)
+    states, profile = engine.states(), micro_batch_profile(found.trace(recipe, CAPABILITY))
+    evaluated = found.evaluated(recipe, num_ranks=num_gpus, capability=CAPABILITY, is_on_cpu=False)
+    bounds = peak_floor(states, profile, 0), peak_bound(engine, states, profile, accumulates=False)
+    least, most = with_evaluation(bounds, engine, states, evaluated)
+    peak = found.timeline_of_tensors(recipe, cluster(num_gpus=num_gpus)).peak.total
+    assert least <= peak <= most
+
+
+@pytest.mark.parametrize("stage", [None, 2, 3])
+@pytest.mark.parametrize("expands", [True, False])
+def test_the_allocator_reserves_room_for_evaluation_too(stage, expands):
+    evaluation = Evaluation(batch=8, samples=64, kept=Kept.LOGITS)
+    recipe = OF_HUGGING_FACE.with_changes(zero_stage=stage, evaluation=evaluation, expandable_segments=expands)
+    found = estimator(Method.FULL, stage).estimate(recipe, cluster(num_gpus=2))
+    assert found.timeline.peak_phase.name == "evaluation"
+    assert found.device.reserved_bytes >= found.peak_allocated_bytes
+
+
+def test_a_run_that_trains_but_cannot_evaluate_does_not_fit():
+    many = Evaluation(batch=8, samples=3000, kept=Kept.LOGITS)
+    machine: Cluster = cluster(num_gpus=2)
+    fits = estimator().estimate(OF_HUGGING_FACE.with_changes(evaluation=Evaluation(batch=1)), machine)
+    does_not = estimator().estimate(OF_HUGGING_FACE.with_changes(evaluation=many), machine)
+    assert (fits.verdict, does_not.verdict) == (Verdict.FITS, Verdict.DOES_NOT_FIT)
+    assert any("evaluation takes the most" in hint for hint in does_not.hints)
+    assert does_not.host.evaluation_bytes > 2 * 3000 * TOKENS * VOCABULARY * 4
+    assert does_not.device.device_bytes > 80 * GIB
+
+
+def test_offloaded_weights_are_brought_for_evaluation_too():
+    recipe = OF_HUGGING_FACE.with_changes(zero_stage=3, offload_params=Offload.CPU, evaluation=Evaluation(batch=1))
+    assert phases(recipe)["evaluation"].peak.weights > phases(recipe)["step"].resident.weights
