@@ -1,5 +1,6 @@
 """Buying or renting: what is asked, and the machines that it is about."""
 
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog import Catalog
@@ -9,10 +10,9 @@ from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
 from vlmplan.hardware import Gpu, Offer
 from vlmplan.notes import Caveat
-from vlmplan.records import record
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PurchaseRequest:
     """The options of ``vlmplan buy``; None: the default. ``price`` is of one card, in usd."""
 

@@ -7,13 +7,13 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import open_regular
 from vlmplan.json_reader import json_mistakes
-from vlmplan.records import record
 
 BOM = b"\xef\xbb\xbf"
 MAX_SAMPLE_BYTES = 64 * 2**20
@@ -23,7 +23,7 @@ MAX_LIST_BYTES = 2 * 2**30
 BLANKS = re.compile(r"[ \t\n\r]*")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One sample as its bytes stand in the file. ``source`` names it: ``FILE:LINE`` from 1, ``FILE[INDEX]`` from 0."""
 

@@ -1,8 +1,7 @@
 """What a trainer does with samples before they are a micro batch: order, padding, packing, cuts, sizes of images."""
 
+from dataclasses import dataclass
 from enum import Enum
-
-from vlmplan.records import record
 
 
 class Order(Enum):
@@ -13,7 +12,7 @@ class Order(Enum):
     SEQUENTIAL = "as in the file"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataRules:
     """The bundled trainer's where nothing else is said.
 

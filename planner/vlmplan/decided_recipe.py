@@ -1,6 +1,6 @@
 """The settings of a recipe that are decided, by a user's options or a ds_config.json; the others are open."""
 
-from dataclasses import Field, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from vlmplan.evaluation import Evaluation
@@ -17,7 +17,6 @@ from vlmplan.recipe import (
     WeightDtype,
     ZeroSettings,
 )
-from vlmplan.records import record
 
 Stage = int | Literal["none"]
 """A ZeRO stage, or PLAIN for plain PyTorch."""
@@ -36,7 +35,7 @@ def completed(decided: Partial, defaults: Partial) -> Partial:
     return replace(decided, **{name: getattr(defaults, name) for name in names if getattr(decided, name) in (None, ())})
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecidedRecipe:
     """The fields of ``Recipe``; None is open. A search holds fixed what is decided and tries the rest.
 

@@ -4,12 +4,11 @@ What Hugging Face's Trainer calls ``per_device_eval_batch_size``, ``eval_accumul
 ``preprocess_logits_for_metrics`` (transformers 5.23, ``Trainer.evaluation_loop``).
 """
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import Enum
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, JsonObject
-from vlmplan.records import record
 from vlmplan.units import MAX_COUNT, Choice
 
 DEFAULT_EVAL_SAMPLES = 1000
@@ -27,7 +26,7 @@ class Kept(Choice):
     """All logits: ``compute_metrics`` without ``preprocess_logits_for_metrics``."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """``batch`` samples a GPU at a time, ``samples`` in all; what is ``kept`` moves to the host every ``accumulation``
     batches, None: at the end."""

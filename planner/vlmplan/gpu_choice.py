@@ -5,21 +5,20 @@ A name without a count is one card, whatever command asks; ``local`` is all the 
 
 import os
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import InputError
 from vlmplan.hardware import MAX_GPUS_PER_NODE, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
-from vlmplan.records import record
 
 LOCAL = "local"
 CPU = "cpu"
 HOST_RAM_OPTION = "--host-ram"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuChoice:
     """A name as the user wrote it, and how many per node; ``None``: not said."""
 
@@ -46,7 +45,7 @@ class GpuChoice:
         return self.name if self.num_gpus is None else f"{self.name}:{self.num_gpus}"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenNode:
     """The node that a choice means, and sentences that the user should see with it."""
 

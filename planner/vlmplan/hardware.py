@@ -5,11 +5,10 @@ catalog file keeps that figure (``nvlink_gb_s``), so it is halved once, where th
 """
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import date
 
 from vlmplan.errors import InputError
-from vlmplan.records import record
 from vlmplan.units import MIB, Choice
 
 DRIVER_RESERVE_BYTES = 450 * MIB
@@ -63,7 +62,7 @@ def _require(holds: bool, message: str) -> None:
         raise InputError(message)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulPeaks:
     """Dense matrix multiplication in FLOP/s at boost clock, fp32 accumulation: a ceiling, not an expectation.
 
@@ -82,7 +81,7 @@ class MatmulPeaks:
             _require(rate is None or rate > 0, f"the {name} rate is {rate}; it must be above 0 or unknown")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
     """One card (one device as torch sees it).
 
@@ -183,7 +182,7 @@ class Gpu:
         return bool(self.has_nvlink) and self.form_factor not in ("PCIe", "laptop", None)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One machine with equal GPUs. ``host_ram_bytes`` and ``num_vcpus`` are ``None`` where they are not known.
 
@@ -224,7 +223,7 @@ class Node:
         return self.gpu.pcie_bytes_per_second
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """Equal nodes. ``inter_node_bytes_per_second`` is per node, one direction; ``None``: not known."""
 
@@ -253,7 +252,7 @@ def cluster_text(cluster: Cluster) -> str:
     return f"{nodes}{cluster.node.num_gpus} x {cluster.node.gpu.name}"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
     """A node for rent, or your own. ``usd_per_hour`` is for the whole instance, after ``discount_fraction``.
 

@@ -1,7 +1,7 @@
 """What a key of ds_config.json does to a plan: the plan estimated again with other values of that key alone."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 from vlmplan.deepspeed_config import Key, deepspeed_config
@@ -9,7 +9,6 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, ZeroSettings
-from vlmplan.records import record
 from vlmplan.rules import check, model_facts
 from vlmplan.sizes import even
 
@@ -18,7 +17,7 @@ ZERO_PREFIX = "zero_optimization."
 OPTIMIZER_TYPE = "optimizer.type"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherValue:
     """The plan with another value of the key."""
 
@@ -39,7 +38,7 @@ class OtherValue:
         return max(changes, key=lambda change: abs(change[1]))
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyInPlan:
     """A key's value in a plan and what other values change. ``is_written``: the plan's ds_config has the key."""
 

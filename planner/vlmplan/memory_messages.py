@@ -14,12 +14,11 @@ HIP builds print what CUDA builds do, with HIP in its place; those of other vend
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from vlmplan.plain_text import one_line
-from vlmplan.records import record
 from vlmplan.units import GIB
 
 UNITS = {"bytes": 1, "KiB": 2**10, "KB": 2**10, "MiB": 2**20, "MB": 2**20, "GiB": 2**30, "GB": 2**30}
@@ -56,7 +55,7 @@ class Kind(Enum):
     """A process got SIGKILL, which is what the system does when the host's memory is full."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryMessage:
     """One message. ``start`` and ``end`` are where it stands in the text; None is what it does not say.
 
@@ -110,7 +109,7 @@ class MemoryMessage:
         return sum(size is not None for size in sizes)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
     """``mark`` is a text that every such message has; ``pattern`` matches from it on, or from ``before`` it at most."""
 

@@ -13,7 +13,7 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 ``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights.
 """
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
@@ -22,7 +22,6 @@ from typing import Any, Final
 from vlmplan.errors import InputError
 from vlmplan.evaluation import Evaluation
 from vlmplan.json_reader import JsonDict
-from vlmplan.records import record
 from vlmplan.units import MAX_COUNT, Choice, DType
 
 
@@ -128,7 +127,7 @@ ALL_LINEAR = "all-linear"
 """peft's name for every Linear but the output head."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroSettings:
     """The sizes in ``zero_optimization``, in elements, and the switches that change memory.
 
@@ -174,7 +173,7 @@ class ZeroSettings:
         return replace(self, **rest)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """Every setting of a training run that the planner decides, resolved."""
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
@@ -19,7 +19,6 @@ from typing import Any, cast, get_args, get_type_hints
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import open_regular, write_atomically
 from vlmplan.json_reader import JsonObject, read_json_object
-from vlmplan.records import record
 from vlmplan.training import DATA_SOURCES, LEARNING_RATES, TrainerOptions, flag
 
 SCHEMA = "vlmplan.run/1"
@@ -37,7 +36,7 @@ SCHEDULE_ENDS = "; the schedule of the learning rate ends there"
 CHUNK_BYTES = 1 << 20
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataMark:
     """By what a file of training data is known again; images that it names are not looked at."""
 
@@ -45,7 +44,7 @@ class DataMark:
     sha256: str
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """``options.learning_rate`` is never None. ``planned_with``: names and values of the options of ``vlmplan launch``
     that were given for the plan; None where a plan was given, or the trainer was started without launch."""
@@ -57,7 +56,7 @@ class RunRecord:
     catalog_files: tuple[Path, ...] = ()
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
     """``options`` of a run that goes on. ``problems``: options that differ and may not; ``changes``: those that may;
     sentences."""

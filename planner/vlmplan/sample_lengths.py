@@ -10,13 +10,12 @@ batch, padded as the trainer pads them.
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, VaryingLengths
 from vlmplan.files import text_of
-from vlmplan.records import record
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import Workload
 
@@ -36,7 +35,7 @@ MAX_LENGTHS = 10**7
 """Lengths in a file that are read."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleLengths:
     """``known`` lengths in tokens, or evenly spread ones from ``shortest`` to ``longest``; ``source`` in words."""
 

@@ -8,9 +8,9 @@ training can go on from there with another number of ranks.
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from vlmplan.errors import InputError
-from vlmplan.records import record
 
 SORTED_SAMPLES = 2048
 """Samples that are sorted by length among themselves: for even batches, yet well shuffled. A choice."""
@@ -33,7 +33,7 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int, lengths: Sequence[in
     return [index for run in runs for index in run]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
     """How samples go to ranks."""
 

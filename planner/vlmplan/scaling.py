@@ -5,14 +5,13 @@ scaling keeps what a GPU does in a step: more GPUs make the step's batch larger,
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.engines import stages_on
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
-from vlmplan.records import record
 from vlmplan.units import divisors
 
 NODE_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -21,7 +20,7 @@ PAYING_FRACTION = 0.5
 half of what is bought waits for the network."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPoint:
     """The recipe on ``num_nodes``. ``efficiency`` is the speed of a GPU as a part of the best of the scan; ``usd`` is
     of training alone, at the price of one node by the hour. None: not known."""
@@ -46,7 +45,7 @@ class ScalingPoint:
         return self.samples_per_step / self.step_seconds
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
     """Both scans, smallest first. ``strong`` ends where a GPU would have no sample left."""
 

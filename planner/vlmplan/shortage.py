@@ -5,21 +5,20 @@ Schema ``vlmplan.out_of_memory/1``. The launcher removes those of earlier attemp
 
 import json
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from vlmplan.errors import VlmplanError
 from vlmplan.files import write_atomically
 from vlmplan.json_reader import JsonObject, read_json_object
-from vlmplan.records import record
 from vlmplan.units import gib_text
 
 SCHEMA = "vlmplan.out_of_memory/1"
 FILES = "out_of_memory-*.json"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
     """Memory of one rank at the moment when it could get no more. None is what is not known there.
 

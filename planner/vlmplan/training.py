@@ -3,13 +3,12 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.files import open_regular
-from vlmplan.records import record
 
 CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
 """Where checkpoints are, and what each has once it is whole."""
@@ -49,7 +48,7 @@ MOST = {"learning_rate": 1_000, "weight_decay": 1_000, "save_minutes": 1_000_000
 """Far more than anything is trained with, and two years. A choice: larger numbers overflow in the middle of a run."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
     """What the user asks of the trainer beside the plan. ``learning_rate`` None: by method. ``save_minutes`` None:
     ``SAVE_MINUTES``, or never where ``save_every`` says when; 0: never.

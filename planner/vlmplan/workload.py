@@ -1,12 +1,11 @@
 """What is trained on what: a model, the shape of a sample, and how many samples."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
-from vlmplan.records import record
 from vlmplan.units import MAX_COUNT
 
 DEFAULT_NUM_SAMPLES = 10_000
@@ -17,7 +16,7 @@ DEFAULT_IMAGE_SIZE = (448, 448)
 MAX_NUM_SAMPLES = 10**12
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFiles:
     """A model by its files: ``config`` is config.json, ``preprocessor`` preprocessor_config.json where there is one.
 
@@ -38,7 +37,7 @@ class ModelFiles:
         return str(self.config.get("model_type", ""))
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A model, a sample shape and an amount of training.
 

@@ -5,19 +5,18 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan, read_plan
-from vlmplan.records import record
 from vlmplan.run_record import no_record, read_record, resumed
 from vlmplan.training import DATA_SOURCES, MONITOR_PACKAGES, SCHEDULES, TrainerOptions
 from vlmplan_trainer.phases import is_first, rank_here
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options(TrainerOptions):
     """What a run was asked for, and by which plan."""
 

@@ -5,13 +5,14 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 ``aten/src/ATen/native/transformers/cuda/{sdp_utils.cpp,attention.cu,attention_backward.cu}``.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError
-from vlmplan.records import record
 from vlmplan.units import Choice, DType
 
 
@@ -30,7 +31,7 @@ SMALL_HEAD_DIM = 224
 """Widest head that it can train where shared memory is small."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBackend:
     """How attention runs on one GPU.
 
@@ -68,7 +69,7 @@ class AttentionBackend:
         return Kernel.MATH if is_grouped and not has_mask else Kernel.EFFICIENT
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
     """What a model does with its attention scores besides scaling and masking them.
 

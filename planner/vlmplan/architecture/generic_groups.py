@@ -4,6 +4,7 @@ A group knows the Linears and norms that it runs itself; ``generic_layers`` says
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.architecture import ops
@@ -12,7 +13,6 @@ from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
-from vlmplan.records import record
 from vlmplan.units import DType
 
 
@@ -24,7 +24,7 @@ class Role(Enum):
     OTHER = "other"
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class LinearOrNorm:
     """A Linear, or a norm (``in_width`` equal to ``out_width``, 0 for any), by its path below a group."""
 

@@ -6,16 +6,16 @@ results have one width, one norm before each block (or one around it, where a la
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, Scores, attend
 from vlmplan.architecture.generic_groups import Group, LinearOrNorm, Role, joined, use, use_rest
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.records import record
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenericShape:
     """What a configuration says of the layers. ``is_parallel``: attention and MLP both read the layer's input."""
 
@@ -30,7 +30,7 @@ class GenericShape:
     has_rotary: bool
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class GenericContext:
     """What every layer is called with besides the hidden states; cos and sin are None without rotary positions."""
 

@@ -9,8 +9,6 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from vlmplan.records import record
-
 LAYOUT_SCHEMA = 1
 """Version of the layout; the same number stands in the probe."""
 
@@ -39,7 +37,7 @@ class ModuleKind(Enum):
     OTHER = ""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaidOutModule:
     """One module by its dotted name; ``class_name`` is transformers'."""
 

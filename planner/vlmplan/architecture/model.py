@@ -1,6 +1,7 @@
 """A whole trainable model: its parts, its parameters in order, and one micro batch through it."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
@@ -12,7 +13,6 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Parameter, Tensor
 from vlmplan.architecture.trace import Trace
 from vlmplan.recipe import LossKind
-from vlmplan.records import record
 from vlmplan.units import Choice, DType
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Part(Choice):
     LANGUAGE = "language"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """The shape of one micro batch on one GPU.
 

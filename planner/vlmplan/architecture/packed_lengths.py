@@ -7,15 +7,14 @@ million images is planned as quickly as one of a thousand.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-
-from vlmplan.records import record
+from dataclasses import dataclass
 
 MAX_CALLS = 1024
 """Calls of one block that are recorded one by one. A choice: from here on a call more changes a peak by less than a
 thousandth of what attention holds."""
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class PackedLengths:
     """``runs`` of equal sequences in each image, (length, how many), in order; and that ``num_images`` times."""
 

@@ -4,7 +4,7 @@ Every complaint is one sentence that names the file, the key, the value and what
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
@@ -13,13 +13,12 @@ from vlmplan.catalog.rules import MAX_SELECTORS, SECTIONS, Fields, checked, chec
 from vlmplan.errors import InputError, nearest
 from vlmplan.files import text_of
 from vlmplan.json_reader import not_allowed, read_json_object, unknown_key
-from vlmplan.records import record
 
 SELECTING = ("hide", "discounts")
 REFRESHED_FILE_NAME = "refreshed_prices.json"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogFile:
     """A checked file. Offers carry what their price list says; ``hide`` entries are texts or selectors.
 

@@ -1,15 +1,15 @@
 """GPUs of the catalog by what the user wants to see, each with its offers and the cheapest of them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog.catalog import Catalog
 from vlmplan.errors import UnknownNameError
 from vlmplan.hardware import Gpu, Offer, cheapest
-from vlmplan.records import record
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFilter:
     """What the user wants to see; empty or ``None`` means any."""
 
@@ -52,7 +52,7 @@ class GpuFilter:
         )
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRow:
     """One GPU with its offers on the wanted terms, and the cheapest of them per GPU."""
 

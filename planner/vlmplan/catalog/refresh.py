@@ -8,6 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Protocol
@@ -22,7 +23,6 @@ from vlmplan.files import write_atomically
 from vlmplan.hardware import Gpu, Pricing
 from vlmplan.json_reader import JsonDict
 from vlmplan.plain_text import one_line
-from vlmplan.records import record
 from vlmplan.units import GIB
 
 MEMORY_TOLERANCE_FRACTION = 0.08
@@ -50,7 +50,7 @@ class Item(Protocol):
     spot: bool
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderAnswer:
     """What one provider said: its items and their day, or why there are none."""
 
@@ -60,7 +60,7 @@ class ProviderAnswer:
     failure: str | None = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Refreshed:
     """New offers under the catalog's keys, and lines for the user: one for each provider, one for unknown cards.
 

@@ -11,7 +11,7 @@ the rules to say. Three groups, in the order in which they may be asked for:
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
@@ -27,7 +27,6 @@ from vlmplan.recipe import (
     Recipe,
     engine_name,
 )
-from vlmplan.records import record
 from vlmplan.request import Options, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.sample_images import image_tokens
@@ -42,7 +41,7 @@ PLAIN_OPTIONS = (
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One change; ``options`` replace those of the command line, None takes one away.
 
@@ -59,7 +58,7 @@ class Change:
 Levels = tuple[Change, ...]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
     """The changes that are tried.
 

@@ -10,11 +10,10 @@ was tried as it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from vlmplan.changes.kinds import Change, Levels, Space
-from vlmplan.records import record
 from vlmplan.request import OptionValue, Request
 
 SAME_SECONDS_FRACTION = 0.01
@@ -43,7 +42,7 @@ class Judge(Protocol):
         ...
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
     """Changes, and the ``request`` with all of them."""
 
@@ -91,7 +90,7 @@ def leanest_combination(space: Space, given: Request, judge: Judge) -> Combinati
     return search.combination(next(corner for corner in corners if corner is not None))
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class _Chosen:
     """``fixed`` changes, then of each kind the level at its place, 0 for none."""
 

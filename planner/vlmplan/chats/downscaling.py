@@ -7,17 +7,17 @@ patches wants it; where no scale helps, as with tiles chosen by aspect ratio, it
 """
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 from vlmplan.errors import InputError
-from vlmplan.records import record
 
 Size = tuple[int, int]
 SHRINKAGES = (1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.85, 0.8)
 """Of the sides: half a patch on either side of eleven patches is 0.91."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Downscaling:
     """An image is scaled to ``scaled`` and put in the middle of ``canvas``; both (width, height)."""
 

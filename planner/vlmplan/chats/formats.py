@@ -16,11 +16,11 @@ What is learnt is what the assistant says; of a prompt and its completion, all o
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
-from vlmplan.records import record
 from vlmplan.units import counted
 
 IMAGE_TAG = "<image>"
@@ -33,7 +33,7 @@ OWN_IMAGES = ("image", "images")
 OTHER_MEDIA = ("video", "videos", "audio", "audios")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     """Where an image is, as it stands in the JSON: a path, a data: URI or base64."""
 
@@ -41,13 +41,13 @@ class Reference:
     is_base64: bool = False
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RawTurn:
     role: str
     content: tuple[str | Reference, ...]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RawSample:
     """``form`` is its name for people. ``num_prompt_turns``: after how many turns the completion begins; None for a
     chat. ``is_plain``: prompt and completion are texts, to be read one after the other without a chat template."""
@@ -67,7 +67,7 @@ _Part = str | Reference | _Tag
 _Parts = list[tuple[str, list[_Part]]]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
     """The turns of a sample before its own images are put in."""
 

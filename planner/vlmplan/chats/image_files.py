@@ -11,13 +11,13 @@ import re
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmplan.chats.formats import Reference
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
-from vlmplan.records import record
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -38,7 +38,7 @@ DATA_URI = re.compile(r"data:[^,]*,", re.IGNORECASE)
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedImage:
     """An image in base64 inside a file of samples: the file, the sample's place in it, and which of its images.
 

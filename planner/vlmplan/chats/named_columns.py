@@ -5,11 +5,11 @@ Source: LLaMA-Factory 0.9.5, ``DatasetAttr`` in ``data/parser.py`` for names and
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, JsonObject
-from vlmplan.records import record
 
 ALPACA, SHAREGPT = "alpaca", "sharegpt"
 COLUMNS: Mapping[str, str] = {
@@ -36,7 +36,7 @@ NOT_PLANNED = {
 }
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamedColumns:
     """How one data set of a dataset_info.json is read. ``columns`` and ``tags`` by LLaMA-Factory's names for them."""
 

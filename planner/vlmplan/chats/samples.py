@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmplan.chats.formats import RawTurn, Reference, raw_sample
@@ -13,18 +13,17 @@ from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
-from vlmplan.records import record
 
 MAX_SENTENCES = 20
 """Bad samples that a report quotes; all are counted."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
     text: str
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePart:
     """An image of ``width x height`` pixels as it is looked at, by where it is."""
 
@@ -33,7 +32,7 @@ class ImagePart:
     height: int
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """What one side says. ``role`` is system, user or assistant; only the user shows images."""
 
@@ -45,7 +44,7 @@ class Turn:
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One chat. ``source`` says where it stands, as file:line or file[index].
 
@@ -63,7 +62,7 @@ class Sample:
         return tuple(part for turn in self.turns for part in turn.content if isinstance(part, ImagePart))
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadReport:
     """What was read: samples of each form by the form's name, and the ``num_bad`` that are left out.
 

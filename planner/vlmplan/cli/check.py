@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from vlmplan.cli.options import (
     options,
     print_document,
 )
-from vlmplan.records import record
 
 if TYPE_CHECKING:
     from vlmplan.request import ConfiguredRequest, Request
@@ -73,7 +73,7 @@ def check(
     return EXIT_DOES_NOT_FIT if answer is not None and answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
     """A configuration as it was read, and its estimate where GPUs are known."""
 

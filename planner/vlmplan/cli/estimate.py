@@ -1,7 +1,7 @@
 """``vlmplan estimate``: one setup on one kind of GPU."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from vlmplan.cli.options import (
     print_document,
     today,
 )
-from vlmplan.records import record
 
 if TYPE_CHECKING:
     from vlmplan.data_plan import DataSource
@@ -85,7 +84,7 @@ def estimate(
     return EXIT_DOES_NOT_FIT if answer.estimate.verdict is Verdict.DOES_NOT_FIT else 0
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """An estimate with what was looked for besides. ``scales``: its scaling is asked for, which may not be known."""
 
@@ -98,7 +97,7 @@ class Answer:
     data: "OfData | None" = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfData:
     """What an estimate means for the samples that it was made of."""
 

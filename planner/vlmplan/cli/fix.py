@@ -1,13 +1,12 @@
 """``vlmplan check --fix``: changes of the trainer's own file, and writing the first."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from vlmplan.cli.options import FILE, Decorator, print_document, today
-from vlmplan.records import record
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -31,7 +30,7 @@ FIX: tuple[Decorator, ...] = (
 OWNER_WRITES = 0o200
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FixOptions:
     fixes: bool
     target: Path | None

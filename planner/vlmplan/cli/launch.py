@@ -6,6 +6,7 @@ import shlex
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import click
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
 from vlmplan.cli.options import ClickValues, print_document, today, words_of
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.records import record
 from vlmplan.render.lines import tell
 from vlmplan.run_record import RECORD_FILE
 from vlmplan.training import TrainerOptions
@@ -224,7 +224,7 @@ def _demo_model(trainer: TrainerOptions, folder: Path) -> str:
     return str(model.absolute())
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Planned:
     """A plan, what to say about it, and with what it is made; ``request`` is None where no model was named."""
 

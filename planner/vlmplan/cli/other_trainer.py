@@ -1,11 +1,11 @@
 """``--for``: what is written for another trainer, and how to start it and ask again."""
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.cli.options import words_of
-from vlmplan.records import record
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vlmplan.request import Request
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForTrainer:
     """A setup for another trainer; ``directory`` is where its files are, None where they are not written."""
 

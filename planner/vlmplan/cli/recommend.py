@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ from vlmplan.cli.options import (
 )
 from vlmplan.cli.other_trainer import ForTrainer, for_trainer, next_steps
 from vlmplan.cli.refresh import REFRESH, refresh_prices
-from vlmplan.records import record
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -161,7 +160,7 @@ def _with_bar(plan: "Plan", estimate: "Estimate") -> "Comparison":
     return rehearsed(plan, estimate)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """A recommendation with what was looked for besides."""
 

@@ -1,6 +1,7 @@
 """``vlmplan rehearse``: the real step of one rank on tensors without data, beside its estimate."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from vlmplan.cli.options import (
     today,
 )
 from vlmplan.errors import InputError, VlmplanError
-from vlmplan.records import record
 from vlmplan.render.lines import tell
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ OUTPUT = (
 )
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Files:
     """What is written beside what is printed."""
 
@@ -73,7 +73,7 @@ class Files:
                 write_atomically(path, text(found), force=self.force)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskedPlan:
     """A plan with its estimate and sentences about the hardware; ``request``: what it was made of, None for a file."""
 

@@ -5,8 +5,9 @@ per rented hour, h hours of use per month. A month of owning costs P (1 - F) / L
 Left out: interest, repairs, work, and the disk between rented sessions.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.errors import InputError
-from vlmplan.records import record
 from vlmplan.units import MAX_AMOUNT
 
 HOURS_PER_MONTH = 365.25 / 12 * 24
@@ -65,7 +66,7 @@ def require_amount(option: str, value: float) -> None:
         raise InputError(f"{option} is {value:g}; {allowed} is needed")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMachine:
     """What is bought: usd of all cards and of the host, watts at the wall in use."""
 
@@ -122,7 +123,7 @@ class OwnMachine:
         )
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BreakEven:
     """From when on buying costs less than renting at ``rent_usd_per_hour``; None: never, for electricity alone costs as
     much, or not within the machine's life.

@@ -1,12 +1,12 @@
 """A machine that might be bought, beside the offers that it would take the place of."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.cost.owning import HOURS_PER_WEEK, WEEKS_PER_MONTH, BreakEven, OwnMachine, break_even
 from vlmplan.errors import InputError
 from vlmplan.hardware import Gpu, Offer, Pricing, cheapest
-from vlmplan.records import record
 from vlmplan.units import counted, duration_text, usd_text
 
 SHOWN_HOURS_PER_WEEK = (5.0, 10.0, 20.0, 40.0, 80.0, HOURS_PER_WEEK)
@@ -39,7 +39,7 @@ def comparable_offers(offers: Sequence[Offer], gpus: Mapping[str, Gpu], num_byte
     return sorted(best, key=lambda offer: (not offer.is_current(on), offer.usd_per_hour))[:MOST_RENTS]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Purchase:
     """``num_gpus`` cards of one kind in one machine, used ``hours_per_week``; ``rents``: cheapest first, at least
     one."""

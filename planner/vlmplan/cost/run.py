@@ -1,5 +1,7 @@
 """What a run costs on an offer, part by part: usd of whole machines by the hour, and of the disk that outlives them."""
 
+from dataclasses import dataclass
+
 from vlmplan.cost.interruptions import (
     INTERRUPTIONS_PER_DAY,
     MOST_INTERRUPTIONS_PER_DAY,
@@ -9,7 +11,6 @@ from vlmplan.cost.interruptions import (
 )
 from vlmplan.errors import InputError
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.records import record
 from vlmplan.units import GIB
 
 START_UP_SECONDS = 300.0
@@ -28,7 +29,7 @@ DAYS_PER_MONTH = 365.25 / 12
 LEAST_GBIT_PER_SECOND = 0.001
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostAssumptions:
     """What a price list does not say. ``interruptions_per_day`` are of one interruptible machine."""
 
@@ -45,7 +46,7 @@ class CostAssumptions:
             raise InputError(f"--download-gbit is {gbit:g}; {LEAST_GBIT_PER_SECOND:g} or more is needed")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunBytes:
     """Bytes of a run on disk: weights that each node downloads, one checkpoint over all ranks, the exported model."""
 
@@ -58,7 +59,7 @@ class RunBytes:
         return self.download_bytes + self.checkpoint_bytes + self.export_bytes
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunCost:
     """usd of one run by what they are spent on; ``usd`` is their sum.
 

@@ -5,14 +5,14 @@ that a micro batch has no fewer patches than the real one, and each row no fewer
 """
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_plan.lengths import SampleShapes
 from vlmplan.dataset.images import ImageAmounts
-from vlmplan.records import record
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Covering:
     """Every sample has ``seq_len`` tokens and ``images_per_sample`` images of ``image_size`` (width, height)."""
 

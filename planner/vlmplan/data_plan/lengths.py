@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ from vlmplan.data_rules import DataRules
 from vlmplan.dataset import Dataset
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.errors import InputError
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
@@ -26,7 +25,7 @@ class Shape(NamedTuple):
     image_tokens: int = 0
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleShapes:
     """Every sample of a data set as a model sees it. ``sizes`` are those of the images that its processor is given,
     with the patches of each; ``num_refused`` samples show an image that it refuses."""
@@ -50,7 +49,7 @@ class SampleShapes:
         return mean(shape.tokens for shape in self.shapes)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """The samples that are trained on at a limit, which ``samples`` keep to.
 

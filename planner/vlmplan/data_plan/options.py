@@ -2,7 +2,7 @@
 micro batch, length and image that fit the card."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_plan.covering import Covering
@@ -15,7 +15,6 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.device import Verdict, device_memory
 from vlmplan.models import context_length
-from vlmplan.records import record
 
 LIMIT_PERCENTILES = (99, 95, 90)
 """Of lengths, that lower limits are tried at. A choice."""
@@ -28,7 +27,7 @@ SIDE_STEP = 28
 """Pixels in which sides of images are tried: a token of Qwen2-VL."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """Another way to train on the samples. ``cut_fraction`` of them are cut or left out with it, ``shrunk_fraction`` of
     the images made smaller."""
@@ -39,7 +38,7 @@ class Option:
     shrunk_fraction: float = 0.0
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Largest:
     """Each alone, with everything else as planned; None where not even the smallest fits, or there are no images."""
 

@@ -17,7 +17,6 @@ from vlmplan.data_plan.source import DataSource
 from vlmplan.data_rules import DataRules, Order
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.estimation import Estimate, Estimator
-from vlmplan.records import record
 from vlmplan.workload import Workload
 
 NUM_LENGTHS, NUM_PATCHES = 17, 5
@@ -30,7 +29,7 @@ MAX_CANDIDATES = 24
 """Micro batches whose peaks are computed at most; of more on the front the neighbours are taken as one."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorstMicroBatch:
     """The micro batch with the highest peak, as the samples that cover it, and the step of the drawn order in which it
     comes, from 1."""
@@ -41,7 +40,7 @@ class WorstMicroBatch:
     peak_bytes: int
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """A run on samples as they are. Bytes are of tensors at the peak of the fullest GPU.
 

@@ -1,6 +1,7 @@
 """What ``--data`` decides of a request: how long samples are, which images they have, and how many there are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vlmplan.chats.downscaling import Size
@@ -10,12 +11,11 @@ from vlmplan.data_rules import DataRules
 from vlmplan.dataset import Dataset, dataset
 from vlmplan.dataset.images import ImageAmounts
 from vlmplan.models import context_length
-from vlmplan.records import record
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
     """Samples, as one trainer gives them to one model. ``found`` are all of them, ``trained`` those at the limit.
 

@@ -7,13 +7,13 @@ not among them: how many it becomes is known from the image's size.
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vlmplan.chats.samples import ImagePart, Sample, Turn
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError, MissingPackageError
-from vlmplan.records import record
 
 MISSING = "counting tokens needs the package tokenizers: pip install 'vlmplan[data]'"
 BYTES_PER_TOKEN = 3.2
@@ -44,7 +44,7 @@ class TokenCounter(Protocol):
         ...
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class BytesCounter:
     """Estimates tokens where the model's tokenizer is not at hand, ``why``."""
 

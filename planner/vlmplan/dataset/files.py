@@ -4,19 +4,19 @@ Source for dataset_info.json: LLaMA-Factory 0.9.5, ``get_dataset_list`` in ``dat
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from vlmplan.chats.named_columns import NamedColumns, named_columns
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.json_reader import JsonObject, read_json_object
-from vlmplan.records import record
 
 INFO = "dataset_info.json"
 SUFFIXES = (".jsonl", ".json")
 SOURCES = ("hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
     """A file of samples; ``columns`` where a dataset_info.json says how it is read, whose folder images are in then."""
 

@@ -6,6 +6,7 @@ processors), ``processor_config.json`` or ``tokenizer_config.json``; special tok
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ from vlmplan.files import MAX_TEXT_BYTES, text_if_there
 from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.models.hub import cached_snapshot
 from vlmplan.models.hub_names import hub_id
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles
 
 TOKENIZER = "tokenizer.json"
@@ -29,7 +29,7 @@ PLACEHOLDER_KEYS = ("image_token_id", "image_token_index", "boi_token_index", "b
 """What config.json calls the token that a template writes for an image."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTexts:
     """``tokenizer`` is the text of tokenizer.json. ``takes_parts``: a processor's template, which gets the parts of a
     turn one by one. ``placeholders`` are tokens that may stand for an image in what the template writes."""

@@ -1,10 +1,10 @@
 """What a scan of samples finds: of every one the tokens of its text and the sizes of its images."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.chats.downscaling import Size
-from vlmplan.records import record
 
 RULES_VERSION = 1
 """Of what is counted; another one makes kept results old."""
@@ -19,7 +19,7 @@ class SampleSize(NamedTuple):
     images: tuple[Size, ...] = ()
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
     """The samples that can be trained on, in their order, and what became of the others.
 

@@ -22,7 +22,6 @@ from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.progress import reading_progress
 from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
 from vlmplan.errors import InputError, MissingPackageError
-from vlmplan.records import record
 
 CHUNK_BYTES, CHUNK_SAMPLES = 2**20, 500
 """What a process is given at once: some tenths of a second. A choice."""
@@ -55,7 +54,7 @@ class Scanned:
         self.marks |= other.marks
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class _Chunk:
     file: Path
     folders: tuple[Path, ...]

@@ -6,7 +6,7 @@ options and the model are known (``auto``).
 """
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from vlmplan.deepspeed_config.precision import open_precisions
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
 from vlmplan.recipe import Offload, OptimizerKind, Precision, ZeroSettings
-from vlmplan.records import record
 
 DEFAULT_STAGE = 0
 """Without a stage, ZeRO is off."""
@@ -31,7 +30,7 @@ OPTIMIZERS = {
 }
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DsConfig:
     """What a ds_config.json says; None where it says nothing, or leaves it to the options with "auto".
 

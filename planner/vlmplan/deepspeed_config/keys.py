@@ -5,11 +5,11 @@ them, so that what is said of a key and what is done with it cannot differ.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
 
 from vlmplan.json_reader import JsonObject, shown
-from vlmplan.records import record
 
 
 class Kind(Enum):
@@ -30,7 +30,7 @@ class Effect(Enum):
     REFUSED = "it matters and is not modelled: only the value that leaves it off is accepted"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
     """A key that DeepSpeed 0.19.8 reads. ``path`` is dotted from the top of the file, ``source`` below ``deepspeed/``.
 

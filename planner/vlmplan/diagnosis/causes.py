@@ -6,10 +6,10 @@ processes on the GPU by NVML; the one with this process's pid is called "this pr
 and then this one is among the others.
 """
 
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.memory_messages import Kind, MemoryMessage
-from vlmplan.records import record
 from vlmplan.units import GIB
 
 OWN_OVERHEAD_BYTES = 2 * GIB
@@ -39,7 +39,7 @@ OF_KIND = {
 }
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
     """The GPU when the request failed; None is what the message does not tell.
 

@@ -1,9 +1,9 @@
 """The frames of a traceback in a log, as Python, IPython and rich print them."""
 
 import re
+from dataclasses import dataclass
 
 from vlmplan.diagnosis.log import Line, line_of
-from vlmplan.records import record
 
 MAX_LINES = 2000
 MAX_CHARACTERS = 400_000
@@ -21,7 +21,7 @@ MARKED_CODE = re.compile(r"^(?:-+>|❱)\s*\d+\s*[│|]?\s*(.+)")
 START = "Traceback (most recent call last)"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One call. ``code`` is the source line, empty where it is not printed; ``line`` is 0 where that is not."""
 

@@ -3,12 +3,12 @@
 import re
 import sys
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import open_regular
-from vlmplan.records import record
 
 MAX_LOG_BYTES = 64 * 2**20
 """Of a longer log the end is read: a run that ran out of memory stops there. Some 500,000 lines. A choice."""
@@ -23,7 +23,7 @@ RANK = re.compile(
 """What launchers put before a line: torchrun and torch, mpirun, srun --label, Ray; a container's time before it."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Log:
     """The text of a log; ``is_cut``: its beginning was not read."""
 
@@ -32,7 +32,7 @@ class Log:
     is_cut: bool = False
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
     """A line without what a launcher put before it. ``writer`` tells writers apart where that tells, ``rank`` is known
     where it is a number of a rank."""

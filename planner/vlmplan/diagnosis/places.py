@@ -7,10 +7,10 @@ innermost that is named, and what was being made is told by the last frames alon
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.diagnosis.frames import Frame, own_frame
-from vlmplan.records import record
 
 INNERMOST = 8
 """Frames that tell what was being made: a module's forward is three of torch's frames inside another's. A choice."""
@@ -46,7 +46,7 @@ class Part(Enum):
     ACTIVATIONS = "activations"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """None is what no traceback tells. ``is_recomputed``: in backward, the forward of a checkpointed layer."""
 

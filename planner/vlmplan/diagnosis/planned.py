@@ -8,7 +8,7 @@ length is looked for at which the plan of that phase has what was needed. What i
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from math import isqrt
 
@@ -26,7 +26,6 @@ from vlmplan.launch.out_of_memory import correction_by
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import AttentionImplementation, Method
-from vlmplan.records import record
 from vlmplan.request import Options, Request
 from vlmplan.sample_images import image_tokens, sample_image
 from vlmplan.search.way_out import WayOut, way_out
@@ -224,7 +223,7 @@ def _narrower(request: Request, actual: Estimate, trials: Trials) -> Iterator[Na
 # -- the smallest change ---------------------------------------------------------------------------------------------
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
     """Whole attention scores that torch's math kernel made, where the plan counts on a fused one that makes none.
 

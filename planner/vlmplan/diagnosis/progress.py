@@ -1,9 +1,9 @@
 """How far a run was: bars of tqdm, lines of the Trainer's, of ms-swift's and of vlmplan's own."""
 
 import re
+from dataclasses import dataclass
 
 from vlmplan.memory_messages import line_start
-from vlmplan.records import record
 from vlmplan.training import STEP_LINE
 
 MAX_MARKS = 400
@@ -17,7 +17,7 @@ LOADING = re.compile(r"(?i)load|shard|fetch|download|materializ")
 PREPARING = re.compile(r"(?i)map|token|convert|generat|filter|pack|saving|process|split")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """What was done when memory ran out: optimizer steps, of how many. ``of``: what the last bar was of, where there is
     none of training: ``loading`` or ``preparing``."""
@@ -33,7 +33,7 @@ class Progress:
         return self.steps_done is not None and self.steps_done >= 2
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Bar:
     kind: str
     done: int

@@ -1,17 +1,18 @@
 """A diagnosis: what a log proves, and what a plan of the same setup adds."""
 
+from dataclasses import dataclass
+
 from vlmplan.diagnosis.causes import Balance, Cause, balance_of, cause_of
 from vlmplan.diagnosis.evidence import Evidence, evidence_in
 from vlmplan.diagnosis.log import Log
 from vlmplan.diagnosis.tensors import TensorSize, WeightSize
 from vlmplan.estimation import Estimate
 from vlmplan.memory.phases import Phase
-from vlmplan.records import record
 from vlmplan.request import Request
 from vlmplan.search.way_out import WayOut
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Longer:
     """Samples that explain what was needed where those of the plan do not.
 
@@ -25,7 +26,7 @@ class Longer:
     image_side: int | None = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Narrower:
     """The same setup with less that is trained beside the adapters of the language model."""
 
@@ -33,7 +34,7 @@ class Narrower:
     estimate: Estimate
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
     """The setup as it is planned, beside the message.
 
@@ -62,7 +63,7 @@ class Planned:
         return None if self.phase is None else self.phase.peak.total
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     evidence: Evidence
     balance: Balance

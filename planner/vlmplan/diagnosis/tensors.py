@@ -13,6 +13,7 @@ tensors, and only weights, whose sizes are known, and logits are compared, as a 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import isqrt
 
 from vlmplan.architecture.config import Config
@@ -22,7 +23,6 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.memory_messages import MemoryMessage
 from vlmplan.models import context_length
-from vlmplan.records import record
 from vlmplan.units import GIB, MIB
 from vlmplan.workload import ModelFiles
 
@@ -32,7 +32,7 @@ SMALLEST_TOLD_BYTES = GIB // 4
 PRECISIONS = (4, 2)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSize:
     """What the request may have been: ``low`` to ``high`` tokens, or patches of images, of one micro batch.
 
@@ -55,7 +55,7 @@ class TensorSize:
         return (self.low + self.high) // 2
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSize:
     """A weight of the model that has the size: its name without the layer's number, shape and bytes of an element."""
 
@@ -64,7 +64,7 @@ class WeightSize:
     element_bytes: int
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Widths:
     """What tensors of a model are made of; None where its configuration does not say."""
 

@@ -7,11 +7,11 @@ of a few bytes (norms, overflow, the loss) are left out. Which there are is in e
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from vlmplan.architecture.tensor import Parameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Trace
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.records import record
 from vlmplan.units import Choice
 
 
@@ -31,7 +31,7 @@ class StepPhase(Choice):
     STEP = "step"
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Collectives:
     """Collectives of one kind in one phase of an optimizer step, over all its micro batches.
 
@@ -66,7 +66,7 @@ def arrivals(trace: Trace) -> Sequence[tuple[Parameter, int | None]]:
     return trace.memo[arrivals]
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Reductions:
     """Gradients of one backward: how many of how many elements, the buckets that they fill, and by ordinal those
     larger than a bucket."""

@@ -1,11 +1,9 @@
 """Bytes of one GPU by component."""
 
-from dataclasses import fields
-
-from vlmplan.records import record
+from dataclasses import dataclass, fields
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
     """Bytes live at one moment, by what they are. Adding moments adds components; ``total`` is what torch counts."""
 

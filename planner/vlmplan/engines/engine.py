@@ -11,6 +11,7 @@ trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from vlmplan.architecture.adapters import NF4_BLOCK
@@ -27,11 +28,10 @@ from vlmplan.engines.optimizer_states import state_sizes, update_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Method, Offload, Recipe
-from vlmplan.records import record
 from vlmplan.units import DType
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class ModelStates:
     """What one GPU holds through the run, apart from the micro batch.
 

@@ -7,11 +7,11 @@ the same before two layers that follow each other and after them, it is the same
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Section, Trace
 from vlmplan.engines.gathering import Key
-from vlmplan.records import record
 
 MORE_BEFORE, MORE_AFTER = 2, 3
 """Periods of a stretch that are walked through before and after those left out, beside those that weights stay whole or
@@ -20,7 +20,7 @@ MAX_PERIOD = 6
 WeightUse = Fetch | Release | Hold | Drop
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Stretch:
     """A stretch of a shortened schedule. ``cut`` is the place before which ``num_omitted`` periods are left out, each
     of ``period`` runs like those just before it and just after."""

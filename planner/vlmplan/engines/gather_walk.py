@@ -5,7 +5,7 @@ order, whatever the batch or the kind of 16-bit numbers.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_stretches import SectionUses, Stretch, WeightUse, places_of, section_uses, shortened
 from vlmplan.engines.gathering import GatheredWeights, Key, notify
 from vlmplan.recipe import ZeroSettings
-from vlmplan.records import record
 
 EventBytes = tuple[int, int, Sequence[tuple[int, int]]]
 """Of one event about weights: the bytes after it, the most during it, and for each gather the bytes just after it and
@@ -82,7 +81,7 @@ def gather_walk(trace: Trace, zero: ZeroSettings, *, num_wrappers: int, num_rank
     return trace.memo[key]
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class WalkKey:
     """How a trace uses weights, and what decides which of them are fetched when; equal walks gather the same."""
 

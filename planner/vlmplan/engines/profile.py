@@ -1,14 +1,14 @@
 """What bounds of memory need to know of one micro batch: the few numbers of a trace that depend on no engine."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Section, Span, Trace
 from vlmplan.engines.optimizer_states import NORM_BYTES
-from vlmplan.records import record
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class MicroBatchProfile:
     """Bytes of one micro batch beside the model states.
 

@@ -1,6 +1,7 @@
 """What an estimate says: phases, device, host, disk and seconds of one recipe on one cluster."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from vlmplan.architecture.model import Part
 from vlmplan.engines.collectives import Collectives
@@ -11,13 +12,12 @@ from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.host import HostMemory
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
-from vlmplan.records import record
 from vlmplan.timing import StepTime, TimedStep, speed_note
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VaryingLengths:
     """Samples of different lengths: where the lengths are from, those of the replayed micro batches as padded, and
     reserved bytes where all samples have the plan's length and where they have these."""
@@ -27,7 +27,7 @@ class VaryingLengths:
     reserved_range: tuple[int, int]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What one recipe needs on one cluster. Bytes are of the fullest GPU."""
 

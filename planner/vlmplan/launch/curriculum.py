@@ -6,6 +6,7 @@ model with the adapter merged in. Its folder is ``OUTPUT/NUMBER-NAME``.
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import Plan, read_plan
 from vlmplan.recipe import Method
-from vlmplan.records import record
 from vlmplan.request import Request, parse
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 
@@ -26,7 +26,7 @@ OptionValues = dict[str, Any]
 DATA = ("train_data", "dummy_data")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """``values`` by the names of options; what the file says, checked."""
 
@@ -34,7 +34,7 @@ class Stage:
     values: OptionValues
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumOptions:
     """The options of the command line that hold for all stages. ``text``: what ``file`` held when the curriculum was
     started; None: it is to be read."""
@@ -47,7 +47,7 @@ class CurriculumOptions:
     text: str | None = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
     """A stage to be run. ``plan`` loads what the stage before leaves in ``needs``, ``unstarted`` the user's model."""
 

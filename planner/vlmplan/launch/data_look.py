@@ -2,19 +2,19 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.child_process import empty_folder, last_words, run_python
 from vlmplan.emit import PLAN_FILE
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan, write_plan
-from vlmplan.records import record
 from vlmplan.training import TrainerOptions
 
 LOOK = "vlmplan_trainer.look"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataLook:
     """``accounts`` of "train" and "eval" as the trainer tells them (``data/gather.py``), or the ``problem`` with which
     the run would end."""

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmplan.child_process import last_words, run_python
@@ -21,7 +21,6 @@ from vlmplan.launch.extensions import held_locks
 from vlmplan.machine.host import host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import NvmlMachine, read_machine
 from vlmplan.plan import Plan
-from vlmplan.records import record
 from vlmplan.versions import installed_version
 
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "safetensors", "pillow")
@@ -40,7 +39,7 @@ print(json.dumps({
 """
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSight:
     """What torch says of the GPUs; ``cuda`` and ``hip`` are the versions that it was built for."""
 
@@ -50,7 +49,7 @@ class TorchSight:
     hip: str | None = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """This machine. None is what could not be found out, for packages what is not installed."""
 

@@ -6,7 +6,7 @@ contexts, message buffers and other processes are counted as they are. Which cha
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmplan.catalog import Catalog
@@ -23,13 +23,12 @@ from vlmplan.launch.preflight import missing_packages
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.plan import Plan
-from vlmplan.records import record
 from vlmplan.request import Options, Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.shortage import Shortage
 from vlmplan.sizes import zero_settings
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EstimatedRequest:
     """A request, and what the command line makes of it. ``ds_config`` is the content of ``--ds-config``, if any."""
 
@@ -38,7 +37,7 @@ class EstimatedRequest:
     ds_config: Mapping[str, Any] | None = field(default=None, hash=False)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
     """What a shortage teaches about estimates of the same hardware.
 
@@ -103,7 +102,7 @@ def correction_by(
     )
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """What was found: ``changed`` options and the setup with them; where nothing fits, the leanest that was tried."""
 

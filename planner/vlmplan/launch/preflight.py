@@ -6,6 +6,7 @@ Judges ``Facts`` and reads data files and the output folder; asks nothing else.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,6 @@ from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation
-from vlmplan.records import record
 from vlmplan.training import TrainerOptions, adapter_problem, monitor_problems
 from vlmplan.units import counted, gib_text
 from vlmplan.versions import INSTALL, needed_packages
@@ -33,7 +33,7 @@ NUM_SAMPLES_TOLERANCE = 0.01
 CHUNK_BYTES = 1 << 20
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """``problems`` keep a run from starting, ``warnings`` do not; sentences."""
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmplan.catalog import load_catalog
@@ -16,13 +16,12 @@ from vlmplan.launch.resuming import LaunchRequest, record_to_keep
 from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import Plan, plan_from_estimate
-from vlmplan.records import record
 from vlmplan.request import Request
 from vlmplan.requested import requested_estimate
 from vlmplan.training import TrainerOptions
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRun:
     """A run that was looked at and not started."""
 

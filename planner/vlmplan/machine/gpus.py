@@ -7,7 +7,7 @@ memory; where several are left, the PCI device id decides. A card the catalog do
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import combinations
 
@@ -18,7 +18,6 @@ from vlmplan.hardware import PCIE_BYTES_PER_SECOND_PER_LANE, Gpu, Node, Vendor
 from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import MigSlice, NvmlCard, NvmlMachine, read_machine
 from vlmplan.notes import Caveat
-from vlmplan.records import record
 from vlmplan.units import MIB, gib_text
 
 MEMORY_TOLERANCE_FRACTION = 0.07
@@ -37,7 +36,7 @@ class MatchBasis(Enum):
     MIG_SLICE = "MIG slice"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGpu:
     """One device that torch can use here. ``free_bytes`` is what other processes leave of it now."""
 
@@ -48,7 +47,7 @@ class LocalGpu:
     uuid: str | None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Detection:
     """All that is known of this machine's GPUs; ``notes``: in sentences, what is not usable or not known."""
 
@@ -57,7 +56,7 @@ class Detection:
     notes: tuple[str, ...]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNode:
     """The equal GPUs of this machine to plan for; ``notes``: in sentences, what was left out or not known."""
 

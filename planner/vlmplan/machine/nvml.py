@@ -6,18 +6,18 @@ say; ``local_gpus`` matches it with the catalog. Names and meanings: https://doc
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, TypeVar
 
 from vlmplan.errors import MissingPackageError, UnavailableError
-from vlmplan.records import record
 
 _T = TypeVar("_T")
 
 _SWITCH = "switch"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MigSlice:
     """A part of a card that the driver presents as a device of its own."""
 
@@ -28,7 +28,7 @@ class MigSlice:
     free_bytes: int
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlCard:
     """One card as the driver sees it. ``pcie_gen`` and ``pcie_lanes`` are the most that card and slot allow.
 
@@ -52,7 +52,7 @@ class NvmlCard:
     mig_slices: tuple[MigSlice, ...] = ()
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NvlinkPair:
     """Two cards, by index, that NVLink connects. ``num_links``: active ones between the two, or from each to
     the switch; ``None``: the driver says that they are connected and not by how many."""
@@ -62,7 +62,7 @@ class NvlinkPair:
     num_links: int | None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlMachine:
     """All cards of this machine. ``problems``: a sentence for each card that the driver cannot speak for."""
 

@@ -7,12 +7,12 @@ allocator the replay of ``reservation`` decides, which may fail although the ten
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SEGMENT_ROUNDING_BYTES, OutOfDeviceMemory
 from vlmplan.memory.overhead import context_bytes, nccl_bytes, process_bytes, reserve_bytes, workspace_bytes
-from vlmplan.records import record
 
 
 class Verdict(Enum):
@@ -23,7 +23,7 @@ class Verdict(Enum):
     DOES_NOT_FIT = "does_not_fit"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
     """One GPU at its fullest. ``runs`` is False where the allocator runs out of memory.
 

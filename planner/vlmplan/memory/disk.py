@@ -4,14 +4,15 @@ Sources: deepspeed 0.19.8 ``engine.py`` (``save_checkpoint``): one file of 16-bi
 and one file of master weights and states per rank.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.engines.optimizer_states import paged_bytes, state_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Method, Offload, Recipe
-from vlmplan.records import record
 from vlmplan.units import DType
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskSpace:
     """Bytes over all ranks; ``download_bytes`` of the model as published, on every node."""
 

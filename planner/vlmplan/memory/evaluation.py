@@ -7,6 +7,7 @@ what ``architecture.evaluation`` traced. What the loop keeps of every batch come
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from vlmplan.architecture.evaluation import EvaluationPass
 from vlmplan.architecture.trace import Event, Fetch, Run, Span, Trace
@@ -17,7 +18,6 @@ from vlmplan.engines.profile import MicroBatchProfile, forward_rise
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
-from vlmplan.records import record
 from vlmplan.units import DType
 
 EVALUATION = "evaluation"
@@ -25,7 +25,7 @@ ID_BYTES = DType.INT64.num_bytes
 """Of a predicted token, and of a label."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeptOutputs:
     """What transformers' ``evaluation_loop`` keeps of every batch, on every GPU for all ranks.
 
@@ -125,7 +125,7 @@ def kept_outputs(
     )
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
     """What is evaluated between steps: the forwards of a batch, and what is kept of them."""
 
@@ -182,7 +182,7 @@ def _run(trace: Trace, tracker: PeakTracker, gathered: "_Gathered | None") -> No
                 tracker.gather(*gathered.bytes_at(event, run))
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class _Gathered:
     """ZeRO-3's whole weights. ``hosts``: ranks that bring a part of every gather from their host, 0 if none does."""
 

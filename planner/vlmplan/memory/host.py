@@ -5,7 +5,7 @@ Symbols as in ``engines``. Sources: transformers 5.23 ``modeling_utils.py`` (loa
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes
@@ -18,7 +18,6 @@ from vlmplan.engines.parameters import (
     sharded_elements,
 )
 from vlmplan.recipe import Method, Offload, Precision, Recipe
-from vlmplan.records import record
 from vlmplan.units import GIB, DType
 
 PROCESS_BYTES = 3 * GIB
@@ -28,7 +27,7 @@ NVME_BUFFER_FRACTION = 0.25
 """Part of what is swapped to NVMe that stays in host buffers on its way. Assumed: DeepSpeed keeps a few sub-groups."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostMemory:
     """Bytes of one node."""
 

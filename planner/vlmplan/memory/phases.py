@@ -1,12 +1,12 @@
 """The phases of a run on one GPU."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.engines.components import Components
-from vlmplan.records import record
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """One stretch of the run on the fullest GPU: what is live when it ends, and at its highest point."""
 

@@ -6,6 +6,8 @@
 holds most; the first step lacks the optimizer's states until it ends.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
@@ -18,10 +20,9 @@ from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
-from vlmplan.records import record
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """The phases of a run on the fullest GPU."""
 

@@ -1,6 +1,7 @@
 """What the texts of a model's files say of it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from vlmplan.architecture.config import Config
@@ -11,7 +12,6 @@ from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
@@ -19,7 +19,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_se
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoundModel:
     """A model's files and where they are from, as words for the user."""
 

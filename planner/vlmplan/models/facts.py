@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from vlmplan.architecture.adapters import add_lora, target_names
 from vlmplan.architecture.images import ImageShape, image_shape
@@ -11,14 +11,13 @@ from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
 from vlmplan.models.description import context_length, takes_images
 from vlmplan.models.tree import model_tree
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles
 
 LORA_RANK = 16
 """The rank that adapters are counted at; their parameters are proportional to it."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Parameters by part, and what one image becomes.
 
@@ -36,7 +35,7 @@ class ModelFacts:
         return sum(self.num_params_by_part.values())
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerStack:
     """Equal or alike layers: ``num_kinds`` differ in structure."""
 
@@ -47,7 +46,7 @@ class LayerStack:
     can_checkpoint: bool
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearNames:
     """Linears of one last name and shape in one part: what a LoRA target of that name matches there."""
 
@@ -59,7 +58,7 @@ class LinearNames:
     is_head: bool
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoraTargets:
     """What ``--lora-targets`` with this value adapts; ``names`` are the suffixes it means, empty for all."""
 
@@ -69,7 +68,7 @@ class LoraTargets:
     num_params: int
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelAnatomy:
     """The inside of a model."""
 

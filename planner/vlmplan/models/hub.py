@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -32,7 +32,6 @@ from vlmplan.models.hub_names import (
     is_revision,
 )
 from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file, within_deadline
-from vlmplan.records import record
 from vlmplan.user_cache import keep_text, kept_text
 
 KEPT_SCHEMA = 1
@@ -40,7 +39,7 @@ FRESH_SECONDS = 24 * 3600.0
 """How long a copy of a branch is used without asking again: configurations of published models hardly ever change."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HubFiles:
     """The texts of the files that there are, by name, and where they are from, as words for the user."""
 
@@ -122,7 +121,7 @@ def _small_text(path: Path) -> str | None:
 # -- vlmplan's own copies --------------------------------------------------------------------------------------------
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
     files: HubFiles
     age_seconds: float

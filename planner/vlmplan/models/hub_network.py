@@ -10,13 +10,13 @@ Importing ``huggingface_hub`` takes longer than a whole estimate, so it is impor
 import os
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.models.hub_names import MAX_BYTES
 from vlmplan.plain_text import printable
-from vlmplan.records import record
 from vlmplan.version import __version__
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class UnreachableError(UnavailableError):
     """The server gave no answer, so an older copy of the file may serve."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
     """The text of a file, and its commit as the server states it."""
 

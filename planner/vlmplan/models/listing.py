@@ -1,17 +1,17 @@
 """Packaged models by what the user wants to see, and what names one of them."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import UnknownNameError
 from vlmplan.models.facts import ModelFacts, model_facts
 from vlmplan.models.packaged import packaged_files, packaged_models
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFilter:
     """What the user wants to see; empty or None means any."""
 

@@ -1,18 +1,17 @@
 """From a model's files to its module tree. Pure: whatever had to be asked for is in the files already."""
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Model
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
     from vlmplan.architecture.layout import ModelLayout
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedModelFiles(ModelFiles):
     """The files of a model that has no family, and what transformers says of it."""
 

@@ -14,7 +14,6 @@ from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe import PLAIN, AdapterDtype, Method, Precision, WeightDtype
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles
 
 OF_ADAPTERS = frozenset(
@@ -23,7 +22,7 @@ OF_ADAPTERS = frozenset(
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What is known beside the keys: files are looked for from ``folder`` upwards, ``environment`` is a script's.
 

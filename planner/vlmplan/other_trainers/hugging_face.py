@@ -10,7 +10,6 @@ from vlmplan.data_rules import Order
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe import PLAIN, AttentionImplementation, OptimizerKind, Precision
-from vlmplan.records import record
 
 ORDERS: Mapping[str, Order] = {
     "random": Order.RANDOM,
@@ -58,7 +57,7 @@ OF_EVALUATION = frozenset(
 """Keys of evaluation, of which training's bytes and seconds are planned without."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Defaults:
     """Where a trainer's defaults differ from those of ``TrainingArguments``, which are here."""
 

@@ -1,7 +1,7 @@
 """A file of another trainer → its ``TrainerConfig``: recognised by what is in it."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,6 @@ from vlmplan.other_trainers.scripts import OTHER, ScriptRun, looks_like_script, 
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, read_trl
 from vlmplan.recipe import Method, Precision
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles
 
 MAX_BYTES = 2**20
@@ -67,7 +66,7 @@ ENVIRONMENT_KEYS: Mapping[str, str] = {"trl": "env", "swift": "ENV"}
 MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What the user says beside the file, as far as reading it depends on it."""
 
@@ -87,7 +86,7 @@ class Form(Enum):
     SCRIPT = "a shell script"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedConfig:
     """A file of another trainer, whose it is, and every value that it and the files that it names hold.
 

@@ -1,16 +1,15 @@
 """What a configuration of another trainer says, and which setup of vlmplan it means."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from vlmplan.data_rules import DataRules
 from vlmplan.deepspeed_config import DsConfig
-from vlmplan.records import record
 
 Value = bool | int | float | str
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """A key of the configuration, and its value as text."""
 
@@ -21,7 +20,7 @@ class Setting:
         return f"{self.key} {self.value}"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
     """A configuration as its trainer takes it.
 

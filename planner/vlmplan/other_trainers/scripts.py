@@ -2,13 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.shell import Command, arguments_of, commands_of
-from vlmplan.records import record
 
 PYTHONS = frozenset(("python", "python3", "accelerate", "torchrun", "deepspeed"))
 LAUNCHER_VALUES = frozenset(
@@ -30,7 +29,7 @@ SCRIPTS = frozenset(("sft", "sft_vlm", "sft_gemma3", "sft_vlm_gemma3", "sft_gpt_
 OTHER = "Trainer"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
     """What a script trains. ``trainer``: trl, llamafactory, swift, or ``OTHER`` for a script of one's own."""
 

@@ -15,7 +15,6 @@ from pathlib import PurePath
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
 from vlmplan.other_trainers.shell_words import Kind, Part, Span, Word, simple_commands
-from vlmplan.records import record
 
 MAX_CHARACTERS = 2**15
 """Of a script, and of all that its variables stand for. A choice: scripts of runs have a few thousand."""
@@ -48,7 +47,7 @@ UNKNOWN = "\0"
 """Stands in a word for what only running the script would tell."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One command. ``words`` begin with the program; ``environment`` are the variables that the script sets for it."""
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from vlmplan.errors import InputError
-from vlmplan.records import record
 
 ORDINARY = re.compile(r"[^\s\\'\"$`#;&|<>()]+")
 NAME_AFTER_DOLLAR = re.compile(r"\$(?:[A-Za-z_][A-Za-z0-9_]*|[@*#?$!\-0-9])")
@@ -29,7 +28,7 @@ class Kind(Enum):
     EXPANSION = "expansion"
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Part:
     """A part of a word, with the text that the script has there; of quoted text what the quotes hold."""
 
@@ -41,7 +40,7 @@ Span = tuple[int, int]
 """Characters of the script: the first, and the one after the last."""
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Word:
     """Its parts, of which it has one at the least, and where it stands with its quotes."""
 

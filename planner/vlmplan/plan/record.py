@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 from vlmplan.deepspeed_config import NEVER_PLANNED, merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.json_reader import JsonDict, shown
 from vlmplan.recipe import Offload, Recipe, engine_name
-from vlmplan.records import record
 from vlmplan.versions import CHECKED_VERSIONS, VLMPLAN_VERSION
 from vlmplan.workload import Workload
 
@@ -24,7 +23,7 @@ VENDORS = ("nvidia", "amd", "cpu")
 VERDICTS = ("fits", "tight", "does_not_fit")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedHardware:
     """Equal nodes of equal cards. ``usable_bytes`` is what a process can get of one."""
 
@@ -41,7 +40,7 @@ class PlannedHardware:
         return self.gpus_per_node * self.num_nodes
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedOffer:
     """A priced node. ``usd_per_hour`` is of one node; ``as_of`` an ISO date.
 
@@ -59,14 +58,14 @@ class PlannedOffer:
     save_every_steps: int | None = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedPhase:
     name: str
     resident_bytes: int
     peak_bytes: int
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
     """What the estimate says of the fullest GPU, its host, the disk and the time. ``usd`` is for the whole run."""
 
@@ -91,7 +90,7 @@ class Expectation:
         return None if self.step_seconds is None else self.step_seconds * self.num_steps
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Everything that the trainer needs.
 

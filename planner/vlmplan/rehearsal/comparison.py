@@ -13,7 +13,6 @@ from vlmplan.estimation import Estimate
 from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
-from vlmplan.records import record
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
 from vlmplan.rehearsal.result import Allocation, Rehearsed, RehearsedPhase
 
@@ -26,7 +25,7 @@ def relative_error(estimated: float, rehearsed: float) -> float | None:
     return estimated / rehearsed - 1 if rehearsed else None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedPhase:
     """One phase of the last step, or outside of steps, workspaces included.
 
@@ -47,7 +46,7 @@ class ComparedPhase:
         return relative_error(self.estimated.peak.total, self.rehearsed.peak_bytes)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnrehearsedBytes:
     """Something that no rehearsal shows. ``num_bytes`` is what is added for it; None: not known, and not added."""
 

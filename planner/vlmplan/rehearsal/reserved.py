@@ -6,11 +6,10 @@ sees, are put in where the first forward begins.
 """
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.memory.allocator import Block, CachingAllocator
-from vlmplan.records import record
 from vlmplan.rehearsal.expandable import ExpandableAllocator, Span
 from vlmplan.rehearsal.result import CACHE_EMPTIED, Rehearsed
 
@@ -18,7 +17,7 @@ FIRST_PRODUCTS = "forward"
 """The phase with the first matrix product, which makes the workspaces."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """``allocated_bytes`` and ``reserved_bytes`` follow each event; both count as torch does, in whole blocks."""
 

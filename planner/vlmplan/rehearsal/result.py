@@ -3,19 +3,18 @@ rank, as tensors ask for them; workspaces of libraries are not among them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from vlmplan.engines.components import Components
 from vlmplan.json_reader import JsonObject
-from vlmplan.records import record
 
 SCHEMA = "vlmplan.rehearsed/1"
 CACHE_EMPTIED = (0, 0)
 """The event of a cache that is emptied."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
     """A storage that was alive at a peak. ``maker`` is a module, a function of a library or an autograd node; it is
     empty for small storages and for those that were freed before they were looked at."""
@@ -29,7 +28,7 @@ class Allocation:
     phase: str
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsedPhase:
     """One phase; ``step`` is 0 for load, init and save. ``components`` and ``largest`` describe its peak."""
 
@@ -45,7 +44,7 @@ class RehearsedPhase:
     largest: tuple[Allocation, ...]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
     """Collectives of one kind in one phase."""
 
@@ -56,7 +55,7 @@ class Messages:
     num_bytes: int
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSpan:
     """A phase's events: from ``begin`` up to, not including, ``end``. A phase comes as often as there are micro
     batches."""
@@ -67,7 +66,7 @@ class PhaseSpan:
     end: int
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
     """``events`` are (storage, +bytes or -bytes) of the device in order, ``CACHE_EMPTIED`` among them; ``streams`` the
     numbers of the streams on which storages were asked for, 0 for all that are not there."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -24,7 +24,6 @@ from vlmplan.memory.timeline import Timeline
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.plan import plan_from_estimate
-from vlmplan.records import record
 from vlmplan.user_cache import keep_text, kept_text
 
 REHEARSED_TERMS = (
@@ -43,7 +42,7 @@ Peaks = Mapping[str, tuple[int, int]]
 Rehearse = Callable[[Estimate], Peaks]
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class UncountedBytes:
     """Bytes that the formulas miss in a phase, with one layer and for each further one; below 0: too many."""
 

@@ -7,12 +7,11 @@ needs gets a block of lines for each row: a number is never cut.
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import click
 
 from vlmplan.plain_text import printable_line, refuses_colour
-from vlmplan.records import record
 from vlmplan.render.lines import cell_width, cut, folded, line_width
 
 GAP = "  "
@@ -22,7 +21,7 @@ ELLIPSES = "…", "..."
 """The second for terminals that have only ASCII."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """Cells as text. ``number_columns`` are aligned to the right.
 

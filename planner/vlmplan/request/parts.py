@@ -1,13 +1,13 @@
 """The parts of a request: samples and training, machines, and what a search looks for; None or empty is left open."""
 
 import re
+from dataclasses import dataclass
 from enum import Enum
 
 from vlmplan.errors import InputError
 from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
-from vlmplan.records import record
 from vlmplan.units import GIB
 from vlmplan.workload import DEFAULT_IMAGE_SIZE
 
@@ -23,7 +23,7 @@ class Objective(Enum):
     VRAM = "vram"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
     """Samples and the amount of training, which ``Workload`` checks. ``image_size`` is (width, height) in pixels."""
 
@@ -35,7 +35,7 @@ class WorkloadRequest:
     global_batch: int | None = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareRequest:
     """Machines. ``gpus``: none is this machine for an estimate, and every offer for a search."""
 
@@ -69,7 +69,7 @@ class HardwareRequest:
         return None if self.inter_node_gbit is None else self.inter_node_gbit * 1e9 / 8
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
     """What is evaluated between steps; nothing without ``batch``. Fields as ``Evaluation`` has them."""
 
@@ -98,7 +98,7 @@ class EvaluationRequest:
         return cls() if evaluation is None else cls(**{name: getattr(evaluation, name) for name in OPTION_NAMES})
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRequest:
     """What a search looks for, and which offers it may take."""
 

@@ -5,7 +5,7 @@ from another is made with ``Request.with_options`` or ``dataclasses.replace``.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,6 @@ from vlmplan.recipe import (
     enum_value,
     option_name,
 )
-from vlmplan.records import record
 from vlmplan.request.parts import (
     EvaluationRequest,
     HardwareRequest,
@@ -89,7 +88,7 @@ VALUE_OPTIONS = (
 EVALUATION_COUNTS = ("batch", "samples", "accumulation")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredRequest:
     """The configuration of another trainer that a request is made of, and what it means by itself. ``notes`` are
     sentences that the user should see."""
@@ -100,7 +99,7 @@ class ConfiguredRequest:
     notes: tuple[str, ...]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FromData:
     """The samples that a request is made of, and what they decide by themselves. ``image_folder`` is the user's."""
 
@@ -109,7 +108,7 @@ class FromData:
     image_folder: Path | None = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """Everything that a user asked for and nothing that he did not. ``ds_config`` is the file of ``--ds-config``.
 
@@ -218,7 +217,7 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Option:
     """Where a request has an option. ``part`` is empty for the request itself."""
 

@@ -5,7 +5,7 @@ one estimate.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
@@ -17,7 +17,6 @@ from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster
 from vlmplan.models import context_length
 from vlmplan.recipe import PLAIN, AttentionImplementation, Method, Offload, Precision, Recipe, option_name
-from vlmplan.records import record
 from vlmplan.request.parts import HardwareRequest, WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.rules import check, default_attention, model_facts
@@ -203,7 +202,7 @@ def _plain_defaults(decided: DecidedRecipe) -> DecidedRecipe:
     )
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedSetup:
     """One setup as a request asks for it; ``notes`` are sentences that the user should see with its numbers."""
 

@@ -1,12 +1,12 @@
 """What a rule is, and what it looks at."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.recipe import Recipe
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles
 
 
@@ -24,7 +24,7 @@ class Problem(NamedTuple):
     source: str
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What the rules need to know of a model: its model_type and those of its parts, and the type of its weights."""
 
@@ -33,7 +33,7 @@ class ModelFacts:
     weights_dtype: str | None = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleContext:
     """What is to be trained, on what; None where it is not known yet. ``given`` are the options the user wrote."""
 

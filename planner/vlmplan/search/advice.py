@@ -5,14 +5,13 @@ itself, micro batch, engine and checkpointing follow. Changes are judged without
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
-from vlmplan.records import record
 from vlmplan.request import Options, OptionValue, Request, RequestedSetup
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.clusters import Candidate
@@ -35,7 +34,7 @@ OTHER_GPUS = 3
 COMPUTING = ("forward", "recompute", "backward")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A change and the best plan with it; None where nothing fits then, which ``reason`` says why.
 
@@ -53,7 +52,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """``outcomes`` come best first by the objective, those over the limits after, those that fit nothing last.
 

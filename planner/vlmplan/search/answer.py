@@ -1,7 +1,7 @@
 """What a search is asked and what it answers: limits, plans with their prices, rejections, and all of them together."""
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.recipe import Method
-from vlmplan.records import record
 from vlmplan.request import Objective
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 SECONDS_PER_HOUR = 3600
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a plan may cost and take."""
 
@@ -40,7 +39,7 @@ class Limits:
                 raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchQuery:
     """What a search is asked.
 
@@ -61,7 +60,7 @@ class SearchQuery:
     made_for: "Tool | None" = None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
     """One plan with its price, None where speed or price is not known.
 
@@ -116,7 +115,7 @@ def cost_of_run(
     return run_cost(training_hours=hours, offer=offer, num_nodes=cluster.num_nodes, size=size, assumed=assumed)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
     """A cluster on which nothing fits, with the reason and the smallest change that would help, if one is known."""
 
@@ -129,7 +128,7 @@ class Rejection:
         return f"{self.cluster.num_gpus} x {self.cluster.node.gpu.id}"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """Plans best first, what was rejected, and how much was looked at.
 

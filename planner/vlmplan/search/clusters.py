@@ -1,7 +1,7 @@
 """Which clusters a search looks at: offers of the catalog, named GPUs, or this machine."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import TypeVar
 
@@ -9,7 +9,6 @@ from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, UnknownNameError
 from vlmplan.gpu_choice import HOST_RAM_OPTION, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster, Gpu, Node, Offer, Pricing, cheapest
-from vlmplan.records import record
 from vlmplan.search.no_offer import OfferQuery, no_offer_sentence
 from vlmplan.search.offers import GpuCount, OfferFilter
 from vlmplan.units import GIB, gib_text
@@ -39,7 +38,7 @@ def _taken_host_bytes(host_ram_bytes: int | None, num_gpus: int, gpu: Gpu) -> in
     return max(LEAST_HOST_BYTES, num_gpus * (gpu.memory_bytes or 0))
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A cluster, and the offers that it can be rented by: the cheapest first, then those that have more host memory."""
 
@@ -135,7 +134,7 @@ def _rented(offers: Sequence[Offer], gpu: Gpu, num_nodes: int, today: date) -> I
         yield Candidate(cluster=Cluster(node=ladder[0].node(gpu), num_nodes=num_nodes), offers=ladder)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferTerms:
     """What a search asks of every machine. ``host_bytes``: of a host of the user's own; None where he states none."""
 

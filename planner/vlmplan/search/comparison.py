@@ -1,7 +1,7 @@
 """One setup beside others that differ in one choice: ZeRO stages, methods, precisions, optimizers, checkpointing."""
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import PLAIN_OPTIONS, engine_title
@@ -9,7 +9,6 @@ from vlmplan.changes.trials import Trials
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.recipe import PLAIN, Method, Offload, OptimizerKind, Precision
-from vlmplan.records import record
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.workload import ModelFiles
 
@@ -17,7 +16,7 @@ STAGES = (None, 0, 1, 2, 3)
 OFFLOADS = ((2, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.CPU))
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """``options`` are those that differ; ``estimate`` is None where it cannot be trained, which ``reason`` says why."""
 

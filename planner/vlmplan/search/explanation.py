@@ -1,10 +1,10 @@
 """Why the first plan is the first: what it saves against the next one, and what that is paid with."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Method
-from vlmplan.records import record
 from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.units import duration_text, gib_text, usd_text
 
@@ -13,7 +13,7 @@ SAME_FRACTION = 0.005
 is known of them is less certain. A choice."""
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class _Difference:
     """One quantity of the winner against the runner-up's, as texts; ``sign`` is below 0 where the winner needs less."""
 

@@ -1,7 +1,7 @@
 """The smallest changes of a trainer's own file with which its setup fits, or is faster where it does."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.other_trainers import OpenedConfig
 from vlmplan.other_trainers.editing.patch import Patch, patched, require_own_words
 from vlmplan.recipe import AttentionImplementation, Offload, OptimizerKind
-from vlmplan.records import record
 from vlmplan.request import Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.requested import requested_estimate
 from vlmplan.search.clusters import taken_host_bytes
@@ -36,7 +35,7 @@ _Candidate = tuple[float, int, Change, Request]
 """Seconds of a sample, place among the changes, the change, and what asks for it."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
     """Changes of the file, and what they come to: ``estimate`` is of the file as it is read with them.
 
@@ -52,7 +51,7 @@ class Fix:
     widens_update: bool
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fixes:
     """``fixes`` are the cheapest first, none where nothing helps; ``other_machine`` is sought where nothing fits here.
     ``offer`` is what such a machine costs, None where the catalog has no price."""

@@ -5,7 +5,7 @@ seconds of one micro batch are exact.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
@@ -22,7 +22,6 @@ from vlmplan.memory.evaluation import with_evaluation
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
-from vlmplan.records import record
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.micro_batches import Capability, MicroBatches, Peaks, Speeds, States, TracedBatches
 from vlmplan.timing import BesidesComputing, PhaseSeconds, besides_computing, micro_batch_seconds
@@ -107,7 +106,7 @@ class _TimelineKey(NamedTuple):
     is_on_cpu: bool
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class SharedTraces:
     """Estimators and traces, shared by searches that differ in hardware, method, engine or checkpointing.
 

@@ -5,7 +5,7 @@ the cheapest of them, so what is named can be typed as it stands.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import ROUND_UP, Decimal
 from itertools import combinations
@@ -13,7 +13,6 @@ from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.records import record
 from vlmplan.request import Options
 from vlmplan.search.offers import DEFAULT_PRICING, GpuCount, OfferFilter, place_of
 from vlmplan.units import counted, usd_text
@@ -24,7 +23,7 @@ LIMITS = ("pricing", "max_price_age_days", "max_usd_per_hour", "region", "provid
 """Options that leave offers out, what is easiest to give up first. A choice."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelaxedLimits:
     """Options that admit offers; None takes one away. ``offers`` are those, the cheapest first."""
 
@@ -44,7 +43,7 @@ class RelaxedLimits:
         return f"{' and '.join(parts)} there {verb} {count}, from {usd_text(self.offers[0].usd_per_hour)} an hour"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferQuery:
     """What an offer has to be: ``places`` are the GPUs and counts that may be rented, all of them where there are
     none."""

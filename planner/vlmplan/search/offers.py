@@ -1,19 +1,19 @@
 """Which offers a search may rent: those that the user's limits on terms, price, age and place leave."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.cost.owning import require_amount
 from vlmplan.errors import InputError
 from vlmplan.hardware import Offer, Pricing
-from vlmplan.records import record
 from vlmplan.search.prices import is_recent, with_spot
 from vlmplan.units import MAX_COUNT
 
 DEFAULT_PRICING = (Pricing.ON_DEMAND, Pricing.OWN)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCount:
     """So many cards of a kind in a machine, as ``--gpu`` calls them."""
 
@@ -28,7 +28,7 @@ def place_of(offer: Offer) -> GpuCount:
     return GpuCount(gpu_id=offer.gpu_id, num_gpus=offer.num_gpus)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferFilter:
     """Which offers count. ``pricing`` empty: on demand and own machines.
 

@@ -1,5 +1,6 @@
 """The cheapest machine of the catalog's offers on which a setup fits as it is asked for."""
 
+from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog import Catalog
@@ -7,14 +8,13 @@ from vlmplan.changes.trials import Trials
 from vlmplan.cost import CostAssumptions, RunBytes, run_cost
 from vlmplan.errors import DoesNotFitError
 from vlmplan.hardware import Cluster, Offer
-from vlmplan.records import record
 from vlmplan.request import Options, Request
 from vlmplan.search import RankedPlan
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.units import divisors
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OtherMachine:
     """A machine with its price, and the request that asks for it."""
 

@@ -5,11 +5,11 @@ that does not fit then makes way for the next; what takes its place is computed 
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.recipe import Recipe
-from vlmplan.records import record
 
 MAX_EXACT = 64
 """Setups of a front that are computed exactly; each takes about ten milliseconds. Fronts of the shipped catalog have 5
@@ -32,7 +32,7 @@ class Priced(Protocol):
 Entry = TypeVar("Entry", bound=Priced)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """A setup that fits a machine, by what the whole run takes there; the bounds decide that where it is not exact."""
 

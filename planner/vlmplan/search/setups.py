@@ -5,7 +5,7 @@ A setup is scored with bounds and secants between two micro batches, so that tho
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
 from operator import itemgetter
@@ -17,7 +17,6 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import Method, Recipe, ZeroSettings
-from vlmplan.records import record
 from vlmplan.search.choices import Engine, RecipeChoices
 from vlmplan.search.memoized_estimates import (
     BatchSize,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedSetup:
     """A resolved recipe on a cluster, with the bytes that tensors take on one GPU at the most and at the least.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 
@@ -11,7 +11,6 @@ from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.machine.host import num_host_cpus
 from vlmplan.recipe import Method, Recipe
-from vlmplan.records import record
 from vlmplan.request import WorkloadRequest, workload_of
 from vlmplan.search import Objective, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate, taken_host_bytes
@@ -22,7 +21,7 @@ MODELS_PER_PROCESS = 8
 MAX_PROCESSES = 8
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FastestSetup:
     """The fastest setup of one method; ``hours`` of the whole workload are None where the speed is not known."""
 
@@ -36,7 +35,7 @@ class FastestSetup:
     hours: float | None
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableModel:
     """One model: its ways by method, those that fit; ``reason`` says why there is none."""
 

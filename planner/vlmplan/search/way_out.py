@@ -1,7 +1,7 @@
 """What to do where a setup does not fit: change the least on the same cards, or take the cheapest other machine."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
@@ -14,7 +14,6 @@ from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train
 from vlmplan.other_trainers.writing import tool_of_trainer
-from vlmplan.records import record
 from vlmplan.request import Options, Request, RequestedSetup
 from vlmplan.search import Limits, SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
@@ -27,7 +26,7 @@ ANY_GPU: Options = {"gpu": None, "host_ram": None}
 """Without what speaks of the user's machine and of no other."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToFit:
     """Changes and what the setup takes with them."""
 
@@ -35,7 +34,7 @@ class ToFit:
     estimate: Estimate
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WayOut:
     """What to change where nothing fits on ``clusters``. Either may be None: nothing that was tried fits.
 

@@ -8,11 +8,11 @@ where the host decides, adapters really are slower under ZeRO-3 than training al
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.architecture.adapters import BorrowedWeight
 from vlmplan.architecture.trace import Event, Fetch, GradientReady, GradientTaken, Section, Trace
-from vlmplan.records import record
 from vlmplan.timing.rates import HookSeconds
 
 EMPTY_PER_LAYER = 4
@@ -22,7 +22,7 @@ EMPTY_PER_ADAPTER = 2
 """peft's wrapper and its dropout, an ``nn.Identity`` where that is 0 (``tuners/lora/layer.py``, 0.21)."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HookedCalls:
     """Of one phase of a micro batch. They add.
 

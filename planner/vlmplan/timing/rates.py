@@ -7,12 +7,12 @@ Matrix products are bound by the data sheet's dense peak times what the best sha
 what a model's shapes reach of those; and by power, which small cards run out of first (``FLOPS_PER_JOULE``).
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.notes import Caveat
 from vlmplan.recipe import Precision, Recipe
-from vlmplan.records import record
 from vlmplan.units import Choice
 
 
@@ -24,7 +24,7 @@ class Scenario(Choice):
     FAST = "fast"
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class RangedValue:
     """A constant of hardware or software with its range. ``slow`` is the end that makes a step longer."""
 
@@ -141,7 +141,7 @@ class HookSeconds(NamedTuple):
     gradient: float
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """What one GPU does in a second of each kind of work, and what the host takes to ask for it."""
 

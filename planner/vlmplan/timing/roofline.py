@@ -5,11 +5,11 @@ for each; the longer of the two is what the phase takes, as work is queued ahead
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from vlmplan.architecture.trace import Trace, Work
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
-from vlmplan.records import record
 from vlmplan.timing.hooks import hooked_calls
 from vlmplan.timing.rates import Rates, Scenario, gpu_rates
 
@@ -24,7 +24,7 @@ PhaseDemands = tuple[float, float, float, float, float, float]
 Those of stretches of one micro batch add."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BusySeconds:
     """Seconds of one phase by kind of work. They add."""
 
@@ -62,7 +62,7 @@ def _busy_parts(work: Work, speed: Rates) -> tuple[float, float, float]:
     return matmuls, attended / speed.attention_flops_per_second, work.elementwise_bytes / bytes_per_second
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchSeconds:
     """One micro batch: what the GPU has to do, and what asking for it takes, by phase."""
 

@@ -7,7 +7,7 @@ one set of rotary positions per kind of layer.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import PLAIN_SCORES, AttentionBackend, Scores, attend
@@ -17,13 +17,12 @@ from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, GemmaRMSNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.records import record
 
 Masks = Mapping[int | None, Tensor]
 """Attention masks by the window of the layers that use them; None is full attention."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GemmaShape(DecoderShape):
     """The dimensions of a Gemma decoder; the defaults are Gemma's."""
 

@@ -4,6 +4,8 @@ Source: transformers 5.23 ``models/gpt2/modeling_gpt2.py``. The published files 
 places, which keeps a mask each.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, Scores, attend
 from vlmplan.architecture.config import Config
@@ -12,11 +14,10 @@ from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.modules import Conv1D, Embedding, LayerNorm, Linear, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.records import record
 from vlmplan.units import DType
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GPT2Shape:
     """The dimensions of a GPT-2 decoder, and its probabilities of dropout."""
 

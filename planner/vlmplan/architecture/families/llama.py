@@ -4,6 +4,7 @@ Source: transformers 5.23 ``models/llama/modeling_llama.py`` and the files deriv
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, attend
@@ -11,11 +12,10 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.records import record
 from vlmplan.units import DType
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
     """The dimensions of a Llama-like decoder."""
 

@@ -4,6 +4,8 @@ Source: transformers 5.23 ``models/opt/modeling_opt.py``. ``layerdrop``, the cha
 a step that skips none is the largest.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, Scores, attend
 from vlmplan.architecture.config import Config
@@ -12,14 +14,13 @@ from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.records import record
 from vlmplan.units import DType
 
 POSITION_OFFSET = 2
 """Rows of the position table in front of the first position (``OPTLearnedPositionalEmbedding``)."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptShape:
     """The dimensions of an OPT decoder. ``embedding_width`` is that of the token table and of the output head."""
 

@@ -3,6 +3,8 @@
 Source: transformers 5.23 ``models/phi3/modeling_phi3.py``.
 """
 
+from dataclasses import dataclass
+
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import Scores, attend, heads_together
 from vlmplan.architecture.config import Config
@@ -10,10 +12,9 @@ from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryCon
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.records import record
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phi3Rules:
     """What Phi-3 adds to the dimensions of a Llama: how much of a head is rotated, and what is dropped out."""
 

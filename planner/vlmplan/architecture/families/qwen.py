@@ -6,7 +6,7 @@ one kind of attention: scores written out in the model's type, whatever ``attn_i
 16-bit logits; ``--loss full`` counts transformers' float32 loss instead, which is larger.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, Scores, attend
@@ -18,14 +18,13 @@ from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
-from vlmplan.records import record
 from vlmplan.units import DType
 
 BLANK_IMAGE_SIDE = 224
 """Pixels of the blank image that a training batch without images is given, so that every weight has a gradient."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QwenShape:
     """The dimensions of the decoder. ``intermediate_size`` is the file's: that of gate and up together."""
 

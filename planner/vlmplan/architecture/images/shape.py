@@ -1,14 +1,13 @@
 """The result, ``ImageShape``, and the question, ``Image``. A leaf of this subpackage."""
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.errors import InputError
-from vlmplan.records import record
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageShape:
     """What one image becomes: the vision encoder's input and the language model's tokens.
 
@@ -61,7 +60,7 @@ class ImageShape:
         return self.num_vision_sequences * self.num_patches_per_sequence
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """One image of ``width x height`` pixels and the files of the model that is to look at it.
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +13,6 @@ from vlmplan.other_trainers.assembled import found_file
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED, zero_file
 from vlmplan.other_trainers.read import OpenedConfig
 from vlmplan.recipe import Offload, OptimizerKind, Recipe
-from vlmplan.records import record
 
 ZERO = "zero_optimization"
 ENGINE_FIELDS = ("zero_stage", "offload_optimizer", "offload_params", "hpz")
@@ -22,7 +21,7 @@ STAGE_3_AUTO = ("stage3_prefetch_bucket_size", "stage3_param_persistence_thresho
 """What may be "auto" at stage 3 alone."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeepSpeedSource:
     """Where a DeepSpeed configuration stands: in the file ``path``, under the ``name`` of one that the trainer ships,
     or in the trainer's own file, as an object or as JSON ``is_text``."""

@@ -2,7 +2,7 @@
 that the file has already."""
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlmplan.errors import InputError
@@ -23,7 +23,6 @@ from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.shell import UNKNOWN
 from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, objection, settings_for, tool_of_trainer
 from vlmplan.recipe import Recipe
-from vlmplan.records import record
 from vlmplan.workload import ModelFiles, Workload
 
 UNLIKE_ANY = object()
@@ -45,7 +44,7 @@ OF_ENVIRONMENTS = ("env", "ENV", "deepspeed")
 """Keys that are not values of the trainer's options."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """A recipe, its samples and its machine."""
 
@@ -54,7 +53,7 @@ class Setup:
     cluster: Cluster
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyChanges:
     """What changes of a file. ``values`` of its keys, None takes one away; ``variables`` of a script, or of TRL's
     ``env``. ``deepspeed`` is the new configuration, and ``deepspeed_changes`` what of the present one changes; None

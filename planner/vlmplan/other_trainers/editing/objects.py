@@ -8,18 +8,18 @@ changes (lists, ``null``, empty lines).
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.editing.splices import Splice, indentation, line_end, line_start, newline_of, spliced
-from vlmplan.records import record
 
 Changes = Mapping[str, Any]
 """New values by key: None takes a key away, an object changes the keys in it."""
 DEFAULT_INDENT = "  "
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Member:
     """A key and its value. ``inner`` is what the value is, where it is an object. ``shared_with``: another key whose
     value this is too, so that changing it would change both."""
@@ -32,7 +32,7 @@ class Member:
     shared_with: str | None = None
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class TextObject:
     """``is_block``: keys in lines of their own, as YAML has them outside of braces."""
 
@@ -43,7 +43,7 @@ class TextObject:
         return next((one for one in self.members if one.key == key), None)
 
 
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class TextFormat:
     """How values are written. ``near``: for a new key those that it is best put after, the best first."""
 

@@ -4,7 +4,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -17,7 +17,6 @@ from vlmplan.other_trainers.editing.objects import TextFormat, edited
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
-from vlmplan.records import record
 
 OF_A_RUN: Final = frozenset(("global_world_size", "swift_version", "local_world_size"))
 """Keys of the ``args.json`` that ms-swift writes of a run."""
@@ -42,7 +41,7 @@ NEAR: Mapping[str, tuple[str, ...]] = {
 """Where a new key is best put: after the first of these that is there, else at the end. A choice."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyChange:
     """A key of a file, None before or after where it is not there."""
 
@@ -52,7 +51,7 @@ class KeyChange:
     after: Any
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileText:
     """What ``path`` is to hold; ``before`` is what ``origin`` holds, empty where the file is new."""
 
@@ -69,7 +68,7 @@ class FileText:
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
     """Files to be written, the trainer's own first, and the keys that differ in them. ``opened`` is the trainer's as it
     is read then."""

@@ -1,11 +1,10 @@
 """Replacing parts of a text and leaving every other character as it is."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from vlmplan.records import record
 
-
-@record(kw_only=False)
+@dataclass(frozen=True, slots=True)
 class Splice:
     """``text`` in place of the characters from ``start`` to before ``end``; an insertion where they are the same."""
 

@@ -1,13 +1,13 @@
 """What a trainer lets the settings of a recipe be."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.recipe import Precision, Recipe
-from vlmplan.records import record
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LimitContext:
     """What limits look at. ``sees``: the model takes images."""
 
@@ -27,7 +27,7 @@ class LimitContext:
 Allowed = Callable[[LimitContext], tuple[Any, ...] | None]
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """What one field of a recipe may be. ``allowed``: its values, what the trainer does by itself first; None: any.
 

@@ -1,7 +1,7 @@
 """What is written for another trainer."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
@@ -9,7 +9,6 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit
 from vlmplan.recipe import LossKind, Recipe
-from vlmplan.records import record
 from vlmplan.units import Choice
 from vlmplan.workload import Workload
 
@@ -38,7 +37,7 @@ class Tool(Choice):
     MS_SWIFT = "ms-swift"
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSetup:
     """What makes a trainer run a setup.
 
@@ -61,7 +60,7 @@ class WrittenSetup:
     """The name of a program for what no key says, where the trainer has none of its own."""
 
 
-@record
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KnownTool:
     """What a tool can do, and how a setup is written for it.
 
