@@ -23,7 +23,7 @@ def found(objective: Objective = Objective.COST) -> Recommendation:
 
 
 def printed(answer: Recommendation, capsys: pytest.CaptureFixture[str], **options: bool) -> str:
-    print_recommendation(answer, (), **options)
+    print_recommendation(answer, **options)
     return capsys.readouterr().out
 
 

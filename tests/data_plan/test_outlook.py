@@ -201,6 +201,15 @@ def test_a_search_plans_from_the_data_and_its_commands_name_it(command: str, tmp
     source = parse({"model": TEXT, "data": path}).from_data.source
     assert found["workload"]["seq_len"] == source.covering.seq_len
     assert found["workload"]["num_samples"] == 30
+    assert sum(one["count"] for one in found["data"]["tokens"]["histogram"]) == 30
+    best = found["plans"][0]["estimate"] if command == "recommend" else found["base"]["estimate"]
+    assert found["data"]["any_order"]["peak_allocated_bytes"] == best["peak_allocated_bytes"]
+    text = call(command, "--model", TEXT, "--gpu", "rtx-4090:1", "--data", str(path)).out
+    assert f"data: {path}: 30 samples" in text
+    assert "the best on these samples" in text
+    assert command == "advise" or text.endswith(
+        "add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan\n"
+    )
     request = parse({"model": TEXT, "data": path, "epochs": 2.0})
     assert {name: value for name, value in request.options().items() if value is not None} == {
         "model": TEXT,

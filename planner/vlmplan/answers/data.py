@@ -11,15 +11,15 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import picture_width, say
 from vlmplan.units import counted
 
-NUM_BINS = 10
-"""Of a histogram. A choice: as many as fit on a screen beside what follows."""
+NUM_BINS, NUM_IMAGE_BINS = 10, 5
+"""Of a histogram of lengths and of one of images. A choice: as many as fit on a screen beside what follows."""
 
 
 def document(source: DataSource) -> JsonDict:
     """Tokens of every sample before and images; ``trained`` is what is left at the limit."""
     found, kept = source.found, source.trained
     tokens = sorted(shape.tokens for shape in found.shapes)
-    pixels = sorted(width * height for sample in source.dataset.samples for width, height in sample.images)
+    pixels = _pixels(source)
     return {
         "source": source.dataset.source,
         "counting": source.dataset.counting,
@@ -68,9 +68,15 @@ def print_data(source: DataSource) -> None:
     """How samples are distributed, drawn."""
     say(*_head(source))
     tokens = sorted(shape.tokens for shape in source.found.shapes)
-    for line in drawn(histogram(tokens), picture_width()):
+    for line in drawn(_length_rows(histogram(tokens)), picture_width()):
         click.echo(line)
-    say(*_tail(source, tokens))
+    say(_percentiles(tokens))
+    pixels = _pixels(source)
+    if pixels:
+        say(_images(source, pixels))
+        for line in drawn(_pixel_rows(histogram(pixels, NUM_IMAGE_BINS)), picture_width()):
+            click.echo(line)
+    say(*_limit(source))
 
 
 def _head(source: DataSource) -> Iterator[str]:
@@ -78,17 +84,26 @@ def _head(source: DataSource) -> Iterator[str]:
     yield f"data: {source.dataset.source}: {counted(len(source.found.shapes), 'sample')} ({forms})"
 
 
-def _tail(source: DataSource, tokens: Sequence[int]) -> Iterator[str]:
+def _pixels(source: DataSource) -> list[int]:
+    """Of every image, ascending."""
+    return sorted(width * height for sample in source.dataset.samples for width, height in sample.images)
+
+
+def _percentiles(tokens: Sequence[int]) -> str:
     listed = ", ".join(f"{percent} % {percentile(tokens, percent):,}" for percent in PERCENTILES)
-    yield f"percentiles: {listed}, longest {tokens[-1]:,}; mean {mean(tokens):,.0f}"
+    return f"percentiles: {listed}, longest {tokens[-1]:,}; mean {mean(tokens):,.0f}"
+
+
+def _images(source: DataSource, pixels: Sequence[int]) -> str:
     images = [shape.num_images for shape in source.found.shapes]
-    if any(images):
-        pixels = sorted(width * height for sample in source.dataset.samples for width, height in sample.images)
-        middle, most = percentile(pixels, 50) / 1e6, pixels[-1] / 1e6
-        yield (
-            f"images: {counted(sum(images), 'image')} in {counted(sum(map(bool, images)), 'sample')}, at most "
-            f"{max(images)} in one; {middle:.2f} megapixels in the middle, {most:.2f} in the largest"
-        )
+    middle, most = percentile(pixels, 50) / 1e6, pixels[-1] / 1e6
+    return (
+        f"images: {counted(sum(images), 'image')} in {counted(sum(map(bool, images)), 'sample')}, at most "
+        f"{max(images)} in one; {middle:.2f} megapixels in the middle, {most:.2f} in the largest"
+    )
+
+
+def _limit(source: DataSource) -> Iterator[str]:
     kept, total = source.trained, len(source.found.shapes)
     if source.limit_source is not None:
         done = "left out" if source.rules.drops_long else "cut"
@@ -98,18 +113,26 @@ def _tail(source: DataSource, tokens: Sequence[int]) -> Iterator[str]:
         )
 
 
-def drawn(bins: Sequence[tuple[int, int, int]], width: int) -> list[str]:
+def _length_rows(bins: Sequence[tuple[int, int, int]]) -> list[tuple[str, int]]:
+    digits = max(len(f"{last:,}") for _, last, _ in bins)
+    return [(f"{first:{digits},} to {last:{digits},}", count) for first, last, count in bins]
+
+
+def _pixel_rows(bins: Sequence[tuple[int, int, int]]) -> list[tuple[str, int]]:
+    return [(f"{first / 1e6:.2f} to {last / 1e6:.2f} MP", count) for first, last, count in bins]
+
+
+def drawn(rows: Sequence[tuple[str, int]], width: int) -> list[str]:
     """A bar for each range, the longest as long as there is room; a range with few samples has a mark too.
 
-    >>> drawn([(1, 5, 3), (6, 10, 1)], 20)
-    ['   1 to  5  #####  3', '   6 to 10  ##     1']
+    >>> drawn([("1 to  5", 3), ("6 to 10", 1)], 20)
+    ['  1 to  5  ######  3', '  6 to 10  ##      1']
     """
-    digits = max(len(f"{last:,}") for _, last, _ in bins)
-    counts = max(len(f"{count:,}") for _, _, count in bins)
-    room = max(1, width - 2 * digits - counts - len("   to     "))
-    most = max(count for _, _, count in bins)
+    labels, counts = max(len(label) for label, _ in rows), max(len(f"{count:,}") for _, count in rows)
+    room = max(1, width - labels - counts - len("      "))
+    most = max(count for _, count in rows)
     lines: list[str] = []
-    for first, last, count in bins:
+    for label, count in rows:
         cells = "#" * (round(room * count / most) or (1 if count else 0))
-        lines.append(f"  {first:{digits},} to {last:{digits},}  {cells:{room}}  {count:{counts},}")
+        lines.append(f"  {label:{labels}}  {cells:{room}}  {count:{counts},}")
     return lines

@@ -16,7 +16,7 @@ from vlmplan.render.tables import Table, print_table
 from vlmplan.units import counted, duration_text, gib_text
 
 
-def document(outlook: Outlook, options: Sequence[Option], largest: Largest) -> JsonDict:
+def document(outlook: Outlook) -> JsonDict:
     """Bytes are of tensors at the peak of the fullest GPU; of ``worst_micro_batch`` and ``any_order`` those that
     ``estimate`` has for samples like theirs."""
     worst = outlook.worst
@@ -34,6 +34,12 @@ def document(outlook: Outlook, options: Sequence[Option], largest: Largest) -> J
         "padding_fraction": outlook.padding_fraction,
         "mean_step_seconds": outlook.step_seconds,
         "run_seconds": outlook.run_seconds,
+    }
+
+
+def options_document(options: Sequence[Option], largest: Largest) -> JsonDict:
+    """What else could be done with the samples, and the largest of each that fits."""
+    return {
         "options": [
             {
                 "name": option.name,
@@ -68,11 +74,15 @@ def _size_text(size: tuple[int, int]) -> str:
     return f"{size[0]}x{size[1]}"
 
 
-def print_outlook(
-    found: Estimate, source: DataSource, outlook: Outlook, options: Sequence[Option], largest: Largest
-) -> None:
-    """The run on these samples, and what would buy something."""
+def print_outlook(found: Estimate, source: DataSource, outlook: Outlook, *, is_of_search: bool) -> None:
+    """The run on these samples; that of a search is of its best setup, whose times are of the longest samples."""
+    if is_of_search:
+        say("the best on these samples; the times and prices above are as if all were the longest")
     say(*_run_lines(found, source, outlook))
+
+
+def print_options(source: DataSource, outlook: Outlook, options: Sequence[Option], largest: Largest) -> None:
+    """What would buy something."""
     click.echo()
     print_table(_table(source, outlook, options))
     say(*_largest_lines(largest))

@@ -78,7 +78,12 @@ def way_out_elements(found: "WayOut | None", command: Command, on: date) -> list
 
 def scaling_element(found: "Scaling | None") -> str:
     """Speed and price on other numbers of a machine, as the terminal has them."""
-    return notebook.preformatted(printed(lambda: print_scaling(found)))
+    return as_printed(lambda: print_scaling(found))
+
+
+def as_printed(prints: Callable[[], None]) -> str:
+    """What is drawn for a terminal, as it is there."""
+    return notebook.preformatted(printed(prints).strip("\n"))
 
 
 def recommendation_html(found: Recommendation, hints: Sequence[str], after: Sequence[str]) -> str:

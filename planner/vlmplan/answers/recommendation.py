@@ -94,15 +94,13 @@ def rejection_json(rejection: Rejection) -> JsonDict:
 
 def print_recommendation(
     found: Recommendation,
-    next_steps: Sequence[str],
     rehearsal: "Comparison | None" = None,
     *,
     shows_pareto: bool = False,
     hints: Sequence[str] = (),
 ) -> None:
-    """Print the whole answer to standard output; ``next_steps`` are lines on how to train the winner, ``rehearsal``
-    what confirmed it; ``shows_pareto``: cost against time of every setup as well; ``hints``: what other options
-    would bring."""
+    """Print the answer to standard output; ``rehearsal`` is what confirmed the winner; ``shows_pareto``: cost against
+    time of every setup as well; ``hints``: what other options would bring."""
     say(
         f"{found.workload.model.id}: {counted(found.num_clusters, 'machine')}, "
         f"{counted(found.num_considered, 'setup')} considered, "
@@ -123,7 +121,7 @@ def print_recommendation(
     if shows_pareto:
         click.echo()
         print_pareto(found)
-    for line in (*rejection_lines(found.rejected), "", *assumed_lines(found), "", *next_steps):
+    for line in (*rejection_lines(found.rejected), "", *assumed_lines(found)):
         say(line)
 
 

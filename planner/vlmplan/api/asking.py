@@ -13,6 +13,7 @@ from vlmplan.api.kinds import checked
 from vlmplan.api.options import AdviseOptions, CheckOptions, EstimateOptions, File, Gpus, Model, RecommendOptions
 from vlmplan.api.recommend_result import AdviseResult, RecommendResult
 from vlmplan.cli import advise, check, estimate, recommend
+from vlmplan.cli.of_data import OfData, print_of_data
 from vlmplan.cli.options import document_text, today
 from vlmplan.cli.to_fit import command_text
 from vlmplan.errors import InputError
@@ -73,12 +74,13 @@ def advised(model: Model | None, gpu: Gpus | None, config: File | None, given: M
         values = command_values(command, AdviseOptions, given)
         catalogs = values.pop("catalog_files")
         request = request_of(model, config, {"gpu": checked("gpu", gpu, ManyGpus), **values})
-        found = advise.answered(request, catalogs)
+        answer = advise.answered(request, catalogs)
+        found = answer.found
         text_of = advise.command_of(request, catalogs, order=("model", "gpu", "config", *values))
-        document = advise.described(found, text_of)
-        after = notebook.way_out_elements(found.way_out, text_of, found.as_of)
+        document = advise.described(answer, text_of)
+        after = [*_data_elements(answer.data), *notebook.way_out_elements(found.way_out, text_of, found.as_of)]
         more = {
-            "text": printed(lambda: advise.print_answer(found, text_of)),
+            "text": printed(lambda: advise.print_answer(answer, text_of)),
             "html": notebook.advice_html(found, advise.words, after),
             "changes": list(map(document_text, document["changes"])),
             **_way_out(document, command),
@@ -131,9 +133,10 @@ def _estimate_parts(answer: estimate.Answer, request: "Request", text_of: "Calla
     from vlmplan.answers.estimate import freezing_hints
 
     found, document = answer.estimate, estimate.described(answer, text_of)
-    after = notebook.way_out_elements(answer.way_out, text_of, today())
+    after = _data_elements(answer.data)
     if answer.scales:
-        after.insert(0, notebook.scaling_element(answer.scaling))
+        after.append(notebook.scaling_element(answer.scaling))
+    after += notebook.way_out_elements(answer.way_out, text_of, today())
     more = {
         "text": printed(lambda: estimate.print_answer(answer, text_of)),
         "html": notebook.estimate_html(found, answer.hardware_notes, freezing_hints(answer.freezing), after),
@@ -151,7 +154,7 @@ def _recommend_parts(answer: recommend.Answer, request: "Request", text_of: "Cal
     found, document = answer.found, recommend.described(answer, text_of)
     next_steps = recommend.next_steps_of(found, request, None, force=False)
     ranked = zip(document["plans"], found.plans, strict=True)
-    after = notebook.way_out_elements(answer.way_out, text_of, found.as_of)
+    after = [*_data_elements(answer.data), *notebook.way_out_elements(answer.way_out, text_of, found.as_of)]
     more = {
         "text": printed(lambda: recommend.print_answer(answer, next_steps, text_of)),
         "html": notebook.recommendation_html(answer.found, freezing_hints(answer.freezing), after),
@@ -189,6 +192,11 @@ def _reading_parts(request: "Request") -> Parts:
         "options": {keywords[name]: value for name, value in config.options.items()},
     }
     return document_text(document(config)), more
+
+
+def _data_elements(found: OfData | None) -> list[str]:
+    """The samples as the terminal has them; none without samples."""
+    return [] if found is None else [notebook.as_printed(lambda: print_of_data(found))]
 
 
 def _facts(found: "Estimate") -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.of_data import OfData, described_data, of_search, print_of_data
 from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
@@ -44,16 +45,24 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     from vlmplan.request import parse
 
     request = parse(given)
-    found = answered(request, catalog_files)
+    answer = answered(request, catalog_files)
     command = command_of(request, catalog_files, order=tuple(given))
     if as_json:
-        print_document(described(found, command))
+        print_document(described(answer, command))
     else:
-        print_answer(found, command)
-    return 0 if found.base is not None or found.best is not None else EXIT_NOTHING_FITS
+        print_answer(answer, command)
+    return 0 if answer.found.base is not None or answer.found.best is not None else EXIT_NOTHING_FITS
 
 
-def answered(request: "Request", catalog_files: tuple[Path, ...]) -> "Advice":
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """An advice, and what the samples mean for the plan as it is."""
+
+    found: "Advice"
+    data: OfData | None
+
+
+def answered(request: "Request", catalog_files: tuple[Path, ...]) -> Answer:
     """The advice on a request; one that names no objective has time where a budget is all that it limits."""
     from vlmplan.catalog import load_catalog
     from vlmplan.request import Objective
@@ -64,7 +73,8 @@ def answered(request: "Request", catalog_files: tuple[Path, ...]) -> "Advice":
         has_budget_alone = wanted.max_usd is not None and wanted.max_hours is None
         own = Objective.TIME if has_budget_alone else Objective.COST
         request = replace(request, search=replace(wanted, objective=own))
-    return advice(request, load_catalog(catalog_files), request.model_files, today())
+    found = advice(request, load_catalog(catalog_files), request.model_files, today())
+    return Answer(found=found, data=of_search(request, None if found.base is None else found.base.estimate))
 
 
 def command_of(
@@ -81,21 +91,23 @@ def command_of(
     return text
 
 
-def described(found: "Advice", command: "Callable[[Request], str]") -> dict[str, Any]:
+def described(answer: Answer, command: "Callable[[Request], str]") -> dict[str, Any]:
     """The document of an answer."""
     from vlmplan.answers.advice import document
     from vlmplan.answers.to_fit import document as to_fit_json
 
-    return document(found, words) | to_fit_json(found.way_out, command, found.as_of)
+    found = answer.found
+    return document(found, words) | described_data(answer.data) | to_fit_json(found.way_out, command, found.as_of)
 
 
-def print_answer(found: "Advice", command: "Callable[[Request], str]") -> None:
+def print_answer(answer: Answer, command: "Callable[[Request], str]") -> None:
     """What people see of an answer."""
     from vlmplan.answers.advice import print_advice
     from vlmplan.answers.to_fit import print_way_out
 
-    print_advice(found, words)
-    print_way_out(found.way_out, command, found.as_of)
+    print_advice(answer.found, words)
+    print_of_data(answer.data)
+    print_way_out(answer.found.way_out, command, answer.found.as_of)
 
 
 def words(changed: "Options") -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vlmplan.cli.of_data import OfData, described_data, of_estimate, print_of_data
 from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
@@ -23,9 +24,6 @@ from vlmplan.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from vlmplan.data_plan import DataSource
-    from vlmplan.data_plan.options import Largest, Option
-    from vlmplan.data_plan.outlook import Outlook
     from vlmplan.estimation import Estimate
     from vlmplan.freezing import Freezing
     from vlmplan.request import Request
@@ -97,33 +95,6 @@ class Answer:
     data: "OfData | None" = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfData:
-    """What an estimate means for the samples that it was made of."""
-
-    source: "DataSource"
-    outlook: "Outlook"
-    options: "list[Option]"
-    largest: "Largest"
-
-
-def of_data(result: "Estimate", source: "DataSource") -> OfData:
-    """The run on these samples, and what else could be done with them."""
-    from vlmplan.data_plan.options import data_options, largest_that_fit
-    from vlmplan.data_plan.outlook import Outlooks
-    from vlmplan.estimation import Estimator
-
-    estimator = Estimator(result.workload, result.recipe)
-    outlooks = Outlooks(result, source, estimator=estimator)
-    outlook = outlooks.of(source)
-    return OfData(
-        source=source,
-        outlook=outlook,
-        options=data_options(outlooks, source),
-        largest=largest_that_fit(result, estimator, outlooks, outlook.bound),
-    )
-
-
 def answered(request: "Request", catalog_files: tuple[Path, ...], lengths: str | None, *, scales: bool) -> Answer:
     """The estimate of a request with everything that is shown beside it."""
     from vlmplan.cli.to_fit import found_way_out
@@ -141,7 +112,7 @@ def answered(request: "Request", catalog_files: tuple[Path, ...], lengths: str |
         way_out=found_way_out(request, result, catalog_files),
         scales=scales,
         scaling=scaling_of(result, catalog_files) if scales else None,
-        data=None if request.from_data is None else of_data(result, request.from_data.source),
+        data=of_estimate(request, result),
     )
 
 
@@ -159,12 +130,7 @@ def described(answer: Answer, command: "Callable[[Request], str]") -> dict[str, 
 
     document = estimate.document(answer.estimate, answer.hardware_notes)
     document["freeze_vision"] = estimate.freezing_json(answer.freezing)
-    if answer.data is not None:
-        from vlmplan.answers import data, data_outlook
-
-        of = answer.data
-        own = data_outlook.document(of.outlook, of.options, of.largest)
-        document["data"] = data.document(of.source) | own
+    document |= described_data(answer.data)
     if answer.scales:
         document["scaling"] = scaling.document(answer.scaling)
     return document | to_fit.document(answer.way_out, command, today())
@@ -176,14 +142,7 @@ def print_answer(answer: Answer, command: "Callable[[Request], str]") -> None:
     from vlmplan.answers.to_fit import print_way_out
 
     print_estimate(answer.estimate, answer.hardware_notes, freezing_hints(answer.freezing))
-    if answer.data is not None:
-        from vlmplan.answers.data import print_data
-        from vlmplan.answers.data_outlook import print_outlook
-
-        of = answer.data
-        click.echo()
-        print_data(of.source)
-        print_outlook(answer.estimate, of.source, of.outlook, of.options, of.largest)
+    print_of_data(answer.data)
     if answer.scales:
         from vlmplan.answers.scaling import print_scaling
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.estimate import freezing_of
+from vlmplan.cli.of_data import OfData, described_data, of_search, print_of_data
 from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
@@ -151,6 +152,7 @@ def answered(
         freezing=freezing_of(found.plans[0].estimate, request) if found.plans else None,
         way_out=searched_way_out_of(request, found, catalog_files),
         shows_pareto=shows_pareto,
+        data=of_search(request, found.plans[0].estimate if found.plans else None),
     )
 
 
@@ -169,6 +171,7 @@ class Answer:
     freezing: "Freezing | None"
     way_out: "WayOut | None"
     shows_pareto: bool
+    data: OfData | None
 
 
 def described(answer: Answer, command: "Callable[[Request], str]", made: ForTrainer | None = None) -> dict[str, Any]:
@@ -181,7 +184,7 @@ def described(answer: Answer, command: "Callable[[Request], str]", made: ForTrai
     document["freeze_vision"] = freezing_json(answer.freezing)
     if made is not None:
         document["made_for"] = made_for_json(made)
-    return document | to_fit.document(answer.way_out, command, answer.found.as_of)
+    return document | described_data(answer.data) | to_fit.document(answer.way_out, command, answer.found.as_of)
 
 
 def print_answer(answer: Answer, lines: list[str], command: "Callable[[Request], str]") -> None:
@@ -189,13 +192,18 @@ def print_answer(answer: Answer, lines: list[str], command: "Callable[[Request],
     from vlmplan.answers.estimate import freezing_hints
     from vlmplan.answers.recommendation import print_nothing_fits, print_recommendation
     from vlmplan.answers.to_fit import print_way_out
+    from vlmplan.render.lines import say
 
     if not answer.found.plans:
         print_nothing_fits(answer.found)
+        print_of_data(answer.data)
         print_way_out(answer.way_out, command, answer.found.as_of)
         return
     hints = freezing_hints(answer.freezing)
-    print_recommendation(answer.found, lines, answer.rehearsal, shows_pareto=answer.shows_pareto, hints=hints)
+    print_recommendation(answer.found, answer.rehearsal, shows_pareto=answer.shows_pareto, hints=hints)
+    print_of_data(answer.data)
+    for line in ("", *lines):
+        say(line)
 
 
 def next_steps_of(found: "Recommendation", request: "Request", out: Path | None, *, force: bool) -> list[str]:
