@@ -48,19 +48,27 @@ def test_what_is_drawn_has_the_distribution_that_its_formula_says():
 
 
 @pytest.mark.sweep
-def test_a_hundred_thousand_samples_take_a_minute_of_two_cores_and_the_worst_is_that_of_brute_force(tmp_path: Path):
+def test_a_hundred_thousand_samples_with_images_are_read_in_a_minute_of_two_cores(tmp_path: Path):
     samples = drawn_samples(100_000)
     data, model = write_data(tmp_path / "data", samples), write_model(tmp_path / "model")
     started = cpu_seconds()
     request, outlooks = asked_for(data, model)
     source = request.from_data.source
-    outlook = outlooks.of(source)
+    outlooks.of(source)
     used = cpu_seconds() - started
     assert used < 2 * 60, f"{used:.0f} seconds of processor time"
     assert [(one.tokens, one.patches) for one in source.found.shapes] == [(one.tokens, one.patches) for one in samples]
     started = cpu_seconds()
     asked_for(data, model)
-    assert cpu_seconds() - started < 0.3 * used
+    assert cpu_seconds() - started < 0.5 * used
+
+
+@pytest.mark.parametrize("count", [400, pytest.param(20_000, marks=pytest.mark.sweep)])
+def test_the_worst_micro_batch_is_that_of_brute_force(count: int, tmp_path: Path):
+    samples = drawn_samples(count)
+    request, outlooks = asked_for(write_data(tmp_path / "data", samples), write_model(tmp_path / "model"))
+    source = request.from_data.source
+    outlook = outlooks.of(source)
     found = brute_force(outlooks, source, samples, MICRO_BATCH, NUM_RANKS)
     assert found.peak_bytes <= outlook.worst.peak_bytes <= 1.02 * found.peak_bytes
 

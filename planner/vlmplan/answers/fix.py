@@ -9,6 +9,7 @@ import click
 from vlmplan.answers.estimate import heading, verdict_line
 from vlmplan.answers.offers import offer_text
 from vlmplan.changes.kinds import engine_title
+from vlmplan.data_plan.outlook import Outlook
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.plain_text import printable_line
@@ -22,7 +23,8 @@ def document(found: Fixes) -> list[JsonDict]:
     what is written.
 
     ``changes`` are keys with their values before and after, null where there is none; ``diff`` is for ``patch``.
-    ``costs`` are of the run before and after; seconds and usd are null where a speed or a price is not known.
+    ``costs`` are of the run before and after, on known samples as they are; seconds and usd are null where a speed or a
+    price is not known.
     """
     return [_fix_json(found, one) for one in found.fixes]
 
@@ -37,19 +39,30 @@ def _fix_json(found: Fixes, one: Fix) -> JsonDict:
         "verdict": one.estimate.verdict.value,
         "keeps_results": one.keeps_results,
         "samples_per_step": one.estimate.samples_per_step,
+        **_samples_json(one),
         "notes": list(_notes(one)),
         "diff": _diff(one),
     }
 
 
+def _samples_json(one: Fix) -> JsonDict:
+    """Of known samples, those that are cut or left out, and the part of the images that is made smaller."""
+    if one.request.from_data is None:
+        return {"num_samples_changed": None, "shrunk_image_fraction": None}
+    source = one.request.from_data.source
+    return {"num_samples_changed": source.num_changed, "shrunk_image_fraction": source.shrunk_image_fraction}
+
+
 def _costs(found: Fixes, one: Fix) -> JsonDict:
     before, after = found.present, one.estimate
+    run_seconds = before.run_seconds if found.run is None else found.run.run_seconds
+    run_seconds_after = after.run_seconds if one.run is None else one.run.run_seconds
     pairs = {
         "device_bytes": (before.device.device_bytes, after.device.device_bytes),
         "host_bytes_per_node": (before.host.peak_bytes, after.host.peak_bytes),
         "step_seconds": (before.step_seconds, after.step_seconds),
-        "run_seconds": (before.run_seconds, after.run_seconds),
-        "usd": (_usd(found, before.run_seconds), _usd(found, after.run_seconds)),
+        "run_seconds": (run_seconds, run_seconds_after),
+        "usd": (_usd(found, run_seconds), _usd(found, run_seconds_after)),
     }
     return {name: {"before": first, "after": second} for name, (first, second) in pairs.items()}
 
@@ -124,15 +137,47 @@ def _cost_lines(found: Fixes, one: Fix, on: date) -> Iterator[str]:
         f"memory {gib_text(before.device.device_bytes)} -> {gib_text(device.device_bytes)} of "
         f"{gib_text(device.usable_bytes)}{_host_text(found, one)}"
     )
-    if after.step_seconds is not None and before.step_seconds is not None and after.run_seconds is not None:
-        share = after.step_seconds / before.step_seconds - 1
-        faster = f"{abs(share):.0%} {'slower' if share > 0 else 'faster'}" if abs(share) >= 0.005 else "no slower"
+    if one.run is not None and found.run is not None:
+        yield from _run_lines(found, found.run, one, one.run, on)
+    elif after.step_seconds is not None and before.step_seconds is not None and after.run_seconds is not None:
+        faster = _faster_text(after.step_seconds / before.step_seconds - 1)
         than = "" if found.fits_already else " than it would be as it is"
         run = duration_text(after.run_seconds) + _money_text(found, after.run_seconds, on)
         yield f"time: a step of {duration_text(after.step_seconds)}, {faster}{than}; {run}"
+    if _packs_anew(found, one):
+        yield "results: each row of a step is several samples: more of them a step, so learning_rate means another"
+        return
     samples = counted(after.samples_per_step, "sample")
     same = "the same results but for rounding" if one.keeps_results else "other results"
     yield f"results: {samples} a step as before, so learning_rate means the same; {same}"
+
+
+def _faster_text(share: float) -> str:
+    return f"{abs(share):.0%} {'slower' if share > 0 else 'faster'}" if abs(share) >= 0.005 else "no slower"
+
+
+def _run_lines(found: Fixes, run: Outlook, one: Fix, other: Outlook, on: date) -> Iterator[str]:
+    """The time of the run on the samples as they are, and how many of them and of their images change."""
+    if run.run_seconds is not None and other.run_seconds is not None:
+        faster = _faster_text(other.run_seconds / run.run_seconds - 1)
+        than = "" if found.fits_already else " than it would be as it is"
+        money = _money_text(found, other.run_seconds, on)
+        yield f"time: {duration_text(other.run_seconds)} on these samples{money}, {faster}{than}"
+    assert one.request.from_data is not None
+    source = one.request.from_data.source
+    total, padding = len(source.found.shapes), other.padding_fraction
+    done = "left out" if source.rules.drops_long else "cut"
+    shrunk = f"; {source.shrunk_image_fraction:.1%} of the images are made smaller" if source.found.sizes else ""
+    yield (
+        f"samples: {source.num_changed:,} of {total:,} ({source.num_changed / total:.1%}) are {done}{shrunk}; "
+        f"{padding:.0%} of the computed tokens are padding"
+    )
+
+
+def _packs_anew(found: Fixes, one: Fix) -> bool:
+    """Whether rows hold several samples that held one."""
+    data = one.request.from_data
+    return data is not None and data.source.rules.packs and found.run is not None and not found.packs
 
 
 def _money_text(found: Fixes, run_seconds: float, on: date) -> str:

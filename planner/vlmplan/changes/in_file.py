@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from vlmplan.changes.kinds import Change, Space, all_changes
+from vlmplan.changes.known_samples import known_sample_changes
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.models import find_model
@@ -13,7 +14,15 @@ from vlmplan.other_trainers import OpenedConfig, TrainerConfig
 from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, cannot_train, key_changes, with_changes
 from vlmplan.other_trainers.writing import Tool
 from vlmplan.recipe import Recipe
-from vlmplan.request import OptionValue, Request, RequestedSetup, configured_request, image_size, requested_setup
+from vlmplan.request import (
+    OptionValue,
+    Request,
+    RequestedSetup,
+    configured_request,
+    image_size,
+    requested_setup,
+    with_samples,
+)
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles, Workload
 
@@ -71,8 +80,9 @@ class FileSetups:
         return recipe.master_dtype is present.master_dtype or recipe.method is not present.method
 
     def read(self, opened: OpenedConfig) -> Request:
-        """The request of the file when it is ``opened``, with the options that are given beside it."""
-        return configured_request(self.own, opened, self._found_model)
+        """The request of the file when it is ``opened``, with the options and the samples that are given beside it."""
+        found, data = configured_request(self.own, opened, self._found_model), self.request.from_data
+        return found if data is None else with_samples(found, self.own, data.source.sources, data.image_folder)
 
     def is_same(self, request: Request, tried: RequestedSetup) -> bool:
         """Whether a request of the changed file means what was tried."""
@@ -89,7 +99,9 @@ class FileSetups:
 
     def space(self) -> Space:
         """The changes that are tried."""
-        return of_whole_models(all_changes(replace(self.present, ds_config=None)))  # its file changes too
+        space = of_whole_models(all_changes(replace(self.present, ds_config=None)))  # its file changes too
+        data = self.request.from_data
+        return space if data is None else replace(space, samples=tuple(known_sample_changes(data.source)))
 
 
 def of_whole_models(space: Space) -> Space:

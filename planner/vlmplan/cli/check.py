@@ -58,8 +58,6 @@ def check(
     from vlmplan.request import parse
 
     choice = FixOptions(fixes=fixes, target=target, force=force)
-    if choice.fixes and given["data"] is not None:
-        raise click.UsageError(f"--fix changes {file} for the lengths that it says; --data does not go with it yet")
     request = parse({**given, "config": file})
     if choice.fixes:
         return run_fix(file, given, request, catalog_files, choice, as_json=as_json)

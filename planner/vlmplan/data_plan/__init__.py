@@ -10,6 +10,6 @@ options.py   what packing, lower limits and smaller images would buy, and the la
 
 from vlmplan.data_plan.covering import Covering
 from vlmplan.data_plan.lengths import SampleShapes, Shape, Trained
-from vlmplan.data_plan.source import DataSource, data_source
+from vlmplan.data_plan.source import DataSource, DataSources, Limits
 
-__all__ = ["Covering", "DataSource", "SampleShapes", "Shape", "Trained", "data_source"]
+__all__ = ["Covering", "DataSource", "DataSources", "Limits", "SampleShapes", "Shape", "Trained"]

@@ -14,6 +14,8 @@ from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles
 
 PERCENTILES = (5, 25, 50, 75, 95, 99)
+LIMIT_MULTIPLE = 64
+"""Of tokens, that limits which are tried are rounded up to. A choice."""
 
 
 class Shape(NamedTuple):
@@ -128,6 +130,13 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
         num_refused=len(refused),
         sentences=tuple(dict.fromkeys(refused))[:1],
     )
+
+
+def limits_at(samples: SampleShapes, percentiles: Sequence[int]) -> list[int]:
+    """Limits in tokens at these percentiles, below the longest sample, the largest first."""
+    in_order = sorted(shape.tokens for shape in samples.shapes)
+    found = {-(-int(percentile(in_order, one)) // LIMIT_MULTIPLE) * LIMIT_MULTIPLE for one in percentiles}
+    return sorted((one for one in found if one < in_order[-1]), reverse=True)
 
 
 def percentile(in_order: Sequence[float], percent: float) -> float:

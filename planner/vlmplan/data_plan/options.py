@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_plan.covering import Covering
-from vlmplan.data_plan.lengths import percentile, sample_shapes, trained
+from vlmplan.data_plan.lengths import LIMIT_MULTIPLE, limits_at, sample_shapes, trained
 from vlmplan.data_plan.outlook import MAX_COMPARED_SAMPLES, Outlook, Outlooks
 from vlmplan.data_plan.source import DataSource
 from vlmplan.data_rules import Order
@@ -18,7 +18,6 @@ from vlmplan.models import context_length
 
 LIMIT_PERCENTILES = (99, 95, 90)
 """Of lengths, that lower limits are tried at. A choice."""
-LIMIT_MULTIPLE = 64
 PIXEL_FRACTIONS = (0.5, 0.25)
 """Of the largest image's pixels. A choice."""
 MOST_MICRO_BATCH, MOST_SEQ_LEN, MOST_SIDE = 4096, 2**20, 8192
@@ -72,10 +71,8 @@ def _other_rules(source: DataSource) -> Iterator[tuple[str, _Make]]:
 
 
 def _lower_limits(source: DataSource) -> Iterator[tuple[str, _Make]]:
-    in_order = sorted(shape.tokens for shape in source.trained.samples.shapes)
-    limits = {-(-int(percentile(in_order, one)) // LIMIT_MULTIPLE) * LIMIT_MULTIPLE for one in LIMIT_PERCENTILES}
     total = len(source.found.shapes)
-    for limit in sorted((one for one in limits if one < in_order[-1]), reverse=True):
+    for limit in limits_at(source.trained.samples, LIMIT_PERCENTILES):
 
         def make(name: str, outlooks: Outlooks, limit: int = limit) -> Option:
             kept = trained(source.found, source.rules, limit=limit, max_images=source.max_images)

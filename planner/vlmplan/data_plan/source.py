@@ -1,7 +1,8 @@
 """What ``--data`` decides of a request: how long samples are, which images they have, and how many there are."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmplan.chats.downscaling import Size
@@ -16,11 +17,23 @@ from vlmplan.workload import ModelFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the samples of a run may have at the most. ``limit`` is in tokens, None for the model's own, and ``source``
+    says where it is from; ``planned_size`` is what images are made no larger than, ``max_images`` what a sample shows.
+    """
+
+    limit: int | None = None
+    source: str = "--seq-len"
+    planned_size: Size | None = None
+    max_images: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
     """Samples, as one trainer gives them to one model. ``found`` are all of them, ``trained`` those at the limit.
 
-    ``limit_source`` says where the limit is from; None: nothing is limited. ``planned_size`` is what images are made no
-    larger than, ``max_images`` the most that a sample may show.
+    ``limit_source`` says where the limit is from; None: nothing is limited. ``planned_size`` and ``max_images`` are
+    those of ``Limits``. ``sources`` has the same samples under other rules.
     """
 
     path: Path
@@ -32,6 +45,7 @@ class DataSource:
     limit_source: str | None
     planned_size: Size | None = None
     max_images: int | None = None
+    sources: "DataSources" = field(repr=False, compare=False)
 
     @property
     def amounts(self) -> ImageAmounts:
@@ -45,6 +59,18 @@ class DataSource:
         return covering_every_order(
             self.trained.samples, self.amounts, limit=self.trained.limit, pads_to=self.rules.pads_to
         )
+
+    @property
+    def num_changed(self) -> int:
+        """Samples that are not trained on as they are: cut or left out."""
+        return self.trained.num_over + self.trained.num_many_images
+
+    @property
+    def shrunk_image_fraction(self) -> float:
+        """Part of the images that the trainer makes smaller."""
+        images = [size for sample in self.dataset.samples for size in sample.images]
+        smaller = sum(math.prod(self.amounts.seen_size(size)) < math.prod(size) for size in images)
+        return smaller / len(images) if images else 0.0
 
     @property
     def notes(self) -> list[str]:
@@ -73,37 +99,50 @@ class DataSource:
         return notes
 
 
-def data_source(
-    path: Path,
-    model: ModelFiles,
-    rules: DataRules,
-    *,
-    limit: int | None = None,
-    limit_source: str = "--seq-len",
-    planned_size: Size | None = None,
-    max_images: int | None = None,
-    image_folder: Path | None = None,
-    names: Sequence[str] = (),
-) -> DataSource:
-    """The samples of a file or folder. Raises what ``dataset``, ``sample_shapes`` and ``trained`` raise."""
-    read = dataset(path, model, names=names or rules.names, image_folder=image_folder)
-    found = sample_shapes(read, model, rules, planned_size)
-    source: str | None = limit_source
-    if limit is None:
-        limit, source = context_length(model), "the model's own limit"
-    if limit is None or (source != limit_source and limit >= found.longest):
-        limit, source = found.longest, None
-    return DataSource(
-        path=path,
-        dataset=read,
-        model=model,
-        rules=rules,
-        found=found,
-        trained=trained(found, rules, limit=limit, max_images=max_images),
-        limit_source=source,
-        planned_size=planned_size,
-        max_images=max_images,
-    )
+class DataSources:
+    """The samples of a file or folder under any rules and limits, each computed once. They are read when it is made:
+    raises what ``dataset`` raises."""
+
+    def __init__(
+        self, path: Path, model: ModelFiles, *, names: Sequence[str] = (), image_folder: Path | None = None
+    ) -> None:
+        self._path, self._model = path, model
+        self._dataset = dataset(path, model, names=names, image_folder=image_folder)
+        self._shapes: dict[tuple[int, int | None, Size | None], SampleShapes] = {}
+        self._sources: dict[tuple[DataRules, Limits], DataSource] = {}
+
+    def source(self, rules: DataRules, limits: Limits) -> DataSource:
+        """The samples under these rules. Raises what ``sample_shapes`` and ``trained`` raise."""
+        if (rules, limits) not in self._sources:
+            self._sources[rules, limits] = self._source(rules, limits)
+        return self._sources[rules, limits]
+
+    def _source(self, rules: DataRules, limits: Limits) -> DataSource:
+        found = self._found(rules, limits.planned_size)
+        limit: int | None = limits.limit
+        source: str | None = limits.source
+        if limit is None:
+            limit, source = context_length(self._model), "the model's own limit"
+        if limit is None or (source != limits.source and limit >= found.longest):
+            limit, source = found.longest, None
+        return DataSource(
+            path=self._path,
+            dataset=self._dataset,
+            model=self._model,
+            rules=rules,
+            found=found,
+            trained=trained(found, rules, limit=limit, max_images=limits.max_images),
+            limit_source=source,
+            planned_size=limits.planned_size,
+            max_images=limits.max_images,
+            sources=self,
+        )
+
+    def _found(self, rules: DataRules, planned: Size | None) -> SampleShapes:
+        key = (rules.min_pixels, rules.max_pixels, planned)
+        if key not in self._shapes:
+            self._shapes[key] = sample_shapes(self._dataset, self._model, rules, planned)
+        return self._shapes[key]
 
 
 def _of_packed_rows(source: DataSource) -> Covering:

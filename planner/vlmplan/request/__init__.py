@@ -6,7 +6,7 @@ parsing   the request of options, and of the configuration of another trainer be
 setup     workload, cluster and recipe of a request, completed by defaults
 """
 
-from vlmplan.request.parsing import configured_request, own_request, parse
+from vlmplan.request.parsing import configured_request, own_request, parse, with_samples
 from vlmplan.request.parts import (
     EvaluationRequest,
     HardwareRequest,
@@ -56,5 +56,6 @@ __all__ = [
     "requested_setup",
     "resolved_recipe",
     "samples_per_step",
+    "with_samples",
     "workload_of",
 ]

@@ -15,6 +15,7 @@ from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
+    from vlmplan.data_plan import DataSources
     from vlmplan.data_rules import DataRules
     from vlmplan.other_trainers import Asked, OpenedConfig, TrainerConfig
     from vlmplan.other_trainers.writing import Tool
@@ -28,7 +29,7 @@ def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
     """The request of these options, for ``given_model`` in place of one that is looked up by its name.
 
     Raises as ``Request.with_options`` does, and for ``config`` and ``data`` as ``read_trainer_config`` and
-    ``data_source``.
+    ``DataSources``.
     """
     path, data = options.get("config"), options.get("data")
     own = whole = own_request(options, given_model)
@@ -83,26 +84,38 @@ def _refuse_another_trainer(tool: "Tool", config: "TrainerConfig") -> None:
 
 
 def _with_data(whole: Request, own: Request, path: Path, image_folder: Path | None) -> Request:
-    """``whole``, of which ``own`` is the user's part, with the samples' lengths and images in place of its own, which
-    are limits then. A number of samples that is said stays."""
-    from vlmplan.data_plan import data_source
-    from vlmplan.data_rules import OF_EVERY_IMAGE, rules_of
+    """``whole``, of which ``own`` is the user's part, with the samples of ``path``."""
+    from vlmplan.data_plan import DataSources
 
-    configured = whole.configured
-    tool = None if whole.made_for is None else whole.made_for.value
-    rules = rules_of(tool) if configured is None else configured.config.data_rules
+    rules = _data_rules(whole)
     if image_folder is not None and not image_folder.is_dir():
         raise UnavailableError(f"--image-folder {image_folder} is no folder")
-    source = data_source(
-        path,
-        whole.model_files,
-        rules,
+    images = image_folder or _own_image_folder(rules, whole.configured)
+    sources = DataSources(path, whole.model_files, names=rules.names, image_folder=images)
+    return with_samples(whole, own, sources, image_folder)
+
+
+def _data_rules(whole: Request) -> "DataRules":
+    from vlmplan.data_rules import rules_of
+
+    tool = None if whole.made_for is None else whole.made_for.value
+    return rules_of(tool) if whole.configured is None else whole.configured.config.data_rules
+
+
+def with_samples(whole: Request, own: Request, sources: "DataSources", image_folder: Path | None = None) -> Request:
+    """``whole``, of which ``own`` is the user's part, with the samples' lengths and images in place of its own, which
+    are limits then. A number of samples that is said stays."""
+    from vlmplan.data_plan import Limits
+    from vlmplan.data_rules import OF_EVERY_IMAGE
+
+    configured = whole.configured
+    limits = Limits(
         limit=whole.workload.seq_len,
-        limit_source="--seq-len" if configured is None or own.workload.seq_len is not None else str(configured.path),
+        source="--seq-len" if configured is None or own.workload.seq_len is not None else str(configured.path),
         planned_size=own.workload.image_size,
         max_images=own.workload.images_per_sample,
-        image_folder=image_folder or _own_image_folder(rules, configured),
     )
+    source = sources.source(_data_rules(whole), limits)
     covers = source.covering
     alone = WorkloadRequest(
         seq_len=covers.seq_len,

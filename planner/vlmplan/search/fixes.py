@@ -1,15 +1,19 @@
 """The smallest changes of a trainer's own file with which its setup fits, or is faster where it does."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.in_file import FileSetups
 from vlmplan.changes.kinds import Change, Space, engine_changes
 from vlmplan.changes.least import LARGER_WEIGHT, SAME_SECONDS_FRACTION, Combination, least_combination
 from vlmplan.changes.trials import Trials
+from vlmplan.data_plan.outlook import Outlook
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Offer, cheapest
@@ -21,6 +25,7 @@ from vlmplan.recipe import AttentionImplementation, Offload, OptimizerKind
 from vlmplan.request import Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.requested import requested_estimate
 from vlmplan.search.clusters import taken_host_bytes
+from vlmplan.search.data_fixes import run_on_samples, sampling_keys, saves
 from vlmplan.search.offers import DEFAULT_PRICING
 from vlmplan.search.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.units import divisors
@@ -40,7 +45,7 @@ class Fix:
     """Changes of the file, and what they come to: ``estimate`` is of the file as it is read with them.
 
     ``keeps_results``: the same model comes out, but for rounding. ``adds_adapters`` to a run that had none;
-    ``widens_update``: the optimizer updates weights in float32, which it did not.
+    ``widens_update``: the optimizer updates weights in float32, which it did not. ``run`` is that on known samples.
     """
 
     patch: Patch
@@ -49,17 +54,22 @@ class Fix:
     keeps_results: bool
     adds_adapters: bool
     widens_update: bool
+    run: Outlook | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fixes:
     """``fixes`` are the cheapest first, none where nothing helps; ``other_machine`` is sought where nothing fits here.
-    ``offer`` is what such a machine costs, None where the catalog has no price."""
+    ``offer`` is what such a machine costs, None where the catalog has no price. ``run`` is the present one on known
+    samples."""
 
     present: Estimate
     fixes: tuple[Fix, ...]
     offer: Offer | None
     other_machine: OtherMachine | None = None
+    run: Outlook | None = None
+    packs: bool = False
+    """Whether rows of known samples hold several as it is."""
 
     @property
     def fits_already(self) -> bool:
@@ -90,6 +100,10 @@ def found_fixes(
     fits_already = present.verdict is Verdict.FITS
     combinations = _faster(files, trials) if fits_already else _to_fit(files, trials)
     fixes = _fixes(files, combinations, trials, catalog_files, target)
+    run = run_on_samples(request, present)
+    if run is not None and (fits_already or fixes):
+        first = combinations[0] if combinations else Combination(changes=(), request=request)
+        fixes = _with_data_fixes(fixes, run, files, first, trials, catalog_files, target)
     other = None
     if not fixes and not fits_already:
         other = cheapest_other_machine(request, cluster, catalog, Trials(catalog, model), today)
@@ -98,7 +112,14 @@ def found_fixes(
         for offer in catalog.offers_for(cluster.node.gpu.id)
         if offer.num_gpus == cluster.node.num_gpus and offer.pricing in DEFAULT_PRICING
     ]
-    return Fixes(present=present, fixes=tuple(fixes), offer=cheapest(offers, today), other_machine=other)
+    return Fixes(
+        present=present,
+        fixes=tuple(fixes),
+        offer=cheapest(offers, today),
+        other_machine=other,
+        run=run,
+        packs=request.from_data is not None and request.from_data.source.rules.packs,
+    )
 
 
 def _fixes(
@@ -126,12 +147,20 @@ def _fixes(
 
 
 def _fix(
-    files: FileSetups, found: Combination, trials: Trials, catalog_files: tuple[Path, ...], target: Path
+    files: FileSetups,
+    found: Combination,
+    trials: Trials,
+    catalog_files: tuple[Path, ...],
+    target: Path,
+    more: Mapping[str, Any] | None = None,
 ) -> Fix | None:
-    """The changed file, read again; None where it does not fit after all."""
-    patch = patched(files.opened, files.keys(found.request), target)
+    """The changed file, read again, with ``more`` keys of what is done with the samples; None where it does not fit
+    after all."""
+    keys = files.keys(found.request)
+    patch = patched(files.opened, keys if more is None else replace(keys, values={**keys.values, **more}), target)
     request, tried = files.read(patch.opened), trials.setup(found.request)
-    if tried is not None and files.is_same(request, tried) and not isinstance(files.model, ProbedModelFiles):
+    is_known = more is None and tried is not None and files.is_same(request, tried)
+    if is_known and not isinstance(files.model, ProbedModelFiles):
         estimate = trials.estimate(found.request)
     else:
         estimate, _ = requested_estimate(request, catalog_files)
@@ -142,10 +171,39 @@ def _fix(
         patch=patch,
         estimate=estimate,
         request=request,
-        keeps_results=found.keeps_results and updates_alike,
+        keeps_results=found.keeps_results and updates_alike and more is None,
         adds_adapters=estimate.recipe.trains_adapters and not files.present.recipe.trains_adapters,
         widens_update=not updates_alike,
+        run=run_on_samples(request, estimate),
     )
+
+
+def _with_data_fixes(
+    fixes: list[Fix],
+    run: Outlook,
+    files: FileSetups,
+    first: Combination,
+    trials: Trials,
+    catalog_files: tuple[Path, ...],
+    target: Path,
+) -> list[Fix]:
+    """``fixes`` with those of what else can be done with known samples, beside the ``first`` changes. Where the setup
+    fits as it is, the fastest comes first; else the least that fits does."""
+    before = fixes[0].run if fixes else run
+    assert before is not None
+    more: list[Fix] = []
+    fits_already = trials.fits(files.request)
+    bases = (
+        [first] if not first.changes or not fits_already else [first, Combination(changes=(), request=files.request)]
+    )
+    for base, keys in product(bases, list(sampling_keys(files.opened, files.config, files.request))):
+        with suppress(InputError):  # what this file has no place for, or its trainer refuses
+            found = _fix(files, base, trials, catalog_files, target, keys)
+            if found is not None and saves(found.run, before if base is first else run, WORTH_FRACTION):
+                more.append(found)
+    if not fits_already:
+        return [*fixes, *more]
+    return sorted([*fixes, *more], key=lambda one: (one.run and one.run.run_seconds) or 0.0)[:MOST_FIXES]
 
 
 def _is_no_better(one: Fix, other: Fix) -> bool:

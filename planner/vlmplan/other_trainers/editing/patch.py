@@ -37,6 +37,9 @@ NEAR: Mapping[str, tuple[str, ...]] = {
     "load_in_4bit": ("use_peft", "lora_r"),
     "image_max_pixels": ("cutoff_len", "model_name_or_path"),
     "max_pixels": ("max_length", "model"),
+    "train_sampling_strategy": ("gradient_accumulation_steps", "per_device_train_batch_size"),
+    "group_by_length": ("gradient_accumulation_steps", "per_device_train_batch_size"),
+    "packing": ("cutoff_len", "max_length"),
 }
 """Where a new key is best put: after the first of these that is there, else at the end. A choice."""
 
