@@ -41,6 +41,8 @@ TURNED_SIDES = 6
 """EXIF's orientation of a picture that lies on its side."""
 PATCH, MIN_PIXELS, MAX_PIXELS = 14, 56 * 56, 28 * 28 * 16384
 """Of Qwen2-VL-2B's preprocessor_config.json as published."""
+PADS_TO = 8
+"""The bundled trainer's (``data/batches.py``), up to the plan's length, which is that of the longest sample."""
 Size = tuple[int, int]
 
 
@@ -158,7 +160,7 @@ def brute_force(
         covers = covering(
             source.trained.samples,
             source.amounts,
-            num_tokens=-(-max(tokens[row] for row in rows) // source.rules.pads_to) * source.rules.pads_to,
+            num_tokens=min(max(tokens), -(-max(tokens[row] for row in rows) // PADS_TO) * PADS_TO),
             num_patches=sum(patches[row] for row in rows),
             num_images=sum(len(samples[row].images) for row in rows),
             num_rows=micro_batch,
