@@ -1,10 +1,13 @@
 """The estimate that a request asks for: on the catalog's hardware, with rehearsed activations where no family knows the
 model."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from vlmplan.catalog import load_catalog
-from vlmplan.estimation import Estimate, estimate, estimate_with_sizes
+from vlmplan.estimation import Estimate, disk_caveat, estimate, estimate_with_sizes
+from vlmplan.gpu_choice import LOCAL
+from vlmplan.machine.host import free_bytes_at
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.request import Request, requested_cluster, requested_setup
 
@@ -19,4 +22,22 @@ def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tup
         from vlmplan.rehearsal.unknown import with_rehearsed_activations
 
         found = with_rehearsed_activations(found)
-    return found, list(asked.notes)
+    return found, [*asked.notes, *disk_notes(request, found)]
+
+
+def disk_notes(request: Request, found: Estimate) -> list[str]:
+    """That the output folder has no room for the run: by ``--disk``, or by this machine's file system where the run is
+    planned for this machine."""
+    room, whose = request.hardware.disk_bytes, "--disk"
+    if room is None and _is_here(request):
+        folder = "." if request.configured is None else request.configured.config.output_dir or "."
+        with suppress(RuntimeError):  # a home that nobody has
+            room, whose = free_bytes_at(Path(folder).expanduser()), "this machine"
+    note = None if room is None else disk_caveat(found, room, whose)
+    return [] if note is None else [note]
+
+
+def _is_here(request: Request) -> bool:
+    """Whether it is planned for this machine's GPUs."""
+    gpus = request.hardware.gpus
+    return not gpus or gpus[0].name.casefold() == LOCAL

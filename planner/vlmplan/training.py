@@ -33,6 +33,8 @@ MONITOR_PACKAGES = {"tensorboard": ("deepspeed", "tensorboard"), "wandb": ("deep
 SAVE_MINUTES = 30.0
 """Minutes between checkpoints where nothing else is asked for: what a killed run loses at most. A choice: saving 7
 billion weights with their optimizer, some 100 GB, takes a minute or two."""
+DEFAULT_KEEP_LAST = 2
+"""Checkpoints that stay where nothing else is asked for: the newest, and one to fall back to. A choice."""
 ADAM_BETAS, ADAM_EPSILON = (0.9, 0.999), 1e-8
 """torch's defaults, written out because bitsandbytes and DeepSpeed have others for some optimizers."""
 SEPARATOR = "  "
@@ -72,7 +74,7 @@ class TrainerOptions:
     schedule: str = "cosine"
     save_every: int | None = None
     save_minutes: float | None = None
-    keep_last: int = 2
+    keep_last: int = DEFAULT_KEEP_LAST
     max_steps: int | None = None
     seed: int = 0
     merge_adapters: bool = False

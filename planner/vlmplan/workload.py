@@ -6,6 +6,7 @@ from typing import Any
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
+from vlmplan.saving import Saving
 from vlmplan.units import MAX_COUNT
 
 DEFAULT_NUM_SAMPLES = 10_000
@@ -42,7 +43,8 @@ class Workload:
     """A model, a sample shape and an amount of training.
 
     ``seq_len`` are tokens per sample in the language model, image tokens included. ``global_batch`` is samples per
-    optimizer step over all GPUs; None where micro batch and accumulation decide it.
+    optimizer step over all GPUs; None where micro batch and accumulation decide it. ``saving`` says when checkpoints
+    are written and how many stay, which no byte and second of training depends on.
     """
 
     model: ModelFiles
@@ -53,6 +55,7 @@ class Workload:
     num_samples: int = DEFAULT_NUM_SAMPLES
     epochs: float = DEFAULT_EPOCHS
     global_batch: int | None = None
+    saving: Saving = field(default_factory=Saving)
 
     def __post_init__(self) -> None:
         least = {"seq_len": 1, "images_per_sample": 0, "image_width": 1, "image_height": 1, "num_samples": 1}

@@ -127,11 +127,14 @@ def test_a_cloud_is_named_where_skypilot_rents_from_it(offer: PlannedOffer | Non
     assert resources.get("infra") == infra
 
 
-def test_large_checkpoints_get_a_disk_for_them():
+@pytest.mark.parametrize(("step_seconds", "num_at_once"), [(1, 1), (360, 3)])
+def test_large_checkpoints_get_a_disk_for_all_that_are_there_at_once(step_seconds: int, num_at_once: int):
     item = plan()
-    item = replace(item, expected=replace(item.expected, checkpoint_bytes=700 * GIB, export_bytes=100 * GIB))
+    sizes = {"checkpoint_bytes": 700 * GIB, "export_bytes": 100 * GIB}
+    item = replace(item, expected=replace(item.expected, **sizes, num_steps=100, step_seconds=step_seconds))
     disk = yaml.safe_load(sky_text(item))["resources"]["disk_size"]
-    assert disk == 2 * 700 + 100 + -(-4 * item.num_params // GIB) + DISK_SPARE_GB
+    result = 100 if num_at_once == 1 else 0  # beside one fewer, which is less than all of them
+    assert disk == num_at_once * 700 + result + -(-4 * item.num_params // GIB) + DISK_SPARE_GB
 
 
 def test_a_task_is_written_for_rented_machines_and_for_several():

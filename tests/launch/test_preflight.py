@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from launch_cases import a100, asked, cpu_plan, driver, gpu_plan, sound_facts
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.launch.facts import TorchSight, available_ram_bytes, free_bytes_at, port_problem
+from vlmplan.launch.facts import TorchSight, available_ram_bytes, port_problem
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.preflight import disk_bytes, preflight
-from vlmplan.machine.host import host_ram_bytes
+from vlmplan.machine.host import free_bytes_at, host_ram_bytes
 from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation, Method, OptimizerKind, Recipe
+from vlmplan.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB, MIB
 from vlmplan.versions import CHECKED_VERSIONS, installed_version, needed_packages
 
@@ -158,11 +159,33 @@ def test_the_hosts_memory_has_to_hold_the_plan(tmp_path_factory, needed: int, fr
 
 
 def test_a_run_writes_what_it_keeps_one_more_on_the_way_and_the_result(tmp_path):
-    plan = gpu_plan(checkpoint_bytes=7, export_bytes=11)
+    plan = gpu_plan(checkpoint_bytes=7, export_bytes=11, num_steps=100)
     assert disk_bytes(plan, asked(tmp_path)) == 7 + 11
-    assert disk_bytes(plan, asked(tmp_path, save_every=5, keep_last=3)) == (3 + 1) * 7 + 11
-    assert disk_bytes(plan, asked(tmp_path, save_every=5, keep_last=3, resume=True)) == 7 + 11
+    assert disk_bytes(plan, asked(tmp_path, save_every=5, keep_last=3)) == 3 * 7 + 11
+    assert disk_bytes(plan, asked(tmp_path, save_every=40, keep_last=3)) == 3 * 7 + 11  # after 40, 80 and 100 steps
+    assert disk_bytes(plan, asked(tmp_path, save_every=60, keep_last=3)) == 2 * 7 + 11
+    large = gpu_plan(checkpoint_bytes=7, export_bytes=3, num_steps=100)
+    assert disk_bytes(large, asked(tmp_path, save_every=5, keep_last=3)) == (3 + 1) * 7
     assert disk_bytes(plan, asked(tmp_path, merge_adapters=True)) == 7 + 11 + 2 * plan.num_params
+
+
+def test_a_run_that_goes_on_needs_room_for_what_is_not_there_yet(tmp_path):
+    plan = gpu_plan(checkpoint_bytes=7, export_bytes=2, num_steps=100)
+    needs = {}
+    for step in range(5, 25, 5):
+        needs[step // 5 - 1] = disk_bytes(plan, asked(tmp_path, save_every=5, keep_last=3, resume=True))
+        place = tmp_path / "out" / CHECKPOINTS / f"step-{step}"
+        place.mkdir(parents=True)
+        (place / MANIFEST).touch()
+    assert needs == {0: 4 * 7, 1: 3 * 7, 2: 2 * 7, 3: 7}
+
+
+def test_the_most_checkpoints_that_there_is_room_for_are_named(tmp_path):
+    plan = gpu_plan(checkpoint_bytes=7 * GIB, export_bytes=GIB, num_steps=100)
+    facts = sound_facts(free_disk_bytes=5 * 7 * GIB)
+    [problem] = found(plan, tmp_path, facts, save_every=5, keep_last=9).problems
+    assert "writes up to 70.00 GiB" in problem
+    assert "or --keep-last 4, which needs 35.00 GiB" in problem
 
 
 def test_the_disk_has_to_hold_what_is_written(tmp_path):

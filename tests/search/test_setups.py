@@ -193,17 +193,13 @@ def test_no_way_is_faster_than_what_is_said_of_its_method_before_the_ways_are_kn
 
 
 def test_no_run_of_a_method_writes_less_of_any_kind_than_the_least():
-    # plain PyTorch has no master weights in its checkpoints, and exports what it trains in float32
+    # plain PyTorch and ZeRO-3 write no 16-bit weights beside those that they update; the former exports float32
     on = cluster(card("rtx-4090"))
     least = SMALL.least_disk(on, FULL)
     spaces = [SMALL.models.disk(recipe) for recipe in SMALL.recipes(on, FULL)]
     assert least.checkpoint_bytes == min(space.checkpoint_bytes for space in spaces)
     assert least.export_bytes == min(space.export_bytes for space in spaces)
-    assert not [
-        space
-        for space in spaces
-        if space.checkpoint_bytes == least.checkpoint_bytes and space.export_bytes == least.export_bytes
-    ]
+    assert len({(space.checkpoint_bytes, space.export_bytes) for space in spaces}) > 2
 
 
 @pytest.mark.parametrize("every", [FEW, pytest.param(1, marks=pytest.mark.sweep)])

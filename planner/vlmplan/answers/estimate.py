@@ -1,13 +1,14 @@
 """One estimate: its document, and for people verdict, a bar per phase, components at the peak, host, disk and time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import click
 
 from vlmplan.answers.setups import recipe_text
 from vlmplan.communication import volume_json
 from vlmplan.engines.components import Components
-from vlmplan.estimation import Estimate, VaryingLengths
+from vlmplan.estimation import Estimate, VaryingLengths, keep_last_key
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
@@ -16,6 +17,7 @@ from vlmplan.notes import caveats, footnotes, listed
 from vlmplan.render.bars import bar, legend
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.tables import Table, print_table
+from vlmplan.training import DEFAULT_KEEP_LAST
 from vlmplan.units import count_text, counted, duration_text, gib_text
 
 SCHEMA = "vlmplan.estimate/1"
@@ -102,7 +104,7 @@ def _lengths_json(varying: VaryingLengths) -> JsonDict:
     }
 
 
-def _host_and_disk_json(found: Estimate) -> dict[str, int]:
+def _host_and_disk_json(found: Estimate) -> JsonDict:
     return {
         "host_bytes_per_node": found.host.peak_bytes,
         "host_load_bytes_per_node": found.host.load_bytes,
@@ -111,6 +113,25 @@ def _host_and_disk_json(found: Estimate) -> dict[str, int]:
         "checkpoint_bytes": found.disk.checkpoint_bytes,
         "export_bytes": found.disk.export_bytes,
         "nvme_swap_bytes": found.disk.nvme_swap_bytes,
+        "disk": disk_json(found),
+    }
+
+
+def disk_json(found: Estimate) -> JsonDict:
+    """The output folder over the whole run: ``checkpoints_written`` in all (null where the time of the run decides and
+    is not known), ``checkpoints_at_once`` at the fullest moment, which has ``peak_bytes``, and what stays at the end.
+    ``download_bytes`` of the model are in no output folder."""
+    run = found.run_disk
+    return {
+        "checkpoint_bytes": found.disk.checkpoint_bytes,
+        "result_bytes": found.disk.export_bytes if found.workload.saving.writes_result else 0,
+        "download_bytes": found.disk.download_bytes,
+        "nvme_swap_bytes": found.disk.nvme_swap_bytes,
+        "checkpoints_written": run.num_written,
+        "checkpoints_at_once": run.num_at_once,
+        "checkpoints_kept": run.num_kept,
+        "peak_bytes": run.peak_bytes,
+        "end_bytes": run.end_bytes,
     }
 
 
@@ -295,7 +316,24 @@ def _host_and_disk(estimate: Estimate) -> Iterator[str]:
     disk = estimate.disk
     yield host_line(estimate)
     swap = f", {gib_text(disk.nvme_swap_bytes)} swapped to NVMe" if disk.nvme_swap_bytes else ""
-    yield f"disk: {gib_text(disk.checkpoint_bytes)} a checkpoint, {gib_text(disk.export_bytes)} the result{swap}"
+    result = f", {gib_text(disk.export_bytes)} the result" if estimate.workload.saving.writes_result else ""
+    yield f"disk: {gib_text(disk.checkpoint_bytes)} a checkpoint{result}{swap}; {run_disk_text(estimate)}"
+
+
+def run_disk_text(estimate: Estimate) -> str:
+    """The output folder at its fullest, and why."""
+    run, saving = estimate.run_disk, estimate.workload.saving
+    if run.num_at_once == 0:
+        return f"the run needs {gib_text(run.peak_bytes)}, without checkpoints"
+    needed = f"the run needs up to {gib_text(run.peak_bytes)}"
+    if run.num_at_once == 1:
+        return f"{needed}, with one checkpoint"
+    if saving.keep_last is None:
+        fewer = estimate.run_disk_of(replace(saving, keep_last=DEFAULT_KEEP_LAST)).peak_bytes
+        less = f"; {keep_last_key(saving)} {DEFAULT_KEEP_LAST} makes that {gib_text(fewer)}"
+        return f"{needed}: all {run.num_at_once:,} checkpoints stay{less if fewer < run.peak_bytes else ''}"
+    new = " and one is being written" if run.num_at_once > run.num_kept else ""
+    return f"{needed}, while {counted(run.num_at_once - bool(new), 'checkpoint')} are there{new}"
 
 
 def host_line(estimate: Estimate) -> str:

@@ -31,6 +31,14 @@ class WorkloadOptions(TypedDict, total=False):
     global_batch: int | None
 
 
+class SavingOptions(TypedDict, total=False):
+    """When checkpoints are written, in steps, and how many stay. ``disk`` is the output folder's room in GiB."""
+
+    save_every: int | None
+    keep_last: int | None
+    disk: float | None
+
+
 class MachineOptions(TypedDict, total=False):
     """Machines beside their GPUs. ``host_ram`` is in GiB."""
 
@@ -105,7 +113,9 @@ class SearchOptions(TypedDict, total=False):
     download_gbit: float | None
 
 
-class EstimateOptions(WorkloadOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False):
+class EstimateOptions(
+    WorkloadOptions, SavingOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
+):
     """Those of ``vlmplan estimate``."""
 
     scaling: bool
@@ -130,5 +140,7 @@ class AdviseOptions(
     objective: Literal["cost", "time"] | None
 
 
-class CheckOptions(WorkloadOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False):
+class CheckOptions(
+    WorkloadOptions, SavingOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
+):
     """Those of ``vlmplan check``."""

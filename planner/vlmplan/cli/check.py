@@ -18,6 +18,7 @@ from vlmplan.cli.options import (
     JSON,
     ONE_CLUSTER,
     RECIPE,
+    SAVING,
     WORKLOAD,
     options,
     print_document,
@@ -31,7 +32,7 @@ MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
 
 @click.command()
 @click.argument("file", type=FILE)
-@options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], RECIPE, EVALUATION, CATALOG, JSON)
+@options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], SAVING, RECIPE, EVALUATION, CATALOG, JSON)
 def check(
     file: Path,
     *,

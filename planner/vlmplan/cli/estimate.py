@@ -17,6 +17,7 @@ from vlmplan.cli.options import (
     JSON,
     ONE_CLUSTER,
     RECIPE,
+    SAVING,
     WORKLOAD,
     options,
     print_document,
@@ -36,7 +37,7 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 
 
 @click.command()
-@options(CONFIG, FOR, DATA, WORKLOAD, ONE_CLUSTER, RECIPE, EVALUATION, CATALOG)
+@options(CONFIG, FOR, DATA, WORKLOAD, SAVING, ONE_CLUSTER, RECIPE, EVALUATION, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
 @click.option("--compare", type=click.Choice(COMPARED), help="Show setups that differ in this choice side by side.")
 @click.option(

@@ -106,6 +106,16 @@ WORKLOAD: tuple[Decorator, ...] = (
     click.option("--epochs", type=float, metavar="N", help="Passes over the dataset.  [default: 1]"),
     _count("--global-batch", "Samples per optimizer step over all GPUs."),
 )
+SAVING: tuple[Decorator, ...] = (
+    _count("--save-every", "Steps between checkpoints.  [default: 30 minutes, or as the --config has it]"),
+    _count("--keep-last", "Checkpoints that are kept.  [default: 2, or as the --config has it]"),
+    click.option(
+        "--disk",
+        type=float,
+        metavar="GIB",
+        help="Room that the output folder has.  [default: this machine's with local and cpu, else unknown]",
+    ),
+)
 RECIPE: tuple[Decorator, ...] = (
     _choice("--method", ("full", "lora", "qlora"), "What is trained."),
     _count("--lora-rank", "Rank of the adapters.  [default: 16]"),

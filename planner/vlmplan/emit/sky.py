@@ -11,6 +11,7 @@ running-jobs/distributed-jobs; the schema of SkyPilot 0.14 (``sky/utils/schemas.
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vlmplan.emit.cluster import job_name
@@ -29,6 +30,7 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation
+from vlmplan.saving import Interval, Saving
 from vlmplan.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB
 
@@ -68,8 +70,6 @@ DEFAULT_DISK_GB = 256
 """What SkyPilot gives a machine where nothing is said."""
 DISK_SPARE_GB = 100
 """Room beside model and checkpoints: system, packages, data. Assumed."""
-KEPT_CHECKPOINTS = 2
-"""The one that is written, and the one before."""
 CLOUD_ACCELERATORS: Mapping[str, Mapping[str, str]] = {
     "runpod": {
         "a100-sxm4-80gb": "A100-80GB-SXM",
@@ -234,8 +234,12 @@ def _has_network_tiers(plan: Plan) -> bool:
 
 
 def _disk_gb(plan: Plan) -> int:
-    expected = plan.expected
-    needed = KEPT_CHECKPOINTS * expected.checkpoint_bytes + expected.export_bytes + 4 * plan.num_params
+    """Everything that the run has at its fullest moment, as it is started here, and the model as it is downloaded, in
+    32 bits at the most."""
+    saving = Saving()
+    if _may_be_taken_away(plan):
+        saving = replace(saving, interval=Interval.STEPS, every=_save_every(plan))
+    needed = plan.run_disk(saving).peak_bytes + 4 * plan.num_params
     return -(-needed // GIB) + DISK_SPARE_GB
 
 

@@ -120,6 +120,15 @@ class ParameterTable:
         return self._model.head.weight.numel if self._model.ties_weights else 0
 
     @cached_property
+    def tied_bytes(self) -> int:
+        """Bytes of that weight; 0 where the head has its own."""
+        return self._model.head.weight.num_bytes if self._model.ties_weights else 0
+
+    @property
+    def tied_is_frozen(self) -> bool:
+        return self.tied_bytes > 0 and not self._model.head.weight.requires_grad
+
+    @cached_property
     def largest_module_bytes(self) -> int:
         """The own weights of the module that has most: what ZeRO-3 gathers together at the least."""
         return max(num_bytes for num_bytes, _ in self._modules)

@@ -4,6 +4,7 @@
 for many clusters and sizes cheaply.
 """
 
+from vlmplan.estimation.disk_room import disk_caveat, keep_last_key
 from vlmplan.estimation.estimator import Estimator, with_workspaces
 from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
 from vlmplan.estimation.record import Estimate, VaryingLengths
@@ -14,8 +15,10 @@ __all__ = [
     "Estimator",
     "VaryingLengths",
     "Verdict",
+    "disk_caveat",
     "estimate",
     "estimate_with_sizes",
+    "keep_last_key",
     "sized_estimate",
     "sized_recipes",
     "with_workspaces",

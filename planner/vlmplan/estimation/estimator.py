@@ -275,7 +275,7 @@ class Estimator:
 
     def disk(self, recipe: Recipe) -> DiskSpace:
         """Disk space over all nodes, whatever the batch."""
-        return disk_space(self.table, recipe, stored=self.stored_dtype)
+        return disk_space(self.table, recipe, stored=self.stored_dtype, saving=self.workload.saving)
 
     def _read_bytes(self, recipe: Recipe) -> int:
         return read_bytes(self.table, recipe, self.stored_dtype)

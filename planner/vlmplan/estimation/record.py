@@ -12,6 +12,7 @@ from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.host import HostMemory
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
+from vlmplan.saving import RunDisk, Saving, run_disk
 from vlmplan.timing import StepTime, TimedStep, speed_note
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
@@ -113,6 +114,22 @@ class Estimate:
     @property
     def num_steps(self) -> int:
         return self.workload.num_steps(self.samples_per_step)
+
+    @property
+    def run_disk(self) -> RunDisk:
+        """What the whole run has in its output folder."""
+        return self.run_disk_of(self.workload.saving)
+
+    def run_disk_of(self, saving: Saving) -> RunDisk:
+        """The same where it is saved otherwise, with checkpoints of the same size."""
+        return run_disk(
+            saving,
+            checkpoint_bytes=self.disk.checkpoint_bytes,
+            result_bytes=self.disk.export_bytes,
+            num_steps=self.num_steps,
+            epochs=self.workload.epochs,
+            run_seconds=self.run_seconds,
+        )
 
     @property
     def run_seconds(self) -> float | None:

@@ -18,7 +18,7 @@ from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.files import proc_bytes
 from vlmplan.json_reader import JsonDict
 from vlmplan.launch.extensions import held_locks
-from vlmplan.machine.host import host_ram_bytes, num_host_cpus
+from vlmplan.machine.host import free_bytes_at, host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import NvmlMachine, read_machine
 from vlmplan.plan import Plan
 from vlmplan.versions import installed_version
@@ -137,17 +137,6 @@ def torch_sees() -> TorchSight | str:
 def available_ram_bytes() -> int | None:
     """RAM that new processes can have without swapping, from Linux's ``MemAvailable``; None elsewhere."""
     return proc_bytes("/proc/meminfo").get("MemAvailable")
-
-
-def free_bytes_at(folder: Path) -> int | None:
-    """Free bytes of the drive that ``folder`` is or would be on; None where it cannot be asked."""
-    folder = Path(os.path.abspath(folder))
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None
 
 
 def machine_json(facts: Facts) -> JsonDict:

@@ -6,7 +6,7 @@ Judges ``Facts`` and reads data files and the output folder; asks nothing else.
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,8 @@ from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.plan import Plan
 from vlmplan.recipe import AttentionImplementation
-from vlmplan.training import TrainerOptions, adapter_problem, monitor_problems
+from vlmplan.saving import Interval, Saving
+from vlmplan.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, monitor_problems
 from vlmplan.units import counted, gib_text
 from vlmplan.versions import INSTALL, needed_packages
 
@@ -56,6 +57,7 @@ def preflight(
         *(gpu_problems(plan, facts, catalog) if is_here else ()),
         *(_ram_problems(plan, facts) if is_here else ()),
         *_disk_problems(plan, options, facts),
+        *_nvme_problems(plan, facts),
         *_model_problems(plan),
         *data_problems(plan, options),
         *folder_problems(options.output_dir, plan, resumes=options.resume),
@@ -179,21 +181,29 @@ def _ram_problems(plan: Plan, facts: Facts) -> Iterator[str]:
 
 
 def disk_bytes(plan: Plan, options: TrainerOptions) -> int:
-    """What a run writes: the checkpoints that are kept and the one being written, and the result.
-
-    One checkpoint only where none is saved on the way, or where earlier ones are there already.
-    """
-    keeps = _saves_on_the_way(plan, options) and not options.resume
+    """What a run still has to find room for: its fullest moment over the whole run, less the checkpoints that a run
+    which goes on has there already."""
     merged = 2 * plan.num_params if options.merge_adapters else 0  # 16-bit weights
-    num_checkpoints = options.keep_last + 1 if keeps else 1
-    return plan.expected.checkpoint_bytes * num_checkpoints + plan.expected.export_bytes + merged
+    one = plan.expected.checkpoint_bytes
+    there = min(_checkpoints_there(options.output_dir), options.keep_last) if options.resume else 0
+    runs = [plan.run_disk(saving) for saving in savings(plan, options)]
+    at_once, kept = max(run.num_at_once for run in runs), max(run.num_kept for run in runs)
+    return max(max(1, at_once - there) * one, max(0, kept - there) * one + plan.expected.export_bytes + merged)
 
 
-def _saves_on_the_way(plan: Plan, options: TrainerOptions) -> bool:
-    """Whether a checkpoint comes before the one at the end; a run of unknown time may be long enough for it."""
-    if options.save_seconds is None or plan.expected.step_seconds is None:
-        return options.save_every is not None or options.save_seconds is not None
-    return options.save_every is not None or plan.expected.num_steps * plan.expected.step_seconds > options.save_seconds
+def savings(plan: Plan, options: TrainerOptions) -> list[Saving]:
+    """What decides when this run is saved: steps, minutes, or its end alone. A run of unknown time may be long."""
+    at_end = Saving(interval=Interval.STEPS, every=plan.expected.num_steps, keep_last=options.keep_last)
+    found = [at_end]
+    if options.save_every is not None:
+        found.append(replace(at_end, every=options.save_every))
+    if options.save_seconds is not None:
+        found.append(replace(at_end, interval=Interval.MINUTES, every=options.save_seconds / 60))
+    return found
+
+
+def _checkpoints_there(folder: Path) -> int:
+    return sum(1 for _ in folder.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
 
 
 def _disk_problems(plan: Plan, options: TrainerOptions, facts: Facts) -> Iterator[str]:
@@ -201,8 +211,20 @@ def _disk_problems(plan: Plan, options: TrainerOptions, facts: Facts) -> Iterato
     if free is not None and needed > free:
         yield (
             f"--output-dir {options.output_dir}: the run writes up to {gib_text(needed)}, but {gib_text(free)} are "
-            f"free there; take another folder, or keep fewer checkpoints with --keep-last"
+            f"free there; take another folder{_fewer_checkpoints(plan, options, free)}"
         )
+
+
+def _fewer_checkpoints(plan: Plan, options: TrainerOptions, free: int) -> str:
+    """The most checkpoints for which there is room."""
+    for keep_last in range(options.keep_last - 1, 0, -1):
+        needed = disk_bytes(plan, replace(options, keep_last=keep_last))
+        if needed <= free:
+            return f", or --keep-last {keep_last}, which needs {gib_text(needed)}"
+    return ""
+
+
+def _nvme_problems(plan: Plan, facts: Facts) -> Iterator[str]:
     path = plan.recipe.nvme_path
     if path is not None and not Path(path).is_absolute():
         yield f"--nvme-path {path} is relative, but ranks run in a folder of their own; give it from / on"

@@ -1,6 +1,7 @@
 """What this machine has besides GPUs, from the operating system."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -20,6 +21,17 @@ def host_ram_bytes() -> int:
     if installed is None:
         raise UnavailableError("this operating system does not say how much RAM the machine has")
     return min([installed, *_cgroup_limit_bytes()])
+
+
+def free_bytes_at(folder: Path) -> int | None:
+    """Free bytes of the drive that ``folder`` is or would be on; None where it cannot be asked."""
+    folder = Path(os.path.abspath(folder))
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 def num_host_cpus() -> int | None:

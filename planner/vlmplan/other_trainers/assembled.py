@@ -100,6 +100,8 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         idle=settings.idle,
         notes=tuple(settings.notes),
         data_rules=replace(meaning.data_rules, trainer=meaning.trainer, order=arguments.order),
+        saving=arguments.saving,
+        output_dir=arguments.output_dir,
     )
 
 

@@ -4,12 +4,14 @@ Keys and defaults of transformers 5.23 (``training_args.py``, ``trainer.py``, ``
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vlmplan.data_rules import Order
 from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.saving import read_saving
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe import PLAIN, AttentionImplementation, OptimizerKind, Precision
+from vlmplan.saving import Saving
 
 ORDERS: Mapping[str, Order] = {
     "random": Order.RANDOM,
@@ -32,18 +34,18 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
     "flash_attention_2": AttentionImplementation.FLASH_ATTENTION_2,
 }
 WITHOUT_EFFECT = frozenset(
-    """output_dir overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio
+    """overwrite_output_dir learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_steps warmup_ratio
     weight_decay adam_beta1 adam_beta2 adam_epsilon optim_args average_tokens_across_devices tf32 logging_strategy
     logging_steps logging_first_step logging_dir log_on_each_node logging_nan_inf_filter log_level log_level_replica
     include_num_input_tokens_seen include_tokens_per_second disable_tqdm report_to run_name project trackio_space_id
     trackio_bucket_id trackio_static_space_id eval_delay save_on_each_node save_safetensors enable_jit_checkpoint
     push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
-    load_best_model_at_end metric_for_best_model greater_is_better ignore_data_skip
+    greater_is_better ignore_data_skip
     restore_callback_states_from_checkpoint full_determinism seed data_seed accelerator_config dataloader_drop_last
     dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
     dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names length_column_name
     ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout debug skip_memory_metrics do_train do_predict
-    resume_from_checkpoint local_rank use_cache save_strategy save_steps save_total_limit save_only_model
+    resume_from_checkpoint local_rank use_cache
     torch_empty_cache_steps neftune_noise_alpha ddp_find_unused_parameters prediction_loss_only
     sortish_sampler""".split()
 )
@@ -69,6 +71,10 @@ class Defaults:
     bf16: bool | None = False
     """None: neither bf16 nor fp16 unless said; the trainer makes them of the type of the weights."""
     optimizer: str = "adamw_torch_fused"
+    keeps_best: bool = False
+    """Whether the best model is looked for in every run that evaluates."""
+    writes_result: bool = True
+    """Whether the model is written beside the last checkpoint when training has ended."""
 
 
 @dataclass(slots=True)
@@ -83,6 +89,9 @@ class Arguments:
     """A path, an object, or None."""
     order: Order = Order.RANDOM
     """Of the samples in an epoch."""
+    saving: Saving = field(default_factory=Saving)
+    output_dir: str = ""
+    """Where checkpoints go; empty where nothing is said."""
 
 
 def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
@@ -108,13 +117,23 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     settings.ignore(("ddp_bucket_cap_mb",))
     options["activation_checkpointing"] = _checkpoints(settings, defaults)
     clipping = settings.number("max_grad_norm", 1.0)
+    saving = read_saving(settings, keeps_best=defaults.keeps_best, writes_result=defaults.writes_result)
+    output_dir = settings.text("output_dir", "")
     settings.ignore(WITHOUT_EFFECT)
     if any(key in settings for key in ("do_eval", "eval_strategy", "evaluation_strategy")):
         settings.note("evaluation is not in the estimate: its batches and logits may take more than training does")
     settings.ignore(OF_EVALUATION)
     settings.ignore_all_of("fsdp_")
     precision = read_precision(settings, defaults)
-    return Arguments(options=options, precision=precision, gradient_clipping=clipping, deepspeed=deepspeed, order=order)
+    return Arguments(
+        options=options,
+        precision=precision,
+        gradient_clipping=clipping,
+        deepspeed=deepspeed,
+        order=order,
+        saving=saving,
+        output_dir=output_dir,
+    )
 
 
 def _order(settings: Settings) -> Order:

@@ -26,7 +26,9 @@ from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method
 from vlmplan.workload import ModelFiles
 
 MS_SWIFT: Final = "ms-swift 4.6.0"
-DEFAULTS = Defaults(micro_batch=1, accumulation=None, checkpointing=True, bf16=None)
+DEFAULTS = Defaults(
+    micro_batch=1, accumulation=None, checkpointing=True, bf16=None, keeps_best=True, writes_result=False
+)
 LEAST_SAMPLES_A_STEP = 16
 """Without ``gradient_accumulation_steps`` so many are accumulated at the least."""
 ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {

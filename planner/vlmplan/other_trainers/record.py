@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from vlmplan.data_rules import DataRules
 from vlmplan.deepspeed_config import DsConfig
+from vlmplan.saving import Saving
 
 Value = bool | int | float | str
 
@@ -41,3 +42,7 @@ class TrainerConfig:
     notes: tuple[str, ...]
     data_rules: DataRules = field(default_factory=DataRules)
     """What becomes of samples before they are a micro batch, for ``--data``."""
+    saving: Saving = field(default_factory=Saving)
+    """When checkpoints are written, and how many stay."""
+    output_dir: str = ""
+    """Where; empty where nothing is said."""

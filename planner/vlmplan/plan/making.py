@@ -1,5 +1,6 @@
 """The plan of an estimate."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vlmplan.deepspeed_config import deepspeed_config
@@ -13,6 +14,7 @@ from vlmplan.plan.record import (
     PlannedOffer,
 )
 from vlmplan.recipe import Offload, Recipe
+from vlmplan.saving import Saving
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
@@ -33,7 +35,7 @@ def plan_from_estimate(
     node, recipe = estimate.cluster.node, estimate.recipe
     num_gpus = estimate.cluster.num_gpus
     return Plan(
-        workload=estimate.workload,
+        workload=replace(estimate.workload, saving=Saving()),
         recipe=recipe,
         hardware=PlannedHardware(
             gpu_id=node.gpu.id,

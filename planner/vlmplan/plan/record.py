@@ -9,6 +9,7 @@ from vlmplan.deepspeed_config import NEVER_PLANNED, merged_recipe, settings_from
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.json_reader import JsonDict, shown
 from vlmplan.recipe import Offload, Recipe, engine_name
+from vlmplan.saving import RunDisk, Saving, run_disk
 from vlmplan.versions import CHECKED_VERSIONS, VLMPLAN_VERSION
 from vlmplan.workload import Workload
 
@@ -134,6 +135,18 @@ class Plan:
     def samples_per_step(self) -> int:
         return self.recipe.micro_batch * self.recipe.grad_accum * self.hardware.num_gpus
 
+    def run_disk(self, saving: Saving) -> RunDisk:
+        """What the whole run has in its output folder, saved like that."""
+        expected = self.expected
+        return run_disk(
+            saving,
+            checkpoint_bytes=expected.checkpoint_bytes,
+            result_bytes=expected.export_bytes,
+            num_steps=expected.num_steps,
+            epochs=self.workload.epochs,
+            run_seconds=expected.run_seconds,
+        )
+
     @property
     def model_source(self) -> str:
         """Where the trainer loads the model: a Hugging Face id or a path."""
@@ -167,7 +180,8 @@ class Plan:
         }
 
 
-WORKLOAD_FIELDS = tuple(item.name for item in fields(Workload) if item.name != "model")
+WORKLOAD_FIELDS = tuple(item.name for item in fields(Workload) if item.name not in ("model", "saving"))
+"""Those that a plan keeps: its checkpoints are the trainer's options."""
 
 
 def _plain_json(item: Any) -> JsonDict:

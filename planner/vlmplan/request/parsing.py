@@ -65,7 +65,12 @@ def configured_request(
         _refuse_another_trainer(own.made_for, config)
     alone = Request().with_options(config.options)
     clipping = DecidedRecipe(gradient_clipping=config.gradient_clipping)
-    alone = replace(alone, recipe=alone.recipe.completed(clipping), ds_config=config.ds_config)
+    alone = replace(
+        alone,
+        workload=replace(alone.workload, saving=config.saving),
+        recipe=alone.recipe.completed(clipping),
+        ds_config=config.ds_config,
+    )
     notes = (_summary(config), *(f"{path}: {sentence}" for sentence in (*config.notes, *_overridden(own, config))))
     return replace(
         own.completed(alone), configured=ConfiguredRequest(path=path, config=config, alone=alone, notes=notes)

@@ -8,13 +8,16 @@ from vlmplan.errors import InputError
 from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
-from vlmplan.units import GIB
+from vlmplan.saving import Saving
+from vlmplan.units import GIB, MAX_COUNT
 from vlmplan.workload import DEFAULT_IMAGE_SIZE
 
 MAX_INTER_NODE_GBIT = 1_000_000
 """What no network comes near."""
 MAX_HOST_RAM_GIB = 1_000_000
 """What no machine comes near."""
+MAX_DISK_GIB = 1_000_000_000
+"""What no file system comes near."""
 
 
 class Objective(Enum):
@@ -25,7 +28,11 @@ class Objective(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadRequest:
-    """Samples and the amount of training, which ``Workload`` checks. ``image_size`` is (width, height) in pixels."""
+    """Samples and the amount of training, which ``Workload`` checks. ``image_size`` is (width, height) in pixels.
+
+    ``saving`` is what the configuration of another trainer says of its checkpoints; ``save_every`` steps and
+    ``keep_last`` are the user's own.
+    """
 
     seq_len: int | None = None
     images_per_sample: int | None = None
@@ -33,6 +40,15 @@ class WorkloadRequest:
     num_samples: int | None = None
     epochs: float | None = None
     global_batch: int | None = None
+    save_every: int | None = None
+    keep_last: int | None = None
+    saving: Saving | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--save-every", self.save_every), ("--keep-last", self.keep_last)):
+            if value is not None and not 1 <= value <= MAX_COUNT:
+                allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
+                raise InputError(f"{flag} is {value}; {allowed} is needed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +58,13 @@ class HardwareRequest:
     gpus: tuple[GpuChoice, ...] = ()
     num_nodes: int | None = None
     host_ram_gib: float | None = None
+    disk_gib: float | None = None
     inter_node_gbit: float | None = None
 
     def __post_init__(self) -> None:
-        gib, gbit = self.host_ram_gib, self.inter_node_gbit
+        gib, gbit, disk = self.host_ram_gib, self.inter_node_gbit, self.disk_gib
+        if disk is not None and not 0 < disk <= MAX_DISK_GIB:
+            raise InputError(f"--disk is {disk:g}; above 0 and at most {MAX_DISK_GIB:,} GiB is needed")
         if gib is not None and not 0 < gib <= MAX_HOST_RAM_GIB:
             raise InputError(f"--host-ram is {gib:g}; above 0 and at most {MAX_HOST_RAM_GIB:,} GiB is needed")
         if self.num_nodes is not None and not 1 <= self.num_nodes <= MAX_NUM_NODES:
@@ -63,6 +82,11 @@ class HardwareRequest:
     def host_bytes(self) -> int | None:
         """Memory of each host."""
         return None if self.host_ram_gib is None else max(1, round(self.host_ram_gib * GIB))
+
+    @property
+    def disk_bytes(self) -> int | None:
+        """Room of the output folder."""
+        return None if self.disk_gib is None else max(1, round(self.disk_gib * GIB))
 
     @property
     def inter_node_bytes_per_second(self) -> float | None:

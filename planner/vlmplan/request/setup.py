@@ -21,6 +21,7 @@ from vlmplan.request.parts import HardwareRequest, WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.rules import check, default_attention, model_facts
 from vlmplan.sample_images import image_tokens
+from vlmplan.saving import Interval, Saving, saving_of
 from vlmplan.workload import (
     DEFAULT_EPOCHS,
     DEFAULT_IMAGE_SIZE,
@@ -52,7 +53,29 @@ NETWORK_NOTE = (
 )
 
 
-def workload_of(model: ModelFiles, asked: WorkloadRequest) -> Workload:
+GATHERS_SHARDS = "stage3_gather_16bit_weights_on_model_save"
+
+
+def requested_saving(request: Request) -> Saving:
+    """When checkpoints are written, how many stay and what is in them: as the trainer that is planned for does it where
+    neither its configuration nor an option says otherwise.
+
+    Source of ``"auto"``: accelerate takes it for true (``deepspeed_config.auto``).
+    """
+    asked, config = request.workload, request.ds_config
+    saving = asked.saving or saving_of(None if request.made_for is None else request.made_for.value)
+    if asked.save_every is not None:
+        saving = replace(saving, interval=Interval.STEPS, every=asked.save_every)
+    if asked.keep_last is not None:
+        saving = replace(saving, keep_last=asked.keep_last)
+    if config is not None:
+        section = config.content.get("zero_optimization", {})
+        gathers = bool(section.get(GATHERS_SHARDS)) or f"zero_optimization.{GATHERS_SHARDS}" in config.autos
+        saving = replace(saving, gathers_shards=gathers)
+    return saving
+
+
+def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None = None) -> Workload:
     """The workload; a model that takes images gets one per sample unless the user says otherwise.
 
     Where the user says nothing of length and images, and the default image takes more than the default length, the
@@ -73,6 +96,7 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest) -> Workload:
         num_samples=DEFAULT_NUM_SAMPLES if asked.num_samples is None else asked.num_samples,
         epochs=DEFAULT_EPOCHS if asked.epochs is None else asked.epochs,
         global_batch=asked.global_batch,
+        saving=saving or Saving(),
     )
     is_decided = any(value is not None for value in (asked.seq_len, asked.images_per_sample, asked.image_size))
     if is_decided or image_tokens(workload) <= DEFAULT_SEQ_LEN:
@@ -218,7 +242,7 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     later unless the request's ds_config has them. Raises InputError for what cannot run."""
     cluster, notes = machine
     ds_config = request.ds_config
-    workload = workload_of(model, request.workload)
+    workload = workload_of(model, request.workload, requested_saving(request))
     recipe, warnings = resolved_recipe(
         request.decided,
         cluster,

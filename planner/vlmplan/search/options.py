@@ -17,6 +17,7 @@ from vlmplan.request import (
     fixed_recipe,
     length_notes,
     network_notes,
+    requested_saving,
     samples_per_step,
     workload_of,
 )
@@ -60,7 +61,8 @@ def search_query(
     )
     if (rate := hardware.inter_node_bytes_per_second) is not None:
         found = [candidate.with_network(rate) for candidate in found]
-    workload = workload_of(model, replace(request.workload, global_batch=samples_per_step(request)))
+    asked = replace(request.workload, global_batch=samples_per_step(request))
+    workload = workload_of(model, asked, requested_saving(request))
     notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))
     notes = (*notes, *length_notes(workload, request.workload), *more)
     return SearchQuery(

@@ -149,8 +149,7 @@ class Search:
             if not is_exact or best is None or best.hours is None:
                 return inf
             if id(way.engine) not in limits:
-                is_beaten = self._writes_less(best, way.engine)
-                limits[id(way.engine)] = best.hours * SECONDS_PER_HOUR * (1 + EQUAL_FRACTION) if is_beaten else inf
+                limits[id(way.engine)] = self._beaten_hours(best, best.hours, way.engine) * SECONDS_PER_HOUR
             return limits[id(way.engine)]
 
         found: list[ScoredSetup] = []
@@ -163,10 +162,21 @@ class Search:
                     limits.clear()
         return self._simplest(found) if is_exact else found
 
-    def _writes_less(self, entry: ScoredSetup, engine: Engine) -> bool:
-        """Whether the entry's checkpoints and results take no more room than the engine's."""
-        ours, theirs = self.space.models.disk(entry.setup.recipe), self.space.models.disk(engine[0])
-        return ours.checkpoint_bytes <= theirs.checkpoint_bytes and ours.export_bytes <= theirs.export_bytes
+    def _beaten_hours(self, entry: ScoredSetup, hours: float, engine: Engine) -> float:
+        """Hours of training from which on no setup of the engine is better than ``entry``, which takes ``hours``: it
+        takes longer, and if it writes less, that does not make up for the time."""
+        longer = hours * (1 + EQUAL_FRACTION)
+        if entry.usd is None or entry.offer is None or not entry.offer.usd_per_hour:
+            return longer
+        disk = self.space.models.disk(engine[0])
+
+        def usd(training_hours: float) -> float:
+            cost = cost_of_run(training_hours, entry.offer, entry.cluster, disk, self.assumed)
+            return inf if cost is None else cost.usd
+
+        made_up_hours = max(0.0, entry.usd - usd(hours)) / entry.offer.usd_per_hour / entry.cluster.num_nodes
+        limit = longer + made_up_hours
+        return limit if usd(limit) >= entry.usd else inf
 
     def _simplest(self, found: list[ScoredSetup]) -> list[ScoredSetup]:
         """Without what is not noticeably better than a setup that fits: of equals the simplest engine stays."""

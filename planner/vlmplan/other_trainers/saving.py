@@ -1,0 +1,54 @@
+"""What ``TrainingArguments`` say of checkpoints (transformers 5.23 ``training_args.py``, ``trainer.py``)."""
+
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.saving import Interval, Saving
+
+INTERVALS = {"steps": Interval.STEPS, "epoch": Interval.EPOCHS, "no": Interval.NEVER}
+DEFAULT_STEPS = 500.0
+"""``save_steps``, and ``logging_steps``, which ``eval_steps`` is where nothing is said."""
+
+
+def read_saving(settings: Settings, *, keeps_best: bool, writes_result: bool) -> Saving:
+    """``keeps_best``: the trainer looks for the best model in every run that evaluates, as ms-swift does
+    (``_init_metric_for_best_model`` 4.6.0); ``writes_result``: it saves the model when training has ended."""
+    strategy = settings.text("save_strategy", "steps").casefold()
+    if strategy not in (*INTERVALS, "best"):
+        settings.refuse("save_strategy", f"one of {', '.join(INTERVALS)}, best is needed")
+        strategy = "steps"
+    every = settings.number("save_steps", DEFAULT_STEPS)
+    limit = settings.number("save_total_limit", 0.0, least=-1e9) if "save_total_limit" in settings else 0.0
+    settings.ignore(("save_total_limit",))
+    is_best = settings.flag("load_best_model_at_end", False) or settings.text("metric_for_best_model", "") != ""
+    if strategy == "best":
+        interval, every = _of_evaluations(settings)
+        settings.note("save_strategy best: counted as if every evaluation found a better model, which is the most")
+    else:
+        interval = INTERVALS[strategy]
+    if interval is Interval.STEPS and (every <= 0 or (every > 1 and every != int(every))):
+        settings.refuse("save_steps", "a whole number of steps, or a part of the run below 1, is needed")
+        every = DEFAULT_STEPS
+    return Saving(
+        interval=interval,
+        every=every,
+        keep_last=int(limit) if limit >= 1 else None,
+        keeps_best=is_best or (keeps_best and _evaluates(settings)),
+        only_model=settings.flag("save_only_model", False),
+        writes_result=writes_result,
+        by_hugging_face=True,
+    )
+
+
+def _of_evaluations(settings: Settings) -> tuple[Interval, float]:
+    """Between two evaluations."""
+    if settings.text("eval_strategy", "no").casefold() == "epoch":
+        return Interval.EPOCHS, DEFAULT_STEPS
+    fallback = settings.number("logging_steps", DEFAULT_STEPS) if "logging_steps" in settings else DEFAULT_STEPS
+    return Interval.STEPS, settings.number("eval_steps", fallback) if "eval_steps" in settings else fallback
+
+
+def _evaluates(settings: Settings) -> bool:
+    """Whether ms-swift has samples to evaluate on, which it then does when it saves (``_init_eval_strategy``)."""
+    if "eval_strategy" in settings and settings.text("eval_strategy", "no").casefold() == "no":
+        return False
+    has_part = "split_dataset_ratio" in settings and settings.number("split_dataset_ratio", 0.0) > 0
+    return has_part or any(key in settings for key in ("val_dataset", "cached_val_dataset"))
