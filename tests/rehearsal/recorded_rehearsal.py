@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vlmplan.cli.options import ONE_CLUSTER, RECIPE, WORKLOAD
+from vlmplan.cli.options import EVALUATION, ONE_CLUSTER, RECIPE, WORKLOAD
 from vlmplan.cli.rehearse import OUTPUT, rehearse
 from vlmplan.estimation import Estimate
 from vlmplan.json_reader import JsonObject
@@ -49,7 +49,7 @@ OPTIONS = {
 
 def given(model: Path, **changes: Any) -> dict[str, Any]:
     """The options of ``vlmplan rehearse`` that make a plan."""
-    num_options = len(WORKLOAD) + len(ONE_CLUSTER) + len(RECIPE)
+    num_options = len(WORKLOAD) + len(ONE_CLUSTER) + len(RECIPE) + len(EVALUATION)
     before = len(("--plan", "--config"))
     names = [option.name for option in rehearse.params if option.name is not None]
     values = dict.fromkeys(names[before : before + num_options])

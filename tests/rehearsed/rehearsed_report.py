@@ -19,10 +19,12 @@ from vlmplan.units import MIB
 
 GOLDEN: dict[str, Any] = json.loads((HERE / "golden.json").read_text())
 TABLE = HERE / "README.md"
-PHASES = ("init", "forward", "backward", "step", "save")
-"""Without load: a rehearsal makes random weights, which is not how a checkpoint is read."""
+PHASES = ("init", "forward", "backward", "step", "evaluation", "save")
+"""Without load: a rehearsal makes random weights, which is not how a checkpoint is read. Not every run evaluates."""
 OWN_PHASES = ("forward", "backward", "step")
 WITHOUT_WORKSPACES = ("load", "init")
+LAST_STEP = 3
+"""Of a rehearsal; phases outside of steps have 0."""
 COMPONENTS = tuple(field.name for field in fields(Components))
 HEADER = """# Estimates beside rehearsals
 
@@ -65,7 +67,7 @@ def compared(case: str) -> tuple[Compared, ...]:
     phases = {phase.name: phase for phase in estimate.timeline.phases}
     last = steady_phases(GOLDEN["cases"][case]["phases"])
     workspaces = workspace_bytes(estimate.cluster.node.gpu)
-    return tuple(_compared(case, last[name], phases[name], workspaces) for name in PHASES)
+    return tuple(_compared(case, last[name], phases[name], workspaces) for name in PHASES if name in last)
 
 
 def steady_phases(phases: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -120,7 +122,7 @@ def reserved_error(case: str) -> float:
 
 def rehearsed_flops(case: str) -> int:
     """Of one step."""
-    return sum(phase["flops"] for phase in steady_phases(GOLDEN["cases"][case]["phases"]).values())
+    return sum(phase["flops"] for phase in GOLDEN["cases"][case]["phases"] if phase["step"] == LAST_STEP)
 
 
 def table() -> str:
@@ -206,7 +208,8 @@ def _by_case(peaks: Iterable[Compared]) -> list[str]:
         f"|---|---|{'---:|' * (4 + len(PHASES))}",
     ]
     for peak in peaks:
-        errors = " | ".join(f"{phase.error:+.2%}" for phase in compared(peak.case))
+        phases = {phase.name: f"{phase.error:+.2%}" for phase in compared(peak.case)}
+        errors = " | ".join(phases.get(name, "") for name in PHASES)
         reserved = f"{rehearsed_reserved(peak.case) / MIB:,.0f} | {reserved_error(peak.case):+.2%}"
         highest_phase = f"{peak.case} | {peak.name} | {peak.rehearsed / MIB:,.0f} | {peak.error:+.2%}"
         rows.append(f"| {highest_phase} | {errors} | {reserved} |")

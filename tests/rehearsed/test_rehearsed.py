@@ -67,6 +67,7 @@ def test_the_matrix_meets_every_value_of_every_factor():
     assert {recipe.loss for recipe in recipes} == set(BUNDLED_LOSSES)
     assert {recipe.offload_optimizer for recipe in recipes} >= {Offload.NONE, Offload.CPU}
     assert {recipe.offload_params for recipe in recipes} >= {Offload.NONE, Offload.CPU}
+    assert {recipe.zero_stage for recipe in recipes if recipe.evaluation is not None} == {None, 0, 2, 3}
     buckets = {recipe.zero.reduce_bucket_size for recipe in recipes}
     assert {5_000_000, 500_000_000} <= buckets
     checkpointed = {

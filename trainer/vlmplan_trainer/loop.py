@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vlmplan_trainer.engines import Engine
-from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.measure import EVALUATION, Meter
 from vlmplan_trainer.schedule import learning_rate_at
 from vlmplan_trainer.stopping import StopRequest, agreed
 
@@ -186,11 +186,13 @@ class Trainer:
     def evaluate(self, batches: MicroBatches) -> float:
         """The mean loss over the label tokens of all batches."""
         self.engine.model.eval()
+        self.meter.count(self.engine.model)  # steps that nobody has followed may have made weights anew
         loss = num_labels = 0.0
-        for batch in batches:
-            count = label_tokens(batch)
-            loss += float(self.engine.forward(self._sent(batch), 1)) / self.engine.loss_scale
-            num_labels += count
+        with self.meter.phase(EVALUATION):
+            for batch in batches:
+                num_labels += label_tokens(batch)
+                loss += float(self.engine.forward(self._sent(batch), 1)) / self.engine.loss_scale
+                del batch
         loss, num_labels = self.engine.totals([loss, num_labels])
         return loss / max(1.0, num_labels)
 

@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from vlmplan_trainer.gradient_sums import is_in_place
 
-PHASES = ("load", "init", "forward", "backward", "step", "save")
+EVALUATION = "evaluation"
+PHASES = ("load", "init", "forward", "backward", "step", EVALUATION, "save")
 """Those of a plan."""
 RESUME = "resume"
 """Reading a checkpoint, which no plan counts."""
@@ -92,7 +93,7 @@ class Meter:
     """Memory and seconds of the phases of a run on this rank.
 
     ``num_steps``: optimizer steps that are followed on a CPU; later ones run without the cost of following every
-    storage. A GPU counts by itself, so there all are: the longest samples may come late.
+    storage, but for the first evaluation. A GPU counts by itself, so there all are: the longest samples may come late.
     """
 
     def __init__(self, device: torch.device, *, num_steps: int = 3) -> None:
@@ -116,10 +117,11 @@ class Meter:
         """Measure what runs inside as the phase ``name``: of one that comes again the highest point and last end."""
         start = time.perf_counter()
         outer, self.in_progress = self.in_progress, name
-        with self._mode() if self.is_following else nullcontext():
+        follows = self.is_following or (name == EVALUATION and name not in self.memory)
+        with self._mode() if follows else nullcontext():
             self._reset_peak()
             yield
-            if self.is_following:
+            if follows:
                 now, peak = self._bytes()
                 before = self.memory.get(name)
                 self.memory[name] = PhaseMemory(now, peak if before is None else max(before.peak_bytes, peak))

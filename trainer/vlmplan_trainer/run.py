@@ -220,10 +220,10 @@ def _assembled(
     # Synthetic samples have the shape of the plan, so that memory and speed can be held against it.
     pads_to = PADS_TO if options.dummy_data is None else workload.seq_len
     batches = _batches(
-        plan,
         data.train.scan,
         data.encoder,
         engine,
+        micro_batch=recipe.micro_batch,
         seed=options.seed,
         grad_accum=recipe.grad_accum,
         pads_to=pads_to,
@@ -253,15 +253,16 @@ def _evaluation_of(plan: Plan, data: Data, engine: Engine) -> Evaluation | None:
     found = data.evaluation
     if found is None:
         return None
-    batches = _batches(plan, found.scan, data.encoder, engine, seed=0, grad_accum=1)
+    planned = plan.recipe.evaluation
+    size = plan.recipe.micro_batch if planned is None else planned.batch
+    batches = _batches(found.scan, data.encoder, engine, micro_batch=size, seed=0, grad_accum=1)
     return Evaluation(batches=batches, num_bad=found.account.num_bad)
 
 
-def _batches(plan: Plan, scan: DatasetScan, encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
+def _batches(scan: DatasetScan, encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
     return Batches(
         scan,
         encoder,
-        micro_batch=plan.recipe.micro_batch,
         num_ranks=engine.num_ranks,
         rank=engine.rank,
         seed=seed,

@@ -37,6 +37,7 @@ FILLS = {
     "forward": "#e0f0e0",
     "backward": "#f5e6da",
     "step": "#f5f2d0",
+    "evaluation": "#e0eef5",
     "save": "#e8e8e8",
 }
 

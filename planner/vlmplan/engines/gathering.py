@@ -118,15 +118,22 @@ class GatheredWeights:
         )
         self._active: dict[_Module, None] = {}  # fetched and not released
         self._views: dict[Key, tuple[_Weight, _Storage]] = {}
+        self._decisions: dict[tuple[int, Key], bool] | None = None
         self.live_bytes = 0
         self.begin_forward()
 
+    def begin_evaluation(self) -> None:
+        """Forwards follow each other, of which the first goes as in training."""
+        self._decisions = {}
+
     def begin_forward(self) -> None:
-        """A forward begins, after a step or after a forward without a backward: what is under way arrives, and what is
-        whole stays so, but is counted no more (``reset_step``)."""
+        """A forward begins, after a step or after a forward without a backward: what is under way goes when it has
+        arrived, and what is whole stays so, but is counted no more (``reset_step``)."""
         for weight in self._weights.values():
             if weight.gather is not None:
                 self._wait(weight, weight.gather)
+                if weight.storage is not None:
+                    self._take(weight, weight.storage)
             weight.fetched_for = -1
             weight.uses.clear()
         self._queue = deque(self._order)
@@ -222,7 +229,7 @@ class GatheredWeights:
             weight.users.discard(module)
             if weight.storage is None or weight.users:
                 continue
-            if event.ends_recomputation or not self._is_kept(weight):
+            if event.ends_recomputation or not self._stays(weight):
                 self._take(weight, weight.storage)
 
     def end_backward(self) -> None:
@@ -351,6 +358,16 @@ class GatheredWeights:
                 num_elements += weight.numel
         if chosen:
             self._gather(list(chosen))
+
+    def _stays(self, weight: _Weight) -> bool:
+        """As ``_is_kept``, which DeepSpeed asks once for each step and remembers (``lru_cache`` of
+        ``__params_to_release``): a later forward releases what the first one released."""
+        if self._decisions is None:
+            return self._is_kept(weight)
+        key = self._step, weight.key
+        if key not in self._decisions:
+            self._decisions[key] = self._is_kept(weight)
+        return self._decisions[key]
 
     def _is_kept(self, weight: _Weight) -> bool:
         """Whether the weight stays: prefetch counted on it, or it is used again within the reuse distance."""

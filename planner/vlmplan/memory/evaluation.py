@@ -194,6 +194,7 @@ class _Gathered:
         weights = engine.gathered_weights(training, NULL_SINK)
         if weights is None:
             return None
+        weights.begin_evaluation()
         return _Gathered(weights, engine.num_ranks if engine.offloads_weights and engine.num_ranks > 1 else 0)
 
     def bytes_at(self, event: Event, run: Run) -> tuple[int, int]:

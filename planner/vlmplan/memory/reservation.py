@@ -96,6 +96,8 @@ class Reservation:
         between them are left out: the allocator gives back what they leave unused before it runs out."""
         log = BlockLog()
         gathered = self._engine.gathered_weights(self._trace, log)
+        if gathered is not None:
+            gathered.begin_evaluation()
         for sizes in ([], kept.held):
             held = [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]
             for operations in passes:

@@ -85,8 +85,10 @@ class StartedRun:
         replay.begin_step()
         tracker.start_phase()
         engine.step(is_first=False)
-        step, save = _ended("step", tracker), _ended("save", tracker)  # written from where the tensors lie
+        step = _ended("step", tracker)
         beside = () if evaluated is None else evaluated.phases(engine, tracker, trace)
+        written = beside[-1] if beside else step  # from where the tensors lie
+        save = Phase(name="save", resident=step.resident, peak=written.resident)
         return Timeline(phases=(self._load, self._init, forward, backward, step, *beside, save))
 
     def _reach_last_micro_batch(self, trace: Trace, *, accumulates: bool) -> None:

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from vlmplan.engines.parameters import fullest_rank
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
+from vlmplan.evaluation import Kept
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan
 from vlmplan.sample_images import sample_image
@@ -35,6 +36,12 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
             f"--steps is {num_steps}; {LEAST_STEPS} or more are needed: the first differs from the later ones, and "
             f"what is alive at a peak is looked at when it comes a second time"
         )
+    evaluation = plan.recipe.evaluation
+    if evaluation is not None and evaluation.kept is not Kept.LOSS:
+        raise InputError(
+            f"--eval-keeps is {evaluation.kept.value}; the bundled trainer, which is rehearsed, evaluates for the loss "
+            f"alone"
+        )
     workload, gpu = plan.workload, estimate.cluster.node.gpu
     image = sample_image(workload)
     request: JsonDict = {
@@ -55,6 +62,6 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
 
 
 def num_phases(plan: Plan, num_steps: int | None) -> int:
-    """Phases that the process will name: load, init, those of every step, save."""
+    """Phases that the process will name: load, init, those of every step, evaluation, save."""
     per_step = 2 * plan.recipe.grad_accum + 1
-    return 3 + per_step * (num_steps or LEAST_STEPS)
+    return 3 + (plan.recipe.evaluation is not None) + per_step * (num_steps or LEAST_STEPS)

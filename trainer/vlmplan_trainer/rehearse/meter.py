@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from vlmplan_trainer.measure import Meter, PhaseMemory
+from vlmplan_trainer.measure import EVALUATION, Meter, PhaseMemory
 from vlmplan_trainer.rehearse.components import COMPONENTS, Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.ledger import NAMED_BYTES, Ledger
 from vlmplan_trainer.rehearse.offline_peaks import component_of, live_at_peaks
 
 NUM_LARGEST = 10
+OUTSIDE_STEPS = ("load", "init", EVALUATION, "save")
 
 
 @contextmanager
@@ -47,7 +48,7 @@ class PhaseMeter(Meter):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        key = (name, 0 if name in ("load", "init", "save") else self.step)
+        key = (name, 0 if name in OUTSIDE_STEPS else self.step)
         label = name if not key[1] else f"{name} of step {key[1]}"
         self._say(label)
         gc.collect()  # what reference cycles of the phase before hold

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.rehearse.meter import PhaseMeter
 
 SCHEMA = "vlmplan.rehearsed/1"
+NUM_EVALUATED = 2
+"""Batches of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ def rehearse(request: Request) -> dict[str, Any]:
             engine,
             meter,
             MicroBatches(mode, config, request.samples, request.num_steps * plan.recipe.grad_accum),
+            _evaluated(mode, config, request),
         )
     return {
         "schema": SCHEMA,
@@ -153,9 +156,19 @@ def _start_ranks(request: Request, *, is_on_cpu: bool) -> None:
         deepspeed.init_distributed(collectives.BACKEND, verbose=False)
 
 
-def _train(request: Request, engine: Engine, meter: PhaseMeter, batches: MicroBatches) -> int | None:
-    """All steps, and a checkpoint where a run makes its last: behind the last step, before its epoch ends. Bytes of
-    this rank's files of it."""
+def _evaluated(mode: Rehearsal, config: Any, request: Request) -> MicroBatches | None:
+    """The batches of an evaluation: the second finds what the first leaves."""
+    evaluation = request.plan.recipe.evaluation
+    if evaluation is None:
+        return None
+    return MicroBatches(mode, config, replace(request.samples, micro_batch=evaluation.batch), NUM_EVALUATED)
+
+
+def _train(
+    request: Request, engine: Engine, meter: PhaseMeter, batches: MicroBatches, evaluated: MicroBatches | None
+) -> int | None:
+    """All steps, and behind the last an evaluation, where there is one, and a checkpoint. Bytes of this rank's files of
+    it."""
     plan = request.plan
     rates = Rates(peak=1e-4, num_steps=request.num_steps, warmup_fraction=0.0, schedule="constant")
     trainer = Trainer(
@@ -167,8 +180,10 @@ def _train(request: Request, engine: Engine, meter: PhaseMeter, batches: MicroBa
         dtype=torch_dtype(plan.recipe.precision.dtype),
     )
     for report in trainer.epoch(batches):
-        if report.step == request.num_steps and request.saves:
-            return _saved(engine, meter)
+        if report.step == request.num_steps:
+            if evaluated is not None:
+                trainer.evaluate(evaluated)
+            return _saved(engine, meter) if request.saves else None
     return None
 
 
