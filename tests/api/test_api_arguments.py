@@ -16,31 +16,38 @@ from vlmplan.api.arguments import default_of, options_of
 from vlmplan.api.kinds import checked, members_of
 from vlmplan.cli.advise import advise
 from vlmplan.cli.check import check
+from vlmplan.cli.diagnose import diagnose
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
 
 PRINTS_OR_WRITES = {"json", "out", "html", "svg", "force"}
 """What results have attributes and methods for."""
-NO_ARGUMENT = PRINTS_OR_WRITES | {"compare", "refresh_prices", "fix", "write", "for"}
+NO_ARGUMENT = PRINTS_OR_WRITES | {"compare", "refresh_prices", "write"}
 """Those that ask something else besides."""
 COMMANDS: list[tuple[Callable[..., Any], click.Command]] = [
     (vlmplan.estimate, estimate),
     (vlmplan.recommend, recommend),
     (vlmplan.advise, advise),
     (vlmplan.check, check),
+    (vlmplan.diagnose, diagnose),
+    (vlmplan.compare, estimate),
 ]
+BESIDE_OPTIONS = {vlmplan.check: {"path"}, vlmplan.diagnose: {"log"}, vlmplan.compare: {"by"}}
+OF_ONE_ESTIMATE = {"scaling", "sample_lengths"}
+"""What ``--compare`` has no use for."""
 ALL = [
     pytest.param(function, name, option, id=f"{command.name}-{name}")
     for function, command in COMMANDS
     for name, option in options_of(command).items()
-    if name not in NO_ARGUMENT
+    if name not in NO_ARGUMENT | (OF_ONE_ESTIMATE if function is vlmplan.compare else set())
 ]
 
 
 @pytest.mark.parametrize(("function", "command"), COMMANDS, ids=lambda one: getattr(one, "name", ""))
 def test_arguments_are_the_options_of_the_command(function, command):
-    files = {"path"} if function is vlmplan.check else set()
-    assert set(inspect.signature(function).parameters) == (options_of(command).keys() - NO_ARGUMENT) | files
+    left_out = NO_ARGUMENT | (OF_ONE_ESTIMATE if function is vlmplan.compare else set())
+    expected = (options_of(command).keys() - left_out) | BESIDE_OPTIONS.get(function, set())
+    assert set(inspect.signature(function).parameters) == expected
 
 
 @pytest.mark.parametrize(("function", "name", "option"), ALL)

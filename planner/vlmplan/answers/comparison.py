@@ -42,20 +42,31 @@ def print_comparison(variants: Sequence[Variant]) -> None:
 
     At least one of them has an estimate.
     """
+    say(heading(variants))
+    click.echo()
+    print_table(table(variants))
+    say("", *footnotes(variants))
+
+
+def heading(variants: Sequence[Variant]) -> str:
+    """The setup as it was asked for, or the first that can be trained."""
     known = [(variant.is_present, variant.estimate) for variant in variants if variant.estimate is not None]
     first = next((found for is_present, found in known if is_present), known[0][1])
-    model = first.workload.model.id
-    say(f"{model}; {setup_text(first)}; {hardware_text(first)}; {workload_text(first)}")
-    click.echo()
+    return f"{first.workload.model.id}; {setup_text(first)}; {hardware_text(first)}; {workload_text(first)}"
+
+
+def table(variants: Sequence[Variant]) -> Table:
+    """A row for each variant."""
     rows = [_row(variant) for variant in variants]
-    print_table(Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=("rest", "states", "grads")))
-    say(
-        "",
+    return Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=("rest", "states", "grads"))
+
+
+def footnotes(variants: Sequence[Variant]) -> list[str]:
+    """What the columns are, and why some variants cannot be trained."""
+    return [
         "GiB; device: of each GPU in all, its tensors at their peak by kind; host: RAM of each node; *: as asked for",
-    )
-    for variant in variants:
-        if variant.reason is not None:
-            say(f"{_name(variant)}: {variant.reason}")
+        *(f"{_name(variant)}: {variant.reason}" for variant in variants if variant.reason is not None),
+    ]
 
 
 def _name(variant: Variant) -> str:

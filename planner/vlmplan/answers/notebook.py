@@ -32,6 +32,7 @@ from vlmplan.units import counted, gib_text
 if TYPE_CHECKING:
     from vlmplan.request import Request
     from vlmplan.scaling import Scaling
+    from vlmplan.search.comparison import Variant
     from vlmplan.search.way_out import WayOut
 
 Command = Callable[["Request"], str]
@@ -134,3 +135,21 @@ def reading_html(config: TrainerConfig, notes: Sequence[str]) -> str:
             *notebook.sentences((idle, *(f"note: {note}" for note in notes))),
         ]
     )
+
+
+def fixes_html(text: str) -> str:
+    """Changes of a trainer's own file, as the terminal has them: a diff and what each costs."""
+    return notebook.fragment([notebook.preformatted(text)])
+
+
+def diagnosis_html(source: str, message: str, found: Sequence[str], after: Sequence[str]) -> str:
+    """Why a run ran out of memory, with elements that come ``after`` it."""
+    return notebook.fragment([notebook.title(source), *notebook.sentences((message, *found)), *after])
+
+
+def comparison_html(variants: "Sequence[Variant]") -> str:
+    """Variants of a setup, a row each."""
+    from vlmplan.answers.comparison import footnotes, heading, table
+
+    elements = [notebook.title(heading(variants)), notebook.table(table(variants))]
+    return notebook.fragment([*elements, *notebook.sentences(footnotes(variants))])

@@ -4,15 +4,26 @@ options            keyword arguments of the functions, by the names of the comma
 kinds, arguments   what a caller gives, checked, as the values that the command line would have
 commands           the functions
 asking             what they do: the calls of the command line
-record, *_result   what they return
+parts              what results are made of, as texts
+record, *_result   what they return; machine, planned and way_out are parts that they have in common
 writing            files of a plan
 """
 
-from vlmplan.api.check_result import CheckResult, Configuration
-from vlmplan.api.commands import advise, check, estimate, read_config, recommend
-from vlmplan.api.estimate_result import EstimateResult, OtherMachine, Phase, ToFit
-from vlmplan.api.options import AdviseOptions, CheckOptions, EstimateOptions, RecommendOptions
+from vlmplan.api.check_result import CheckResult, Configuration, Fix
+from vlmplan.api.commands import advise, check, compare, diagnose, estimate, read_config, recommend
+from vlmplan.api.compare_result import CompareResult, Variant
+from vlmplan.api.diagnose_result import DiagnoseResult
+from vlmplan.api.estimate_result import EstimateResult, Phase
+from vlmplan.api.options import (
+    AdviseOptions,
+    CheckOptions,
+    CompareOptions,
+    DiagnoseOptions,
+    EstimateOptions,
+    RecommendOptions,
+)
 from vlmplan.api.recommend_result import AdviseResult, Change, RankedPlan, RecommendResult, Rejection
+from vlmplan.api.way_out import OtherMachine, ToFit
 
 __all__ = [
     "AdviseOptions",
@@ -20,9 +31,14 @@ __all__ = [
     "Change",
     "CheckOptions",
     "CheckResult",
+    "CompareOptions",
+    "CompareResult",
     "Configuration",
+    "DiagnoseOptions",
+    "DiagnoseResult",
     "EstimateOptions",
     "EstimateResult",
+    "Fix",
     "OtherMachine",
     "Phase",
     "RankedPlan",
@@ -30,8 +46,11 @@ __all__ = [
     "RecommendResult",
     "Rejection",
     "ToFit",
+    "Variant",
     "advise",
     "check",
+    "compare",
+    "diagnose",
     "estimate",
     "read_config",
     "recommend",

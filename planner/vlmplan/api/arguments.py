@@ -7,6 +7,7 @@ Names, defaults and order are those of the command's options, read off the comma
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -18,14 +19,15 @@ from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.json_reader import json_text, parse_json_object
 from vlmplan.models import given_model
 from vlmplan.plain_text import printable_sentence
-from vlmplan.request import Request, parse
+from vlmplan.request import Request, own_request, parse
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 def argument_name(option: click.Option) -> str:
-    """The keyword of an option, that of its first flag: ``--seq-len`` is ``seq_len``."""
-    return option.opts[0].removeprefix("--").replace("-", "_")
+    """The keyword of an option, that of its first flag: ``--seq-len`` is ``seq_len``, ``--for`` is ``for_``."""
+    name = option.opts[0].removeprefix("--").replace("-", "_")
+    return f"{name}_" if iskeyword(name) else name
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
@@ -87,6 +89,13 @@ def request_of(model: Model | None, config: File | None, values: Mapping[str, An
     return parse({"model": name, "config": path, **values}, given)
 
 
+def own_request_of(model: Model | None, values: Mapping[str, Any]) -> Request:
+    """The request of what is given beside a configuration."""
+    if isinstance(model, Mapping):
+        return own_request(values, given_model(model))
+    return own_request({"model": None if model is None else checked("model", model, Model), **values})
+
+
 @contextmanager
 def in_words_of_python(command: click.Command) -> Generator[None]:
     """Errors that the user can mend name keywords, where the command line's sentence names ``command``'s options."""
@@ -108,4 +117,12 @@ def _words(command: click.Command) -> dict[str, str]:
     return found
 
 
-__all__ = ["argument_name", "command_values", "default_of", "in_words_of_python", "options_of", "request_of"]
+__all__ = [
+    "argument_name",
+    "command_values",
+    "default_of",
+    "in_words_of_python",
+    "options_of",
+    "own_request_of",
+    "request_of",
+]

@@ -1,36 +1,57 @@
 """What the functions do: the same calls as the commands of the command line, and their answers as results."""
 
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from vlmplan.answers import notebook
-from vlmplan.api.arguments import command_values, in_words_of_python, options_of, request_of
+from vlmplan.api.arguments import command_values, in_words_of_python, own_request_of, request_of
 from vlmplan.api.check_result import CheckResult, Configuration
+from vlmplan.api.compare_result import CompareResult
+from vlmplan.api.diagnose_result import DiagnoseResult
 from vlmplan.api.estimate_result import EstimateResult
 from vlmplan.api.kinds import checked
-from vlmplan.api.options import AdviseOptions, CheckOptions, EstimateOptions, File, Gpus, Model, RecommendOptions
+from vlmplan.api.options import (
+    AdviseOptions,
+    CheckOptions,
+    Comparable,
+    CompareOptions,
+    DiagnoseOptions,
+    EstimateOptions,
+    File,
+    Gpus,
+    Model,
+    RecommendOptions,
+)
+from vlmplan.api.parts import (
+    check_parts,
+    comparison_parts,
+    data_elements,
+    diagnosis_parts,
+    estimate_parts,
+    fixed_parts,
+    reading_parts,
+    recommend_parts,
+    way_out,
+)
 from vlmplan.api.recommend_result import AdviseResult, RecommendResult
-from vlmplan.cli import advise, check, estimate, recommend
-from vlmplan.cli.of_data import OfData, print_of_data
-from vlmplan.cli.options import document_text, today
+from vlmplan.cli import advise, check, compare, diagnose, estimate, recommend
+from vlmplan.cli.fix import fixed_of
+from vlmplan.cli.options import document_text
 from vlmplan.cli.to_fit import command_text
 from vlmplan.errors import InputError
-from vlmplan.plan import plan_from_estimate, plan_text
 from vlmplan.render.captured import printed
 
 if TYPE_CHECKING:
+    from vlmplan.diagnosis import Log
     from vlmplan.estimation import Estimate
     from vlmplan.plan import Plan
     from vlmplan.rehearsal import Comparison
     from vlmplan.request import Request
-    from vlmplan.search import RankedPlan
 
 OneGpu = str | None
 ManyGpus = Gpus | None
-Parts = tuple[str, dict[str, Any]]
-"""The document of a result as JSON, and what its attributes need besides."""
 
 
 def estimated(model: Model | None, gpu: str | None, config: File | None, given: Mapping[str, Any]) -> EstimateResult:
@@ -42,7 +63,7 @@ def estimated(model: Model | None, gpu: str | None, config: File | None, given: 
         request = request_of(model, config, {"gpu": checked("gpu", gpu, OneGpu), **values})
         answer = estimate.answered(request, catalogs, lengths, scales=scales)
         text_of = command_text(command, catalogs, order=("model", "gpu", "config", *values))
-        return EstimateResult(*_estimate_parts(answer, request, text_of))
+        return EstimateResult(*estimate_parts(answer, request, text_of, catalogs))
 
 
 def recommended(
@@ -64,7 +85,7 @@ def recommended(
             rehearse=_rehearsed if rehearses else None,
         )
         text_of = command_text(command, catalogs, order=("model", "gpu", "config", *values))
-        return RecommendResult(*_recommend_parts(answer, request, text_of))
+        return RecommendResult(*recommend_parts(answer, request, text_of, catalogs))
 
 
 def advised(model: Model | None, gpu: Gpus | None, config: File | None, given: Mapping[str, Any]) -> AdviseResult:
@@ -78,14 +99,29 @@ def advised(model: Model | None, gpu: Gpus | None, config: File | None, given: M
         found = answer.found
         text_of = advise.command_of(request, catalogs, order=("model", "gpu", "config", *values))
         document = advise.described(answer, text_of)
-        after = [*_data_elements(answer.data), *notebook.way_out_elements(found.way_out, text_of, found.as_of)]
+        after = [*data_elements(answer.data), *notebook.way_out_elements(found.way_out, text_of, found.as_of)]
         more = {
             "text": printed(lambda: advise.print_answer(answer, text_of)),
             "html": notebook.advice_html(found, advise.words, after),
             "changes": list(map(document_text, document["changes"])),
-            **_way_out(document, command),
+            **way_out(document, command),
         }
         return AdviseResult(document_text(document), more)
+
+
+def compared(
+    by: Comparable, model: Model | None, gpu: str | None, config: File | None, given: Mapping[str, Any]
+) -> CompareResult:
+    """``vlmplan.compare``."""
+    command = estimate.estimate
+    with in_words_of_python(command):
+        values = command_values(command, CompareOptions, given)
+        catalogs = values.pop("catalog_files")
+        name = checked("by", by, Comparable)
+        request = request_of(model, config, {"gpu": checked("gpu", gpu, OneGpu), **values})
+        text_of = command_text(command, catalogs, order=("model", "gpu", "config", *values))
+        variants = compare.compared(name, request, catalogs)
+        return CompareResult(*comparison_parts(name, variants, request, text_of, catalogs))
 
 
 def checked_file(path: File, gpu: str | None, model: Model | None, given: Mapping[str, Any]) -> CheckResult:
@@ -93,25 +129,73 @@ def checked_file(path: File, gpu: str | None, model: Model | None, given: Mappin
     command = check.check
     with in_words_of_python(command):
         values = command_values(command, CheckOptions, given)
-        catalogs = values.pop("catalog_files")
-        request = request_of(model, _file(path), {"gpu": checked("gpu", gpu, OneGpu), **values})
-        found = check.checked_of(request, catalogs)
+        catalogs, fixes, file = values.pop("catalog_files"), values.pop("fixes"), _file(path)
+        asked = {"gpu": checked("gpu", gpu, OneGpu), **values}
+        request = request_of(model, file, asked)
         text_of = command_text(estimate.estimate, catalogs, order=("config", "model", "gpu", *values))
-        reading = _reading_parts(request)
-        inside = None if found.answer is None else _estimate_parts(found.answer, request, text_of)
-        more = {
-            "text": printed(lambda: check.print_check(found, text_of)),
-            "html": reading[1]["html"] + ("" if inside is None else inside[1]["html"]),
-            "config": reading,
-            "estimate": inside,
-        }
-        return CheckResult(document_text(check.described_check(found, text_of)), more)
+        if not fixes:
+            return CheckResult(*check_parts(check.checked_of(request, catalogs), request, text_of, catalogs))
+        own = own_request_of(model, asked)
+        fixed = fixed_of(Path(file), own, request, catalogs, None)
+        return CheckResult(*fixed_parts(fixed, request, text_of, catalogs))
+
+
+def diagnosed(
+    log: "File | BaseException",
+    gpu: str | None,
+    config: File | None,
+    plan: File | None,
+    model: Model | None,
+    given: Mapping[str, Any],
+) -> DiagnoseResult:
+    """``vlmplan.diagnose``."""
+    command = diagnose.diagnose
+    with in_words_of_python(command):
+        values = command_values(command, DiagnoseOptions, given)
+        catalogs = values.pop("catalog_files")
+        request = _request_beside(gpu, config, plan, model, values, given, catalogs)
+        found = diagnose.diagnosed(_log(log), request, catalogs)
+        text_of = command_text(estimate.estimate, catalogs, order=("config", "model", "gpu", *values))
+        return DiagnoseResult(*diagnosis_parts(found, text_of))
+
+
+def _request_beside(
+    gpu: str | None,
+    config: File | None,
+    plan: File | None,
+    model: Model | None,
+    values: Mapping[str, Any],
+    given: Mapping[str, Any],
+    catalogs: tuple[Path, ...],
+) -> "Request | None":
+    """The setup of a diagnosis; None where none is named."""
+    named = {"gpu": gpu, "config": config, "model": model, **given}
+    others = [name for name, value in named.items() if value is not None and name != "catalog"]
+    if plan is not None:
+        if others:
+            raise InputError(f"plan is the whole setup; {others[0]} does not go with it")
+        return diagnose.request_of_plan(Path(checked("plan", plan, File)), catalogs)
+    if not others:
+        return None
+    request = request_of(model, config, {"gpu": checked("gpu", gpu, OneGpu), **values})
+    if not request.hardware.gpus:
+        raise InputError("gpu is missing; what the run was on is needed with a model")
+    return request
+
+
+def _log(log: "File | BaseException") -> "Log":
+    """The log of a file, or of an error with its traceback."""
+    from vlmplan.diagnosis import Log, read_log
+
+    if isinstance(log, BaseException):
+        return Log(source=type(log).__name__, text="".join(traceback.format_exception(log)))
+    return read_log(Path(checked("log", log, File)))
 
 
 def configuration_of(path: File, gpu: str | None, model: Model | None) -> Configuration:
     """``vlmplan.read_config``."""
     with in_words_of_python(check.check):
-        return Configuration(*_reading_parts(request_of(model, _file(path), {"gpu": checked("gpu", gpu, OneGpu)})))
+        return Configuration(*reading_parts(request_of(model, _file(path), {"gpu": checked("gpu", gpu, OneGpu)})))
 
 
 def _file(path: File) -> File:
@@ -124,105 +208,3 @@ def _rehearsed(plan: "Plan", found: "Estimate") -> "Comparison":
     from vlmplan.rehearsal import rehearse
 
     return rehearse(plan, found)
-
-
-# -- parts of results ------------------------------------------------------------------------------------------------
-
-
-def _estimate_parts(answer: estimate.Answer, request: "Request", text_of: "Callable[[Request], str]") -> Parts:
-    from vlmplan.answers.estimate import freezing_hints
-
-    found, document = answer.estimate, estimate.described(answer, text_of)
-    after = _data_elements(answer.data)
-    if answer.scales:
-        after.append(notebook.scaling_element(answer.scaling))
-    after += notebook.way_out_elements(answer.way_out, text_of, today())
-    more = {
-        "text": printed(lambda: estimate.print_answer(answer, text_of)),
-        "html": notebook.estimate_html(found, answer.hardware_notes, freezing_hints(answer.freezing), after),
-        "command": text_of(request),
-        **_facts(found),
-        **_plan(lambda: plan_from_estimate(found, base=request.ds_config)),
-        **_way_out(document, estimate.estimate),
-    }
-    return document_text(document), more
-
-
-def _recommend_parts(answer: recommend.Answer, request: "Request", text_of: "Callable[[Request], str]") -> Parts:
-    from vlmplan.answers.estimate import freezing_hints
-
-    found, document = answer.found, recommend.described(answer, text_of)
-    next_steps = recommend.next_steps_of(found, request, None, force=False)
-    ranked = zip(document["plans"], found.plans, strict=True)
-    after = [*_data_elements(answer.data), *notebook.way_out_elements(answer.way_out, text_of, found.as_of)]
-    more = {
-        "text": printed(lambda: recommend.print_answer(answer, next_steps, text_of)),
-        "html": notebook.recommendation_html(answer.found, freezing_hints(answer.freezing), after),
-        "plans": [_ranked_parts(plan_json, plan, request) for plan_json, plan in ranked],
-        "rejected": list(map(document_text, document["rejected"])),
-        **_way_out(document, recommend.recommend),
-    }
-    return document_text(document), more
-
-
-def _ranked_parts(document: Mapping[str, Any], ranked: "RankedPlan", request: "Request") -> Parts:
-    from vlmplan.answers.estimate import print_estimate
-
-    found = ranked.estimate
-    plan = _plan(lambda: recommend.plan_of(ranked, request))
-    inside = {
-        "text": printed(lambda: print_estimate(found)),
-        "html": notebook.estimate_html(found, (), ()),
-        "command": None,
-        **_facts(found),
-        **plan,
-    }
-    return document_text(document), {"estimate": (document_text(document["estimate"]), inside), **plan}
-
-
-def _reading_parts(request: "Request") -> Parts:
-    from vlmplan.answers.reading import document, print_reading
-
-    assert request.configured is not None
-    config, notes = request.configured.config, request.configured.notes[1:]
-    keywords = _keywords(estimate.estimate)
-    more = {
-        "text": printed(lambda: print_reading(config, notes)),
-        "html": notebook.reading_html(config, notes),
-        "options": {keywords[name]: value for name, value in config.options.items()},
-    }
-    return document_text(document(config)), more
-
-
-def _data_elements(found: OfData | None) -> list[str]:
-    """The samples as the terminal has them; none without samples."""
-    return [] if found is None else [notebook.as_printed(lambda: print_of_data(found))]
-
-
-def _facts(found: "Estimate") -> dict[str, Any]:
-    phases = [{**phase.as_json(), "components_at_peak": phase.peak.as_json()} for phase in found.timeline.phases]
-    return {"phases": list(map(document_text, phases)), "num_steps": found.num_steps}
-
-
-def _plan(make: "Callable[[], Plan]") -> dict[str, str | None]:
-    """plan.json of a setup, or what is missing to run it."""
-    try:
-        with in_words_of_python(estimate.estimate):
-            return {"plan": plan_text(make()), "no_plan": None}
-    except InputError as error:
-        return {"plan": None, "no_plan": str(error)}
-
-
-def _way_out(document: Mapping[str, Any], command: click.Command) -> dict[str, Any]:
-    to_fit, other = document["to_fit"], document["other_machine"]
-    keywords = _keywords(command)
-    options = {} if to_fit is None else {keywords[name]: value for name, value in to_fit["options"].items()}
-    return {
-        "to_fit": None if to_fit is None else (document_text(to_fit), {"options": options}),
-        "other_machine": None if other is None else document_text(other),
-    }
-
-
-def _keywords(command: click.Command) -> dict[str, str]:
-    """The keywords of a command's options by click's names."""
-    return {str(option.name): name for name, option in options_of(command).items()}

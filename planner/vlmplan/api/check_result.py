@@ -1,10 +1,15 @@
 """What ``vlmplan.check`` and ``vlmplan.read_config`` return."""
 
 from collections.abc import Mapping
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 from vlmplan.api.estimate_result import EstimateResult
-from vlmplan.api.record import Result
+from vlmplan.api.record import Record, Result, Verdict, parsed
+from vlmplan.api.way_out import OtherMachine
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Configuration(Result):
@@ -56,6 +61,55 @@ class Configuration(Result):
         return f"<{type(self).__name__}: {self.source} as {self.trainer} reads it>"
 
 
+class Fix(Record):
+    """A change of the trainer's own file, and what it costs."""
+
+    __slots__ = ()
+
+    @property
+    def changes(self) -> tuple[Mapping[str, Any], ...]:
+        """Each key that changes: ``file``, ``key``, and its value ``before`` and ``after``, None where it has none."""
+        return tuple(self.as_dict()["changes"])
+
+    @property
+    def diff(self) -> str:
+        """The change as ``diff -u`` shows it, for ``patch``."""
+        return self._values["diff"]
+
+    @property
+    def costs(self) -> Mapping[str, Mapping[str, Any]]:
+        """``device_bytes``, ``host_bytes_per_node``, ``step_seconds``, ``run_seconds`` and ``usd`` of the run,
+        ``before`` and ``after``."""
+        return self.as_dict()["costs"]
+
+    @property
+    def keeps_results(self) -> bool:
+        """Whether the same model comes out, but for rounding."""
+        return self._values["keeps_results"]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self._values["verdict"]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What should be known of the change, in sentences."""
+        return tuple(self._values["notes"])
+
+    def write(self, path: str | PathLike[str], *, force: bool = False) -> "tuple[Path, ...]":
+        """Write the changed file, which may be the file itself, and the DeepSpeed file that it names; their paths.
+
+        Raises InputError if one exists and ``force`` is off, or where the file was changed since it was checked.
+        """
+        from vlmplan.api.writing import write_changed_file
+
+        more = self._more
+        return write_changed_file(more["source"], more["seen"], parsed(more["keys"]), path, force=force)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._more['title']}>"
+
+
 class CheckResult(Result):
     """A configuration as it was read, and its estimate: what ``vlmplan check`` answers (schema ``vlmplan.check/1``)."""
 
@@ -71,6 +125,18 @@ class CheckResult(Result):
         """What it takes; None where neither GPUs are named nor this machine has some."""
         parts = self._more["estimate"]
         return None if parts is None else EstimateResult(*parts)
+
+    @property
+    def fixes(self) -> tuple[Fix, ...]:
+        """With ``fix=True`` the changes of the file with which it fits, or is faster where it does, the least first;
+        none where nothing that was tried helps, and without ``fix=True``."""
+        return tuple(Fix(*parts) for parts in self._more["fixes"])
+
+    @property
+    def other_machine(self) -> OtherMachine | None:
+        """The cheapest other machine, where with ``fix=True`` no change helps."""
+        text = self._more["other_machine"]
+        return None if text is None else OtherMachine(text)
 
     @property
     def fits(self) -> bool | None:

@@ -9,10 +9,15 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from vlmplan.api.check_result import CheckResult, Configuration
+from vlmplan.api.compare_result import CompareResult
+from vlmplan.api.diagnose_result import DiagnoseResult
 from vlmplan.api.estimate_result import EstimateResult
 from vlmplan.api.options import (
     AdviseOptions,
     CheckOptions,
+    Comparable,
+    CompareOptions,
+    DiagnoseOptions,
     EstimateOptions,
     File,
     Gpus,
@@ -121,11 +126,37 @@ def advise(
     return advised(model, gpu, config, options)
 
 
+@_with_keywords(CompareOptions)
+def compare(
+    by: Comparable,
+    model: Model | None = None,
+    gpu: str | None = None,
+    *,
+    config: File | None = None,
+    **options: "Unpack[CompareOptions]",
+) -> CompareResult:
+    """One setup beside others that differ in one choice, as ``vlmplan estimate --compare`` has them.
+
+    ``by`` is ``"zero"``, ``"method"``, ``"precision"``, ``"optimizer"`` or ``"checkpointing"``; the others are those of
+    ``estimate``. A variant that cannot be trained has the reason. Raises as ``estimate`` does, and InputError where no
+    variant can be trained.
+
+    >>> import vlmplan
+    >>> found = vlmplan.compare("method", "gpt2", "t4")
+    >>> [(one.name, one.fits) for one in found.variants]
+    [('full', True), ('lora', True), ('qlora', True)]
+    """
+    from vlmplan.api.asking import compared
+
+    return compared(by, model, gpu, config, options)
+
+
 @_with_keywords(CheckOptions)
 def check(
     path: File, gpu: str | None = None, *, model: Model | None = None, **options: "Unpack[CheckOptions]"
 ) -> CheckResult:
-    """How the configuration of another trainer is read, and its estimate, as ``vlmplan check`` has them.
+    """How the configuration of another trainer is read, and its estimate, as ``vlmplan check`` has them; with
+    ``fix=True`` the least changes of that file with which it fits, or is faster where it does (``--fix``).
 
     ``path`` is what the trainer is started with: YAML, JSON or a shell script, which is parsed and never run. ``model``
     stands in place of the file's. The others are those of ``estimate``; without ``gpu``, and without GPUs in this
@@ -134,6 +165,29 @@ def check(
     from vlmplan.api.asking import checked_file
 
     return checked_file(path, gpu, model, options)
+
+
+@_with_keywords(DiagnoseOptions)
+def diagnose(
+    log: File | BaseException,
+    gpu: str | None = None,
+    *,
+    config: File | None = None,
+    plan: File | None = None,
+    model: Model | None = None,
+    **options: "Unpack[DiagnoseOptions]",
+) -> DiagnoseResult:
+    """Why a run ran out of memory, as ``vlmplan diagnose`` has it.
+
+    ``log`` is a training log, a file with a traceback or the message, or the error itself that was caught. With the
+    setup, by ``config``, ``plan`` (a plan.json), or ``model``, ``gpu`` and the options of ``estimate``, what was
+    planned stands beside what was needed, with the smallest change.
+
+    Raises InputError where there is no such message, and for the rest as ``estimate`` does.
+    """
+    from vlmplan.api.asking import diagnosed
+
+    return diagnosed(log, gpu, config, plan, model, options)
 
 
 def read_config(path: File, gpu: str | None = None, *, model: Model | None = None) -> Configuration:

@@ -1,13 +1,11 @@
 """What ``vlmplan.estimate`` returns. Bytes are whole numbers and of the fullest GPU, seconds are floats."""
 
 from collections.abc import Mapping
-from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vlmplan.api.record import Record, Result, Verdict, parsed
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from vlmplan.api.planned import Planned
+from vlmplan.api.record import Record, Verdict
+from vlmplan.api.way_out import Answer
 
 
 class Phase(Record):
@@ -39,155 +37,7 @@ class Phase(Record):
         return f"Phase({self.name}: {self.resident_bytes} bytes, {self.peak_bytes} at its peak)"
 
 
-class ToFit(Record):
-    """The least changes with which a setup that does not fit does, on the same cards."""
-
-    __slots__ = ()
-
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """Each change in words."""
-        return tuple(change["change"] for change in self._values["changes"])
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """The arguments that change; None for one that is to be left out."""
-        return dict(self._more["options"])
-
-    @property
-    def keeps_results(self) -> bool:
-        """Whether the same model comes out, but for rounding."""
-        return self._values["keeps_results"]
-
-    @property
-    def command(self) -> str:
-        """The command line that asks for the changed setup."""
-        return self._values["command"]
-
-    @property
-    def verdict(self) -> Verdict:
-        return self._values["verdict"]
-
-    @property
-    def peak_device_bytes(self) -> int:
-        """What nvidia-smi shows then at most."""
-        return self._values["device_bytes"]
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Seconds of an optimizer step then; None where a speed is not known."""
-        return self._values["step_seconds"]
-
-    def __repr__(self) -> str:
-        return f"ToFit({', '.join(self.changes)})"
-
-
-class OtherMachine(Record):
-    """The cheapest other machine that has room for a setup as it is."""
-
-    __slots__ = ()
-
-    @property
-    def gpu(self) -> str:
-        """The GPU by its name in the catalog."""
-        return self._values["gpu"]
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs in all, over all machines."""
-        return self._values["num_gpus"] * self._values["num_nodes"]
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        """Of all machines together."""
-        return self._values["usd_per_hour"]
-
-    @property
-    def usd(self) -> float | None:
-        """For the whole run; None where price or speed is not known."""
-        return self._values["usd"]
-
-    @property
-    def hours(self) -> float | None:
-        """Of training."""
-        return self._values["hours"]
-
-    @property
-    def command(self) -> str:
-        """The command line that asks for it there."""
-        return self._values["command"]
-
-    def __repr__(self) -> str:
-        return f"OtherMachine({self.num_gpus} x {self.gpu})"
-
-
-class WithWayOut(Result):
-    """A result that says what to do where nothing fits."""
-
-    __slots__ = ()
-
-    @property
-    def to_fit(self) -> ToFit | None:
-        """The least changes that fit on the same cards; None where it fits, or where none that was tried is enough."""
-        return None if self._more.get("to_fit") is None else ToFit(*self._more["to_fit"])
-
-    @property
-    def other_machine(self) -> OtherMachine | None:
-        """The cheapest other machine; None where it fits, or where there is none."""
-        text = self._more.get("other_machine")
-        return None if text is None else OtherMachine(text)
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """Sentences without which the answer would be read wrongly."""
-        return tuple(self._values["caveats"])
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """All sentences that should be known of the numbers, the caveats among them."""
-        return tuple(self._values["notes"])
-
-
-class Planned:
-    """What can be trained as it is: it has a plan."""
-
-    __slots__ = ()
-    _more: Mapping[str, Any]
-
-    def _plan_text(self) -> str:
-        """plan.json. Raises InputError where something is missing to run it."""
-        if self._more["plan"] is None:
-            from vlmplan.errors import InputError
-
-            raise InputError(self._more["no_plan"])
-        return self._more["plan"]
-
-    @property
-    def ds_config(self) -> Mapping[str, Any] | None:
-        """The ds_config.json, all numbers; None where DeepSpeed is not used. Raises InputError where the setup lacks
-        something to run, as a folder for NVMe."""
-        return parsed(self._plan_text())["ds_config"]
-
-    def save(self, path: str | PathLike[str], *, force: bool = False) -> "Path":
-        """Write plan.json, which ``vlmplan launch --plan`` trains; its path.
-
-        Raises InputError if the file exists and ``force`` is off, or as ``ds_config`` does.
-        """
-        from vlmplan.api.writing import save_plan
-
-        return save_plan(self._plan_text(), path, force=force)
-
-    def write(self, folder: str | PathLike[str], *, force: bool = False) -> "tuple[Path, ...]":
-        """Write what ``recommend --out`` writes: plan.json, ds_config.json, launch.sh and the like; their paths.
-
-        Raises InputError, before anything is written, if one exists and ``force`` is off, or as ``ds_config`` does.
-        """
-        from vlmplan.api.writing import write_plan_files
-
-        return write_plan_files(self._plan_text(), folder, force=force)
-
-
-class EstimateResult(WithWayOut, Planned):
+class EstimateResult(Answer, Planned):
     """One setup on one kind of GPU: what ``vlmplan estimate`` answers (schema ``vlmplan.estimate/1``)."""
 
     __slots__ = ()

@@ -16,19 +16,27 @@ Gpus = str | Sequence[str]
 Pricing = Literal["on_demand", "reserved", "community", "marketplace", "interruptible", "own"]
 
 
-class WorkloadOptions(TypedDict, total=False):
-    """Samples, and how often they are trained on. ``image_size`` is (width, height) in pixels, or ``"448x336"``.
-    ``data`` are the samples themselves, whose images may be in ``image_folder``; what else is said of their length and
-    images is a limit then."""
+Comparable = Literal["zero", "method", "precision", "optimizer", "checkpointing"]
+"""What setups side by side differ in."""
 
-    data: File | None
-    image_folder: File | None
+
+class SampleOptions(TypedDict, total=False):
+    """Samples, and how often they are trained on. ``image_size`` is (width, height) in pixels, or ``"448x336"``."""
+
     seq_len: int | None
     images_per_sample: int | None
     image_size: str | tuple[int, int] | None
     num_samples: int | None
     epochs: float | None
     global_batch: int | None
+
+
+class WorkloadOptions(SampleOptions, total=False):
+    """Samples by their sizes, or ``data``: the samples themselves, whose images may be in ``image_folder``. What else
+    is said of their length and images is a limit then."""
+
+    data: File | None
+    image_folder: File | None
 
 
 class SavingOptions(TypedDict, total=False):
@@ -113,9 +121,26 @@ class SearchOptions(TypedDict, total=False):
     download_gbit: float | None
 
 
-class EstimateOptions(
-    WorkloadOptions, SavingOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
+class TrainerOptions(TypedDict, total=False):
+    """The trainer that it is planned for, as that trains and within what it can do; None is the bundled one."""
+
+    for_: Literal["trl", "transformers", "llamafactory", "ms-swift"] | None
+
+
+class CompareOptions(
+    TrainerOptions,
+    WorkloadOptions,
+    SavingOptions,
+    MachineOptions,
+    RecipeOptions,
+    EvaluationOptions,
+    CatalogOptions,
+    total=False,
 ):
+    """Those of ``vlmplan estimate --compare``."""
+
+
+class EstimateOptions(CompareOptions, total=False):
     """Those of ``vlmplan estimate``."""
 
     scaling: bool
@@ -123,7 +148,14 @@ class EstimateOptions(
 
 
 class RecommendOptions(
-    WorkloadOptions, MachineOptions, SearchOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
+    TrainerOptions,
+    WorkloadOptions,
+    MachineOptions,
+    SearchOptions,
+    RecipeOptions,
+    EvaluationOptions,
+    CatalogOptions,
+    total=False,
 ):
     """Those of ``vlmplan recommend``."""
 
@@ -144,3 +176,9 @@ class CheckOptions(
     WorkloadOptions, SavingOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
 ):
     """Those of ``vlmplan check``."""
+
+    fix: bool
+
+
+class DiagnoseOptions(SampleOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False):
+    """Those of ``vlmplan diagnose`` beside its log."""

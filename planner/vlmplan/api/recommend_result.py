@@ -4,14 +4,16 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from vlmplan.api.estimate_result import EstimateResult, Planned, WithWayOut
-from vlmplan.api.record import Record
+from vlmplan.api.estimate_result import EstimateResult
+from vlmplan.api.machine import OnMachine, Priced, Timed
+from vlmplan.api.planned import Planned
+from vlmplan.api.way_out import Answer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class RankedPlan(Record, Planned):
+class RankedPlan(OnMachine, Priced, Planned):
     """A setup that fits, with its machine and what the whole run costs there."""
 
     __slots__ = ()
@@ -20,16 +22,6 @@ class RankedPlan(Record, Planned):
     def rank(self) -> int:
         """Its place, from 1."""
         return self._values["rank"]
-
-    @property
-    def gpu(self) -> str:
-        """The GPU by its name in the catalog."""
-        return self._values["gpu"]
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs in all, over all machines."""
-        return self._values["num_gpus"] * self._values["num_nodes"]
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -47,22 +39,6 @@ class RankedPlan(Record, Planned):
         return self.as_dict()["offer"]
 
     @property
-    def usd(self) -> float | None:
-        """For the whole run: start-up, download, training, checkpoints and disk. None where price or speed is not
-        known."""
-        return self._values["usd"]
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        """Of all machines together; None where no price is known."""
-        return self._values["usd_per_hour"]
-
-    @property
-    def hours(self) -> float | None:
-        """Of training; None where a speed is not known."""
-        return self._values["hours"]
-
-    @property
     def billed_hours(self) -> float | None:
         """Hours that the machines are there for, start-up, download and interruptions included."""
         return self._values["billed_hours"]
@@ -71,20 +47,10 @@ class RankedPlan(Record, Planned):
         return f"<{type(self).__name__} {self.rank}: {self.num_gpus} x {self.gpu}>"
 
 
-class Rejection(Record):
+class Rejection(OnMachine):
     """A machine on which nothing fits."""
 
     __slots__ = ()
-
-    @property
-    def gpu(self) -> str:
-        """The GPU by its name in the catalog."""
-        return self._values["gpu"]
-
-    @property
-    def num_gpus(self) -> int:
-        """GPUs in all, over all machines."""
-        return self._values["num_gpus"] * self._values["num_nodes"]
 
     @property
     def reason(self) -> str:
@@ -100,7 +66,7 @@ class Rejection(Record):
         return f"<{type(self).__name__}: {self.num_gpus} x {self.gpu}: {self.reason}>"
 
 
-class RecommendResult(WithWayOut):
+class RecommendResult(Answer):
     """The best setups over many kinds of hardware: what ``vlmplan recommend`` answers (schema
     ``vlmplan.recommendation/1``)."""
 
@@ -153,7 +119,7 @@ class RecommendResult(WithWayOut):
         return f"<{type(self).__name__}: {len(self._more['plans'])} plans, {best}>"
 
 
-class Change(Record):
+class Change(Timed):
     """One change of the best plan, and what it buys."""
 
     __slots__ = ()
@@ -179,16 +145,6 @@ class Change(Record):
         return self._values["fits"]
 
     @property
-    def hours(self) -> float | None:
-        """Of training with it; None where nothing fits or a speed is not known."""
-        return self._values["hours"]
-
-    @property
-    def usd(self) -> float | None:
-        """For the whole run with it; None where nothing fits, or price or speed is not known."""
-        return self._values["usd"]
-
-    @property
     def hours_change(self) -> float | None:
         """Against the plan as it is: -0.5 is half the time."""
         return self._values["hours_change"]
@@ -207,7 +163,7 @@ class Change(Record):
         return f"<{type(self).__name__}: {self.name}>"
 
 
-class AdviseResult(WithWayOut):
+class AdviseResult(Answer):
     """What each single change of the best plan buys: what ``vlmplan advise`` answers (schema ``vlmplan.advice/1``)."""
 
     __slots__ = ()

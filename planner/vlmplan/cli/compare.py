@@ -5,16 +5,21 @@ from pathlib import Path
 from vlmplan.cli.options import print_document
 from vlmplan.memory.device import Verdict
 from vlmplan.request import Request
-from vlmplan.search.comparison import comparison
+from vlmplan.search.comparison import Variant, comparison
+
+
+def compared(name: str, request: Request, catalog_files: tuple[Path, ...]) -> list[Variant]:
+    """The variants of a request by one choice."""
+    from vlmplan.catalog import load_catalog
+
+    return comparison(name, request, load_catalog(catalog_files), request.model_files)
 
 
 def run_comparison(name: str, request: Request, catalog_files: tuple[Path, ...], *, as_json: bool) -> bool:
     """Print the comparison; whether any variant fits or is tight."""
     from vlmplan.answers.comparison import document, print_comparison
-    from vlmplan.catalog import load_catalog
 
-    catalog, model = load_catalog(catalog_files), request.model_files
-    variants = comparison(name, request, catalog, model)
+    variants = compared(name, request, catalog_files)
     known = [variant.estimate for variant in variants if variant.estimate is not None]
     if as_json:
         print_document(document(name, variants))

@@ -1,5 +1,6 @@
 """``vlmplan diagnose``: why a run ran out of memory."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from vlmplan.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from vlmplan.diagnosis import Diagnosis
+    from vlmplan.diagnosis import Diagnosis, Log
     from vlmplan.request import Request
 
 MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
@@ -40,21 +41,40 @@ def diagnose(log: Path, *, plan_file: Path | None, as_json: bool, catalog_files:
     With the setup (--config, --plan, or --model and --gpu with the options of vlmplan estimate) what was planned stands
     beside what was needed. Exit code 1 where there is no such message.
     """
-    from vlmplan.answers.diagnosis import document, print_diagnosis
     from vlmplan.cli.estimate import estimate
     from vlmplan.cli.to_fit import command_text
-    from vlmplan.diagnosis import diagnosis_of, read_log
+    from vlmplan.diagnosis import read_log
 
     request = _request(plan_file, given, catalog_files)
-    found = diagnosis_of(read_log(log))
-    if request is not None:
-        found = _beside_plan(found, request, catalog_files)
+    found = diagnosed(read_log(log), request, catalog_files)
     command = command_text(estimate, catalog_files, order=("config", *given))
     if as_json:
-        print_document(document(found, command, today()))
+        print_document(described(found, command))
     else:
-        print_diagnosis(found, command, today())
+        print_found(found, command)
     return 0
+
+
+def diagnosed(log: "Log", request: "Request | None", catalog_files: tuple[Path, ...]) -> "Diagnosis":
+    """What the log proves, beside the plan of a request where there is one."""
+    from vlmplan.diagnosis import diagnosis_of
+
+    found = diagnosis_of(log)
+    return found if request is None else _beside_plan(found, request, catalog_files)
+
+
+def described(found: "Diagnosis", command: "Callable[[Request], str]") -> dict[str, Any]:
+    """The document of a diagnosis."""
+    from vlmplan.answers.diagnosis import document
+
+    return document(found, command, today())
+
+
+def print_found(found: "Diagnosis", command: "Callable[[Request], str]") -> None:
+    """What people see of it."""
+    from vlmplan.answers.diagnosis import print_diagnosis
+
+    print_diagnosis(found, command, today())
 
 
 def _request(plan_file: Path | None, given: dict[str, Any], catalog_files: tuple[Path, ...]) -> "Request | None":
@@ -65,7 +85,7 @@ def _request(plan_file: Path | None, given: dict[str, Any], catalog_files: tuple
     if plan_file is not None:
         if options_given:
             raise click.UsageError(f"--plan is the whole setup; {_flag(options_given[0])} does not go with it")
-        return _request_of_plan(plan_file, catalog_files)
+        return request_of_plan(plan_file, catalog_files)
     if not options_given:
         return None
     if given["model"] is None and given["config"] is None:
@@ -76,7 +96,8 @@ def _request(plan_file: Path | None, given: dict[str, Any], catalog_files: tuple
     return request
 
 
-def _request_of_plan(path: Path, catalog_files: tuple[Path, ...]) -> "Request":
+def request_of_plan(path: Path, catalog_files: tuple[Path, ...]) -> "Request":
+    """What a plan.json is of."""
     from vlmplan.catalog import load_catalog
     from vlmplan.launch.plan_options import gpu_of, model_of, request_of
     from vlmplan.plan import read_plan

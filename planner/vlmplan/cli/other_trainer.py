@@ -24,6 +24,13 @@ class ForTrainer:
     """Of the command that reads the files back, but for the file."""
     catalogs: tuple[Path, ...]
 
+    @property
+    def title(self) -> str:
+        """The trainer by its name."""
+        from vlmplan.other_trainers.writing import title_of
+
+        return title_of(self.setup.tool)
+
     def check_command(self, directory: Path | None) -> str:
         """``vlmplan check FILE`` with what no file says; in the folder itself where ``directory`` is None."""
         from vlmplan.emit.trainer_files import checked_file
@@ -72,6 +79,13 @@ def _check_words(request: "Request", estimate: "Estimate", setup: "WrittenSetup"
     return tuple(words_of(check, {**values, **setup.options}))
 
 
+def trainer_texts(made: ForTrainer, estimate: "Estimate") -> dict[str, str]:
+    """The files by name."""
+    from vlmplan.emit.trainer_files import trainer_file_texts
+
+    return trainer_file_texts(made.setup, estimate, check=made.check_command(None))
+
+
 def next_steps(made: ForTrainer) -> list[str]:
     """How to start the files, in lines for the user."""
     from vlmplan.emit.trainer_files import START_FILE, started_command, trainer_file_names
@@ -92,11 +106,10 @@ def next_steps(made: ForTrainer) -> list[str]:
 def document(made: ForTrainer) -> "JsonDict":
     """The setup in JSON."""
     from vlmplan.emit.trainer_files import started_command, trainer_file_names
-    from vlmplan.other_trainers.writing import title_of
 
     setup = made.setup
     return {
-        "trainer": title_of(setup.tool),
+        "trainer": made.title,
         "settings": dict(setup.settings),
         "ds_config": setup.deepspeed,
         "environment": dict(setup.environment),

@@ -73,13 +73,14 @@ class FileText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """Files to be written, the trainer's own first, and the keys that differ in them. ``opened`` is the trainer's as it
-    is read then."""
+    """Files to be written, the trainer's own first, and the keys that differ in them, which ``keys`` asked for.
+    ``opened`` is the trainer's as it is read then."""
 
     files: tuple[FileText, ...]
     changes: tuple[KeyChange, ...]
     opened: OpenedConfig = field(hash=False)
     notes: tuple[str, ...]
+    keys: KeyChanges = field(hash=False)
 
 
 def require_own_words(opened: OpenedConfig) -> None:
@@ -119,6 +120,7 @@ def patched(opened: OpenedConfig, changes: KeyChanges, target: Path) -> Patch:
         changes=tuple(_key_changes(opened, values | inner, changes, source, main, beside)),
         opened=replace(open_trainer_config(target, text), unsaved=unsaved),
         notes=(*changes.notes, *notes),
+        keys=changes,
     )
 
 

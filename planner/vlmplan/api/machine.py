@@ -1,0 +1,47 @@
+"""What parts of results that are of one machine have in common. US dollars and hours are floats."""
+
+from vlmplan.api.record import Record
+
+
+class OnMachine(Record):
+    """Something on GPUs of one kind."""
+
+    __slots__ = ()
+
+    @property
+    def gpu(self) -> str:
+        """The GPU by its name in the catalog."""
+        return self._values["gpu"]
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs in all, over all machines."""
+        return self._values["num_gpus"] * self._values["num_nodes"]
+
+
+class Timed(Record):
+    """A run with its time and price."""
+
+    __slots__ = ()
+
+    @property
+    def hours(self) -> float | None:
+        """Of training; None where nothing fits or a speed is not known."""
+        return self._values["hours"]
+
+    @property
+    def usd(self) -> float | None:
+        """For the whole run: start-up, download, training, checkpoints and disk; None where nothing fits, or price or
+        speed is not known."""
+        return self._values["usd"]
+
+
+class Priced(Timed):
+    """A run on a machine that has a price."""
+
+    __slots__ = ()
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Of all machines together; None where no price is known."""
+        return self._values["usd_per_hour"]

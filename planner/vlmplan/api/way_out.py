@@ -1,0 +1,97 @@
+"""What to do where a setup does not fit: the least changes, and the cheapest other machine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmplan.api.machine import OnMachine, Priced
+from vlmplan.api.record import Record, Result, Verdict
+
+
+class ToFit(Record):
+    """The least changes with which a setup that does not fit does, on the same cards."""
+
+    __slots__ = ()
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Each change in words."""
+        return tuple(change["change"] for change in self._values["changes"])
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The arguments that change; None for one that is to be left out."""
+        return dict(self._more["options"])
+
+    @property
+    def keeps_results(self) -> bool:
+        """Whether the same model comes out, but for rounding."""
+        return self._values["keeps_results"]
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for the changed setup."""
+        return self._values["command"]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self._values["verdict"]
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """What nvidia-smi shows then at most."""
+        return self._values["device_bytes"]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Seconds of an optimizer step then; None where a speed is not known."""
+        return self._values["step_seconds"]
+
+    def __repr__(self) -> str:
+        return f"ToFit({', '.join(self.changes)})"
+
+
+class OtherMachine(OnMachine, Priced):
+    """The cheapest other machine that has room for a setup as it is."""
+
+    __slots__ = ()
+
+    @property
+    def command(self) -> str:
+        """The command line that asks for it there."""
+        return self._values["command"]
+
+    def __repr__(self) -> str:
+        return f"OtherMachine({self.num_gpus} x {self.gpu})"
+
+
+class WithWayOut(Result):
+    """A result that says what to do where nothing fits."""
+
+    __slots__ = ()
+
+    @property
+    def to_fit(self) -> ToFit | None:
+        """The least changes that fit on the same cards; None where it fits, or where none that was tried is enough."""
+        return None if self._more.get("to_fit") is None else ToFit(*self._more["to_fit"])
+
+    @property
+    def other_machine(self) -> OtherMachine | None:
+        """The cheapest other machine; None where it fits, or where there is none."""
+        text = self._more.get("other_machine")
+        return None if text is None else OtherMachine(text)
+
+
+class Answer(WithWayOut):
+    """A result with sentences on its numbers."""
+
+    __slots__ = ()
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Sentences without which the answer would be read wrongly."""
+        return tuple(self._values["caveats"])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All sentences that should be known of the numbers, the caveats among them."""
+        return tuple(self._values["notes"])
