@@ -62,7 +62,8 @@ class AdapterDtype(Choice):
 
 
 class WeightDtype(Choice):
-    """Element type of the model's own weights under autocast. ``TABLE``: frozen ones in 16 bit, trained in float32."""
+    """Element type of the model's own weights as they are loaded, in which they stay under autocast. ``TABLE``: frozen
+    ones in 16 bit, trained in float32. DeepSpeed casts all of them when it is made."""
 
     TABLE = "table"
     FLOAT32 = "float32"
@@ -286,7 +287,7 @@ class Recipe:
     @property
     def copy_dtype(self) -> DType:
         """Element type of the embeddings that adapters train beside them (peft's ``modules_to_save``)."""
-        if self.weight_dtype is WeightDtype.FLOAT32:
+        if self.weight_dtype is WeightDtype.FLOAT32 and not self.uses_deepspeed:
             return DType.FLOAT32
         says_type = self.adapter_dtype is not AdapterDtype.TABLE
         return self.precision.dtype if says_type or self.autocast is None else DType.FLOAT32
@@ -299,7 +300,7 @@ class Recipe:
     @property
     def frozen_dtype(self) -> DType:
         """Element type of frozen weights that are not 4-bit."""
-        is_wide = self.upcasts_frozen or self.weight_dtype is WeightDtype.FLOAT32
+        is_wide = self.upcasts_frozen or (self.weight_dtype is WeightDtype.FLOAT32 and not self.uses_deepspeed)
         return DType.FLOAT32 if is_wide else self.precision.dtype
 
     @property
@@ -309,6 +310,13 @@ class Recipe:
         if self.weight_dtype is WeightDtype.FLOAT32:
             return DType.FLOAT32
         return self.precision.dtype if self.trains_adapters else self.trained_dtype
+
+    @property
+    def casts_loaded(self) -> bool:
+        """Whether DeepSpeed makes 16-bit weights of those that were loaded in float32, whole and in host memory. Under
+        ZeRO-3 they are made in shards of 16 bit in the first place (``zero.Init``)."""
+        is_cast = self.zero_stage in (0, 1, 2) and self.precision.dtype is not DType.FLOAT32
+        return is_cast and self.loaded_dtype is DType.FLOAT32
 
     @property
     def master_dtype(self) -> DType:

@@ -12,10 +12,11 @@ from planned import cluster
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.machine.cpu import cpu_gpu
-from vlmplan.memory.host import PROCESS_BYTES, HostMemory, host_memory, stored_dtype
+from vlmplan.memory.host import PROCESS_BYTES, HostMemory, host_memory
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import load_phase
-from vlmplan.recipe import Method, Offload, Precision, Recipe
+from vlmplan.models import stored_dtype
+from vlmplan.recipe import Method, Offload, Precision, Recipe, WeightDtype
 from vlmplan.units import GIB, MIB, DType
 from vlmplan.workload import ModelFiles, Workload
 
@@ -121,12 +122,32 @@ def test_the_host_holds_offloaded_shards_beside_the_checkpoint():
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_ranks_share_the_mapped_files_of_weights_that_keep_their_type(stage: int):
     assert arriving(Recipe(zero_stage=stage)) == 2 * sum(WEIGHTS)
-    assert arriving(Recipe(zero_stage=stage), torch_dtype="float32") == 4 * 2 * sum(WEIGHTS)
+    assert arriving(Recipe(zero_stage=stage), torch_dtype="float32") == 4 * 2 * sum(WEIGHTS) + 4 * sum(WEIGHTS)
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_every_rank_has_the_whole_model_in_float32_where_it_is_loaded_so_and_cast_by_deepspeed(ranks: int, stage: int):
+    recipe = Recipe(zero_stage=stage, weight_dtype=WeightDtype.FLOAT32)
+    found = arriving(recipe, ranks_per_node=ranks, num_ranks=ranks)
+    assert found == ranks * 4 * sum(WEIGHTS) + 2 * sum(WEIGHTS)
+    assert arriving(recipe, torch_dtype="float32") == 4 * sum(WEIGHTS)  # the mapped files of all ranks
+    sharded = arriving(recipe.with_changes(zero_stage=3), ranks_per_node=ranks, num_ranks=ranks)
+    assert sharded == arriving(Recipe(zero_stage=3), ranks_per_node=ranks, num_ranks=ranks)
+
+
+def test_a_cpu_rank_has_it_in_float32_until_each_weight_is_cast():
+    recipe = Recipe(zero_stage=2, weight_dtype=WeightDtype.FLOAT32)
+    load = load_phase(estimator(recipe).table, recipe, 2, is_on_cpu=True)
+    assert load.peak.total == 4 * sum(WEIGHTS) + 2 * EMBEDDING
+    assert load.resident.total == 2 * sum(WEIGHTS)
+    on_gpu = load_phase(estimator(recipe).table, recipe, 2)
+    assert on_gpu.peak.total == 0  # they come to the GPU in 16 bit
 
 
 def test_plain_training_in_float32_copies_every_weight_on_the_host():
     recipe = Recipe(zero_stage=None, precision=Precision.BF16)
-    assert arriving(recipe, ranks_per_node=1, num_ranks=1) == 4 * sum(WEIGHTS)
+    assert arriving(recipe, ranks_per_node=1, num_ranks=1) == (4 + 2) * sum(WEIGHTS)
 
 
 def test_4_bit_weights_pass_through_the_host_one_by_one():

@@ -281,3 +281,24 @@ def test_a_file_is_not_read_twice_for_the_same_key(tmp_path):
     path.write_text("stage: sft\nbf16: true\nbf16: false\n", encoding="utf-8")
     with pytest.raises(InputError, match="says bf16 twice"):
         read_trainer_config(path, Asked(find_model=find_model))
+
+
+def test_what_trl_loads_in_float32_is_cast_by_deepspeed(read):
+    zero = {"dataset_name": "d", "bf16": True, "deepspeed": {"zero_optimization": {"stage": 2}}}
+    wide = read(zero)
+    assert wide.options["weight_dtype"] == "float32"
+    assert any("float32 in host memory" in note for note in wide.notes)
+    assert "weight_dtype" not in read(zero | {"dtype": "bfloat16"}).options
+    assert "weight_dtype" not in read(zero | {"use_peft": True, "load_in_4bit": True}).options
+    sharded = read(zero | {"deepspeed": {"zero_optimization": {"stage": 3}}})
+    assert not any("float32 in host memory" in note for note in sharded.notes)
+    assert "weight_dtype" not in read(LLAMA_FACTORY | {"deepspeed": {"zero_optimization": {"stage": 2}}}).options
+
+
+def test_the_plain_trainer_has_weights_in_the_checkpoints_type(read, tmp_path):
+    values = {"per_device_train_batch_size": 2, "bf16": True, "learning_rate": 1e-4}
+    wide = find_model(READS).config | {"torch_dtype": "float32"}
+    (tmp_path / "config.json").write_text(json.dumps(wide), encoding="utf-8")
+    assert read(values, str(tmp_path)).options["weight_dtype"] == "float32"
+    assert read(values | {"bf16": False}, str(tmp_path)).options["precision"] == "fp32"
+    assert read(values).options["weight_dtype"] == "model"

@@ -243,7 +243,8 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "weight_types_are_of_autocast": (
         [
-            case(PLAIN.with_changes(zero_stage=2, weight_dtype=WeightDtype.FLOAT32)),
+            case(PLAIN.with_changes(zero_stage=2, weight_dtype=WeightDtype.MODEL)),
+            case(PLAIN.with_changes(zero_stage=2, precision=Precision.FP32, weight_dtype=WeightDtype.FLOAT32)),
             case(PLAIN.with_changes(precision=Precision.FP32, weight_dtype=WeightDtype.MODEL)),
             case(LORA.with_changes(uses_autocast=False, weight_dtype=WeightDtype.FLOAT32)),
             case(LORA.with_changes(weight_dtype=WeightDtype.MODEL)),
@@ -251,6 +252,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(PLAIN.with_changes(weight_dtype=WeightDtype.MODEL)),
             case(LORA.with_changes(weight_dtype=WeightDtype.FLOAT32)),
+            case(PLAIN.with_changes(zero_stage=2, weight_dtype=WeightDtype.FLOAT32)),
             case(PLAIN.with_changes(zero_stage=2)),
         ],
     ),

@@ -82,7 +82,9 @@ class Engine:
     def load(self, *, is_on_cpu: bool) -> None:
         """The checkpoint is read. Weights that are not packed come to host memory, from where ``build`` moves them;
         ``is_on_cpu``: the device is the host itself."""
-        if is_on_cpu or self.recipe.method is Method.QLORA:
+        if is_on_cpu and self.recipe.casts_loaded:
+            self._load_to_be_cast()
+        elif is_on_cpu or self.recipe.method is Method.QLORA:
             self._load_weights()
 
     def build(self) -> None:
@@ -153,6 +155,8 @@ class Engine:
     def loading_bound(self, states: ModelStates) -> int:
         """At least the peak of ``load``, but for the checkpoint that a CPU rank reads."""
         del states
+        if self.recipe.casts_loaded:
+            return self.table.num_params * DType.FLOAT32.num_bytes + self.table.largest_bytes
         return self.table.total_bytes + self.table.largest_bytes
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
@@ -181,6 +185,17 @@ class Engine:
         for entry in sorted(upcast, key=self.table.entries.index):
             self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes)
             self.sink.free(weight(entry))
+        self._is_loaded = True
+
+    def _load_to_be_cast(self) -> None:
+        """All of it in float32, then each weight is cast alone (``_cast_module_mixed_precision`` of DeepSpeed's
+        ``engine.py``, ``p.data = p.data.to(param_dtype)``)."""
+        for entry in self.table.entries:
+            wide = entry.parameter.numel * DType.FLOAT32.num_bytes
+            self.sink.allocate(("loaded", entry.name), Component.WEIGHTS, wide)
+        for entry in self.table.entries:
+            self.sink.allocate(weight(entry), Component.WEIGHTS, entry.parameter.num_bytes)
+            self.sink.free(("loaded", entry.name))
         self._is_loaded = True
 
     def _pack(self, entry: NamedParameter, arriving: int) -> None:

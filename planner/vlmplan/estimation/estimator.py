@@ -22,11 +22,12 @@ from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import EVALUATION, Evaluated, kept_outputs
-from vlmplan.memory.host import HostMemory, host_memory, read_bytes, stored_dtype, with_devices
+from vlmplan.memory.host import HostMemory, host_memory, read_bytes, with_devices
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
+from vlmplan.models import stored_dtype
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import AttentionImplementation, LossKind, Method, Recipe
 from vlmplan.sample_images import sample_image

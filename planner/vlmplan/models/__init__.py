@@ -10,6 +10,7 @@ from vlmplan.models.description import (
     context_length,
     described,
     parsed_config,
+    stored_dtype,
     takes_images,
     why_unsupported,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "packaged_model",
     "packaged_models",
     "parsed_config",
+    "stored_dtype",
     "takes_images",
     "why_unsupported",
 ]

@@ -12,6 +12,7 @@ from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
+from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
@@ -125,3 +126,15 @@ def context_length(model: ModelFiles) -> int | None:
             if isinstance(value, int) and value > 0:
                 return value
     return None
+
+
+def stored_dtype(config: Mapping[str, Any]) -> DType:
+    """The element type of a checkpoint by its config.json; 16 bit where it says nothing (assumed)."""
+    for section in (config, config.get("text_config")):
+        if isinstance(section, Mapping):
+            values = cast(Mapping[str, Any], section)
+            name = values.get("dtype", values.get("torch_dtype"))
+            for dtype in DType:
+                if dtype.torch_name == name:
+                    return dtype
+    return DType.BFLOAT16

@@ -19,6 +19,10 @@ from vlmplan.workload import ModelFiles
 OF_ADAPTERS = frozenset(
     ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "use_rslora", "train_embeddings", "adapter_dtype")
 )
+LOADED_WIDE = (
+    "weights are loaded in float32 and then cast by DeepSpeed: every process has the whole model in float32 in host "
+    "memory first, which loading it in 16 bit avoids"
+)
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -80,6 +84,10 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         settings.note("the file's DeepSpeed configuration is left out, as an option says another engine")
     if around.uses_deepspeed is True or (around.uses_deepspeed is None and arguments.deepspeed is not None):
         options["precision"] = (arguments.precision or Precision.FP32).value
+        if _is_cast(arguments, meaning, method):
+            options["weight_dtype"] = meaning.weights.value
+            if ds_config is None or ds_config.zero_stage != 3:
+                settings.note(LOADED_WIDE)
         is_wide = method is Method.LORA and arguments.precision is not None and not meaning.casts_zero3_adapters
         if is_wide and ds_config is not None and ds_config.zero_stage == 3:
             options["adapter_dtype"] = AdapterDtype.FLOAT32.value
@@ -103,6 +111,11 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         saving=arguments.saving,
         output_dir=arguments.output_dir,
     )
+
+
+def _is_cast(arguments: Arguments, meaning: Meaning, method: Method) -> bool:
+    """Whether DeepSpeed has to cast what was loaded in float32."""
+    return meaning.weights is WeightDtype.FLOAT32 and arguments.precision is not None and method is not Method.QLORA
 
 
 def _plain(arguments: Arguments, meaning: Meaning, around: Surroundings, method: Method) -> dict[str, Value]:

@@ -2,28 +2,33 @@
 
 from typing import Final
 
+from vlmplan.models import stored_dtype
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
 from vlmplan.other_trainers.hugging_face import Defaults, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe import LossKind, Method, Precision, WeightDtype
+from vlmplan.units import DType
+from vlmplan.workload import ModelFiles
 
 TRAINER: Final = "Hugging Face Trainer 5.23"
 
 
-def read_plain_trainer(settings: Settings, around: Surroundings) -> TrainerConfig:
+def read_plain_trainer(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What the Trainer makes of these keys; the model, its adapters and its samples are the script's."""
     arguments = read_arguments(settings, Defaults())
+    is_wide = model is not None and stored_dtype(model.config) is DType.FLOAT32
     settings.note(
         "model, samples and what is trained are not in TrainingArguments: say them with options; weights are taken as "
-        "in the checkpoint, in 16 bit (transformers' default), which --weight-dtype float32 changes"
+        f"in the checkpoint, in {'32' if is_wide else '16'} bit (transformers' default)"
+        + ("" if is_wide else ", which --weight-dtype float32 changes")
     )
     meaning = Meaning(
         trainer=TRAINER,
         method=Method.FULL,
         options={"loss": LossKind.MODEL.value},
-        weights=WeightDtype.MODEL,
-        without_autocast=Precision.BF16_PURE,
+        weights=WeightDtype.FLOAT32 if is_wide else WeightDtype.MODEL,
+        without_autocast=Precision.FP32 if is_wide else Precision.BF16_PURE,
         upcasts_frozen=None,
     )
     return assembled(settings, arguments, meaning, around)

@@ -59,7 +59,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     "trl": (TRL, read_trl),
     "llamafactory": (LLAMA_FACTORY, read_llama_factory),
     "swift": (MS_SWIFT, read_ms_swift),
-    OTHER: (TRAINER, lambda settings, _, around: read_plain_trainer(settings, around)),
+    OTHER: (TRAINER, read_plain_trainer),
 }
 ENVIRONMENT_KEYS: Mapping[str, str] = {"trl": "env", "swift": "ENV"}
 """Keys under which a trainer's file sets variables."""

@@ -140,12 +140,13 @@ def weight_types_are_of_autocast(context: RuleContext) -> str | None:
     kind = recipe.weight_dtype
     if kind is WeightDtype.TABLE:
         return None
-    if recipe.uses_deepspeed:
+    if recipe.uses_deepspeed and kind is WeightDtype.MODEL:
         return f"--weight-dtype {kind.value} has no effect under DeepSpeed, which casts every weight; leave it off"
-    if recipe.autocast is None:
+    computes_in_one = recipe.precision in (Precision.FP32, Precision.BF16_PURE)
+    if computes_in_one or (recipe.autocast is None and not recipe.uses_deepspeed):
         return (
-            f"--weight-dtype {kind.value} is for --precision bf16 and fp16 with autocast: elsewhere all weights have "
-            f"one type, which --precision fp32 or bf16-pure names; leave it off"
+            f"--weight-dtype {kind.value} is for --precision bf16 and fp16 with autocast or DeepSpeed: elsewhere all "
+            f"weights have one type, which --precision fp32 or bf16-pure names; leave it off"
         )
     if kind is WeightDtype.MODEL and recipe.trains_adapters:
         return (
