@@ -65,6 +65,10 @@ class DoesNotFitError(VlmplanError):
     exit_code = 3
 
 
+LEAST_BEGUN = 8
+"""Characters of a known name that a longer one has to begin with to be a variant of it. A choice."""
+
+
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     """The known names that ``name`` most likely meant, best first, at most ``count``; may be empty."""
     from difflib import get_close_matches
@@ -74,5 +78,6 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
     folded = {candidate.casefold(): candidate for candidate in known}
     wanted = name.casefold()
     contained = sorted((c for c in folded if wanted in c or c in wanted), key=lambda c: (abs(len(c) - len(wanted)), c))
+    begun = [c for c in contained if len(c) >= LEAST_BEGUN and wanted.startswith(c)]
     close = get_close_matches(wanted, folded, n=count, cutoff=0.6)
-    return [folded[key] for key in dict.fromkeys(close + contained if close else contained)][:count]
+    return [folded[key] for key in dict.fromkeys([*begun[:1], *(close + contained if close else contained)])][:count]

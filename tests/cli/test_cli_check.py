@@ -88,6 +88,12 @@ def test_check_without_a_gpu_says_what_to_do_next(config: Path):
     assert call("check", str(config), "--json").document["estimate"] is None
 
 
+def test_what_is_said_of_the_file_is_said_once(config: Path):
+    found = call("check", str(config), "--gpu", "rtx-4090", "--micro-batch", "3")
+    assert found.out.count("--micro-batch 3 is taken in") == 1
+    assert "vlmplan check lists them" not in found.out
+
+
 def test_an_option_beside_the_file_wins_and_is_said(config: Path):
     found = call("estimate", "--config", str(config), *GPU, "--micro-batch", "1", "--json").document
     assert found["recipe"]["micro_batch"] == 1

@@ -18,7 +18,7 @@ from vlmplan.architecture.adapters import add_lora
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.images import image_shape
 from vlmplan.cli.models import count, models
-from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.errors import InputError, UnavailableError, UnknownNameError, nearest
 from vlmplan.models import find_model, packaged_files, packaged_models
 from vlmplan.models.facts import LORA_RANK
 from vlmplan.models.tree import model_tree
@@ -153,6 +153,10 @@ def test_rows_come_in_the_order_asked_for(run: Run, sort: str, key: Callable[[di
 def test_words_of_no_model_get_the_nearest(run: Run):
     with pytest.raises(UnknownNameError, match="unknown model 'qwen2vl 2b'"):
         run("qwen2vl", "2b")
+
+
+def test_a_variant_of_a_packaged_model_is_told_that_model_first():
+    assert nearest("qwen3-4b-instruct-2507", packaged_models())[0] == "qwen3-4b"
 
 
 def test_the_table_is_plain_when_piped_and_has_the_numbers_of_the_json(run: Run):

@@ -148,8 +148,6 @@ def as_file(parsed: list[Any], said: Mapping[str, Any]) -> dict[str, Any]:
             default = None if item.default is dataclasses.MISSING else plain(item.default)
             if item.init and (item.name in said or value != default):
                 values[item.name] = value
-    if not values.get("fsdp"):
-        values.pop("fsdp_config", None)  # ``__post_init__`` fills it in, and nothing reads it
     return values
 
 

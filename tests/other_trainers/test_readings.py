@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
 from vlmplan.recipe import Method, Precision
@@ -302,3 +302,33 @@ def test_the_plain_trainer_has_weights_in_the_checkpoints_type(read, tmp_path):
     assert read(values, str(tmp_path)).options["weight_dtype"] == "float32"
     assert read(values | {"bf16": False}, str(tmp_path)).options["precision"] == "fp32"
     assert read(values).options["weight_dtype"] == "model"
+
+
+# -- what has no effect ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [TRL, LLAMA_FACTORY, MS_SWIFT])
+def test_what_fsdp_would_do_has_no_effect_where_it_is_not_asked_for(read, values):
+    filled_in = {"fsdp": [], "fsdp_config": {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False}}
+    assert "fsdp_config" in read(values | filled_in).idle
+    refused(read, values | filled_in | {"fsdp": "full_shard"}, "fsdp is", "no memory model of FSDP")
+
+
+def test_accelerates_fsdp_is_refused_once(read):
+    values = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "num_processes": 2}
+    with pytest.raises(InputError) as caught:
+        read(values)
+    assert "mistakes" not in str(caught.value)
+
+
+def test_what_is_wrong_with_a_file_comes_before_a_model_that_cannot_be_had(tmp_path):
+    def nowhere(name: str) -> Any:
+        raise UnavailableError(f"{name} cannot be reached")
+
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps({**LLAMA_FACTORY, "stage": "dpo", "model_name_or_path": "a/b"}), encoding="utf-8")
+    with pytest.raises(InputError, match="stage is"):
+        read_trainer_config(path, Asked(num_gpus=1, find_model=nowhere))
+    path.write_text(json.dumps({**LLAMA_FACTORY, "model_name_or_path": "a/b"}), encoding="utf-8")
+    with pytest.raises(UnavailableError, match="a/b cannot be reached"):
+        read_trainer_config(path, Asked(num_gpus=1, find_model=nowhere))

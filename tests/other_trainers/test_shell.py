@@ -41,6 +41,14 @@ def test_arithmetic_of_whole_numbers_is_computed():
     assert words("n=4\nrun $((3*$n-1))") == [("run", "11")]
 
 
+def test_variables_stand_in_arithmetic_by_their_bare_names_as_whole_numbers():
+    assert words("BATCH=4\nrun $((16 / BATCH))") == [("run", "4")]
+    assert words("n=4 m=-3\nrun $((n*m + $n - ${n} * (m + 1)))") == [("run", "0")]
+    for script in ("run $((16 / BATCH))", "A=1+2\nrun $((A * 2))", "A=b\nrun $((A))", "A='$B'\nrun $((A))"):
+        with pytest.raises(InputError, match="known only to the shell that runs it"):
+            run_of_script(script.replace("run ", "swift sft --model "), source="x.sh")
+
+
 def test_variables_before_a_command_are_its_own():
     first, second = commands_of("A=1 B='x y' run one\nrun two", source="x.sh")
     assert dict(first.environment) == {"A": "1", "B": "x y"}

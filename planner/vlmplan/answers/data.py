@@ -11,6 +11,8 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import picture_width, say
 from vlmplan.units import counted
 
+LEAST_IN_HUNDREDTHS = 20_000
+"""Pixels that a range has at the least where two decimals of a megapixel tell it from the next."""
 NUM_BINS, NUM_IMAGE_BINS = 10, 5
 """Of a histogram of lengths and of one of images. A choice: as many as fit on a screen beside what follows."""
 
@@ -119,7 +121,8 @@ def _length_rows(bins: Sequence[tuple[int, int, int]]) -> list[tuple[str, int]]:
 
 
 def _pixel_rows(bins: Sequence[tuple[int, int, int]]) -> list[tuple[str, int]]:
-    return [(f"{first / 1e6:.2f} to {last / 1e6:.2f} MP", count) for first, last, count in bins]
+    decimals = 2 if bins[0][1] - bins[0][0] >= LEAST_IN_HUNDREDTHS else 3
+    return [(f"{first / 1e6:.{decimals}f} to {last / 1e6:.{decimals}f} MP", count) for first, last, count in bins]
 
 
 def drawn(rows: Sequence[tuple[str, int]], width: int) -> list[str]:

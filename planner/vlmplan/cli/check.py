@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,9 @@ def print_check(checked: Checked, command: "Callable[[Request], str]") -> None:
         name = shlex.quote(str(checked.configured.path))
         say(f"--gpu NAME:COUNT says whether it fits; vlmplan recommend --config {name} finds where it does")
     else:
-        print_answer(checked.answer, command)
+        said = checked.configured.notes  # above, in full
+        notes = [note for note in checked.answer.hardware_notes if note not in said]
+        print_answer(replace(checked.answer, hardware_notes=notes), command)
 
 
 def _has_gpu(request: "Request") -> bool:

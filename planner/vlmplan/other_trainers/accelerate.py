@@ -28,7 +28,8 @@ def read_accelerate(settings: Settings) -> dict[str, Any]:
     kind = settings.text("distributed_type", "NO").upper()
     if kind not in ENGINES:
         settings.refuse("distributed_type", f"{NOT_PLANNED}; {', '.join(ENGINES)} are planned")
-    settings.only("fsdp_config parallelism_config megatron_lm_config fp8_config dynamo_config tp_config", NOT_PLANNED)
+    settings.only("parallelism_config megatron_lm_config fp8_config dynamo_config tp_config", NOT_PLANNED)
+    settings.ignore(("fsdp_config",))  # of a distributed_type that is refused already
     precision = settings.text("mixed_precision", "no").casefold()
     if precision not in ("no", "bf16", "fp16"):
         settings.refuse("mixed_precision", f"{NOT_PLANNED}; no, bf16 and fp16 are planned")

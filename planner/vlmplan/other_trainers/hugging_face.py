@@ -105,7 +105,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     options["epochs"] = settings.number("num_train_epochs", 3.0)
     options |= _optimizer(settings, defaults)
     deepspeed = settings.raw("deepspeed")
-    settings.only("fsdp fsdp_config", "vlmplan plans DeepSpeed, DDP and plain PyTorch, and has no memory model of FSDP")
+    _refuse_fsdp(settings)
     settings.only("parallelism_config", "sequence, context and tensor parallelism are not planned")
     settings.only("torch_compile torch_compile_backend torch_compile_mode", "torch.compile is not planned")
     settings.only("use_liger_kernel liger_kernel_config", f"Liger's kernels: {NOT_PLANNED}")
@@ -134,6 +134,12 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
         saving=saving,
         output_dir=output_dir,
     )
+
+
+def _refuse_fsdp(settings: Settings) -> None:
+    """Refuse what shards with FSDP. ``fsdp_config`` means nothing where ``fsdp`` is empty (``_process_fsdp_args``)."""
+    settings.only("fsdp", "vlmplan plans DeepSpeed, DDP and plain PyTorch, and has no memory model of FSDP", "[]")
+    settings.ignore(("fsdp_config",))
 
 
 def _order(settings: Settings) -> Order:

@@ -6,7 +6,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import text_of
 from vlmplan.json_reader import JsonDict, parse_json_object, shown
 from vlmplan.other_trainers.accelerate import ACCELERATE, read_accelerate
@@ -236,7 +236,11 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
     if trainer == "swift":
         around = replace(around, named_deepspeed={**NAMED_DEEPSPEED, **around.named_deepspeed})
     named = asked.model or next((value for key in MODEL_KEYS if isinstance(value := values.get(key), str)), None)
-    model = asked.find_model(named) if named else None
+    try:
+        model = asked.find_model(named) if named else None
+    except VlmplanError:
+        read(Settings(values, source=source, trainer=name), None, around)  # what is wrong with the file comes first
+        raise
     return read(Settings(values, source=source, trainer=name), model, around)
 
 

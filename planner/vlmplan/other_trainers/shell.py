@@ -24,6 +24,8 @@ VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)
 SIMPLE_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 SUM = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
 EXPR = re.compile(r"(?:\$\(|`)\s*expr\s(.*)[)`]", re.DOTALL)
+BARE_NAME = re.compile(r"(?<![$\w{])[A-Za-z_]\w*")
+WHOLE_NUMBER = re.compile(r"-?[0-9]{1,12}")
 WHOLE_NUMBERS = re.compile(r"[0-9\s()+*/%-]{1,200}")
 QUOTES_AND_EXPANSIONS = frozenset("$`\\'\"")
 STARTERS = frozenset(("exec", "nohup", "sudo", "env"))
@@ -266,7 +268,10 @@ def _value(part: Part, variables: _Variables) -> str:
     """What stands for a part of a word; ``UNKNOWN`` where only running the script would tell."""
     if part.kind is Kind.TEXT:
         return part.text
-    found = SUM.fullmatch(part.text) or EXPR.fullmatch(part.text)
+    found = SUM.fullmatch(part.text)
+    if found is not None:
+        return _computed(_named(found[1], variables), variables)
+    found = EXPR.fullmatch(part.text)
     if found is not None:
         return _computed(found[1], variables)
     variable = VARIABLE.fullmatch(part.text)
@@ -287,6 +292,16 @@ def _replaced(text: str, variables: _Variables) -> str:
     return SIMPLE_VARIABLE.sub(value, text)
 
 
+def _named(text: str, variables: _Variables) -> str:
+    """``$((16 / BATCH))`` with the numbers of variables that stand there by their bare names."""
+
+    def value(match: re.Match[str]) -> str:
+        found = variables.value(match[0])
+        return f"({found})" if found is not None and WHOLE_NUMBER.fullmatch(found) else UNKNOWN
+
+    return BARE_NAME.sub(value, text)
+
+
 def _computed(text: str, variables: _Variables) -> str:
     """The whole number that an expression of whole numbers is."""
     numbers = _replaced(text, variables).replace("\\*", "*").strip()
@@ -301,6 +316,8 @@ def _computed(text: str, variables: _Variables) -> str:
 def _number(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and node.value < 10**12:
         return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         return OPERATORS[type(node.op)](_number(node.left), _number(node.right))
     raise ValueError(shown(ast.dump(node)))
