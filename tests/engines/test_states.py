@@ -5,7 +5,7 @@ import pytest
 from small_models import FlatModel, table_of
 from vlmplan.engines import ModelStates, engine_of
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import AdapterDtype, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
 from vlmplan.units import DType
 
 PHI = 1_000_000  # elements, in forty equal weights: five for each rank
@@ -90,6 +90,28 @@ def test_stage_3_keeps_small_weights_whole_beside_their_shards():
     zero = ZeroSettings(reduce_bucket_size=1000, stage3_param_persistence_threshold=PHI // 40)
     states = states_of(zero_stage=3, zero=zero)
     assert states.resident.total == (2 + 4 + 8 + 2) * PHI // NUM_RANKS + 2 * 1000 + 2 * PHI
+
+
+def test_stage_3_reduces_and_keeps_gradients_of_float32_adapters_in_16_bits():
+    zero = ZeroSettings(reduce_bucket_size=2 * PHI, stage3_param_persistence_threshold=0)
+    states = states_of(
+        dtype=DType.FLOAT32, method=Method.LORA, adapter_dtype=AdapterDtype.FLOAT32, zero_stage=3, zero=zero
+    )
+    assert states.resident.communication_buffers == 2 * 2 * PHI
+    assert states.resident.gradients == 2 * PHI // NUM_RANKS
+    assert states.resident.optimizer_states == (4 + 4 + 4) * PHI // NUM_RANKS
+    assert states.step_peak.temporaries == (2 + 4) * PHI // NUM_RANKS
+
+
+def test_small_weights_are_not_whole_while_stage_3_updates():
+    """``stage3.py``: ``_partition_all_parameters`` begins a step, ``_post_step`` gathers them again."""
+    whole = {"zero_stage": 3, "zero": ZeroSettings(reduce_bucket_size=PHI, stage3_param_persistence_threshold=PHI)}
+    states = states_of(**whole)
+    assert states.resident.weights == 2 * PHI // NUM_RANKS + 2 * PHI
+    assert states.step_peak == states.resident  # which has 2Φ more than the update, whose gradients take (2 + 4)Φ/N
+    shards = states_of(num_ranks=2, **whole)
+    assert shards.step_peak.weights == 2 * PHI // 2
+    assert shards.step_peak.temporaries == (2 + 4) * PHI // 2
 
 
 def test_an_offloaded_optimizer_leaves_weights_and_one_gradient_on_the_gpu():

@@ -98,4 +98,4 @@ def overflow_check_bytes(recipe: Recipe) -> int:
     ``torch.isinf(self.grad_partitions_flat_buffer)`` in ``has_overflow`` is ``self.abs() == inf``
     (``aten/src/ATen/native/TensorCompare.cpp``): absolute values in the type of the gradients, and a byte.
     """
-    return recipe.trained_dtype.num_bytes + 1 if recipe.precision is Precision.FP16 else 0
+    return recipe.precision.dtype.num_bytes + 1 if recipe.precision is Precision.FP16 else 0

@@ -8,6 +8,7 @@ optimizer does, gradients included. With ``hpz`` there is a secondary partition 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Trace
@@ -44,8 +45,12 @@ class Zero3(Engine):
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
         self.shards = Shards(table, recipe, num_ranks)
+        self.gradient_bytes = recipe.precision.dtype.num_bytes
+        """Of an element where gradients are reduced and accumulated, whatever type their weights have (``engine.py``
+        ``communication_data_type``, ``get_data_types``): adapters may be float32 beside bf16."""
         self._waiting: list[int] = []
         self._num_waiting = 0
+        self._num_in_bucket = 0
         self._has_trained_copies = True
 
     @staticmethod
@@ -91,16 +96,16 @@ class Zero3(Engine):
         trained = sharded_elements(self.table.numels, self.num_ranks)
         if not self.offloads_weights:
             for entry in self.trained:
-                sink.free(_shard(entry))
+                sink.free(_part("shard", entry))
             sink.empty_cache()
             sink.keep(Component.WEIGHTS, trained * self.weight_bytes)
         if not self.offloads_optimizer:
             self._make_master_weights()
         if self.recipe.zero.contiguous_gradients:
-            bucket = self.recipe.zero.reduce_bucket_size * self.weight_bytes
+            bucket = self.recipe.zero.reduce_bucket_size * self.gradient_bytes
             sink.keep(Component.COMMUNICATION_BUFFERS, bucket)
         if not self.offloads_optimizer:
-            sink.keep(Component.GRADIENTS, trained * self.weight_bytes)
+            sink.keep(Component.GRADIENTS, trained * self.gradient_bytes)
         for entry in self.trained:
             shard = self.shards.shard_bytes(entry.parameter)
             sink.transient(Component.TEMPORARIES, [shard * self.num_ranks, shard if self.offloads_weights else 0])
@@ -137,26 +142,31 @@ class Zero3(Engine):
     def _shard(self, entry: NamedParameter) -> None:
         """A whole weight gives way to its shard, and with ``hpz`` to the second one (``_partition_param_sec``)."""
         if not self.offloads_weights:
-            self.sink.allocate(_shard(entry), Component.WEIGHTS, self.shards.shard_bytes(entry.parameter))
+            self.sink.allocate(_part("shard", entry), Component.WEIGHTS, self.shards.shard_bytes(entry.parameter))
         if self.shards.has_secondary:
-            self.sink.allocate(_secondary(entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
+            self.sink.allocate(_part("copy", entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
         self.sink.free(weight(entry))
 
     # -- a step --------------------------------------------------------------------------------------------------
 
     def use_first(self) -> None:
-        """Weights up to the persistence threshold are whole from their first use on."""
+        """Weights up to the persistence threshold are whole from their first use on, but for the optimizer's step."""
+        for entry in self._small:
+            self.sink.allocate(_part("whole", entry), Component.WEIGHTS, entry.parameter.num_bytes, Stream.GATHER)
+
+    @cached_property
+    def _small(self) -> list[NamedParameter]:
         if self.num_ranks == 1:
-            return
-        for entry in self.table.entries:
-            if self.shards.is_persistent(entry.parameter):
-                self.sink.keep(Component.WEIGHTS, entry.parameter.num_bytes, Stream.GATHER)
+            return []
+        return [entry for entry in self.table.entries if self.shards.is_persistent(entry.parameter)]
 
     def begin_step(self) -> None:
         """Secondary partitions of trained weights come back when the weight is first released."""
         if self.shards.has_secondary and not self._has_trained_copies:
             for entry in self.trained:
-                self.sink.allocate(_secondary(entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
+                self.sink.allocate(
+                    _part("copy", entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter)
+                )
             self._has_trained_copies = True
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
@@ -170,40 +180,48 @@ class Zero3(Engine):
             self.end_backward()
         if zero.contiguous_gradients and self._num_waiting + numel <= zero.reduce_bucket_size:
             self.sink.free(ordinal)
+            self._num_in_bucket += numel
         self._waiting.append(ordinal)
         self._num_waiting += numel
 
     def end_backward(self) -> None:
         """Reduce-scatter what waits into the shards, from an interleaved copy (``reduce_scatter_coalesced``) unless it
-        is one gradient that is cut evenly."""
+        is one gradient that is cut evenly. What is not in the bucket is cast before, where its type is another."""
         sink, numels = self.sink, self.table.numels
         if not self._waiting:
             return
+        if self.gradient_bytes != self.weight_bytes:
+            cast = (self._num_waiting - self._num_in_bucket) * self.gradient_bytes
+            sink.allocate("cast", Component.COMMUNICATION_BUFFERS, cast, Stream.REDUCTION)
         if len(self._waiting) > 1 or numels[self._waiting[0]] % self.num_ranks:
-            copied = self._num_waiting * self.weight_bytes
+            copied = self._num_waiting * self.gradient_bytes
             sink.allocate("copy", Component.COMMUNICATION_BUFFERS, copied, Stream.REDUCTION)
         if self.offloads_optimizer:
             for ordinal in self._waiting:
                 self._offload_shard(-(-numels[ordinal] // self.num_ranks))
         sink.free("copy")
+        sink.free("cast")
         for ordinal in self._waiting:
             sink.free(ordinal)
         self._waiting.clear()
-        self._num_waiting = 0
+        self._num_waiting = self._num_in_bucket = 0
 
     def _offload_shard(self, numel: int) -> None:
         """The shard of a gradient comes back to the GPU for its norm, and is cast for the host (``partition_grads``,
         ``_offload_grad_partition_at_boundary``)."""
         sink, buffers = self.sink, Component.COMMUNICATION_BUFFERS
-        sink.allocate("gradient shard", buffers, numel * self.weight_bytes, Stream.REDUCTION)
+        sink.allocate("gradient shard", buffers, numel * self.gradient_bytes, Stream.REDUCTION)
         sink.transient(buffers, [min(numel, NORM_ELEMENTS) * NORM_BYTES], Stream.REDUCTION)
-        if self.master_bytes != self.weight_bytes:
+        if self.master_bytes != self.gradient_bytes:
             sink.transient(buffers, [numel * self.master_bytes], Stream.REDUCTION)
         sink.free("gradient shard")
 
     def step(self, *, is_first: bool) -> None:
         """Norms, then sub-group by sub-group: flattened gradients, their cast to the master type, the update. In fp16
-        all gradients are looked at for infinities before."""
+        all gradients are looked at for infinities before. Meanwhile small weights are not whole either
+        (``_partition_all_parameters``, and ``_post_step`` gathers them)."""
+        for entry in self._small:
+            self.sink.free(_part("whole", entry))
         if not self.offloads_optimizer:
             self._check_overflow()
             for numel in self.table.numels:
@@ -211,19 +229,20 @@ class Zero3(Engine):
             for numel in self.shards.sub_groups:
                 self._step_sub_group(numel, is_first=is_first)
         for entry in self.trained if self.shards.has_secondary else ():  # ``invalidate_secondary_tensor``
-            self.sink.free(_secondary(entry))
+            self.sink.free(_part("copy", entry))
         self._has_trained_copies = False
+        self.use_first()
 
     def _check_overflow(self) -> None:
         own = sharded_elements(self.table.numels, self.num_ranks)
         if num_bytes := own * overflow_check_bytes(self.recipe):
-            absolute = own * self.weight_bytes
+            absolute = own * self.gradient_bytes
             self.sink.transient(Component.TEMPORARIES, [absolute, num_bytes - absolute])
 
     def _step_sub_group(self, numel: int, *, is_first: bool) -> None:
         sink = self.sink
-        sink.allocate("flat", Component.TEMPORARIES, numel * self.weight_bytes)
-        if self.weight_bytes != self.master_bytes:
+        sink.allocate("flat", Component.TEMPORARIES, numel * self.gradient_bytes)
+        if self.gradient_bytes != self.master_bytes:
             sink.allocate("cast", Component.TEMPORARIES, numel * self.master_bytes)
             sink.free("flat")
         if is_first:
@@ -269,16 +288,17 @@ class Zero3(Engine):
     # -- in closed form ------------------------------------------------------------------------------------------
 
     def states(self) -> ModelStates:
-        """pΨ/N shards + small weights whole + pΦ/N gradients + mΦ/N + sΦ/N + p·bucket.
+        """pΨ/N shards + small weights whole + gΦ/N gradients + mΦ/N + sΦ/N + g·bucket.
 
-        The step works in sub-groups: it flattens the gradients of one (p) and casts them (m), where the types differ.
+        The step works in sub-groups: it flattens the gradients of one (g) and casts them (m), where the types differ.
         """
-        recipe, num_ranks, p, m = self.recipe, self.num_ranks, self.weight_bytes, self.master_bytes
+        recipe, num_ranks = self.recipe, self.num_ranks
+        p, g, m = self.weight_bytes, self.gradient_bytes, self.master_bytes
         shards, persistent = self.shards.weight_totals
         frozen_copies, trained_copies = self.shards.secondary_totals
         copies = Components(weights=trained_copies)
         weights = Components(weights=(0 if self.offloads_weights else shards) + frozen_copies)
-        bucket = recipe.zero.reduce_bucket_size * p if recipe.zero.contiguous_gradients else 0
+        bucket = recipe.zero.reduce_bucket_size * g if recipe.zero.contiguous_gradients else 0
         largest_shard = -(-self.table.largest_trained // num_ranks)
         hooked = largest_shard * p * (num_ranks + self.offloads_weights)
         start = weights + Components(communication_buffers=bucket)
@@ -290,14 +310,15 @@ class Zero3(Engine):
         group = max(groups)
         master = Components(optimizer_states=trained * m)
         making = weights + master + Components(temporaries=group * m)
-        start = start + master + Components(gradients=trained * p)
+        start = start + master + Components(gradients=trained * g)
         building = higher(making, start + Components(temporaries=hooked))
         states = Components(optimizer_states=state_bytes(recipe, [(numel,) for numel in groups], recipe.master_dtype))
-        cast = group * (p + (m if m != p else 0))
+        cast = group * (g + (m if m != g else 0))
         update = group * m + update_bytes(recipe, [(group,)], recipe.master_dtype)
         check = trained * overflow_check_bytes(recipe)
         resident = start + whole + states
-        step = resident + Components(temporaries=max(cast, update, largest_shard * NORM_BYTES, check))
+        used = start + states + Components(temporaries=max(cast, update, largest_shard * NORM_BYTES, check))
+        step = higher(resident, used)
         return ModelStates(start, resident, building, step, copies)
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
@@ -315,11 +336,13 @@ class Zero3(Engine):
         return profile.forward_peak + gathered + more, profile.dropped_peak + weights + self.reduction_bound()
 
     def reduction_bound(self) -> int:
-        """What gradients take at most beside the bucket on their way through it: one of them, the bucket's copy, and
-        the shard that comes back for its norm where the host has it."""
-        p, numel = self.weight_bytes, self.table.largest_trained
+        """What gradients take at most beside the bucket on their way through it: those that wait outside it and their
+        casts, the bucket's copy, and the shard that comes back for its norm where the host has it."""
+        zero, p, g, numel = self.recipe.zero, self.weight_bytes, self.gradient_bytes, self.table.largest_trained
         shard = numel if self.offloads_optimizer else 0
-        return max(self.recipe.zero.reduce_bucket_size, numel) * p + numel * p + shard * (p + NORM_BYTES)
+        waiting = numel if zero.contiguous_gradients else max(zero.reduce_bucket_size, numel)
+        outside = numel * p + (waiting * g if g != p else 0)
+        return max(zero.reduce_bucket_size, numel) * g + outside + shard * (g + NORM_BYTES)
 
     def arriving_bound(self) -> int:
         """The most that this rank's shards take on their way from the host to an all-gather."""
@@ -350,7 +373,7 @@ class Zero3(Engine):
             num_small = sum([count for _, count in small])
             found.append(Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, num_small, num_bytes))
         reduced = reductions(self.table, trace, self.recipe.zero.reduce_bucket_size, in_parameter_order=False)
-        scattered = padded_total(reduced.sizes, num_ranks) * self.weight_bytes
+        scattered = padded_total(reduced.sizes, num_ranks) * self.gradient_bytes
         kind, count = CollectiveKind.REDUCE_SCATTER, reduced.num_buckets
         found.append(Collectives(kind, StepPhase.BACKWARD, often * count, often * scattered))
         return [one for one in found if one.count]
@@ -372,9 +395,6 @@ class Zero3(Engine):
                 yield Collectives(kind, phase, sent.num_with_frozen, frozen, hpz)
 
 
-def _shard(entry: NamedParameter) -> tuple[str, str]:
-    return "shard", entry.name
-
-
-def _secondary(entry: NamedParameter) -> tuple[str, str]:
-    return "secondary partition", entry.name
+def _part(kind: str, entry: NamedParameter) -> tuple[str, str]:
+    """What a sink knows the shard, the second shard or the whole of a small weight by."""
+    return kind, entry.name

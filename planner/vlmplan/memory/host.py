@@ -106,17 +106,17 @@ def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: 
     """What one rank keeps on the host for its optimizer, with p and m bytes of a weight and of a master weight.
 
     Per element of the rank's part: master weight m, its gradient m, two moments 2m, and p for the copy that is sent
-    back (stages 1 and 2: ``param_buffer_of_bit16_for_cpu_offload_groups``) or for the gradient (stage 3:
-    ``grad_partitions_flat_buffer``, and in fp16 looking for infinities in it). Stages 1 and 2 have a staging buffer of
-    the largest parameter (``temp_grad_buffer_for_cpu_offload``), and stage 2 keeps gradients between the micro batches
-    of a step: of whole parameters that reach into the rank's partition, in p
+    back (stages 1 and 2: ``param_buffer_of_bit16_for_cpu_offload_groups``), or the precision's type for the gradient
+    (stage 3: ``grad_partitions_flat_buffer``, and in fp16 looking for infinities in it). Stages 1 and 2 have a staging
+    buffer of the largest parameter (``temp_grad_buffer_for_cpu_offload``), and stage 2 keeps gradients between the
+    micro batches of a step: of whole parameters that reach into the rank's partition, in p
     (``async_accumulate_grad_in_cpu_via_gpu``), but for bf16-pure in the master gradients that are there. Stage 1 keeps
     them on the GPU and reduces once.
     """
     p, m = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
     if recipe.zero_stage == 3:
         check = overflow_check_bytes(recipe)
-        return sharded_elements(table.numels, num_ranks) * (4 * m + p + check)
+        return sharded_elements(table.numels, num_ranks) * (4 * m + recipe.precision.dtype.num_bytes + check)
     states = partition_size(table.num_trained, num_ranks) * (4 * m + p) + table.largest_trained * p
     if recipe.zero_stage == 1 or recipe.grad_accum == 1 or recipe.precision is Precision.BF16_PURE:
         return states

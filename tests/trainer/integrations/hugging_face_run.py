@@ -44,6 +44,8 @@ def arguments(job: dict[str, Any]) -> Any:
         # On a CPU accelerate starts torch's process group alone.
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
         zero = {"stage": job["stage"], "reduce_bucket_size": 500_000, "overlap_comm": False}
+        # Sizes by the model's width; DeepSpeed's own are larger than this model, which it then gathers at once.
+        zero |= dict.fromkeys(("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), "auto")
         batch = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto")
         rest = {"gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"}}
         section = {"zero_optimization": zero, **batch, **rest}

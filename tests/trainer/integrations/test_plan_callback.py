@@ -14,8 +14,8 @@ from vlmplan_trainer.models.tiny import write_tiny_model
 
 RUN = Path(__file__).parent / "hugging_face_run.py"
 TOLERANCE_FRACTION = {"forward": 0.01, "backward": 0.01, "step": 0.01}
-WIDE_ADAPTERS = {"forward": 0.03, "backward": 0.07, "step": 0.25}
-"""Under ZeRO-3 with float32 adapters, a sixth of the model here: their step is planned with a copy too many."""
+WIDE_ADAPTERS = {"forward": 0.02, "backward": 0.02, "step": 0.02}
+"""Under ZeRO-3 with float32 adapters, a sixth of the model here: backward varies by its reductions."""
 
 
 @pytest.fixture(scope="module")
