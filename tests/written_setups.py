@@ -9,6 +9,7 @@ import yaml
 from hypothesis import strategies as st
 
 from vlmplan.catalog import load_catalog
+from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.models import find_model
 from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, usual
@@ -36,6 +37,14 @@ OF_ADAPTERS = (
 )
 SIZES = st.integers(1, 3 * 5 * 7 * 10**6).map(lambda size: 2 * size)
 
+EVALUATIONS = st.builds(
+    Evaluation,
+    batch=st.integers(1, 64),
+    samples=st.sampled_from((1, 77, 1000)),
+    kept=st.sampled_from(Kept),
+    accumulation=st.none() | st.integers(1, 9),
+)
+
 ANY_RECIPE = st.fixed_dictionaries(
     {
         "method": st.sampled_from(Method),
@@ -56,6 +65,7 @@ ANY_RECIPE = st.fixed_dictionaries(
         "train_projector": st.booleans(),
         "train_language": st.booleans(),
         "precision": st.sampled_from(Precision),
+        "evaluation": st.none() | EVALUATIONS,
         "optimizer": st.sampled_from(OptimizerKind),
         "zero_stage": st.sampled_from((None, None, 0, 1, 2, 3)),
         "offload_optimizer": st.sampled_from(Offload),

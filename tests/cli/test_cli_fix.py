@@ -40,6 +40,20 @@ def fix(*words: str) -> Any:
     return call("check", "train.yaml", *GPU, "--fix", *words)
 
 
+def test_a_batch_of_evaluation_is_made_smaller_and_nothing_of_training_is_changed():
+    evaluated = TEXT.replace("_train_batch_size: 8", "_train_batch_size: 1").replace(
+        "cutoff_len: 2048", "cutoff_len: 512"
+    )
+    text = evaluated + "\n### eval\nval_size: 0.1\neval_strategy: steps\nper_device_eval_batch_size: 256\n"
+    Path("train.yaml").write_text(text, encoding="utf-8")
+    document = fix("--json").document
+    assert document["estimate"]["peak_phase"] == "evaluation"
+    (change,) = document["fix"][0]["changes"]
+    assert (change["key"], change["before"]) == ("per_device_eval_batch_size", 256)
+    assert 0 < change["after"] < 256
+    assert document["fix"][0]["keeps_results"] is True
+
+
 def test_what_is_written_fits_with_what_was_promised_and_keeps_the_rest():
     found = fix("--write", "new.yaml", "--json")
     assert found.code == DONE

@@ -14,7 +14,8 @@ from transformers import TrainingArguments
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers.assembled import Surroundings
-from vlmplan.other_trainers.hugging_face import OF_EVALUATION, OPTIMIZERS, WITHOUT_EFFECT
+from vlmplan.other_trainers.evaluated import KEYS as OF_EVALUATION
+from vlmplan.other_trainers.hugging_face import OPTIMIZERS, WITHOUT_EFFECT
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
 from vlmplan.other_trainers.read import READERS
 from vlmplan.other_trainers.record import TrainerConfig

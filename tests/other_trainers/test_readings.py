@@ -332,3 +332,57 @@ def test_what_is_wrong_with_a_file_comes_before_a_model_that_cannot_be_had(tmp_p
     path.write_text(json.dumps({**LLAMA_FACTORY, "model_name_or_path": "a/b"}), encoding="utf-8")
     with pytest.raises(UnavailableError, match="a/b cannot be reached"):
         read_trainer_config(path, Asked(num_gpus=1, find_model=nowhere))
+
+
+# -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+def evaluated(config: TrainerConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.options.items() if name.startswith("eval_")}
+
+
+def test_without_an_evaluation_its_keys_have_no_effect(read):
+    found = read(LLAMA_FACTORY | {"per_device_eval_batch_size": 4, "eval_steps": 10})
+    assert evaluated(found) == {}
+    assert {"per_device_eval_batch_size", "eval_steps"} <= set(found.idle)
+
+
+@pytest.mark.parametrize("strategy", ["no", False, "none"])
+def test_a_strategy_of_none_evaluates_nothing(read, strategy):
+    assert evaluated(read(TRL | {"eval_strategy": strategy})) == {}
+
+
+def test_transformers_evaluates_eight_samples_at_a_time_unless_told_otherwise(read):
+    found = read(TRL | {"eval_strategy": "steps"})
+    assert evaluated(found) == {"eval_batch": 8, "eval_keeps": "loss"}
+    assert "per_device_eval_batch_size" in {setting.key for setting in found.defaults}
+    found = read(TRL | {"evaluation_strategy": "epoch", "per_device_eval_batch_size": 2, "eval_accumulation_steps": 3})
+    assert evaluated(found) == {"eval_batch": 2, "eval_keeps": "loss", "eval_accumulation": 3}
+
+
+def test_a_script_may_have_metrics_of_its_own_and_a_trainer_has_not(read):
+    plain = {"per_device_train_batch_size": 1, "eval_strategy": "steps"}
+    assert any("--eval-keeps logits" in note for note in read(plain).notes)
+    assert not any("--eval-keeps" in note for note in read(plain | {"prediction_loss_only": True}).notes)
+    assert not any("--eval-keeps" in note for note in read(TRL | {"eval_strategy": "steps"}).notes)
+
+
+def test_llama_factory_keeps_a_token_id_for_its_accuracy(read):
+    asked = LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 0.1}
+    assert evaluated(read(asked)) == {"eval_batch": 8, "eval_keeps": "loss"}
+    counted = asked | {"compute_accuracy": True, "max_samples": 1000, "dataset": "one,two"}
+    assert evaluated(read(counted)) == {"eval_batch": 8, "eval_keeps": "predictions", "eval_samples": 200}
+    assert evaluated(read(asked | {"val_size": 77}))["eval_samples"] == 77
+
+
+def test_ms_swift_evaluates_as_often_as_it_saves_where_there_are_samples(read):
+    assert evaluated(read(MS_SWIFT)) == evaluated(read(MS_SWIFT | {"eval_strategy": "steps"})) == {}
+    assert evaluated(read(MS_SWIFT | {"split_dataset_ratio": 0.01})) == {"eval_batch": 1, "eval_keeps": "loss"}
+    assert evaluated(read(MS_SWIFT | {"val_dataset": ["a.jsonl"], "save_strategy": "no"})) == {}
+    accuracy = MS_SWIFT | {"val_dataset": ["a.jsonl"], "eval_metric": "acc", "per_device_eval_batch_size": 4}
+    assert evaluated(read(accuracy)) == {"eval_batch": 4, "eval_keeps": "predictions"}
+
+
+def test_metrics_of_each_batch_let_go_of_its_outputs(read):
+    asked = LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 9, "compute_accuracy": True}
+    assert evaluated(read(asked | {"batch_eval_metrics": True}))["eval_accumulation"] == 1

@@ -11,7 +11,9 @@ from vlmplan.answers import to_fit
 from vlmplan.answers.diagnosis_sentences import found_sentences
 from vlmplan.answers.estimate import heading, verdict_line
 from vlmplan.diagnosis import BESIDE_TRAINING, Cause, Diagnosis, Planned, TensorSize
+from vlmplan.diagnosis.places import Phase
 from vlmplan.engines.components import Components
+from vlmplan.estimation import evaluation_hints
 from vlmplan.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.render.lines import say
@@ -246,6 +248,8 @@ def _verdict_sentences(found: Diagnosis, planned: Planned) -> Iterator[str]:
         yield f"With such samples it {verb}: {gib_text(device.device_bytes)} of {gib_text(device.usable_bytes)}{scores}"
     elif fits and planned.way_out is None and not is_on_host and planned.needed_bytes is None:
         yield "By the plan it fits: the samples are longer than planned, or something is otherwise than it says"
+    elif not fits and found.evidence.place.phase is Phase.EVALUATION:
+        yield from evaluation_hints(planned.actual.recipe.evaluation, planned.actual.timeline)
     elif not fits and progress.is_late and not is_on_host:
         yield (
             f"The plan is of samples of {planned.estimate.workload.seq_len:,} tokens, and with such it does not fit: "

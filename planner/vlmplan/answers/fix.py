@@ -10,6 +10,7 @@ from vlmplan.answers.estimate import heading, verdict_line
 from vlmplan.answers.offers import offer_text
 from vlmplan.changes.kinds import engine_title
 from vlmplan.data_plan.outlook import Outlook
+from vlmplan.estimation import evaluation_hints
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.plain_text import printable_line
@@ -80,7 +81,8 @@ def _diff(one: Fix) -> str:
 
 def print_fixes(found: Fixes, on: date) -> None:
     """The estimate as it is in a line, the first change as a diff, and what each costs, to standard output."""
-    say(heading(found.present), verdict_line(found.present))
+    present = found.present
+    say(heading(present), verdict_line(present), *evaluation_hints(present.recipe.evaluation, present.timeline))
     if not found.fixes:
         if found.fits_already:
             say(f"No change of the file that was tried saves {WORTH_FRACTION:.0%} of the time: it stays as it is")

@@ -58,7 +58,7 @@ class FileSetups:
         present = self.present
         options = self._changed_options(request)
         before = Setup(recipe=present.recipe, workload=present.workload, cluster=present.cluster)
-        recipe = self._recipe(options)
+        recipe = self._recipe(options).with_changes(evaluation=request.evaluation.evaluation())
         if recipe.micro_batch * recipe.grad_accum != present.recipe.micro_batch * present.recipe.grad_accum:
             raise InputError("the samples of a step would change")
         after = replace(before, recipe=recipe, workload=_workload(present.workload, options))

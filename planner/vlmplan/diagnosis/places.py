@@ -114,6 +114,7 @@ OF_PLAN = {
     "forward": Phase.FORWARD,
     "backward": Phase.BACKWARD,
     "step": Phase.STEP,
+    "evaluation": Phase.EVALUATION,
     "save": Phase.SAVE,
 }
 """A plan's phases by their names."""

@@ -22,11 +22,12 @@ from vlmplan.diagnosis.record import Diagnosis, Longer, Narrower, Planned
 from vlmplan.diagnosis.tensors import TensorSize, Widths, tensor_sizes, weight_of_size, widths_of
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
+from vlmplan.evaluation import Kept
 from vlmplan.launch.out_of_memory import correction_by
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.phases import Phase
-from vlmplan.recipe import AttentionImplementation, Method
-from vlmplan.request import Options, Request
+from vlmplan.recipe import AttentionImplementation, LossKind, Method
+from vlmplan.request import Options, OptionValue, Request
 from vlmplan.sample_images import image_tokens, sample_image
 from vlmplan.search.way_out import WayOut, way_out
 from vlmplan.shortage import Shortage
@@ -41,9 +42,12 @@ IN_PLAN: dict[RunPhase, tuple[str, ...]] = {
     RunPhase.BACKWARD: ("backward",),
     RunPhase.CLIPPING: ("step",),
     RunPhase.STEP: ("step",),
+    RunPhase.EVALUATION: ("evaluation",),
     RunPhase.SAVE: ("save",),
 }
 """Phases of a plan that a phase of a run may be in; the one that takes most is compared."""
+TRANSFORMERS_EVAL_BATCH = 8
+"""``per_device_eval_batch_size`` of transformers 5.23 where nothing is said."""
 WORTH_SAYING = 0.95
 """Part of the device below which training less is worth saying. A choice."""
 NARROWER: tuple[tuple[str, Options], ...] = (
@@ -74,13 +78,14 @@ def beside_plan(
 ) -> Diagnosis:
     """``found`` with the plan of ``request``, whose estimate is ``present``."""
     message, place = found.evidence.message, found.evidence.place
+    trials = Trials(catalog, present.workload.model)
+    request, present, assumed = _with_evaluation(found, request, present, trials)
     phase = _phase(present, place.phase)
     estimator = Estimator(present.workload, present.recipe)
     widths = widths_of(present.workload.model, estimator.table)
-    tensors = tuple(tensor_sizes(message, place, widths, micro_batch=present.recipe.micro_batch))
+    tensors = tuple(tensor_sizes(message, place, widths, micro_batch=_batch_of(found, present)))
     allocated, requested = message.allocated_bytes, message.requested_bytes
     needed = None if allocated is None or message.is_on_host else allocated + (requested or 0)
-    trials = Trials(catalog, present.workload.model)
     request, present = _with_host(found, request, present, trials)
     longer = _longer(found, present, request, trials, tensors, widths, needed)
     actual_request = request if longer is None else _with_samples(request, present.workload, longer)
@@ -88,7 +93,7 @@ def beside_plan(
     scores = Scores.of(tensors, actual)
     planned = Planned(
         estimate=present,
-        notes=notes,
+        notes=(*notes, *assumed),
         phase=phase,
         needed_bytes=needed,
         tensors=tensors,
@@ -101,6 +106,40 @@ def beside_plan(
         narrower=tuple(_narrower(actual_request, actual, trials)),
     )
     return replace(found, planned=planned, cause=_cause(found, present))
+
+
+def _with_evaluation(
+    found: Diagnosis, request: Request, present: Estimate, trials: Trials
+) -> tuple[Request, Estimate, tuple[str, ...]]:
+    """With the evaluation in which memory ran out, where the setup says nothing of it: of transformers' default batch,
+    and of kept logits where the traceback gathers them; and what was assumed."""
+    place, evaluation = found.evidence.place, present.recipe.evaluation
+    if place.phase is not RunPhase.EVALUATION:
+        return request, present, ()
+    options: dict[str, OptionValue] = {}
+    sentences: list[str] = []
+    if evaluation is None:
+        options["eval_batch"] = TRANSFORMERS_EVAL_BATCH
+        sentences.append(
+            f"the setup says nothing of evaluation: planned with {TRANSFORMERS_EVAL_BATCH} samples at a time, "
+            f"transformers' default; --eval-batch says otherwise"
+        )
+    keeps_nothing = evaluation is None or evaluation.kept is Kept.LOSS
+    if place.part is Part.GATHERED_LOGITS and keeps_nothing and present.recipe.loss is not LossKind.CHUNKED:
+        options["eval_keeps"] = Kept.LOGITS.value
+        sentences.append("the traceback gathers what metrics get, so all logits are planned to be kept")
+    changed = request.with_options(options)
+    if not options or not trials.is_possible(changed):
+        return request, present, ()
+    return changed, trials.estimate(changed), tuple(sentences)
+
+
+def _batch_of(found: Diagnosis, estimate: Estimate) -> int:
+    """Samples at a time on a GPU in the phase in which memory ran out."""
+    evaluation = estimate.recipe.evaluation
+    if found.evidence.place.phase is RunPhase.EVALUATION and evaluation is not None:
+        return evaluation.batch
+    return estimate.recipe.micro_batch
 
 
 def _with_host(found: Diagnosis, request: Request, present: Estimate, trials: Trials) -> tuple[Request, Estimate]:
@@ -140,7 +179,7 @@ def _longer(
 ) -> Longer | None:
     named = [one for one in tensors if one.is_named]
     if named:
-        return _longer_by_tensor(min(named, key=lambda one: one.low), present, widths)
+        return _longer_by_tensor(min(named, key=lambda one: one.low), present, widths, _batch_of(found, present))
     if found.evidence.place.phase not in OF_ACTIVATIONS or needed is None:
         return None
     phase = _phase(present, found.evidence.place.phase)
@@ -152,9 +191,9 @@ def _longer(
     return Longer(tokens=tokens, planned_tokens=present.workload.seq_len, is_named=False)
 
 
-def _longer_by_tensor(tensor: TensorSize, present: Estimate, widths: Widths) -> Longer | None:
-    """What the tensor says, if that is more than is planned."""
-    workload, micro_batch = present.workload, present.recipe.micro_batch
+def _longer_by_tensor(tensor: TensorSize, present: Estimate, widths: Widths, micro_batch: int) -> Longer | None:
+    """What the tensor says, if that is more than is planned for ``micro_batch`` samples."""
+    workload = present.workload
     if not tensor.is_of_patches:
         tokens = tensor.count // micro_batch
         if tensor.low <= workload.seq_len * micro_batch * LONGER_RATIO:

@@ -4,6 +4,7 @@
 for many clusters and sizes cheaply.
 """
 
+from vlmplan.estimation.cautions import evaluation_hints
 from vlmplan.estimation.disk_room import disk_caveat, keep_last_key
 from vlmplan.estimation.estimator import Estimator, with_workspaces
 from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
@@ -18,6 +19,7 @@ __all__ = [
     "disk_caveat",
     "estimate",
     "estimate_with_sizes",
+    "evaluation_hints",
     "keep_last_key",
     "sized_estimate",
     "sized_recipes",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vlmplan.data_rules import Order
+from vlmplan.other_trainers.evaluated import OF_SCRIPTS, EvaluationRules, read_evaluation
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import read_saving
 from vlmplan.other_trainers.settings import Settings
@@ -46,17 +47,10 @@ WITHOUT_EFFECT = frozenset(
     dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names length_column_name
     ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout debug skip_memory_metrics do_train do_predict
     resume_from_checkpoint local_rank use_cache
-    torch_empty_cache_steps neftune_noise_alpha ddp_find_unused_parameters prediction_loss_only
+    torch_empty_cache_steps neftune_noise_alpha ddp_find_unused_parameters
     sortish_sampler""".split()
 )
 """Keys that change neither the bytes of a GPU in training nor the seconds of a step."""
-OF_EVALUATION = frozenset(
-    """do_eval eval_strategy evaluation_strategy eval_steps per_device_eval_batch_size eval_on_start
-    eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics
-    bf16_full_eval fp16_full_eval predict_with_generate generation_max_length generation_num_beams
-    generation_config""".split()
-)
-"""Keys of evaluation, of which training's bytes and seconds are planned without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +69,7 @@ class Defaults:
     """Whether the best model is looked for in every run that evaluates."""
     writes_result: bool = True
     """Whether the model is written beside the last checkpoint when training has ended."""
+    evaluation: EvaluationRules = OF_SCRIPTS
 
 
 @dataclass(slots=True)
@@ -120,9 +115,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     saving = read_saving(settings, keeps_best=defaults.keeps_best, writes_result=defaults.writes_result)
     output_dir = settings.text("output_dir", "")
     settings.ignore(WITHOUT_EFFECT)
-    if any(key in settings for key in ("do_eval", "eval_strategy", "evaluation_strategy")):
-        settings.note("evaluation is not in the estimate: its batches and logits may take more than training does")
-    settings.ignore(OF_EVALUATION)
+    options |= read_evaluation(settings, defaults.evaluation)
     settings.ignore_all_of("fsdp_")
     precision = read_precision(settings, defaults)
     return Arguments(

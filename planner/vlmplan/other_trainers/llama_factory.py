@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Final
 
 from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules
+from vlmplan.evaluation import Kept
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.evaluated import EvaluationRules
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -17,7 +19,25 @@ from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
-DEFAULTS = Defaults(checkpointing=None)
+
+
+def _kept(settings: Settings) -> Kept:
+    """A token id for each position where its accuracy is wanted (``eval_logit_processor``)."""
+    is_counted = settings.maybe_flag("compute_accuracy") or settings.maybe_flag("predict_with_generate")
+    return Kept.PREDICTIONS if is_counted and not settings.maybe_flag("prediction_loss_only") else Kept.LOSS
+
+
+def _num_evaluated(settings: Settings) -> int | None:
+    """``val_size``: samples, or their part of the data sets, as many as there are at the most."""
+    size = settings.number("val_size", 0.0) if "val_size" in settings else 0.0
+    if size > 1:
+        return int(size)
+    most = settings.maybe_count("max_samples", least=1)
+    datasets = len(settings.names("dataset")) if "dataset" in settings else 1
+    return None if most is None or not size else round(size * most * max(1, datasets))
+
+
+DEFAULTS = Defaults(checkpointing=None, evaluation=EvaluationRules(kept=_kept, samples=_num_evaluated))
 ATTENTION: Mapping[str, AttentionImplementation] = {
     "sdpa": AttentionImplementation.SDPA,
     "fa2": AttentionImplementation.FLASH_ATTENTION_2,

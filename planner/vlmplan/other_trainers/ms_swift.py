@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
+from vlmplan.evaluation import Kept
 from vlmplan.models import context_length
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.evaluated import STRATEGIES, EvaluationRules
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
     NOT_PLANNED,
@@ -21,13 +23,34 @@ from vlmplan.other_trainers.hugging_face import (
     read_arguments,
 )
 from vlmplan.other_trainers.record import TrainerConfig, Value
-from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 MS_SWIFT: Final = "ms-swift 4.6.0"
+VALIDATION = ("val_dataset", "cached_val_dataset")
+
+
+def _evaluates(settings: Settings) -> bool:
+    """As often as it saves, unless ``eval_strategy`` says otherwise, where there are samples for it."""
+    has_samples = len([key for key in VALIDATION if key in settings and settings.names(key)]) > 0
+    has_samples |= "split_dataset_ratio" in settings and settings.number("split_dataset_ratio", 0.0) > 0
+    strategy = next((key for key in (*STRATEGIES, "save_strategy") if key in settings), None)
+    return has_samples and (strategy is None or str(settings.raw(strategy)).casefold() not in NO)
+
+
+def _kept(settings: Settings) -> Kept:
+    return Kept.PREDICTIONS if settings.text("eval_metric", "") in ("acc", "nlg") else Kept.LOSS
+
+
 DEFAULTS = Defaults(
-    micro_batch=1, accumulation=None, checkpointing=True, bf16=None, keeps_best=True, writes_result=False
+    micro_batch=1,
+    accumulation=None,
+    checkpointing=True,
+    bf16=None,
+    keeps_best=True,
+    writes_result=False,
+    evaluation=EvaluationRules(batch=1, runs=_evaluates, kept=_kept),
 )
 LEAST_SAMPLES_A_STEP = 16
 """Without ``gradient_accumulation_steps`` so many are accumulated at the least."""

@@ -6,6 +6,7 @@ from typing import Final
 
 from vlmplan.data_rules import DataRules
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
+from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -13,7 +14,7 @@ from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method
 from vlmplan.workload import ModelFiles
 
 TRL: Final = "TRL 1.16.0"
-DEFAULTS = Defaults(checkpointing=True, bf16=True)
+DEFAULTS = Defaults(checkpointing=True, bf16=True, evaluation=EvaluationRules(kept=loss_alone))
 """``trl/trainer/base_config.py``."""
 ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
     **ATTENTION,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.deepspeed_config import DsConfig, deepspeed_config
@@ -11,6 +11,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import largest_image, sees
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing import llama_factory, ms_swift, plain_trainer, trl
+from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
@@ -73,8 +74,18 @@ def settings_for(
     if reason is not None:
         raise InputError(reason)
     section = deepspeed_config(recipe, num_gpus=cluster.num_gpus, base=base, largest_parameter=largest_parameter)
-    written = TOOLS[tool].written(recipe, workload, cluster)
-    return replace(written, deepspeed=section, options={**written.options, **_sample_options(tool, workload)})
+    written, evaluation = TOOLS[tool].written(recipe, workload, cluster), recipe.evaluation
+    own: Mapping[str, Any] = {} if evaluation is None else TOOLS[tool].evaluation(evaluation)
+    options = {
+        **written.options,
+        **_sample_options(tool, workload),
+        **evaluation_options(
+            evaluation,
+            has_samples="val_size" in own,
+            has_predictions=bool({"compute_accuracy", "eval_metric"} & own.keys()),
+        ),
+    }
+    return replace(written, settings={**written.settings, **own}, deepspeed=section, options=options)
 
 
 def _sample_options(tool: Tool, workload: Workload) -> dict[str, Value]:

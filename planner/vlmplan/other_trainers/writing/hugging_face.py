@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.hugging_face import ATTENTION, OPTIMIZERS
+from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import ALLOCATOR_VARIABLE, DS_CONFIG_FILE, EXPANDABLE
 from vlmplan.recipe import (
@@ -159,9 +161,34 @@ def training_arguments(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         "max_grad_norm": recipe.gradient_clipping,
         "bf16": recipe.precision is Precision.BF16,
         "fp16": recipe.precision is Precision.FP16,
+        **_evaluation_arguments(recipe.evaluation),
         **({"deepspeed": DS_CONFIG_FILE} if recipe.uses_deepspeed else {}),
         "output_dir": OUTPUT_DIR,
     }
+
+
+def _evaluation_arguments(evaluation: Evaluation | None) -> dict[str, Any]:
+    if evaluation is None:
+        return {}
+    often = evaluation.accumulation
+    return {
+        "eval_strategy": "epoch",
+        "per_device_eval_batch_size": evaluation.batch,
+        **({} if often is None else {"eval_accumulation_steps": often}),
+    }
+
+
+def evaluation_options(evaluation: Evaluation | None, *, has_samples: bool, has_predictions: bool) -> dict[str, Value]:
+    """What no key of ``TrainingArguments`` says: what is kept of how many samples, but for what a trainer has a key of
+    its own for."""
+    if evaluation is None:
+        return {}
+    options: dict[str, Value] = {}
+    if evaluation.kept is Kept.LOGITS or (evaluation.kept is Kept.PREDICTIONS and not has_predictions):
+        options["eval_keeps"] = evaluation.kept.value
+    if evaluation.samples != DEFAULT_EVAL_SAMPLES and not has_samples:
+        options["eval_samples"] = evaluation.samples
+    return options
 
 
 def optimizer_name(recipe: Recipe) -> str:

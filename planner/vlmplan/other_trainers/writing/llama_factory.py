@@ -6,6 +6,7 @@ Sources: ``hparams/*.py`` for keys, ``hparams/parser.py`` for what they do not g
 from collections.abc import Mapping
 from typing import Any, Final
 
+from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY
@@ -173,6 +174,12 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
     )
 
 
+def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
+    """A ``val_size`` of 1 would be all samples."""
+    settings: dict[str, Any] = {"val_size": evaluation.samples} if evaluation.samples > 1 else {}
+    return settings | ({"compute_accuracy": True} if evaluation.kept is Kept.PREDICTIONS else {})
+
+
 KNOWN: Final = KnownTool(
     tool=Tool.LLAMA_FACTORY,
     title=LLAMA_FACTORY,
@@ -181,4 +188,5 @@ KNOWN: Final = KnownTool(
     written=_written,
     freezes_vision=True,
     limits_pixels=True,
+    evaluation=_evaluation,
 )

@@ -6,6 +6,7 @@ Sources: ``arguments/`` for keys, ``cli/main.py`` for ``ENV`` and how torch's la
 from collections.abc import Mapping
 from typing import Any, Final
 
+from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.ms_swift import MS_SWIFT
@@ -139,6 +140,16 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
     )
 
 
+SPLIT_RATIO = 0.01
+"""Of the samples that are trained on, where evaluation is asked for and nobody says on what. A choice."""
+
+
+def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
+    return {"split_dataset_ratio": SPLIT_RATIO} | (
+        {"eval_metric": "acc"} if evaluation.kept is Kept.PREDICTIONS else {}
+    )
+
+
 KNOWN: Final = KnownTool(
     tool=Tool.MS_SWIFT,
     title=MS_SWIFT,
@@ -147,4 +158,5 @@ KNOWN: Final = KnownTool(
     written=_written,
     freezes_vision=True,
     limits_pixels=True,
+    evaluation=_evaluation,
 )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from vlmplan.evaluation import Evaluation
 from vlmplan.hardware import Cluster
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.record import Value
@@ -26,6 +27,12 @@ def placeholder(key: str) -> str:
     'YOUR_DATASET_NAME'
     """
     return f"YOUR_{key.upper()}"
+
+
+def no_keys(evaluation: Evaluation) -> Mapping[str, Any]:
+    """A trainer that has none about what is evaluated."""
+    del evaluation
+    return {}
 
 
 class Tool(Choice):
@@ -78,3 +85,5 @@ class KnownTool:
     """By default, and the projector with it."""
     limits_pixels: bool = False
     """A key says how large an image may be."""
+    evaluation: Callable[[Evaluation], Mapping[str, Any]] = no_keys
+    """Keys of its own about what is evaluated."""

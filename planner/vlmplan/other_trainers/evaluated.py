@@ -1,0 +1,102 @@
+"""Evaluation in trainers built on transformers' Trainer 5.23: whether there is one, its batch, and what it keeps.
+
+Sources: ``Trainer.evaluate`` and ``evaluation_loop`` (without ``compute_metrics`` nothing but the loss is kept);
+LLaMA-Factory 0.9.5 ``train/sft/workflow.py``; ms-swift 4.6.0 ``arguments/sft_args.py`` and ``metrics/``; TRL 1.16.0
+``scripts/sft.py``, whose trainer gets no ``compute_metrics``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, Kept
+from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.settings import NO, Settings
+
+KEYS = frozenset(
+    """do_eval eval_strategy evaluation_strategy eval_steps per_device_eval_batch_size eval_on_start
+    eval_do_concat_batches eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics
+    prediction_loss_only bf16_full_eval fp16_full_eval predict_with_generate generation_max_length
+    generation_num_beams generation_config""".split()
+)
+STRATEGIES = ("eval_strategy", "evaluation_strategy")
+"""The key, and what it was called until transformers 4.46."""
+SCRIPTS_OWN = (
+    "evaluation is planned for the loss alone; a script that gives the Trainer compute_metrics keeps all logits on "
+    "every GPU: --eval-keeps logits plans that, --eval-samples says of how many samples"
+)
+
+
+def by_strategy(settings: Settings) -> bool:
+    """Whether the Trainer evaluates while it trains, or the script says that it does."""
+    said = [settings.raw(key) for key in STRATEGIES if key in settings]
+    evaluates = any(str(value).casefold() not in NO for value in said)
+    return bool(settings.maybe_flag("do_eval")) or evaluates
+
+
+def loss_alone(settings: Settings) -> Kept:
+    """No trainer but the user's own script gives metrics."""
+    del settings
+    return Kept.LOSS
+
+
+def _unknown(settings: Settings) -> Kept:
+    if not settings.maybe_flag("prediction_loss_only"):
+        settings.note(SCRIPTS_OWN)
+    return Kept.LOSS
+
+
+def no_samples(settings: Settings) -> int | None:
+    """The configuration does not say how many samples are evaluated."""
+    del settings
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRules:
+    """How a trainer evaluates. ``batch``: samples of a GPU where nothing is said; ``runs``: whether it evaluates at
+    all; ``kept``: what it keeps of a sample; ``samples``: how many there are, None where that is not known."""
+
+    batch: int = 8
+    runs: Callable[[Settings], bool] = by_strategy
+    kept: Callable[[Settings], Kept] = _unknown
+    samples: Callable[[Settings], int | None] = no_samples
+
+
+OF_SCRIPTS = EvaluationRules()
+
+
+def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Value]:
+    """The options that the keys of evaluation mean; none where nothing is evaluated."""
+    options: dict[str, Value] = {}
+    if rules.runs(settings):
+        options["eval_batch"] = settings.count("per_device_eval_batch_size", rules.batch, least=1)
+        kept = rules.kept(settings)
+        options["eval_keeps"] = kept.value
+        samples = rules.samples(settings)
+        if samples is not None:
+            options["eval_samples"] = max(1, samples)
+        elif kept is Kept.LOGITS:
+            settings.note(f"logits are kept of {DEFAULT_EVAL_SAMPLES:,} samples; --eval-samples says of how many")
+        options |= _accumulation(settings, kept)
+        _note_what_differs(settings, kept)
+    settings.ignore(KEYS)
+    return options
+
+
+def _accumulation(settings: Settings, kept: Kept) -> dict[str, Value]:
+    """``batch_eval_metrics`` computes them of each batch, and lets go of its outputs."""
+    steps = settings.maybe_count("eval_accumulation_steps", least=1)
+    if settings.maybe_flag("batch_eval_metrics") and kept is not Kept.LOSS:
+        return {"eval_accumulation": 1}
+    return {} if steps is None else {"eval_accumulation": steps}
+
+
+def _note_what_differs(settings: Settings, kept: Kept) -> None:
+    if settings.maybe_flag("predict_with_generate"):
+        settings.note("predict_with_generate: what generation takes in evaluation is not in the estimate")
+    if kept is Kept.LOSS:
+        return
+    if settings.maybe_flag("eval_do_concat_batches") is False:
+        settings.note("eval_do_concat_batches is false: planned as if batches were joined, up to twice as much")
+    if settings.maybe_flag("eval_use_gather_object"):
+        settings.note("eval_use_gather_object: planned as if tensors were gathered as such")
