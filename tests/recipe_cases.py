@@ -53,6 +53,7 @@ DEEPSPEED_RECIPES = st.builds(
     lora_alpha=st.none() | st.integers(1, 512),
     lora_dropout=st.floats(0, 0.9),
     use_rslora=st.booleans(),
+    use_double_quant=st.booleans(),
     adapter_dtype=st.sampled_from(AdapterDtype),
     weight_dtype=st.sampled_from(WeightDtype),
     uses_autocast=st.booleans(),

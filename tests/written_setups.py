@@ -53,6 +53,7 @@ ANY_RECIPE = st.fixed_dictionaries(
         "lora_dropout": st.sampled_from((0.0, 0.05, 0.1)),
         "lora_targets": st.sampled_from(("all-linear", "q_proj,v_proj", "q_proj", "attention")),
         "use_rslora": st.booleans(),
+        "use_double_quant": st.booleans(),
         "train_embeddings": st.booleans(),
         "adapter_dtype": st.sampled_from(AdapterDtype),
         "weight_dtype": st.sampled_from(WeightDtype),
@@ -146,6 +147,8 @@ def without_what_has_no_effect(recipe: Recipe, model: ModelFiles) -> Recipe:
         changes |= {name: getattr(usual, name) for name in OF_ADAPTERS}
     else:
         changes |= {"lora_alpha": recipe.adapter_alpha}
+    if recipe.method is not Method.QLORA:
+        changes |= {"use_double_quant": True}
     if recipe.autocast is None:
         changes |= {"caches_casts": False, "uses_autocast": True}
     if recipe.optimizer is not OptimizerKind.ADAMW:

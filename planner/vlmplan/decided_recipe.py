@@ -39,7 +39,8 @@ def completed(decided: Partial, defaults: Partial) -> Partial:
 class DecidedRecipe:
     """The fields of ``Recipe``; None is open. A search holds fixed what is decided and tries the rest.
 
-    ``zero`` and ``gradient_clipping`` are what a ds_config.json decides, and no option does; ``evaluation`` is what
+    ``zero`` and ``gradient_clipping`` are what a ds_config.json decides, ``use_double_quant`` what the configuration
+    of another trainer does, and no option does; ``evaluation`` is what
     options of its own do.
     """
 
@@ -49,6 +50,7 @@ class DecidedRecipe:
     lora_alpha: int | None = None
     lora_dropout: float | None = None
     use_rslora: bool | None = None
+    use_double_quant: bool | None = None
     adapter_dtype: AdapterDtype | None = None
     weight_dtype: WeightDtype | None = None
     uses_autocast: bool | None = None

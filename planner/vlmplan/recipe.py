@@ -187,6 +187,8 @@ class Recipe:
     """Probability with which an input of ``lora_A`` is dropped."""
     use_rslora: bool = False
     """The scale is alpha by the root of the rank, not by the rank."""
+    use_double_quant: bool = True
+    """The scales of 4-bit weights are quantised too (bitsandbytes' ``compress_statistics``), in QLoRA."""
     adapter_dtype: AdapterDtype = AdapterDtype.TABLE
     weight_dtype: WeightDtype = WeightDtype.TABLE
     uses_autocast: bool = True
@@ -367,8 +369,8 @@ class Recipe:
 
 
 MODEL_FIELDS = (
-    *("method", "lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "adapter_dtype"),
-    *("train_embeddings", "train_vision", "train_projector", "train_language"),
+    *("method", "lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "use_double_quant"),
+    *("adapter_dtype", "train_embeddings", "train_vision", "train_projector", "train_language"),
     *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen"),
 )
 """What a prepared model depends on."""

@@ -386,3 +386,23 @@ def test_ms_swift_evaluates_as_often_as_it_saves_where_there_are_samples(read):
 def test_metrics_of_each_batch_let_go_of_its_outputs(read):
     asked = LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 9, "compute_accuracy": True}
     assert evaluated(read(asked | {"batch_eval_metrics": True}))["eval_accumulation"] == 1
+
+
+# -- 4-bit weights ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "default"),
+    [
+        (TRL | {"load_in_4bit": True}, "use_bnb_nested_quant", False),
+        (LLAMA_FACTORY | {"quantization_bit": 4}, "double_quantization", True),
+        (MS_SWIFT | {"quant_bits": 4}, "bnb_4bit_use_double_quant", True),
+    ],
+)
+def test_scales_of_4_bit_weights_are_quantised_where_the_trainer_does_it(read, values, key, default):
+    assert read(values).use_double_quant is default
+    assert read(values | {key: not default}).use_double_quant is not default
+    assert {setting.key: setting.value for setting in read(values).defaults}[key] == str(default).lower()
+    without = {name: value for name, value in values.items() if name not in ("load_in_4bit", "quantization_bit")}
+    without.pop("quant_bits", None)
+    assert key in read(without | {key: True}).idle

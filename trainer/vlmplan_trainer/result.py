@@ -11,7 +11,7 @@ from vlmplan_trainer.models.load import Processing, Source, model_source
 from vlmplan_trainer.models.processors import lacks_video
 
 FOUR_BIT = (
-    'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
+    'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant={doubles}, '
     'bnb_4bit_compute_dtype="{dtype}")'
 )
 """As the trainer quantises: an adapter of 4-bit weights has learnt beside their rounding."""
@@ -51,7 +51,9 @@ def loading_lines(plan: Plan, folder: Path, *, is_vision: bool) -> list[str]:
     is_quantized = plan.recipe.method is Method.QLORA
     how = 'dtype="auto"'
     if is_quantized:
-        how += ", quantization_config=" + FOUR_BIT.format(dtype=plan.recipe.precision.dtype.torch_name)
+        how += ", quantization_config=" + FOUR_BIT.format(
+            dtype=plan.recipe.precision.dtype.torch_name, doubles=plan.recipe.use_double_quant
+        )
     more = ", BitsAndBytesConfig" if is_quantized else ""
     base = f"{auto}.from_pretrained({_where(model_source(plan))}, {how})"
     return [

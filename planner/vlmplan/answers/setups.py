@@ -57,7 +57,8 @@ def precision_text(recipe: Recipe) -> str:
     trained, master = SHORT_TYPES[recipe.trained_dtype], SHORT_TYPES[recipe.master_dtype]
     words: list[str] = []
     if recipe.method is Method.QLORA:
-        words.append(f"4-bit weights, others {SHORT_TYPES[recipe.frozen_dtype]}")
+        scales = "" if recipe.use_double_quant else " with fp32 scales"
+        words.append(f"4-bit weights{scales}, others {SHORT_TYPES[recipe.frozen_dtype]}")
     elif recipe.method is Method.LORA:
         words.append(f"{SHORT_TYPES[recipe.frozen_dtype]} weights")
     words.append(f"{trained} {'adapters' if recipe.trains_adapters else 'weights'}")

@@ -38,12 +38,12 @@ def nf4_bytes(numel: int, *, double_quantises: bool = True) -> int:
 class Linear4bit(Module):
     """``bnb.nn.Linear4bit``: the weight is dequantised for each product and kept packed in between."""
 
-    def __init__(self, base: Linear, compute_dtype: DType) -> None:
+    def __init__(self, base: Linear, compute_dtype: DType, *, double_quantises: bool) -> None:
         super().__init__()
         self.in_features, self.out_features = base.in_features, base.out_features
         self.compute_dtype = compute_dtype
         self.weight = base.weight
-        self.weight.stored_bytes = nf4_bytes(base.weight.numel)
+        self.weight.stored_bytes = nf4_bytes(base.weight.numel, double_quantises=double_quantises)
         self.weight.requires_grad = False
         self.bias = base.bias
 
@@ -247,11 +247,11 @@ def _adapted(base: Module, rank: int, dropout: float) -> Module:
     return Lora(base, base.in_features, base.out_features, rank, dropout=dropout)
 
 
-def quantize(model: Model, compute_dtype: DType) -> None:
+def quantize(model: Model, compute_dtype: DType, *, double_quantises: bool = True) -> None:
     """Turn every Linear but the output head into ``Linear4bit``, as ``load_in_4bit`` does; 1-D convolutions too."""
     for parent, child_name, _, child in list(_places(model)):
         if isinstance(child, Linear) and child is not model.head:
-            parent.replace(child_name, Linear4bit(child, compute_dtype))
+            parent.replace(child_name, Linear4bit(child, compute_dtype, double_quantises=double_quantises))
 
 
 __all__ = ["Conv1D", "Linear4bit", "Lora", "add_lora", "nf4_bytes", "quantize"]

@@ -24,7 +24,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     frozen = frozen_parts(model, recipe)
     set_checkpointing(model.stacks(), recipe)
     if recipe.method is Method.QLORA:
-        quantize(model, recipe.precision.dtype)
+        quantize(model, recipe.precision.dtype, double_quantises=recipe.use_double_quant)
     parameters: list[Parameter] = []
     copies: list[Parameter] = []
     for part, parameter in model.distinct_parameters():

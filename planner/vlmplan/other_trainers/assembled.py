@@ -64,6 +64,8 @@ class Meaning:
     """How samples are padded, packed and cut; their order is the arguments'."""
     casts_zero3_adapters: bool = False
     """Whether adapters are made in 16 bit under ZeRO-3, where DeepSpeed leaves them as peft makes them: in float32."""
+    use_double_quant: bool | None = None
+    """Whether scales of 4-bit weights are quantised too."""
     without_autocast: Precision = Precision.FP32
     """What plain PyTorch computes in where neither bf16 nor fp16 is set."""
     upcasts_frozen: bool | None = False
@@ -109,6 +111,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         notes=tuple(settings.notes),
         data_rules=replace(meaning.data_rules, trainer=meaning.trainer, order=arguments.order),
         saving=arguments.saving,
+        use_double_quant=meaning.use_double_quant if method is Method.QLORA else None,
         output_dir=arguments.output_dir,
     )
 

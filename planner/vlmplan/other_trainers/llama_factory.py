@@ -91,9 +91,11 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     if not settings.flag("disable_gradient_checkpointing", False):
         arguments.options["activation_checkpointing"] = True
     _refuse_techniques(settings)
+    doubles = settings.flag("double_quantization", True) if method is Method.QLORA else None
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
     meaning = _types(settings, arguments, method, options)
+    meaning.use_double_quant = doubles
     meaning.data_rules = _data_rules(settings, packs=stage == "pt")
     return assembled(settings, arguments, meaning, around)
 

@@ -113,13 +113,14 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
         options["vision_activation_checkpointing"] = vision
     options |= _accumulation(arguments, around)
     _refuse_techniques(settings)
+    doubles = settings.flag("bnb_4bit_use_double_quant", True) if method is Method.QLORA else None
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
     without_autocast = Precision.FP32 if weights is WeightDtype.FLOAT32 else Precision.BF16_PURE
     meaning = Meaning(
         trainer=MS_SWIFT, method=method, options=options, weights=weights, without_autocast=without_autocast
     )
-    meaning.data_rules = _data_rules(settings, around)
+    meaning.use_double_quant, meaning.data_rules = doubles, _data_rules(settings, around)
     return assembled(settings, arguments, meaning, around)
 
 

@@ -46,3 +46,5 @@ class TrainerConfig:
     """When checkpoints are written, and how many stay."""
     output_dir: str = ""
     """Where; empty where nothing is said."""
+    use_double_quant: bool | None = None
+    """Whether scales of 4-bit weights are quantised too; None where weights are not 4-bit, or nothing is said."""

@@ -31,7 +31,7 @@ WITHOUT_EFFECT = frozenset(
     test_split_size ignore_bias_buffers gradient_checkpointing_use_reentrant chat_template_path dataset_text_field
     dataset_kwargs dataset_num_proc eos_token pad_token truncation_mode shuffle_dataset packing_strategy eval_packing
     completion_only_loss assistant_only_loss model_revision trust_remote_code router_aux_loss_coef
-    lora_task_type bnb_4bit_quant_type use_bnb_nested_quant env config accelerate_config num_processes
+    lora_task_type bnb_4bit_quant_type env config accelerate_config num_processes
     data_seed multi_gpu num_machines machine_rank main_process_ip main_process_port""".split()
 )
 OF_ADAPTERS = tuple(
@@ -63,8 +63,11 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore(OF_ADAPTERS)
+    doubles = settings.flag("use_bnb_nested_quant", False) if method is Method.QLORA else None
+    settings.ignore(("use_bnb_nested_quant",))
     meaning = Meaning(
         casts_zero3_adapters=True,
+        use_double_quant=doubles,
         trainer=TRL,
         method=method,
         options=options,

@@ -64,7 +64,7 @@ def configured_request(
     if own.made_for is not None:
         _refuse_another_trainer(own.made_for, config)
     alone = Request().with_options(config.options)
-    clipping = DecidedRecipe(gradient_clipping=config.gradient_clipping)
+    clipping = DecidedRecipe(gradient_clipping=config.gradient_clipping, use_double_quant=config.use_double_quant)
     alone = replace(
         alone,
         workload=replace(alone.workload, saving=config.saving),

@@ -175,7 +175,7 @@ class MemoizedEstimates:
     def _new_estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
         key = (
             *(recipe.method, recipe.precision, recipe.autocast, recipe.trained_dtype, recipe.frozen_dtype),
-            *(recipe.copy_dtype, recipe.loaded_dtype, recipe.upcasts_frozen),
+            *(recipe.copy_dtype, recipe.loaded_dtype, recipe.upcasts_frozen, recipe.use_double_quant),
         )
         if key not in self._estimators:
             known = next((other.widest_head for other, _ in self._estimators.values()), None)

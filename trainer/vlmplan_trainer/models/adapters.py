@@ -155,14 +155,14 @@ def _pattern(prefix: str, parts: Parts) -> str:
     return rf"{re.escape(prefix)}{but}(?:\..*)?"
 
 
-def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device) -> None:
-    """Turn every Linear but the output head into bitsandbytes' ``Linear4bit`` in NF4 with double quantisation.
+def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device, *, double_quantises: bool = True) -> None:
+    """Turn every Linear but the output head into bitsandbytes' ``Linear4bit`` in NF4, with double quantisation or not.
 
     What ``from_pretrained`` does with weights from a file, for weights that are there already: each goes to ``device``
     and is packed there.
     """
     for parent, child_name, linear in list(_linears(model)):
-        setattr(parent, child_name, _in_four_bits(linear, compute_dtype, device))
+        setattr(parent, child_name, _in_four_bits(linear, compute_dtype, device, double_quantises))
     model.is_loaded_in_4bit = model.is_quantized = True  # what peft looks at
 
 
@@ -174,14 +174,14 @@ def _linears(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
             yield model.get_submodule(parent), child_name, module
 
 
-def _in_four_bits(linear: Any, compute_dtype: torch.dtype, device: torch.device) -> nn.Module:
+def _in_four_bits(linear: Any, compute_dtype: torch.dtype, device: torch.device, double_quantises: bool) -> nn.Module:
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     weight = linear.weight.data
     if kind_of(linear) == "conv1d":  # GPT-2 keeps it the other way round
         weight = weight.T.contiguous()
     rows, columns = weight.shape
-    options = {"compress_statistics": True, "quant_type": "nf4"}
+    options = {"compress_statistics": double_quantises, "quant_type": "nf4"}
     has_bias = linear.bias is not None
     packed = Linear4bit(columns, rows, bias=has_bias, compute_dtype=compute_dtype, device="meta", **options)
     packed.weight = Params4bit(weight, requires_grad=False, module=packed, **options)  # pyright: ignore[reportCallIssue]: __new__ takes it

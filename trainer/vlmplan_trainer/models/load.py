@@ -218,7 +218,7 @@ def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any
         config, dtype=torch_dtype(recipe.loaded_dtype), attn_implementation=recipe.attention.value
     )
     if recipe.method is Method.QLORA:
-        quantize(model, torch_dtype(recipe.precision.dtype), device)
+        quantize(model, torch_dtype(recipe.precision.dtype), device, double_quantises=recipe.use_double_quant)
         model.to(device)
     return model
 
@@ -231,7 +231,7 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
         more["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
+            bnb_4bit_use_double_quant=recipe.use_double_quant,
             bnb_4bit_compute_dtype=torch_dtype(recipe.precision.dtype),
             llm_int8_skip_modules=[_head_name(kind, config)],
         )

@@ -141,6 +141,7 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
             embeddings={"additional_target": ",".join(trained_embeddings(workload.model))},
         ),
         **({"quantization_bit": 4, "quantization_method": "bnb"} if recipe.method is Method.QLORA else {}),
+        **({"double_quantization": False} if recipe.method is Method.QLORA and not recipe.use_double_quant else {}),
     }
 
 

@@ -109,6 +109,11 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
             embeddings={"modules_to_save": trained_embeddings(workload.model)},
         ),
         **({"quant_bits": 4, "quant_method": "bnb"} if recipe.method is Method.QLORA else {}),
+        **(
+            {"bnb_4bit_use_double_quant": False}
+            if recipe.method is Method.QLORA and not recipe.use_double_quant
+            else {}
+        ),
     }
 
 

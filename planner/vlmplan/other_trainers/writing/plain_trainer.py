@@ -67,6 +67,13 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
         source="peft 0.21 mapping_func.py get_peft_model: autocast_adapter_dtype=True",
         is_behaviour=True,
     ),
+    Limit(
+        field="use_double_quant",
+        allowed=always(True),
+        sentence="the script that is written for it quantises the scales of 4-bit weights too",
+        source="the script beside training_args.yaml",
+        is_behaviour=True,
+    ),
 )
 
 

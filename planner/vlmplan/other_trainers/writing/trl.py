@@ -126,7 +126,8 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
             targets={"lora_target_modules": adapter_names(recipe)},
             embeddings={"lora_modules_to_save": trained_embeddings(workload.model)},
         ),
-        **({"load_in_4bit": True, "use_bnb_nested_quant": True} if recipe.method is Method.QLORA else {}),
+        **({"load_in_4bit": True} if recipe.method is Method.QLORA else {}),
+        **({"use_bnb_nested_quant": True} if recipe.method is Method.QLORA and recipe.use_double_quant else {}),
     }
 
 
