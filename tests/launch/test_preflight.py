@@ -158,6 +158,15 @@ def test_the_hosts_memory_has_to_hold_the_plan(tmp_path_factory, needed: int, fr
     assert len(found(plan, tmp_path_factory.mktemp("run"), facts).problems) == (needed > free)
 
 
+def test_a_run_that_goes_on_needs_host_memory_for_reading_its_checkpoint(tmp_path):
+    plan = gpu_plan(host_bytes_per_node=3 * GIB, resume_host_bytes=7 * GIB)
+    facts = sound_facts(available_ram_bytes=5 * GIB, host_ram_bytes=6 * GIB)
+    assert found(plan, tmp_path, facts).problems == ()
+    assert any("7.00 GiB of host RAM" in one for one in found(plan, tmp_path, facts, resume=True).problems)
+    older = gpu_plan(host_bytes_per_node=3 * GIB, resume_host_bytes=None)
+    assert found(older, tmp_path, facts, resume=True).problems == ()
+
+
 def test_a_run_writes_what_it_keeps_one_more_on_the_way_and_the_result(tmp_path):
     plan = gpu_plan(checkpoint_bytes=7, export_bytes=11, num_steps=100)
     assert disk_bytes(plan, asked(tmp_path)) == 7 + 11

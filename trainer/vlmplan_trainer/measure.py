@@ -22,7 +22,7 @@ EVALUATION = "evaluation"
 PHASES = ("load", "init", "forward", "backward", "step", EVALUATION, "save")
 """Those of a plan."""
 RESUME = "resume"
-"""Reading a checkpoint, which no plan counts."""
+"""Reading a checkpoint to go on from, where there is one."""
 
 
 class LiveStorages(TorchDispatchMode):

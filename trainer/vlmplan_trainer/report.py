@@ -10,7 +10,7 @@ from vlmplan.plan import Plan
 from vlmplan.recipe import Offload
 from vlmplan.units import GIB
 from vlmplan_trainer.loop import Position
-from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.measure import RESUME, Meter
 
 SCHEMA = "vlmplan.report/1"
 SECONDS_PER_HOUR = 3600
@@ -47,7 +47,8 @@ def lines(
 ) -> list[ReportedFigure]:
     """Every figure that was measured. Bytes are of this rank, money of the optimizer steps done."""
     expected = plan.expected
-    planned = {phase.name: None if _offloads_to_itself(plan) else phase.peak_bytes for phase in expected.phases}
+    peaks = {phase.name: phase.peak_bytes for phase in expected.phases} | {RESUME: expected.resume_peak_bytes}
+    planned = {name: None if _offloads_to_itself(plan) else num_bytes for name, num_bytes in peaks.items()}
     found = [
         ReportedFigure(f"{name}, peak", "bytes", planned.get(name), memory.peak_bytes)
         for name, memory in meter.memory.items()

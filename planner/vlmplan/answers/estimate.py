@@ -114,6 +114,12 @@ def _host_and_disk_json(found: Estimate) -> JsonDict:
         "export_bytes": found.disk.export_bytes,
         "nvme_swap_bytes": found.disk.nvme_swap_bytes,
         "disk": disk_json(found),
+        "resume": {
+            "fits": found.resumes,
+            "peak_allocated_bytes": found.resume.phase.peak.total,
+            "peak_device_bytes": found.resume_device_bytes,
+            "host_bytes_per_node": found.resume_host_bytes,
+        },
     }
 
 
@@ -315,6 +321,11 @@ def _reserved(estimate: Estimate) -> Iterator[str]:
 def _host_and_disk(estimate: Estimate) -> Iterator[str]:
     disk = estimate.disk
     yield host_line(estimate)
+    what = "rank" if estimate.cluster.node.gpu.is_cpu else "GPU"
+    yield (
+        f"going on from a checkpoint: {gib_text(estimate.resume_device_bytes)} of each {what}, "
+        f"{gib_text(estimate.resume_host_bytes)} of host RAM per node while it is read"
+    )
     swap = f", {gib_text(disk.nvme_swap_bytes)} swapped to NVMe" if disk.nvme_swap_bytes else ""
     result = f", {gib_text(disk.export_bytes)} the result" if estimate.workload.saving.writes_result else ""
     yield f"disk: {gib_text(disk.checkpoint_bytes)} a checkpoint{result}{swap}; {run_disk_text(estimate)}"

@@ -116,6 +116,7 @@ OF_PLAN = {
     "step": Phase.STEP,
     "evaluation": Phase.EVALUATION,
     "save": Phase.SAVE,
+    "resume": Phase.RESUME,
 }
 """A plan's phases by their names."""
 

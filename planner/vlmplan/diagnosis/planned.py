@@ -26,6 +26,7 @@ from vlmplan.evaluation import Kept
 from vlmplan.launch.out_of_memory import correction_by
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.phases import Phase
+from vlmplan.memory.resume import RESUME
 from vlmplan.recipe import AttentionImplementation, LossKind, Method
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.sample_images import image_tokens, sample_image
@@ -44,6 +45,7 @@ IN_PLAN: dict[RunPhase, tuple[str, ...]] = {
     RunPhase.STEP: ("step",),
     RunPhase.EVALUATION: ("evaluation",),
     RunPhase.SAVE: ("save",),
+    RunPhase.RESUME: (RESUME,),
 }
 """Phases of a plan that a phase of a run may be in; the one that takes most is compared."""
 TRANSFORMERS_EVAL_BATCH = 8
@@ -153,7 +155,7 @@ def _with_host(found: Diagnosis, request: Request, present: Estimate, trials: Tr
 
 def _phase(estimate: Estimate, phase: RunPhase | None) -> Phase | None:
     names = IN_PLAN.get(phase, ()) if phase is not None else ()
-    able = [one for one in estimate.timeline.phases if one.name in names]
+    able = [one for one in (*estimate.timeline.phases, estimate.resume.phase) if one.name in names]
     return max(able, key=lambda one: one.peak.total, default=None)
 
 

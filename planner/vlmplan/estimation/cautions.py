@@ -32,6 +32,16 @@ def evaluation_hints(evaluation: Evaluation | None, timeline: Timeline) -> list[
     return [text]
 
 
+def resume_caveat(*, device: tuple[int, int], host: tuple[int, int]) -> Caveat:
+    """That going on from a checkpoint takes more than there is: (needed, there is) bytes of a GPU and of a host."""
+    places = ((*device, "of each GPU"), (*host, "of host RAM"))
+    short = [f"{gib_text(needed)} of the {gib_text(has)} {what}" for needed, has, what in places if needed > has]
+    return Caveat(
+        f"the run fits, but going on from a checkpoint does not, which every interruption needs: reading it takes "
+        f"{'; '.join(short)}"
+    )
+
+
 def stacked_caveat(recipe: Recipe, *, stacked_bytes: int, num_params: int) -> Caveat | None:
     """That most of a 4-bit model is not in 4 bits: ``stacked_bytes`` of its weights are in no Linear.
 

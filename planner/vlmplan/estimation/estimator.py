@@ -26,6 +26,7 @@ from vlmplan.memory.host import HostMemory, host_memory, read_bytes, with_device
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
+from vlmplan.memory.resume import resume_memory
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.models.tree import model_tree
@@ -295,6 +296,7 @@ class Estimator:
             host = with_devices(
                 host, node.num_gpus, load_bytes=load_bytes, peak_bytes=device.device_bytes, read_bytes=read
             )
+        disk = self.disk(recipe)
         return Estimate(
             workload=self.workload,
             cluster=cluster,
@@ -306,7 +308,17 @@ class Estimator:
             timeline=timeline,
             device=device,
             host=host,
-            disk=self.disk(recipe),
+            disk=disk,
+            resume=resume_memory(
+                self.table,
+                recipe,
+                self.workload.saving,
+                timeline,
+                export_bytes=disk.export_bytes,
+                num_ranks=cluster.num_gpus,
+                ranks_per_node=node.num_gpus,
+                is_on_cpu=node.gpu.is_cpu,
+            ),
             flops_per_step=step_flops(trace) * recipe.grad_accum,
             collectives=step_collectives(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
             timed=self.step_time(recipe, cluster),

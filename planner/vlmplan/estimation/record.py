@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from vlmplan.architecture.model import Part
 from vlmplan.engines.collectives import Collectives
-from vlmplan.estimation.cautions import evaluation_hints, not_counted_caveat, stacked_caveat
+from vlmplan.estimation.cautions import evaluation_hints, not_counted_caveat, resume_caveat, stacked_caveat
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import DeviceMemory, Verdict
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.host import HostMemory
+from vlmplan.memory.resume import ResumeMemory
 from vlmplan.memory.timeline import Timeline
+from vlmplan.notes import Caveat
 from vlmplan.recipe import Recipe
 from vlmplan.saving import RunDisk, Saving, run_disk
 from vlmplan.timing import StepTime, TimedStep, speed_note
@@ -45,6 +47,7 @@ class Estimate:
     device: DeviceMemory
     host: HostMemory
     disk: DiskSpace
+    resume: ResumeMemory
     flops_per_step: int
     collectives: tuple[Collectives, ...]
     """The collectives of one step on one rank."""
@@ -83,7 +86,19 @@ class Estimate:
         """What should be known of the numbers."""
         stacked = stacked_caveat(self.recipe, stacked_bytes=self.stacked_bytes, num_params=self.num_params)
         speed = None if self.timed is None else speed_note(self.cluster.node.gpu)
-        return [note for note in (not_counted_caveat(self.workload.model), stacked, speed) if note is not None]
+        found = (not_counted_caveat(self.workload.model), stacked, self._resume_caveat, speed)
+        return [note for note in found if note is not None]
+
+    @property
+    def _resume_caveat(self) -> Caveat | None:
+        """That a run which fits cannot go on from its checkpoints."""
+        if self.resumes or self.verdict is Verdict.DOES_NOT_FIT:
+            return None
+        ram = self.cluster.node.host_ram_bytes
+        return resume_caveat(
+            device=(self.resume_device_bytes, self.device.usable_bytes),
+            host=(self.resume_host_bytes, self.resume_host_bytes if ram is None else ram),
+        )
 
     @property
     def not_counted(self) -> tuple[str, ...]:
@@ -114,6 +129,25 @@ class Estimate:
     @property
     def num_steps(self) -> int:
         return self.workload.num_steps(self.samples_per_step)
+
+    @property
+    def resume_device_bytes(self) -> int:
+        """Of the fullest GPU, or of a rank on the CPU, while it goes on from a checkpoint."""
+        return self.resume.phase.peak.total + self.device.overhead_bytes
+
+    @property
+    def resume_host_bytes(self) -> int:
+        """Of a node's host meanwhile."""
+        if self.cluster.node.gpu.is_cpu:
+            return self.cluster.node.num_gpus * self.resume_device_bytes
+        return self.host.steady_bytes + self.resume.host_bytes
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there is room for going on from a checkpoint, as far as the host's memory is known."""
+        ram = self.cluster.node.host_ram_bytes
+        has_ram = ram is None or self.resume_host_bytes <= ram
+        return has_ram and self.resume_device_bytes <= self.device.usable_bytes
 
     @property
     def run_disk(self) -> RunDisk:

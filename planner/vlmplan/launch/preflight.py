@@ -55,7 +55,7 @@ def preflight(
         *(lock_sentence(lock) for lock in facts.held_locks if is_here),
         *_host_problems(plan, facts, hostfile),
         *(gpu_problems(plan, facts, catalog) if is_here else ()),
-        *(_ram_problems(plan, facts) if is_here else ()),
+        *(_ram_problems(plan, facts, resumes=options.resume) if is_here else ()),
         *_disk_problems(plan, options, facts),
         *_nvme_problems(plan, facts),
         *_model_problems(plan),
@@ -169,8 +169,10 @@ def _host_problems(plan: Plan, facts: Facts, hostfile: Path | None) -> Iterator[
 # -- memory and disk -------------------------------------------------------------------------------------------------
 
 
-def _ram_problems(plan: Plan, facts: Facts) -> Iterator[str]:
+def _ram_problems(plan: Plan, facts: Facts, *, resumes: bool) -> Iterator[str]:
     needed, ram, available = plan.expected.host_bytes_per_node, facts.host_ram_bytes, facts.available_ram_bytes
+    if resumes:
+        needed = max(needed, plan.expected.resume_host_bytes or 0)
     if ram is not None and needed > ram:
         yield f"the plan needs {gib_text(needed)} of host RAM, but this machine has {gib_text(ram)}"
     elif available is not None and needed > available:

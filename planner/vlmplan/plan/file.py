@@ -67,7 +67,8 @@ def plan_from_json(values: Mapping[str, Any], *, source: str = "plan") -> Plan:
 
 
 def _workload(section: JsonObject, model: JsonObject) -> Workload:
-    counts = ("seq_len", "images_per_sample", "image_width", "image_height", "num_samples")
+    names = ("seq_len", "images_per_sample", "image_width", "image_height", "num_samples")
+    counts: dict[str, Any] = {name: section.count(name) for name in names}
     workload = Workload(
         model=ModelFiles(
             id=model.text("id"),
@@ -77,7 +78,7 @@ def _workload(section: JsonObject, model: JsonObject) -> Workload:
             notes=model.texts("notes"),
             not_counted=model.texts("not_counted") if "not_counted" in model else (),
         ),
-        **{name: section.count(name) for name in counts},
+        **counts,
         epochs=section.number("epochs"),
         global_batch=section.maybe("global_batch", section.count),
     )
@@ -114,6 +115,10 @@ def _offer(top: JsonObject) -> PlannedOffer | None:
     return offer
 
 
+OF_RESUMING = ("resume_peak_bytes", "resume_host_bytes")
+"""What older plans do not have."""
+
+
 def _expected(section: JsonObject) -> Expectation:
     counts = [item.name for item in fields(Expectation) if item.type == "int" or item.type is int]
     components = section.object("components_at_peak")
@@ -125,6 +130,7 @@ def _expected(section: JsonObject) -> Expectation:
         )
         for phase in section.objects("phases")
     ]
+    resuming = {name: section.maybe(name, section.count) if name in section else None for name in OF_RESUMING}
     expected = Expectation(
         verdict=section.choice("verdict", VERDICTS),
         peak_phase=section.text("peak_phase"),
@@ -133,6 +139,8 @@ def _expected(section: JsonObject) -> Expectation:
         step_seconds=section.maybe("step_seconds", section.number),
         usd=section.maybe("usd", section.number),
         **{name: section.count(name) for name in counts},
+        resume_peak_bytes=resuming["resume_peak_bytes"],
+        resume_host_bytes=resuming["resume_host_bytes"],
     )
     section.close()
     return expected

@@ -90,6 +90,8 @@ def _expectation(estimate: "Estimate", usd: float | None) -> Expectation:
         num_steps=estimate.num_steps,
         step_seconds=estimate.step_seconds,
         usd=usd,
+        resume_peak_bytes=estimate.resume.phase.peak.total,
+        resume_host_bytes=estimate.resume_host_bytes,
     )
 
 

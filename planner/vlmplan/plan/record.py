@@ -85,6 +85,10 @@ class Expectation:
     num_steps: int
     step_seconds: float | None = None
     usd: float | None = None
+    resume_peak_bytes: int | None = None
+    """Of tensors on the fullest GPU while a run goes on from a checkpoint; None in plans that do not say."""
+    resume_host_bytes: int | None = None
+    """Of each host meanwhile."""
 
     @property
     def run_seconds(self) -> float | None:

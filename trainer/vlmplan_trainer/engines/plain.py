@@ -83,7 +83,10 @@ class PlainEngine:
         torch.save(content, folder / STATE_FILE)
 
     def load(self, folder: Path) -> EngineState:
-        content = torch.load(folder / STATE_FILE, map_location=self.device, weights_only=True)
+        # Mapped, so that ranks share it and a GPU gets tensor by tensor: its states are there once, and no weights
+        # beside the model's. On a CPU states stay what they were read as, which is to outlive the file.
+        is_mapped = self.device.type != "cpu"
+        content = torch.load(folder / STATE_FILE, map_location="cpu", mmap=is_mapped, weights_only=True)
         named = dict(self.model.named_parameters())
         with torch.no_grad():
             for name, tensor in content["weights"].items():
