@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -149,3 +150,22 @@ def test_what_the_trainer_cannot_do_is_not_a_way_to_fit_either():
     assert to_fit["options"]
     assert not {"loss", "caches_casts", "upcasts_frozen"} & to_fit["options"].keys()
     assert call(*to_fit["command"].split()[1:], "--json").code == DONE
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("gpu", ["rtx-3060-12gb:1", "rtx-3080-10gb:2"])
+def test_the_way_out_of_a_configuration_is_what_its_command_says(gpu: str, precision: str):
+    """QLoRA on one card, ZeRO-3 on two: what LLaMA-Factory does with types and autocast follows what is only tried."""
+    layers = FEW_LAYERS | {"num_hidden_layers": 44, "hidden_size": 3072, "intermediate_size": 12288, "vocab_size": 512}
+    Path("small/config.json").write_text(json.dumps(layers), encoding="utf-8")
+    text = TEXT.replace("bf16: true", f"{precision}: true").replace("batch_size: 8", "batch_size: 1")
+    Path("train.yaml").write_text(text.replace("cutoff_len: 2048", "cutoff_len: 256"), encoding="utf-8")
+    found = call("estimate", "--config", "train.yaml", "--gpu", gpu, "--json")
+    assert found.code == DOES_NOT_FIT
+    to_fit = found.document["to_fit"]
+    said = call(*shlex.split(to_fit["command"])[1:], "--json").document
+    assert said["peak_device_bytes"] == to_fit["device_bytes"]
+    assert to_fit["options"] == ({"method": "qlora"} if gpu.endswith(":1") else {"zero_stage": "3"})
+    if gpu.endswith(":1"):
+        Path("train.yaml").write_text(Path("train.yaml").read_text() + "quantization_bit: 4\n", encoding="utf-8")
+        assert call("estimate", "--config", "train.yaml", "--gpu", gpu, "--json").document["recipe"] == said["recipe"]

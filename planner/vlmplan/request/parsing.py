@@ -72,9 +72,8 @@ def configured_request(
         ds_config=config.ds_config,
     )
     notes = (_summary(config), *(f"{path}: {sentence}" for sentence in (*config.notes, *_overridden(own, config))))
-    return replace(
-        own.completed(alone), configured=ConfiguredRequest(path=path, config=config, alone=alone, notes=notes)
-    )
+    configured = ConfiguredRequest(path=path, config=config, alone=alone, notes=notes, given=own.recipe.names)
+    return replace(own.completed(alone), configured=configured)
 
 
 def _refuse_another_trainer(tool: "Tool", config: "TrainerConfig") -> None:

@@ -91,12 +91,13 @@ EVALUATION_COUNTS = ("batch", "samples", "accumulation")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredRequest:
     """The configuration of another trainer that a request is made of, and what it means by itself. ``notes`` are
-    sentences that the user should see."""
+    sentences that the user should see, ``given`` the fields of the recipe that he decided beside it."""
 
     path: Path
     config: "TrainerConfig"
     alone: "Request"
     notes: tuple[str, ...]
+    given: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

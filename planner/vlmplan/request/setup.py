@@ -19,6 +19,7 @@ from vlmplan.models import context_length
 from vlmplan.recipe import PLAIN, AttentionImplementation, Method, Offload, Precision, Recipe, option_name
 from vlmplan.request.parts import HardwareRequest, WorkloadRequest
 from vlmplan.request.record import Request
+from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
 from vlmplan.rules import check, default_attention, model_facts
 from vlmplan.sample_images import image_tokens
 from vlmplan.saving import Interval, Saving, saving_of
@@ -137,7 +138,7 @@ def resolved_recipe(
             f"{samples:,} samples a step; at most {MAX_NUM_SAMPLES:,} can be planned"
         )
     if made_for is not None:
-        _refuse_what_is_beyond(made_for, recipe, model)
+        refuse_what_is_beyond(made_for, recipe, model)
     warnings = check(recipe, cluster=cluster, model=facts, global_batch=global_batch, given=given)
     return recipe, [problem.sentence for problem in warnings]
 
@@ -152,7 +153,7 @@ def _completed(
 ) -> DecidedRecipe:
     """What the user decided, completed by the trainer that it is made for, by the stage of a DeepSpeed file and by
     defaults, in this order."""
-    decided = _as_usual(decided, made_for, model)
+    decided = as_usual(decided, made_for, model)
     if ds_config is not None:
         decided = decided.completed(DecidedRecipe(zero_stage=ds_config.zero_stage or 0))
     decided = decided.completed(_defaults(decided, cluster, attention))
@@ -184,23 +185,6 @@ def _merged(
         global_batch=global_batch,
         hidden_size=hidden_size_of(model.config),
     )
-
-
-def _as_usual(decided: DecidedRecipe, made_for: "Tool | None", model: ModelFiles) -> DecidedRecipe:
-    """What is open as the trainer that it is made for has it in every setup."""
-    if made_for is None:
-        return decided
-    from vlmplan.other_trainers.writing import usual
-
-    return decided.completed(usual(made_for, model))
-
-
-def _refuse_what_is_beyond(tool: "Tool", recipe: Recipe, model: ModelFiles) -> None:
-    from vlmplan.other_trainers.writing import objection
-
-    reason = objection(tool, recipe, model)
-    if reason is not None:
-        raise InputError(reason)
 
 
 def _defaults(decided: DecidedRecipe, cluster: Cluster, attention: AttentionImplementation) -> DecidedRecipe:
@@ -244,7 +228,7 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     ds_config = request.ds_config
     workload = workload_of(model, request.workload, requested_saving(request))
     recipe, warnings = resolved_recipe(
-        request.decided,
+        as_its_trainer(request, workload.model),
         cluster,
         workload.model,
         global_batch=workload.global_batch,
@@ -291,7 +275,7 @@ def fixed_recipe(request: Request, model: ModelFiles) -> DecidedRecipe:
 
     Raises InputError with every contradiction between the two.
     """
-    decided, config = _as_usual(request.decided, request.made_for, model), request.ds_config
+    decided, config = as_usual(as_its_trainer(request, model), request.made_for, model), request.ds_config
     if config is None:
         return decided
     from vlmplan.deepspeed_config import fixed_by_file
