@@ -1,4 +1,4 @@
-"""What another trainer makes of a setup by itself: one that is planned for (``--for``), or whose configuration is read."""
+"""What another trainer makes of a setup by itself: one that is planned for (``--for``), or whose file is read."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
