@@ -4,7 +4,8 @@ Trainer 5.23 has no events around forward and backward, so hooks of the model st
 model's own call until it returns, backward from there until the update begins (gradient clipping is in it), and the
 update until the Trainer has set the gradients free. Under DeepSpeed accelerate calls ``engine.step`` right behind
 ``backward``, before ``on_pre_optimizer_step``, so there the optimizer's own ``step`` tells (``accelerate/utils/
-deepspeed.py``).
+deepspeed.py``). Evaluation runs from its first forward to ``on_evaluate``: what it keeps for metrics is joined between
+its forwards.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.measure import EVALUATION, Meter
 
 
 class TrainerPhases:
@@ -56,6 +57,11 @@ class TrainerPhases:
         if self.meter.in_progress == "backward":
             self.switch("step")
 
+    def end_evaluation(self) -> None:
+        """All batches are done, and what was kept of them has moved to the host."""
+        if self.meter.in_progress == EVALUATION:
+            self.switch(None)
+
     def end_step(self) -> None:
         self.switch(None)
         self.meter.end_step()
@@ -79,8 +85,13 @@ class TrainerPhases:
 
     def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
         del inputs
-        self.switch("forward" if model.training else "evaluation")
+        if model.training:
+            self.switch("forward")
+        elif self.meter.in_progress != EVALUATION:
+            self.meter.count(model)  # steps that nobody has followed may have made weights anew
+            self.switch(EVALUATION)
 
     def _after_forward(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
         del inputs, output
-        self.switch("backward" if model.training else None)
+        if model.training:
+            self.switch("backward")

@@ -29,10 +29,10 @@ from vlmplan_trainer.integrations.live_setup import (
     num_trained,
 )
 from vlmplan_trainer.integrations.trainer_phases import TrainerPhases
-from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.measure import EVALUATION, Meter
 from vlmplan_trainer.report import ReportedFigure, print_report
 
-PLANNED_PHASES = ("load", "init", "forward", "backward", "step")
+PLANNED_PHASES = ("load", "init", "forward", "backward", "step", EVALUATION)
 SCHEMA = "vlmplan.callback/1"
 REPORT_FILE = "vlmplan-report.json"
 
@@ -43,7 +43,7 @@ class PlanCallback(TrainerCallback):
     ``on_too_large``: "warn", or "stop" before the first step where the estimate says that the run cannot fit; the same
     before a micro batch whose samples are longer than any that was planned. ``gpu``: as in ``vlmplan.estimate``; this
     machine's where it is left out. ``options`` are others of ``vlmplan.estimate`` (``seq_len``, ``images_per_sample``,
-    ``image_size`` ...): samples are as long as the first micro batch, or SFTConfig's ``max_length``, unless ``seq_len``
+    ``image_size``, ``eval_keeps="logits"`` where the Trainer has ``compute_metrics`` ...): samples are as long as the first micro batch, or SFTConfig's ``max_length``, unless ``seq_len``
     says otherwise; a model that sees needs its images said.
 
     After training ``estimate`` is the last estimate (None where none could be made, and ``why_not`` says why), and
@@ -101,6 +101,10 @@ class PlanCallback(TrainerCallback):
         if is_timed:
             self._step_seconds += time.perf_counter() - self._step_began
             self._num_timed += 1
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._phases is not None:
+            self._phases.end_evaluation()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Planned against measured, printed and written by rank 0."""
