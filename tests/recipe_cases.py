@@ -29,6 +29,9 @@ EVALUATIONS = st.builds(
     samples=st.integers(1, 5000),
     kept=st.sampled_from(Kept),
     accumulation=st.none() | st.integers(1, 64),
+    new_tokens=st.integers(0, 5000),
+    beams=st.integers(1, 8),
+    computes_loss=st.booleans(),
 )
 
 ZERO_SETTINGS = st.builds(

@@ -1,7 +1,7 @@
-"""Evaluation beside training: how many samples at a time, and what of them is kept for metrics.
+"""Evaluation beside training: how many samples at a time, what of them is kept for metrics, and generated text.
 
-What Hugging Face's Trainer calls ``per_device_eval_batch_size``, ``eval_accumulation_steps``, ``compute_metrics`` and
-``preprocess_logits_for_metrics`` (transformers 5.23, ``Trainer.evaluation_loop``).
+What Hugging Face's Trainer calls ``per_device_eval_batch_size``, ``eval_accumulation_steps``, ``compute_metrics``,
+``preprocess_logits_for_metrics`` and ``predict_with_generate`` (transformers 5.23, ``Trainer.evaluation_loop``).
 """
 
 from dataclasses import dataclass, fields
@@ -29,18 +29,26 @@ class Kept(Choice):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """``batch`` samples a GPU at a time, ``samples`` in all; what is ``kept`` moves to the host every ``accumulation``
-    batches, None: at the end."""
+    batches, None: at the end.
+
+    ``new_tokens`` are generated for each sample with ``beams`` beams, 0: none; a trainer may do that alone, and not
+    ``computes_loss``.
+    """
 
     batch: int
     samples: int = DEFAULT_EVAL_SAMPLES
     kept: Kept = Kept.LOSS
     accumulation: int | None = None
+    new_tokens: int = 0
+    beams: int = 1
+    computes_loss: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("batch", "samples", "accumulation"):
+        for name in ("batch", "samples", "accumulation", "new_tokens", "beams"):
             value = getattr(self, name)
-            if value is not None and not 1 <= value <= MAX_COUNT:
-                allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
+            least = 0 if name == "new_tokens" else 1
+            if value is not None and not least <= value <= MAX_COUNT:
+                allowed = f"{least} or more" if value < least else f"at most {MAX_COUNT:,}"
                 raise InputError(f"{OPTION_NAMES[name]} is {value}; {allowed} is needed")
 
     def as_json(self) -> JsonDict:
@@ -54,6 +62,9 @@ OPTION_NAMES = {
     "samples": "--eval-samples",
     "kept": "--eval-keeps",
     "accumulation": "--eval-accumulation",
+    "new_tokens": "--eval-new-tokens",
+    "beams": "--eval-beams",
+    "computes_loss": "--eval-loss",
 }
 """The option of the command line for each field."""
 
@@ -66,4 +77,7 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
         samples=section.count("samples", least=1),
         kept=Kept(section.choice("kept", [member.value for member in Kept])),
         accumulation=section.maybe("accumulation", section.count),
+        new_tokens=section.count("new_tokens") if "new_tokens" in section else 0,
+        beams=section.count("beams", least=1) if "beams" in section else 1,
+        computes_loss=section.flag("computes_loss") if "computes_loss" in section else True,
     )

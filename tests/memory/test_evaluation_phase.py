@@ -15,7 +15,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
-from vlmplan.memory.evaluation import KeptOutputs, with_evaluation
+from vlmplan.memory.evaluation import Generated, KeptOutputs, with_evaluation
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import LossKind, Method, Offload, Recipe
 from vlmplan.units import GIB
@@ -81,7 +81,7 @@ def test_all_batches_stay_on_every_gpu_and_are_joined_there():
     of_all = kept(batch_rows=3, num_samples=28, num_ranks=2)
     assert of_all.num_steps == 5
     assert of_all.moved == [4 * 2 * 3 * 7, 2 * 3 * 7, 28 * 7]
-    assert of_all.held == [4 * 2 * 3 * 7, 2 * 3 * 7]  # beside the last forward, with the batch before once more
+    assert of_all.held == [4 * 2 * 3 * 7, 2 * 3 * 7, 0]  # beside the last forward, with the batch before once more
 
 
 def test_one_gpu_gathers_nothing_and_its_last_batch_is_smaller():
@@ -91,7 +91,7 @@ def test_one_gpu_gathers_nothing_and_its_last_batch_is_smaller():
 
 def test_what_moves_to_the_host_after_every_batch_leaves_one_gathered_batch():
     of_all = kept(batch_rows=3, num_samples=5000, num_ranks=2, accumulation=1)
-    assert of_all.held == [0, 0]
+    assert of_all.held == [0, 0, 0]
     assert of_all.moved == [0, 3 * 7, 2 * 3 * 7]
 
 
@@ -135,10 +135,15 @@ def test_zero_3_has_weights_left_from_the_forward_before():
     st.sampled_from(Kept),
     st.none() | st.integers(1, 4),
     st.sampled_from([1, 2, 8]),
+    st.sampled_from([0, 0, 7, 4000]),
     quick=25,
 )
-def test_bounds_of_a_search_stay_around_what_is_evaluated(stage, loss, batch, keeps, accumulation, num_gpus):
-    evaluation = Evaluation(batch=batch, samples=50, kept=keeps, accumulation=accumulation)
+def test_bounds_of_a_search_stay_around_what_is_evaluated(
+    stage, loss, batch, keeps, accumulation, num_gpus, new_tokens
+):
+    evaluation = Evaluation(
+        batch=batch, samples=50, kept=keeps, accumulation=accumulation, new_tokens=new_tokens, computes_loss=batch != 5
+    )
     recipe = Recipe(zero_stage=stage, loss=loss, evaluation=evaluation)
     found = estimator(Method.FULL, stage)
     engine = engine_of(found.table, recipe, num_ranks=num_gpus)
@@ -174,3 +179,47 @@ def test_a_run_that_trains_but_cannot_evaluate_does_not_fit():
 def test_offloaded_weights_are_brought_for_evaluation_too():
     recipe = OF_HUGGING_FACE.with_changes(zero_stage=3, offload_params=Offload.CPU, evaluation=Evaluation(batch=1))
     assert phases(recipe)["evaluation"].peak.weights > phases(recipe)["step"].resident.weights
+
+
+# -- generation --------------------------------------------------------------------------------------------------------
+
+LAYERS, KEY_HEADS, HEAD_DIM = 3, 3, 64
+"""Of the shortened model."""
+
+
+def generated(**values: int) -> Generated:
+    recipe = OF_HUGGING_FACE.with_changes(evaluation=Evaluation(batch=2, **values))
+    found = estimator().evaluated(recipe, num_ranks=2, capability=CAPABILITY, is_on_cpu=False)
+    assert found is not None
+    assert found.generated is not None
+    return found.generated
+
+
+def test_keys_and_values_of_every_layer_and_token_are_kept():
+    found = generated(new_tokens=11)
+    one_token = 2 * LAYERS * KEY_HEADS * HEAD_DIM * 2  # keys and values in 16 bit
+    assert found.prompt.cache_bytes == 2 * TOKENS * one_token
+    assert found.cache_bytes == 2 * (TOKENS + 11 - 1) * one_token
+    assert found.prompt.layer_bytes * LAYERS == found.prompt.cache_bytes
+
+
+def test_logits_are_made_of_one_position():
+    assert generated(new_tokens=11).prompt.logits == 2 * VOCABULARY
+
+
+def test_every_beam_has_a_row_of_its_own():
+    one, four = generated(new_tokens=5), generated(new_tokens=5, beams=4)
+    assert (four.cache_bytes, four.prompt.logits) == (4 * one.cache_bytes, 4 * one.prompt.logits)
+
+
+@pytest.mark.parametrize("stage", [None, 2, 3])
+def test_generation_is_a_phase_and_may_be_all_that_is_evaluated(stage):
+    evaluation = Evaluation(batch=2, new_tokens=5000, computes_loss=False)
+    recipe = OF_HUGGING_FACE.with_changes(zero_stage=stage, evaluation=evaluation)
+    found = phases(recipe)
+    assert "evaluation" not in found
+    both = phases(recipe.with_changes(evaluation=replace(evaluation, computes_loss=True)))
+    assert list(both)[-3:] == ["evaluation", "generation", "save"]
+    assert both["generation"].peak == found["generation"].peak
+    grown = found["generation"].peak.total - found["step"].resident.total
+    assert grown > 2 * (TOKENS + 5000 - 1) * 2 * LAYERS * KEY_HEADS * HEAD_DIM * 2

@@ -406,3 +406,17 @@ def test_scales_of_4_bit_weights_are_quantised_where_the_trainer_does_it(read, v
     without = {name: value for name, value in values.items() if name not in ("load_in_4bit", "quantization_bit")}
     without.pop("quant_bits", None)
     assert key in read(without | {key: True}).idle
+
+
+def test_generation_is_as_long_as_each_trainer_has_it(read):
+    asked = LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 9, "predict_with_generate": True}
+    found = evaluated(read(asked))
+    assert (found["eval_new_tokens"], found["eval_loss"], found["eval_keeps"]) == (1024, False, "predictions")
+    found = evaluated(read(asked | {"max_new_tokens": 77, "eval_num_beams": 3}))
+    assert (found["eval_new_tokens"], found["eval_beams"]) == (77, 3)
+    swift = MS_SWIFT | {"split_dataset_ratio": 0.1, "predict_with_generate": True}
+    assert evaluated(read(swift))["eval_new_tokens"] == 64
+    plain = {"per_device_train_batch_size": 1, "eval_strategy": "steps", "predict_with_generate": True}
+    assert "eval_new_tokens" not in evaluated(read(plain))
+    found = evaluated(read(plain | {"generation_max_length": 100, "generation_num_beams": 2}))
+    assert (found["eval_new_tokens"], found["eval_beams"], "eval_loss" in found) == (100, 2, False)

@@ -248,7 +248,7 @@ def _verdict_sentences(found: Diagnosis, planned: Planned) -> Iterator[str]:
         yield f"With such samples it {verb}: {gib_text(device.device_bytes)} of {gib_text(device.usable_bytes)}{scores}"
     elif fits and planned.way_out is None and not is_on_host and planned.needed_bytes is None:
         yield "By the plan it fits: the samples are longer than planned, or something is otherwise than it says"
-    elif not fits and found.evidence.place.phase is Phase.EVALUATION:
+    elif not fits and found.evidence.place.phase in (Phase.EVALUATION, Phase.GENERATION):
         yield from evaluation_hints(planned.actual.recipe.evaluation, planned.actual.timeline)
     elif not fits and progress.is_late and not is_on_host:
         yield (

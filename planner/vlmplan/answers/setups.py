@@ -33,6 +33,9 @@ def evaluation_text(evaluation: Evaluation) -> str:
     'evaluation batch 8 with logits kept, to the host every 2 batches'
     """
     text = f"evaluation batch {evaluation.batch}"
+    if evaluation.new_tokens:
+        beams = f" with {evaluation.beams} beams" if evaluation.beams > 1 else ""
+        text += f" generating {evaluation.new_tokens:,} tokens{beams}"
     if evaluation.kept is Kept.LOSS:
         return text
     every = {None: "at the end", 1: "every batch"}.get(

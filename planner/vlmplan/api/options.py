@@ -99,6 +99,9 @@ class EvaluationOptions(TypedDict, total=False):
     eval_samples: int | None
     eval_keeps: Literal["loss", "predictions", "logits"] | None
     eval_accumulation: int | None
+    eval_new_tokens: int | None
+    eval_beams: int | None
+    eval_loss: bool | None
 
 
 class CatalogOptions(TypedDict, total=False):

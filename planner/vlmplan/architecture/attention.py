@@ -5,7 +5,7 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 ``aten/src/ATen/native/transformers/cuda/{sdp_utils.cpp,attention.cu,attention_backward.cu}``.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
@@ -85,6 +85,30 @@ class Scores:
 PLAIN_SCORES = Scores()
 
 
+@dataclass(slots=True)
+class KeyCache:
+    """Keys and values that transformers' ``DynamicCache`` keeps of every layer while text is generated: copies, as it
+    joins them to what it has. ``num_bytes`` of a section's layer, ``layer_bytes`` the most of one.
+
+    A layer with a sliding window lets go of older ones when the first token is generated, which is left out.
+    """
+
+    num_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    tensors: list[Tensor] = field(default_factory=list[Tensor])
+
+    @property
+    def layer_bytes(self) -> int:
+        return max(self.num_bytes.values(), default=0)
+
+    def kept(self, x: Tensor) -> Tensor:
+        """The copy that is kept of keys or values, which attention reads."""
+        copy, section = x.tape.tensor(x.shape, x.dtype), x.tape.running_section
+        x.tape.move(2 * copy.num_bytes)
+        self.num_bytes[section] = self.num_bytes.get(section, 0) + copy.num_bytes
+        self.tensors.append(copy)
+        return copy
+
+
 def attend(
     backend: AttentionBackend,
     q: Tensor,
@@ -96,6 +120,7 @@ def attend(
     scores: Scores = PLAIN_SCORES,
     lengths: PackedLengths | None = None,
     calls: PackedLengths | None = None,
+    is_cached: bool | None = None,
 ) -> Tensor:
     """Attention of q over k and v; the result has shape (batch, tokens, heads * head_dim).
 
@@ -104,7 +129,10 @@ def attend(
     cap and drop without keeping anything more than the state of a random generator.
     ``lengths`` are those of the sequences that are packed into the tokens (flash_attention_2's ``cu_seqlens``).
     ``calls``: the same where each sequence is a call of the kernel of its own, see ``joins_calls``.
+    ``is_cached``: whether k and v are kept while text is generated; None: where attention is causal.
     """
+    if q.tape.key_cache is not None and (is_causal if is_cached is None else is_cached):
+        k, v = q.tape.key_cache.kept(k), q.tape.key_cache.kept(v)
     batch, num_heads, num_tokens, head_dim = q.shape
     if head_dim == 0:
         raise InputError(f"config.json: {num_heads:,} attention heads are more than their layer is wide")

@@ -7,7 +7,8 @@ the type of the model, their float32 copy and its log-softmax, 10 bytes a logit 
 
 from typing import NamedTuple
 
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, KeyCache
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.model import Batch, Model
@@ -66,6 +67,42 @@ def evaluation_pass(
     trace = tape.trace()
     del pixels, ids, others
     return EvaluationPass(trace, input_bytes, num_bytes, num_elements)
+
+
+class GenerationPass(NamedTuple):
+    """The forward over prompts. ``cache_bytes`` are the keys and values of all their tokens, ``layer_bytes`` those of
+    the layer with most; ``logits`` the elements of one position."""
+
+    trace: Trace
+    input_bytes: int
+    cache_bytes: int
+    layer_bytes: int
+    logits: int
+
+
+def generation_pass(model: Model, tape: Tape, batch: Batch, backend: AttentionBackend) -> GenerationPass:
+    """The forward over the prompts of ``batch``, whose keys and values stay; logits are those of the last position
+    (``logits_to_keep``), and once more in float32, as ``generate`` makes them (transformers 5.23
+    ``generation/utils.py``)."""
+    assert tape.is_evaluating
+    tape.key_cache = cache = KeyCache()
+    ids, pixels, others = model.inputs(tape, batch)
+    input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
+    hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, backend)
+    with tape.section("head"):
+        logits = whole_logits(ops.copy(hidden, batch.micro_batch, 1, hidden.shape[-1]), model.head)
+        _widened(logits)
+        num_logits = logits.numel
+        hidden = None
+        del logits
+        tape.locals.clear()
+        tape.outputs.clear()
+    trace = tape.trace()
+    cache_bytes = sum(tape.of_section(run.key, cache.num_bytes) for run in trace.schedule)
+    layer_bytes = cache.layer_bytes
+    cache.tensors.clear()
+    del pixels, ids, others
+    return GenerationPass(trace, input_bytes, cache_bytes, layer_bytes, num_logits)
 
 
 def _widened(logits: Tensor) -> None:

@@ -4,7 +4,7 @@
 lies between two events for the engine; ``trace`` is the record.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -205,6 +205,15 @@ class Recorder:
         """What is freed from here on (the model's outputs) belongs to what follows backward."""
         self._flush()
         self._events, self.oldest_own = self._after, 0
+
+    @property
+    def running_section(self) -> str:
+        return self._key
+
+    def of_section(self, key: str, values: Mapping[str, int]) -> int:
+        """Of ``values`` by the sections that ran, that of ``key``, which may reuse another; 0 where there is none."""
+        ran = next((mine for mine, first in self._first_layers.items() if first.later == key), key)
+        return values.get(key, values.get(ran, 0))
 
     def trace(self) -> Trace:
         self._flush()

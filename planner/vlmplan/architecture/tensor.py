@@ -218,6 +218,8 @@ class ForwardTape(Recorder):
         self.locals: list[Tensor] = []
         # The widest attention head seen, for which kernels differ between GPUs.
         self.widest_head = 0
+        # Keys and values of the tokens so far, where text is generated (``attention.KeyCache``).
+        self.key_cache: Any = None
         self.num_nodes = 0
         # Activation checkpointing: while packing, nodes are made but keep nothing; replaying ends at the last tensor
         # that is saved.

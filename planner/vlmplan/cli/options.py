@@ -196,6 +196,9 @@ EVALUATION: tuple[Decorator, ...] = (
         "What it keeps of a sample for metrics: logits, their argmax, or the loss alone.  [default: loss]",
     ),
     _count("--eval-accumulation", "Batches after which that moves to the host.  [default: all of them]"),
+    _count("--eval-new-tokens", "Tokens that it generates for each sample.  [default: 0]"),
+    _count("--eval-beams", "Beams of that.  [default: 1]"),
+    _switch("eval_loss", "eval-loss", "no-eval-loss", "It computes the loss, beside what it generates."),
 )
 
 

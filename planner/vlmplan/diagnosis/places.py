@@ -115,6 +115,7 @@ OF_PLAN = {
     "backward": Phase.BACKWARD,
     "step": Phase.STEP,
     "evaluation": Phase.EVALUATION,
+    "generation": Phase.GENERATION,
     "save": Phase.SAVE,
     "resume": Phase.RESUME,
 }

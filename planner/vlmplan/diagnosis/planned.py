@@ -44,6 +44,7 @@ IN_PLAN: dict[RunPhase, tuple[str, ...]] = {
     RunPhase.CLIPPING: ("step",),
     RunPhase.STEP: ("step",),
     RunPhase.EVALUATION: ("evaluation",),
+    RunPhase.GENERATION: ("generation",),
     RunPhase.SAVE: ("save",),
     RunPhase.RESUME: (RESUME,),
 }
@@ -139,8 +140,11 @@ def _with_evaluation(
 def _batch_of(found: Diagnosis, estimate: Estimate) -> int:
     """Samples at a time on a GPU in the phase in which memory ran out."""
     evaluation = estimate.recipe.evaluation
-    if found.evidence.place.phase is RunPhase.EVALUATION and evaluation is not None:
+    phase = found.evidence.place.phase
+    if evaluation is not None and phase is RunPhase.EVALUATION:
         return evaluation.batch
+    if evaluation is not None and phase is RunPhase.GENERATION:
+        return evaluation.batch * evaluation.beams
     return estimate.recipe.micro_batch
 
 

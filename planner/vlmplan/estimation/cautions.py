@@ -1,13 +1,14 @@
 """What an estimate's numbers leave out or mean otherwise than its options say, as caveats (see ``notes``)."""
 
 from vlmplan.evaluation import Evaluation, Kept
-from vlmplan.memory.evaluation import EVALUATION
+from vlmplan.memory.evaluation import EVALUATION, GENERATION
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
 from vlmplan.recipe import Recipe
 from vlmplan.units import gib_text
 from vlmplan.workload import ModelFiles
 
+BESIDE_TRAINING = (EVALUATION, GENERATION)
 STACKED_FRACTION = 0.1
 """Stacked weights are told of from this part of all weights on, counted in 16 bits. A choice."""
 
@@ -23,11 +24,12 @@ def not_counted_caveat(model: ModelFiles) -> Caveat | None:
 
 def evaluation_hints(evaluation: Evaluation | None, timeline: Timeline) -> list[str]:
     """That evaluation takes more than training, and how much of that is kept for metrics."""
-    if evaluation is None or timeline.peak_phase.name != EVALUATION:
+    name = timeline.peak_phase.name
+    if evaluation is None or name not in BESIDE_TRAINING:
         return []
-    training = max(phase.peak.total for phase in timeline.phases if phase.name != EVALUATION)
-    text = f"evaluation takes the most, {gib_text(timeline.peak.total)} in tensors; training takes {gib_text(training)}"
-    if evaluation.kept is Kept.LOGITS and evaluation.accumulation is None:
+    training = max(phase.peak.total for phase in timeline.phases if phase.name not in BESIDE_TRAINING)
+    text = f"{name} takes the most, {gib_text(timeline.peak.total)} in tensors; training takes {gib_text(training)}"
+    if name == EVALUATION and evaluation.kept is Kept.LOGITS and evaluation.accumulation is None:
         text += f"; the logits of all {evaluation.samples:,} samples are kept on every GPU, and joined there"
     return [text]
 

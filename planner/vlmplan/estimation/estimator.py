@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture.attention import SMALL_HEAD_DIM, AttentionBackend
-from vlmplan.architecture.evaluation import EvaluationPass, evaluation_pass
+from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass, evaluation_pass, generation_pass
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
@@ -21,7 +21,7 @@ from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
-from vlmplan.memory.evaluation import EVALUATION, Evaluated, kept_outputs
+from vlmplan.memory.evaluation import EVALUATION, GENERATION, Evaluated, Generated, kept_outputs
 from vlmplan.memory.host import HostMemory, host_memory, read_bytes, with_devices
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
@@ -54,6 +54,7 @@ class Estimator:
         self.sizes = model_sizes(self.model)
         self._traces: dict[Any, Trace] = {}
         self._evaluations: dict[Any, EvaluationPass] = {}
+        self._generations: dict[Any, GenerationPass] = {}
         self._operations: dict[Any, tuple[Trace, Operations]] = {}
         self._backends: dict[Any, AttentionBackend] = {}
         self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
@@ -145,7 +146,7 @@ class Estimator:
         """The same model on the samples of another workload of it. Raises InputError as a new estimator does."""
         other = copy(self)
         other.workload, other.image = workload, sample_image(workload)
-        other._traces, other._operations, other._evaluations = {}, {}, {}
+        other._traces, other._operations, other._evaluations, other._generations = {}, {}, {}, {}
         return other
 
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
@@ -223,7 +224,21 @@ class Estimator:
         passes = self._passes(kind, recipe, self.backend(recipe, capability))
         seq_len = self.workload.seq_len
         kept = kept_outputs(recipe.evaluation, passes, seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
-        return Evaluated(passes=passes, kept=kept)
+        generated = self._generated(kind, recipe, self.backend(recipe, capability))
+        return Evaluated(passes=passes, kept=kept, generated=generated)
+
+    def _generated(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> Generated | None:
+        """Text that the recipe's evaluation generates behind prompts as long as samples, a row for each beam."""
+        evaluation = recipe.evaluation
+        if evaluation is None or not evaluation.new_tokens:
+            return None
+        sized = recipe.with_changes(micro_batch=evaluation.batch * evaluation.beams)
+        key = ("generation", kind, recipe.caches_casts, *self._trace_key(sized, backend))
+        if key not in self._generations:
+            tape = self._tape(kind, recipe, is_evaluating=True)
+            self._generations[key] = generation_pass(self.model, tape, self._batch(sized), backend)
+        prompt = self._generations[key]
+        return Generated(prompt=prompt, prompt_tokens=self.workload.seq_len, new_tokens=evaluation.new_tokens)
 
     def _evaluated_operations(self, recipe: Recipe, cluster: Cluster) -> EvaluatedOperations | None:
         """The same with every storage that it makes and frees."""
@@ -233,14 +248,19 @@ class Estimator:
         )
         if found is None:
             return None
-        return [expanded(one.trace, least_bytes=SMALL_BYTES) for one in found.passes], found.kept
+        traces = [one.trace for one in found.passes]
+        last_token: list[int] = []
+        if found.generated is not None:
+            traces.append(found.generated.prompt.trace)
+            last_token = [found.generated.cache_bytes, max(found.generated.last_token)]
+        return [expanded(trace, least_bytes=SMALL_BYTES) for trace in traces], found.kept, last_token
 
     def _passes(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
         """The forwards of a batch of evaluation; TRL makes whole logits, where they are wanted, by another."""
         evaluation = recipe.evaluation
         assert evaluation is not None
-        losses: list[LossKind | None] = [recipe.loss]
-        if recipe.loss is LossKind.TRL and evaluation.kept is not Kept.LOSS:
+        losses: list[LossKind | None] = [recipe.loss] if evaluation.computes_loss else []
+        if losses and recipe.loss is LossKind.TRL and evaluation.kept is not Kept.LOSS:
             losses.append(None)
         found: list[EvaluationPass] = []
         for loss in losses:
@@ -325,7 +345,7 @@ class Estimator:
         )
 
 
-WORKSPACE_PHASES = ("forward", "backward", "step", EVALUATION, "save")
+WORKSPACE_PHASES = ("forward", "backward", "step", EVALUATION, GENERATION, "save")
 
 
 def with_workspaces(timeline: Timeline, gpu: Gpu) -> Timeline:

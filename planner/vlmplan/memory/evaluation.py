@@ -1,6 +1,6 @@
-"""The phases beside training in which a model only runs forward: evaluation.
+"""The phases beside training in which a model only runs forward: evaluation, and generation in evaluation.
 
-    step → evaluation → save
+    step → evaluation → generation → save
 
 Weights, optimizer states and the engine's buffers are those that the step leaves; gradients are gone. One forward takes
 what ``architecture.evaluation`` traced. What the loop keeps of every batch comes on top of it: see ``KeptOutputs``.
@@ -9,7 +9,7 @@ what ``architecture.evaluation`` traced. What the loop keeps of every batch come
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vlmplan.architecture.evaluation import EvaluationPass
+from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass
 from vlmplan.architecture.trace import Event, Fetch, Run, Span, Trace
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import NULL_SINK, Component
@@ -20,7 +20,7 @@ from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.units import DType
 
-EVALUATION = "evaluation"
+EVALUATION, GENERATION = "evaluation", "generation"
 ID_BYTES = DType.INT64.num_bytes
 """Of a predicted token, and of a label."""
 
@@ -68,9 +68,12 @@ class KeptOutputs:
     @property
     def held(self) -> list[int]:
         """Beside the last forward: the earlier steps, and once more the step before, which the loop's variable still
-        has. Of two steps the first is both; what has moved to the host is gone."""
-        earlier = self.num_kept_steps - 1
-        return [earlier * self.gathered_bytes, self.gathered_bytes if earlier >= 2 else 0]
+        has. Of two steps the first is both; what has moved to the host is gone, but for the first of it on a CPU
+        rank, which numpy has not joined to anything yet."""
+        earlier, moved = self.num_kept_steps - 1, 0
+        if self.is_on_cpu and self.num_steps > self.num_kept_steps:
+            moved = self.num_kept_steps * self.step_rows * self.numpy_bytes
+        return [earlier * self.gathered_bytes, self.gathered_bytes if earlier >= 2 else 0, moved]
 
     @property
     def moved(self) -> list[int]:
@@ -88,7 +91,7 @@ class KeptOutputs:
         if earlier:
             moments.append([earlier, *own, rows * self.sample_bytes])
         if self.is_on_cpu and self._is_converted:
-            moments.append([rows * self.sample_bytes, rows * self.numpy_bytes])
+            moments.append([rows * self.sample_bytes, rows * self.numpy_bytes, *(own if earlier else [])])
         return max(moments, key=sum)
 
     @property
@@ -110,7 +113,7 @@ def kept_outputs(
     sample_bytes = numpy_bytes = 0
     if evaluation.kept is not Kept.LOSS:
         sample_bytes = numpy_bytes = 2 * num_tokens * ID_BYTES
-    if evaluation.kept is Kept.LOGITS:
+    if evaluation.kept is Kept.LOGITS and passes:
         outputs = max(passes, key=lambda one: one.output_bytes)
         sample_bytes = outputs.output_bytes // evaluation.batch + num_tokens * ID_BYTES
         numpy_bytes = outputs.output_elements * DType.FLOAT32.num_bytes // evaluation.batch + num_tokens * ID_BYTES
@@ -126,15 +129,47 @@ def kept_outputs(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What generating text takes at the most: the forward over the prompts, or the last token, when the keys and values
+    of all tokens are there, and those of one layer once more while the new ones are joined to them."""
+
+    prompt: GenerationPass
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values of all tokens, the last of which no other follows."""
+        return self.prompt.cache_bytes * (self.prompt_tokens + self.new_tokens - 1) // self.prompt_tokens
+
+    @property
+    def last_token(self) -> list[int]:
+        """Beside the cache: a layer's keys or values, and the logits of one position in 16 bit, in float32, and as
+        processors of logits leave them."""
+        layer = self.prompt.layer_bytes // 2 * (self.prompt_tokens + self.new_tokens) // self.prompt_tokens
+        return [layer, self.prompt.logits * (2 + 4 + 4)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """What is evaluated between steps: the forwards of a batch, and what is kept of them."""
+    """What is evaluated between steps: the forwards of a batch, none where no loss is computed, what is kept of them,
+    and text that is generated."""
 
     passes: Sequence[EvaluationPass]
     kept: KeptOutputs
+    generated: Generated | None = None
 
     def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
         """After a step of ``engine``, which ``tracker`` has followed until now, and leaves as it was. ``training`` is
         the trace of the micro batch before: under ZeRO-3 prefetch counts on its order of modules here too."""
+        phases: list[Phase] = []
+        if self.passes:
+            phases.append(self._evaluation(engine, tracker, training))
+        if self.generated is not None:
+            phases.append(_generation(self.generated, engine, tracker, training))
+        return tuple(phases)
+
+    def _evaluation(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
         tracker.forget_batch()
         gathered = _Gathered.of(engine, training)
         tracker.start_phase()
@@ -152,7 +187,28 @@ class Evaluated:
         tracker.free("batch")
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
         tracker.gather(0, 0)
-        return (phase,)
+        return phase
+
+
+def _generation(generated: Generated, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
+    """The forward over prompts and the last token, which gathers what a forward does under ZeRO-3."""
+    tracker.forget_batch()
+    gathered = _Gathered.of(engine, training)
+    tracker.start_phase()
+    for _ in range(1 if gathered is None else 2):
+        if gathered is not None:
+            gathered.weights.begin_forward()
+        tracker.forget_batch()
+        _run(generated.prompt.trace, tracker, gathered)
+    tracker.forget_batch()
+    tracker.allocate("cache", Component.ACTIVATIONS, generated.cache_bytes)
+    layer, logits = generated.last_token
+    tracker.transient(Component.ACTIVATIONS, [layer])
+    tracker.transient(Component.LOGITS, [logits])
+    tracker.free("cache")
+    phase = Phase(name=GENERATION, resident=tracker.now(), peak=tracker.peak)
+    tracker.gather(0, 0)
+    return phase
 
 
 def with_evaluation(
@@ -162,9 +218,14 @@ def with_evaluation(
     without workspaces."""
     if evaluated is None:
         return bounds
-    kept = evaluated.kept
-    forward = sum(kept.held) + max(forward_rise(one.trace)[0] for one in evaluated.passes)
-    highest = max(forward, evaluated.passes[0].input_bytes + sum(kept.moved))
+    kept, generated = evaluated.kept, evaluated.generated
+    moments: list[int] = []
+    if evaluated.passes:
+        moments = [sum(kept.held) + forward_rise(one.trace)[0] for one in evaluated.passes]
+        moments.append(evaluated.passes[0].input_bytes + sum(kept.moved))
+    if generated is not None:
+        moments += [forward_rise(generated.prompt.trace)[0], generated.cache_bytes + max(generated.last_token)]
+    highest = max(moments, default=0)
     least = states.resident.total + highest
     profile = MicroBatchProfile(highest, 0, 0, 0, 0, 0, 0, 0)
     whole_weights = engine.micro_batch_bound(profile, accumulates=False)[0] - highest

@@ -25,8 +25,9 @@ NUM_STEPS = 2
 Changes = list[tuple[int, int]]
 """What a ``BlockLog`` wrote down."""
 NO_CHANGES: Changes = []
-EvaluatedOperations = tuple[Sequence[Operations], KeptOutputs]
-"""The forwards of a batch of evaluation, of ``LoggingTape``s and expanded, and what is kept of it."""
+EvaluatedOperations = tuple[Sequence[Operations], KeptOutputs, Sequence[int]]
+"""The forwards of a batch of evaluation, of ``LoggingTape``s and expanded, what is kept of it, and what is there when
+the last token is generated."""
 MicroBatch = tuple[Trace, Operations]
 """A trace of a ``LoggingTape`` and its expansion."""
 
@@ -91,7 +92,7 @@ class Reservation:
         if self._evaluated is not None:
             self._evaluate(*self._evaluated)
 
-    def _evaluate(self, passes: Sequence[Operations], kept: KeptOutputs) -> None:
+    def _evaluate(self, passes: Sequence[Operations], kept: KeptOutputs, last_token: Sequence[int]) -> None:
         """A first batch, which finds what training has left, and the one that finds most of what is kept. Batches
         between them are left out: the allocator gives back what they leave unused before it runs out."""
         log = BlockLog()
@@ -109,8 +110,9 @@ class Reservation:
                 self._storages.clear()
             for block in held:
                 self.allocator.free(block)
-        for block in [self.allocator.allocate(num_bytes) for num_bytes in kept.moved if num_bytes]:
-            self.allocator.free(block)
+        for sizes in (kept.moved, last_token):
+            for block in [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]:
+                self.allocator.free(block)
 
     def _step(self, micro_batches: Sequence[MicroBatch], *, is_first: bool) -> None:
         """One optimizer step, of one or more micro batches."""

@@ -51,15 +51,33 @@ def no_samples(settings: Settings) -> int | None:
     return None
 
 
+def generated_by_transformers(settings: Settings) -> dict[str, Value]:
+    """``Seq2SeqTrainer`` generates and then computes the loss. ``generation_max_length`` counts the prompt
+    too, which is left out here: that many tokens may come after an empty one."""
+    tokens = settings.maybe_count("generation_max_length", least=1)
+    if tokens is None:
+        settings.note("generation_max_length is not said, so what generation takes is not in the estimate")
+        return {}
+    return {"eval_new_tokens": tokens, **generation_beams(settings, "generation_num_beams")}
+
+
+def generation_beams(settings: Settings, *keys: str) -> dict[str, Value]:
+    """The first of ``keys`` that says how many beams there are."""
+    found = [settings.count(key, 1, least=1) for key in keys if key in settings]
+    return {"eval_beams": found[0]} if found else {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRules:
     """How a trainer evaluates. ``batch``: samples of a GPU where nothing is said; ``runs``: whether it evaluates at
-    all; ``kept``: what it keeps of a sample; ``samples``: how many there are, None where that is not known."""
+    all; ``kept``: what it keeps of a sample; ``samples``: how many there are, None where that is not known;
+    ``generated``: the options of generation, where there is any."""
 
     batch: int = 8
     runs: Callable[[Settings], bool] = by_strategy
     kept: Callable[[Settings], Kept] = _unknown
     samples: Callable[[Settings], int | None] = no_samples
+    generated: Callable[[Settings], dict[str, Value]] = generated_by_transformers
 
 
 OF_SCRIPTS = EvaluationRules()
@@ -78,6 +96,7 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
         elif kept is Kept.LOGITS:
             settings.note(f"logits are kept of {DEFAULT_EVAL_SAMPLES:,} samples; --eval-samples says of how many")
         options |= _accumulation(settings, kept)
+        options |= rules.generated(settings) if settings.maybe_flag("predict_with_generate") else {}
         _note_what_differs(settings, kept)
     settings.ignore(KEYS)
     return options
@@ -92,8 +111,6 @@ def _accumulation(settings: Settings, kept: Kept) -> dict[str, Value]:
 
 
 def _note_what_differs(settings: Settings, kept: Kept) -> None:
-    if settings.maybe_flag("predict_with_generate"):
-        settings.note("predict_with_generate: what generation takes in evaluation is not in the estimate")
     if kept is Kept.LOSS:
         return
     if settings.maybe_flag("eval_do_concat_batches") is False:

@@ -11,7 +11,7 @@ from typing import Final
 from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules
 from vlmplan.evaluation import Kept
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
-from vlmplan.other_trainers.evaluated import EvaluationRules
+from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -19,6 +19,8 @@ from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
+MAX_NEW_TOKENS = 1024
+"""``GeneratingArguments`` in ``hparams/generating_args.py``."""
 
 
 def _kept(settings: Settings) -> Kept:
@@ -37,7 +39,16 @@ def _num_evaluated(settings: Settings) -> int | None:
     return None if most is None or not size else round(size * most * max(1, datasets))
 
 
-DEFAULTS = Defaults(checkpointing=None, evaluation=EvaluationRules(kept=_kept, samples=_num_evaluated))
+def _generated(settings: Settings) -> dict[str, Value]:
+    """It takes the labels out first, so that no loss is computed (``train/sft/trainer.py`` ``prediction_step``)."""
+    tokens = settings.count("max_new_tokens", MAX_NEW_TOKENS, least=1)
+    beams = generation_beams(settings, "eval_num_beams", "generation_num_beams", "num_beams")
+    return {"eval_new_tokens": tokens, "eval_loss": False, **beams}
+
+
+DEFAULTS = Defaults(
+    checkpointing=None, evaluation=EvaluationRules(kept=_kept, samples=_num_evaluated, generated=_generated)
+)
 ATTENTION: Mapping[str, AttentionImplementation] = {
     "sdpa": AttentionImplementation.SDPA,
     "fa2": AttentionImplementation.FLASH_ATTENTION_2,

@@ -13,7 +13,7 @@ from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
 from vlmplan.evaluation import Kept
 from vlmplan.models import context_length
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
-from vlmplan.other_trainers.evaluated import STRATEGIES, EvaluationRules
+from vlmplan.other_trainers.evaluated import STRATEGIES, EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
     NOT_PLANNED,
@@ -28,6 +28,8 @@ from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method
 from vlmplan.workload import ModelFiles
 
 MS_SWIFT: Final = "ms-swift 4.6.0"
+MAX_NEW_TOKENS = 64
+"""``SftArguments`` in ``arguments/sft_args.py``."""
 VALIDATION = ("val_dataset", "cached_val_dataset")
 
 
@@ -43,6 +45,14 @@ def _kept(settings: Settings) -> Kept:
     return Kept.PREDICTIONS if settings.text("eval_metric", "") in ("acc", "nlg") else Kept.LOSS
 
 
+def _generated(settings: Settings) -> dict[str, Value]:
+    """Its engine for inference alone (``trainers/seq2seq_trainer.py`` ``prediction_step``)."""
+    if settings.maybe_flag("ds3_gather_for_generation") is not False and "deepspeed" in settings:
+        settings.note("under ZeRO-3 ms-swift gathers the whole model to generate, which is not in the estimate")
+    tokens = settings.count("max_new_tokens", MAX_NEW_TOKENS, least=1)
+    return {"eval_new_tokens": tokens, "eval_loss": False, **generation_beams(settings, "num_beams")}
+
+
 DEFAULTS = Defaults(
     micro_batch=1,
     accumulation=None,
@@ -50,7 +60,7 @@ DEFAULTS = Defaults(
     bf16=None,
     keeps_best=True,
     writes_result=False,
-    evaluation=EvaluationRules(batch=1, runs=_evaluates, kept=_kept),
+    evaluation=EvaluationRules(batch=1, runs=_evaluates, kept=_kept, generated=_generated),
 )
 LEAST_SAMPLES_A_STEP = 16
 """Without ``gradient_accumulation_steps`` so many are accumulated at the least."""

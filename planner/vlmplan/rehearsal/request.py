@@ -42,6 +42,10 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
             f"--eval-keeps is {evaluation.kept.value}; the bundled trainer, which is rehearsed, evaluates for the loss "
             f"alone"
         )
+    if evaluation is not None and (evaluation.new_tokens or not evaluation.computes_loss):
+        raise InputError(
+            "--eval-new-tokens and --no-eval-loss are not rehearsed: the bundled trainer generates nothing"
+        )
     workload, gpu = plan.workload, estimate.cluster.node.gpu
     image = sample_image(workload)
     request: JsonDict = {

@@ -124,7 +124,7 @@ def _digest(found: Estimate) -> str:
         "schema": SCHEMA,
         "versions": {name: version(name) for name in PACKAGES},
         "config": dict(found.workload.model.config),
-        "recipe": found.recipe.as_json(),
+        "recipe": found.recipe.with_changes(evaluation=None).as_json(),
         "seq_len": found.workload.seq_len,
         "gpu": [node.gpu.vendor.value, list(node.gpu.compute_capability or ())],
         "num_gpus": found.cluster.num_gpus,
@@ -146,7 +146,8 @@ def _of_layers(found: Estimate, num_layers: int) -> Estimate:
     """The estimate of the same setup with so many layers."""
     model = found.workload.model
     short = replace(described(model, shortened(model.config, num_layers)), notes=())
-    return estimate(replace(found.workload, model=short), found.recipe, found.cluster)
+    trained = found.recipe.with_changes(evaluation=None)  # whose activations are not rehearsed
+    return estimate(replace(found.workload, model=short), trained, found.cluster)
 
 
 def _gaps(short: Estimate, rehearse: Rehearse) -> dict[tuple[str, str], int]:

@@ -101,6 +101,9 @@ class EvaluationRequest:
     samples: int | None = None
     kept: Kept | None = None
     accumulation: int | None = None
+    new_tokens: int | None = None
+    beams: int | None = None
+    computes_loss: bool | None = None
 
     def evaluation(self) -> Evaluation | None:
         """None where nothing is evaluated. Raises InputError for values out of range, and for any without a batch."""
@@ -114,6 +117,9 @@ class EvaluationRequest:
             samples=DEFAULT_EVAL_SAMPLES if self.samples is None else self.samples,
             kept=self.kept or Kept.LOSS,
             accumulation=self.accumulation,
+            new_tokens=self.new_tokens or 0,
+            beams=1 if self.beams is None else self.beams,
+            computes_loss=self.computes_loss is not False,
         )
 
     @classmethod

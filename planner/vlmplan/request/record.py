@@ -85,7 +85,7 @@ VALUE_OPTIONS = (
 )
 
 
-EVALUATION_COUNTS = ("batch", "samples", "accumulation")
+EVALUATION_COUNTS = ("batch", "samples", "accumulation", "new_tokens", "beams")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +317,7 @@ OPTIONS: Mapping[str, _Option] = {
     **{name: _choice(name, kind) for name, kind in ENUM_OPTIONS.items()},
     **{f"eval_{name}": _Option(part="evaluation", field=name) for name in EVALUATION_COUNTS},
     "eval_keeps": _Option(part="evaluation", field="kept", reads=_kept, write=_value),
+    "eval_loss": _Option(part="evaluation", field="computes_loss"),
     **_part("hardware", "inter_node_gbit"),
     "objective": _Option(part="search", field="objective", reads=Objective, write=_value),
     **_part("search", "max_usd", "max_hours", "max_usd_per_hour"),

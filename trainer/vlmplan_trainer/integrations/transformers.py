@@ -42,9 +42,10 @@ class PlanCallback(TrainerCallback):
 
     ``on_too_large``: "warn", or "stop" before the first step where the estimate says that the run cannot fit; the same
     before a micro batch whose samples are longer than any that was planned. ``gpu``: as in ``vlmplan.estimate``; this
-    machine's where it is left out. ``options`` are others of ``vlmplan.estimate`` (``seq_len``, ``images_per_sample``,
-    ``image_size``, ``eval_keeps="logits"`` where the Trainer has ``compute_metrics`` ...): samples are as long as the first micro batch, or SFTConfig's ``max_length``, unless ``seq_len``
-    says otherwise; a model that sees needs its images said.
+    machine's where it is left out. ``options`` are others of ``vlmplan.estimate`` (``seq_len``,
+    ``images_per_sample``, ``image_size``, ``eval_keeps="logits"`` where the Trainer has ``compute_metrics`` ...):
+    samples are as long as the first micro batch, or SFTConfig's ``max_length``, unless ``seq_len`` says otherwise; a
+    model that sees needs its images said.
 
     After training ``estimate`` is the last estimate (None where none could be made, and ``why_not`` says why), and
     ``lines`` are planned and measured figures; rank 0 prints them and writes ``vlmplan-report.json`` to ``output_dir``.

@@ -82,7 +82,9 @@ class GemmaAttention(Module):
         cos, sin = context.positions[self.window if shape.has_local_positions else None]
         q, k = ops.rotate(q, cos, sin), ops.rotate(k, cos, sin)
         mask = context.masks.get(self.window)
-        return self.o_proj(attend(context.backend, q, k, v, is_causal=shape.is_causal, mask=mask, scores=shape.scores))
+        return self.o_proj(
+            attend(context.backend, q, k, v, is_causal=shape.is_causal, mask=mask, scores=shape.scores, is_cached=True)
+        )
 
 
 class GemmaLayer(Module):

@@ -65,7 +65,7 @@ class CrossAttention(Module):
         k = self.k_proj(states).view(*keys)
         v = self.v_proj(states).view(*keys)
         k = self.k_norm(k)
-        return self.o_proj(attend(backend, q, k, v, is_causal=False, mask=mask))
+        return self.o_proj(attend(backend, q, k, v, is_causal=False, mask=mask, is_cached=True))
 
 
 class CrossAttentionLayer(Module):
