@@ -326,3 +326,18 @@ def test_old_price_does_not_lead_the_ladder():
     old = offer(GPU, 0.1, as_of=date(2020, 1, 1), host_ram_bytes=32 * GIB)
     current = offer(GPU, 1.0, host_ram_bytes=32 * GIB)
     assert offer_ladder([old, current], CARD, TODAY)[0] == current
+
+
+# Going on from a checkpoint
+
+
+def test_a_machine_that_may_be_taken_away_has_room_for_going_on():
+    small, large = (offer(GPU, usd, host_ram_bytes=ram * GIB) for usd, ram in ((1.0, 60), (2.0, 240)))
+    for pricing, taken in ((Pricing.ON_DEMAND, small), (Pricing.INTERRUPTIBLE, large)):
+        ladder = tuple(replace(one, pricing=pricing) for one in (small, large))
+        candidate = Candidate(cluster=cluster(GPU), offers=ladder)
+        machine = candidate.with_host_bytes(50 * GIB, 100 * GIB)
+        assert machine is not None
+        assert machine[1] is not None
+        assert machine[1].usd_per_hour == taken.usd_per_hour
+        assert candidate.with_host_bytes(50 * GIB, 300 * GIB) is None or pricing is Pricing.ON_DEMAND

@@ -345,3 +345,11 @@ def test_large_model_is_found_on_cards_that_hold_only_its_shards():
     # Llama 70B: 141 GB of weights on eight cards of 80 GB.
     found = search(owned(cluster(card("a100-sxm4-80gb"), 8)), "llama-3.1-70b", fixed={"method": Method.LORA})
     assert found.plans[0].estimate.recipe.zero_stage == 3
+
+
+@pytest.mark.parametrize(("ram", "is_said"), [(None, True), (64 * GIB, False)])
+def test_offers_that_do_not_say_what_their_hosts_have_are_said_to_be_so(ram, is_said):
+    found = search([rented(FAST, offer(FAST, 1.0, host_ram_bytes=ram))], **SAMPLE)
+    assert (
+        any("host memory is not known for any of these plans, on somebody" in note for note in found.notes) is is_said
+    )

@@ -321,11 +321,7 @@ def _reserved(estimate: Estimate) -> Iterator[str]:
 def _host_and_disk(estimate: Estimate) -> Iterator[str]:
     disk = estimate.disk
     yield host_line(estimate)
-    what = "rank" if estimate.cluster.node.gpu.is_cpu else "GPU"
-    yield (
-        f"going on from a checkpoint: {gib_text(estimate.resume_device_bytes)} of each {what}, "
-        f"{gib_text(estimate.resume_host_bytes)} of host RAM per node while it is read"
-    )
+    yield resume_line(estimate)
     swap = f", {gib_text(disk.nvme_swap_bytes)} swapped to NVMe" if disk.nvme_swap_bytes else ""
     result = f", {gib_text(disk.export_bytes)} the result" if estimate.workload.saving.writes_result else ""
     yield f"disk: {gib_text(disk.checkpoint_bytes)} a checkpoint{result}{swap}; {run_disk_text(estimate)}"
@@ -347,13 +343,27 @@ def run_disk_text(estimate: Estimate) -> str:
     return f"{needed}, while {counted(run.num_at_once - bool(new), 'checkpoint')} are there{new}"
 
 
+def resume_line(estimate: Estimate) -> str:
+    """What going on from a checkpoint needs."""
+    what = "rank" if estimate.cluster.node.gpu.is_cpu else "GPU"
+    return (
+        f"going on from a checkpoint: {gib_text(estimate.resume_device_bytes)} of each {what}, "
+        f"{gib_text(estimate.resume_host_bytes)} of host RAM per node while it is read"
+    )
+
+
 def host_line(estimate: Estimate) -> str:
     """What each node's host needs and has."""
-    host, ram = estimate.host, estimate.cluster.node.host_ram_bytes
+    host, node = estimate.host, estimate.cluster.node
     evaluating = ""
     if host.evaluation_bytes:
         evaluating = f", {gib_text(host.steady_bytes + host.evaluation_bytes)} while evaluating"
-    has = "what it has is not known (--host-ram says it)" if ram is None else f"it has {gib_text(ram)}"
+    if node.host_ram_bytes is not None:
+        has = f"it has {gib_text(node.host_ram_bytes)}"
+    elif node.host_ram_source is not None:
+        has = f"what {node.host_ram_source} has is not known: ask before you rent it"
+    else:
+        has = "what it has is not known (--host-ram says it)"
     return (
         f"host RAM per node: {gib_text(host.load_bytes)} while loading, {gib_text(host.steady_bytes)} while training"
         f"{evaluating}; "

@@ -12,6 +12,7 @@ from vlmplan.answers.estimate import (
     caveat_lines,
     host_line,
     print_memory,
+    resume_line,
     setup_text,
     verdict_line,
     workload_text,
@@ -19,6 +20,7 @@ from vlmplan.answers.estimate import (
 from vlmplan.answers.front import WINS_BY, point_json, print_pareto, summary_line
 from vlmplan.answers.offers import age_text, cost_lines, money_line, offer_json
 from vlmplan.answers.setups import engine_text
+from vlmplan.hardware import Pricing
 from vlmplan.json_reader import JsonDict
 from vlmplan.notes import caveats, footnotes
 from vlmplan.recipe import Method
@@ -111,6 +113,8 @@ def print_recommendation(
     say(click.style(f"{WINS_BY[found.objective]}: ", bold=True) + money_line(winner, found.as_of))
     say(f"  {setup_text(winner.estimate)}", f"  {verdict_line(winner.estimate)}")
     say(*(f"  {line}" for line in (*caveat_lines(found.notes), host_line(winner.estimate))))
+    if winner.offer is not None and winner.offer.pricing is Pricing.INTERRUPTIBLE:
+        say(f"  {resume_line(winner.estimate)}")
     hinted = [f"hint: {hint}" for hint in hints]
     for line in (*cost_lines(winner), *_confirmation(rehearsal), *_beside_others(found, shows_pareto), *hinted):
         say(f"  {line}")

@@ -26,7 +26,7 @@ from vlmplan.memory.host import HostMemory, host_memory, read_bytes, with_device
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
-from vlmplan.memory.resume import resume_memory
+from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.models.tree import model_tree
@@ -294,6 +294,18 @@ class Estimator:
         )
         kept = 0 if evaluated is None else node.num_gpus * evaluated.kept.host_bytes
         return replace(host, evaluation_bytes=kept)
+
+    def resume_host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
+        """What a node's host holds beside its devices while the run goes on from a checkpoint."""
+        read = resume_read_bytes(
+            self.table,
+            recipe,
+            self.workload.saving,
+            export_bytes=self.disk(recipe).export_bytes,
+            num_ranks=cluster.num_gpus,
+            ranks_per_node=cluster.node.num_gpus,
+        )
+        return self.host(recipe, cluster).steady_bytes + read
 
     def disk(self, recipe: Recipe) -> DiskSpace:
         """Disk space over all nodes, whatever the batch."""

@@ -32,6 +32,20 @@ class ResumeMemory:
     host_bytes: int
 
 
+def resume_read_bytes(
+    table: ParameterTable,
+    recipe: Recipe,
+    saving: Saving,
+    *,
+    export_bytes: int,
+    num_ranks: int,
+    ranks_per_node: int,
+) -> int:
+    """Host memory of a node that reading takes, beside its processes and what is offloaded."""
+    reads = _reads(table, recipe, saving, export_bytes=export_bytes, num_ranks=num_ranks, is_on_cpu=False)
+    return max(ranks_per_node * read.each + read.shared for read in reads)
+
+
 def resume_memory(
     table: ParameterTable,
     recipe: Recipe,
@@ -51,15 +65,15 @@ def resume_memory(
     phases = {phase.name: phase for phase in timeline.phases}
     init, states = phases["init"].resident, phases["step"].resident.optimizer_states
     resident = init + Components(optimizer_states=states - init.optimizer_states)
-    reads = _reads(table, recipe, saving, export_bytes=export_bytes, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
     if is_on_cpu:
+        reads = _reads(table, recipe, saving, export_bytes=export_bytes, num_ranks=num_ranks, is_on_cpu=True)
         peak = init + Components(temporaries=max(read.each + read.shared for read in reads))
         return ResumeMemory(phase=Phase(name=RESUME, resident=resident, peak=peak), host_bytes=0)
     peak = resident + Components(optimizer_states=_states_twice(table, recipe, saving, num_ranks))
-    return ResumeMemory(
-        phase=Phase(name=RESUME, resident=resident, peak=peak),
-        host_bytes=max(ranks_per_node * read.each + read.shared for read in reads),
+    host_bytes = resume_read_bytes(
+        table, recipe, saving, export_bytes=export_bytes, num_ranks=num_ranks, ranks_per_node=ranks_per_node
     )
+    return ResumeMemory(phase=Phase(name=RESUME, resident=resident, peak=peak), host_bytes=host_bytes)
 
 
 def _states_twice(table: ParameterTable, recipe: Recipe, saving: Saving, num_ranks: int) -> int:

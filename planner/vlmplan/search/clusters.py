@@ -45,8 +45,14 @@ class Candidate:
     cluster: Cluster
     offers: tuple[Offer, ...] = ()
 
-    def with_host_bytes(self, num_bytes: int) -> tuple[Cluster, Offer | None] | None:
-        """The cheapest machine whose host has ``num_bytes``; None if none has.
+    @property
+    def may_be_taken_away(self) -> bool:
+        """Whether one of its machines may, so that a run there has to go on from a checkpoint."""
+        return any(offer.pricing is Pricing.INTERRUPTIBLE for offer in self.offers)
+
+    def with_host_bytes(self, num_bytes: int, resume_bytes: int = 0) -> tuple[Cluster, Offer | None] | None:
+        """The cheapest machine whose host has ``num_bytes``, and ``resume_bytes`` where it may be taken away; None if
+        none has.
 
         A machine without an offer is the user's own: its host is taken to be large enough where its memory is not
         stated.
@@ -56,7 +62,8 @@ class Candidate:
             ram = node.host_ram_bytes
             return (self.cluster, None) if ram is None or ram >= num_bytes else None
         for offer in self.offers:
-            if offered_host_bytes(offer, node.gpu) >= num_bytes:
+            needed = max(num_bytes, resume_bytes) if offer.pricing is Pricing.INTERRUPTIBLE else num_bytes
+            if offered_host_bytes(offer, node.gpu) >= needed:
                 return replace(self.cluster, node=offer.node(node.gpu)), offer
         return None
 

@@ -261,6 +261,11 @@ class MemoizedEstimates:
         _, states = self.estimator(recipe)
         return states.host_bytes(recipe, cluster)
 
+    def resume_host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
+        """Host memory that each node needs for going on from a checkpoint."""
+        _, states = self.estimator(recipe)
+        return states.resume_host_bytes(recipe, cluster)
+
     def disk(self, recipe: Recipe) -> DiskSpace:
         """Disk space of the run, on any cluster."""
         return self._of.get(self._any_batch(recipe), self._new_disk)

@@ -218,6 +218,7 @@ class States:
         self._states: dict[Any, ModelStates] = {}
         self._fullest_ranks: dict[int, int] = {}
         self._host_bytes: dict[Any, int] = {}
+        self._resume_host_bytes: dict[Any, int] = {}
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         key = (recipe.engine_key, num_ranks)
@@ -240,3 +241,10 @@ class States:
             host = self._estimator.host(recipe, cluster)
             self._host_bytes[key] = host.steady_bytes - per_node * PROCESS_BYTES if is_cpu else host.peak_bytes
         return self._host_bytes[key]
+
+    def resume_host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
+        """What it holds while the run goes on from a checkpoint."""
+        key = (recipe.engine_key, recipe.optimizer, recipe.grad_accum > 1, cluster.num_gpus, cluster.node.num_gpus)
+        if key not in self._resume_host_bytes:
+            self._resume_host_bytes[key] = self._estimator.resume_host_bytes(recipe, cluster)
+        return self._resume_host_bytes[key]

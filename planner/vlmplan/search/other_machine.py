@@ -52,7 +52,7 @@ def cheapest_other_machine(
         if not trials.fits(asked):
             continue
         estimate = trials.estimate(asked)
-        machine = candidate.with_host_bytes(estimate.host.peak_bytes)
+        machine = candidate.with_host_bytes(estimate.host.peak_bytes, estimate.resume_host_bytes)
         if machine is not None:
             return OtherMachine(plan=RankedPlan(estimate=estimate, offer=machine[1]), request=asked)
     return None

@@ -193,17 +193,22 @@ class Search:
         scored: list[ScoredSetup] = []
         for setup in setups:
             host_bytes = self.space.models.host_bytes(setup.recipe, candidate.cluster)
-            machine = self._machine(candidate, host_bytes)
+            resume_bytes = 0
+            if candidate.may_be_taken_away:
+                resume_bytes = self.space.models.resume_host_bytes(setup.recipe, candidate.cluster)
+            machine = self._machine(candidate, host_bytes, resume_bytes)
             if machine is None:
+                host_bytes = max(host_bytes, resume_bytes)
                 known = self._host_short.setdefault(id(candidate), host_bytes)
                 self._host_short[id(candidate)] = min(known, host_bytes)
             else:
                 scored.append(self._score(candidate, *machine, setup))
         return scored
 
-    def _machine(self, candidate: Candidate, num_bytes: int) -> tuple[Cluster, Offer | None] | None:
-        """The cheapest with ``num_bytes`` of host memory; each is one object."""
-        found = candidate.with_host_bytes(num_bytes)
+    def _machine(self, candidate: Candidate, num_bytes: int, resume_bytes: int) -> tuple[Cluster, Offer | None] | None:
+        """The cheapest with ``num_bytes`` of host memory, and ``resume_bytes`` where it may be taken away; each is one
+        object."""
+        found = candidate.with_host_bytes(num_bytes, resume_bytes)
         if found is None:
             return None
         cluster, offer = found

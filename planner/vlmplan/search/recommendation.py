@@ -1,7 +1,9 @@
 """A search from its question to its answer."""
 
+from collections.abc import Sequence
 from datetime import date
 
+from vlmplan.notes import listed
 from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.prices import price_note
@@ -16,7 +18,7 @@ def recommend(query: SearchQuery, *, shared: SharedTraces | None = None) -> Reco
         search.consider(candidate)
     plans = search.best_plans()
     pareto, scored = search.front()
-    of_winner = _notes(plans[0], query.today) if plans else ()
+    of_winner = (*_notes(plans[0], query.today), *_host_notes(plans)) if plans else ()
     return Recommendation(
         workload=query.workload,
         objective=query.objective,
@@ -29,6 +31,19 @@ def recommend(query: SearchQuery, *, shared: SharedTraces | None = None) -> Reco
         pareto=pareto,
         scored=scored,
     )
+
+
+def _host_notes(plans: Sequence[RankedPlan]) -> list[str]:
+    """Whose offers among the plans do not say what their hosts have."""
+    unknown = [plan.offer for plan in plans if plan.offer is not None and plan.offer.host_ram_bytes is None]
+    if not unknown:
+        return []
+    providers = listed(list(dict.fromkeys(offer.provider for offer in unknown)))
+    number = f"{len(unknown)} of the {len(plans)} plans" if len(unknown) < len(plans) else "any of these plans"
+    return [
+        f"host memory is not known for {number}, on {providers}: it is taken to be as much as the GPUs have together; "
+        f"ask before you rent"
+    ]
 
 
 def _notes(winner: RankedPlan, today: date) -> tuple[str, ...]:
