@@ -79,8 +79,8 @@ class Stack(Module):
     """An ``nn.ModuleList`` of layers of which many are equal.
 
     ``kinds`` are the distinct layers and ``pattern`` the kind of each position. Equal layers share one ``Module``: the
-    tape runs one layer of each kind and reuses its trace. The trace of the very first layer is reused too, unless its
-    input is not like that of later ones (it may need no gradient): then one of those is run as well.
+    tape runs the first layer of each kind and reuses its trace, unless its input is not like that of later ones (it may
+    need no gradient): then one of those is run as well.
     ``can_checkpoint`` is False for layers that are no ``GradientCheckpointingLayer`` in transformers: they ignore
     ``gradient_checkpointing_enable``.
     """
@@ -126,10 +126,19 @@ class Stack(Module):
         """
         tape = x.tape
         reuses_layers = tape.reuses_layers and not shares_input
+        # A frozen kind among trained ones: its layers in front of the first trained layer have no gradients.
+        without_gradients: set[int] = set()
+        begun: set[str] = set()
         for index in range(start, len(self.pattern) if stop is None else stop):
             kind = self.pattern[index]
             later = f"{self.label}.{kind}"
-            key = later + (".first" if index == start else "")
+            if x.requires_grad and kind in without_gradients:
+                later += ".behind"
+            elif index > start and not x.requires_grad:
+                without_gradients.add(kind)
+            is_first = later not in begun
+            begun.add(later)
+            key = later + (".first" if is_first else "")
             if tape.replays(key, index):
                 continue
             layer = self.kinds[kind]
@@ -137,7 +146,7 @@ class Stack(Module):
             checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
             run = partial(checkpoint, partial(call, layer)) if checkpoints else partial(call, layer)
             with tape.section(key, index):
-                if index == start and reuses_layers and kind in self.pattern[start + 1 : stop]:
+                if is_first and reuses_layers and kind in self.pattern[index + 1 : stop]:
                     x = tape.first_layer_input(x)
                     result = run(x)
                     tape.reuse_layer(later, x, result)
@@ -145,6 +154,8 @@ class Stack(Module):
                     del result
                 else:
                     x = run(x)
+            if not x.requires_grad:
+                without_gradients.add(kind)
         return x
 
     def run_each(

@@ -22,6 +22,7 @@ TEXT_FAMILIES = {
     "phi3": "phi3",
     "qwen2": "llama",
     "qwen3": "llama",
+    "qwen3_5_text": "qwen3_5",
     "qwen3_moe": "mixtral",
 }
 """Model_types of language models, and the modules of families with their ``build(config)`` and ``decoder(config)``."""

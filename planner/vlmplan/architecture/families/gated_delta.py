@@ -1,0 +1,233 @@
+"""The gated delta rule: linear attention whose state is a matrix per head, computed in chunks of 64 tokens.
+
+Source: transformers 5.23 ``models/qwen3_5/modeling_qwen3_5.py`` (``torch_chunk_gated_delta_rule``,
+``Qwen3_5GatedDeltaNet``, ``Qwen3_5RMSNormGated``). It is what runs without flash-linear-attention and causal-conv1d:
+everything in float32, and a loop over chunks that writes each chunk's result into one tensor.
+"""
+
+from dataclasses import dataclass
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.ops import chunks
+from vlmplan.architecture.tensor import ForwardTape, Parameter, Tensor
+from vlmplan.units import DType
+
+CHUNK = 64
+"""``chunk_size``, which no model sets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaShape:
+    """The dimensions of a gated delta net."""
+
+    hidden_size: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    """Width of one head of the keys, and of the values."""
+    num_taps: int
+    activation: str
+
+    @property
+    def key_width(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+
+def delta_shape(config: Config) -> DeltaShape:
+    """The dimensions of the gated delta nets of a Hugging Face text config."""
+    return DeltaShape(
+        hidden_size=config.integer("hidden_size"),
+        num_key_heads=config.integer("linear_num_key_heads"),
+        num_value_heads=config.integer("linear_num_value_heads"),
+        key_dim=config.integer("linear_key_head_dim"),
+        value_dim=config.integer("linear_value_head_dim"),
+        num_taps=config.integer("linear_conv_kernel_dim"),
+        activation=config.text("hidden_act"),
+    )
+
+
+class CausalConvolution(Module):
+    """``nn.Conv1d`` with one group per channel."""
+
+    def __init__(self, channels: int, num_taps: int) -> None:
+        super().__init__()
+        self.weight = Parameter(channels, 1, num_taps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, channels, tokens), which is cast to the weight's type first."""
+        return chunks.causal_convolution(ops.to(x, self.weight.dtype), self.weight)
+
+
+class GatedRMSNorm(Module):
+    """``Qwen3_5RMSNormGated``: an RMS norm, then times ``silu(gate)`` in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = Parameter(width)
+
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        dtype = x.dtype
+        x = ops.to(x, DType.FLOAT32)
+        variance = ops.mean_last(ops.power(x))
+        x = ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))
+        x = ops.mul(ops.to(x, dtype), self.weight)
+        x = ops.mul(x, ops.silu(ops.to(gate, DType.FLOAT32)))
+        return ops.to(x, dtype)
+
+
+class GatedDeltaNet(Module):
+    """``Qwen3_5GatedDeltaNet``."""
+
+    def __init__(self, shape: DeltaShape) -> None:
+        super().__init__()
+        self.shape = shape
+        width = 2 * shape.key_width + shape.value_width
+        self.dt_bias = Parameter(shape.num_value_heads)
+        self.A_log = Parameter(shape.num_value_heads)
+        self.conv1d = CausalConvolution(width, shape.num_taps)
+        self.norm = GatedRMSNorm(shape.value_dim)
+        self.out_proj = Linear(shape.value_width, shape.hidden_size)
+        self.in_proj_qkv = Linear(shape.hidden_size, width)
+        self.in_proj_z = Linear(shape.hidden_size, shape.value_width)
+        self.in_proj_b = Linear(shape.hidden_size, shape.num_value_heads)
+        self.in_proj_a = Linear(shape.hidden_size, shape.num_value_heads)
+        self.activation = ops.ACTIVATIONS[shape.activation]
+
+    def forward(self, x: Tensor, _context: object = None) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        keys = (batch, num_tokens, shape.num_key_heads, shape.key_dim)
+        values = (batch, num_tokens, shape.num_value_heads, shape.value_dim)
+        mixed = self.in_proj_qkv(x)
+        z = self.in_proj_z(x)
+        b = self.in_proj_b(x)
+        a = self.in_proj_a(x)
+        mixed = self.activation(self.conv1d(mixed.view(batch, mixed.shape[-1], num_tokens)))
+        q, k, v = ops.split(mixed, keys, keys, values)
+        beta = ops.sigmoid(b)
+        decay = self._decay(a)
+        out = chunked_delta_rule(q, k, v, decay, beta)
+        rows = batch * num_tokens * shape.num_value_heads
+        out = self.norm(out.view(rows, shape.value_dim), z.view(rows, shape.value_dim))
+        return self.out_proj(out.view(batch, num_tokens, shape.value_width))
+
+    def _decay(self, a: Tensor) -> Tensor:
+        """``-A_log.float().exp() * softplus(a.float() + dt_bias)``: log of the decay by token and head."""
+        tape = a.tape
+        rate = ops.scale(ops.unary(_as_float(self.A_log, tape), saves_output=True))
+        steps = ops.unary(ops.add(ops.to(a, DType.FLOAT32), self.dt_bias), saves_input=True)
+        return ops.mul(steps, rate)
+
+
+def _as_float(weight: Parameter, tape: ForwardTape) -> Tensor:
+    """``weight.float()``."""
+    cast = ops.cast_weight(weight, DType.FLOAT32, tape)
+    return cast if isinstance(cast, Tensor) else ops.expand_weight(cast, cast.shape, tape)
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """``l2norm``: x by the root of the sum of its squares."""
+    squares = ops.total(ops.mul(x, x), (*x.shape[:-1], 1))
+    inverse = ops.unary(ops.shift(squares), saves_output=True)
+    return ops.mul(x, inverse)
+
+
+def chunked_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    """``torch_chunk_gated_delta_rule``; its local names are kept, since each keeps a tensor alive to the end.
+
+    Shapes: q, k (batch, tokens, key heads, key width), v and the result (batch, tokens, value heads, value width),
+    decay, in float32, and beta (batch, tokens, value heads).
+    """
+    dtype, (batch, num_tokens, num_heads, value_dim), key_dim = v.dtype, v.shape, k.shape[-1]
+    num_chunks = -(-num_tokens // CHUNK)
+    # (batch, heads, chunks, tokens of a chunk, ...)
+    rows = (batch, num_heads, num_chunks, CHUNK)
+    squares = (*rows, CHUNK)
+    q, k, v, beta, decay = _padded(q, k, v, beta, decay, rows)
+    v_beta = ops.mul(v, beta.view(*rows, 1))
+    k_beta = ops.mul(k, beta.view(*rows, 1))
+    mask = q.tape.tensor((CHUNK, CHUNK), DType.BOOL)
+    cum_decay = chunks.cumulative_sum(decay)
+    pairwise = chunks.difference(cum_decay.view(*rows, 1), cum_decay.view(*rows[:3], 1, CHUNK), squares)
+    pairwise = chunks.masked_fill(pairwise, mask)
+    pairwise = _exponential(pairwise)
+    system = ops.mul(chunks.product(k_beta, k, squares, key_dim), pairwise)
+    attention = ops.mul(chunks.product(q, k, squares, key_dim), pairwise)
+    decayed_k_beta = ops.mul(k_beta, _exponential(cum_decay).view(*rows, 1))
+    new_values = chunks.solve_triangular(system, v_beta)
+    k_cum_decay = chunks.solve_triangular(system, decayed_k_beta)
+    state = chunks.zeros(q, batch, num_heads, key_dim, value_dim)
+    out = chunks.zeros(q, *new_values.shape)
+    q = ops.mul(q, _exponential(cum_decay).view(*rows, 1))
+    k = ops.mul(k, _remaining_decay(cum_decay).view(*rows, 1))
+    chunk_decay = _exponential(ops.part(cum_decay, *rows[:3], 1))
+    out = _scan(q, k, new_values, k_cum_decay, attention, chunk_decay, state, out)
+    # The solver leaves matrices in columns, and what is made like them too, so that joining chunks copies.
+    out = ops.copy(out) if num_chunks > 1 else out
+    if num_tokens % CHUNK:
+        out = ops.part(out, batch, num_heads, num_tokens, value_dim)
+    return ops.to(out, dtype).view(batch, num_tokens, num_heads, value_dim)
+
+
+def _padded(
+    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, rows: tuple[int, int, int, int]
+) -> list[Tensor]:
+    """All in float32 and in whole chunks, a head of q and k for each of v, q and k of unit length."""
+    batch, num_heads = rows[:2]
+    if k.shape[2] != num_heads:
+        shape = (batch, k.shape[1], num_heads, k.shape[3])
+        q = chunks.repeat_heads(q, *shape)
+        k = chunks.repeat_heads(k, *shape)
+    q, k, v, beta, decay = [ops.to(x, DType.FLOAT32) for x in (q, k, v, beta, decay)]
+    q = unit_rows(q)
+    k = unit_rows(k)
+    q = ops.scale(q)
+    q, k, v = [chunks.pad(x, *rows, x.shape[-1]) for x in (q, k, v)]
+    beta, decay = [chunks.pad(x, *rows) for x in (beta, decay)]
+    return [q, k, v, beta, decay]
+
+
+def _remaining_decay(cum_decay: Tensor) -> Tensor:
+    """``(cum_decay[..., -1:] - cum_decay).exp()``: from each token to the end of its chunk."""
+    last = ops.part(cum_decay, *cum_decay.shape[:-1], 1)
+    return _exponential(chunks.difference(last, cum_decay, cum_decay.shape))
+
+
+def _exponential(x: Tensor) -> Tensor:
+    return ops.unary(x, saves_output=True)
+
+
+def _scan(
+    q: Tensor,
+    k: Tensor,
+    new_values: Tensor,
+    k_cum_decay: Tensor,
+    attention: Tensor,
+    chunk_decay: Tensor,
+    state: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """The loop over chunks: each reads the state of those before it, and adds to it."""
+    batch, num_heads, num_chunks, size, key_dim = q.shape
+    value_dim = new_values.shape[-1]
+    keys, values = (batch, num_heads, size, key_dim), (batch, num_heads, size, value_dim)
+    for _ in range(num_chunks):
+        v_new = chunks.select(new_values, *values)
+        v_new = chunks.difference(
+            v_new, chunks.product(chunks.select(k_cum_decay, *keys), state, values, key_dim), values
+        )
+        inter_chunk = chunks.product(chunks.select(q, *keys), state, values, key_dim)
+        within = chunks.product(chunks.select(attention, *keys[:3], size), v_new, values, size)
+        out = chunks.put_slice(out, ops.add(inter_chunk, within))
+        del within
+        decayed = ops.mul(state, chunks.select(chunk_decay, batch, num_heads, 1, 1))
+        state = ops.add(decayed, chunks.product(chunks.select(k, *keys), v_new, state.shape, size))
+        del decayed
+    return out

@@ -1,0 +1,150 @@
+"""Qwen3.5: three gated delta nets to one layer of gated attention, and Qwen3-VL's vision encoder without DeepStack.
+
+Source: transformers 5.23 ``models/qwen3_5/modeling_qwen3_5.py``. ``q_proj`` has heads twice as wide, half of each is a
+gate; the first quarter of a head is rotated. Norms are in float32 with a factor ``1 + weight``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.gated_delta import GatedDeltaNet, delta_shape
+from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext, decoder_shape
+from vlmplan.architecture.families.packed_patches import MultimodalDecoder
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Module, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError, UnknownNameError
+
+LINEAR, FULL = "linear_attention", "full_attention"
+ROTARY_FRACTION = 0.25
+"""``partial_rotary_factor`` where the file has none (``Qwen3_5TextConfig.__post_init__``)."""
+FULL_ATTENTION_INTERVAL = 4
+"""Every how many layers one has full attention where the file has neither (the same)."""
+
+
+class GatedAttention(Module):
+    """``Qwen3_5Attention``: queries and keys are normed and partly rotated, the result is gated."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+        super().__init__()
+        self.shape, self.rotary_width = shape, rotary_width
+        query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, 2 * query_width, bias=shape.qkv_bias)
+        self.k_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
+        self.v_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
+        self.o_proj = Linear(query_width, shape.hidden_size, bias=shape.output_bias)
+        self.q_norm = GemmaRMSNorm(shape.head_dim)
+        self.k_norm = GemmaRMSNorm(shape.head_dim)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        head = (batch, shape.num_heads, num_tokens, shape.head_dim)
+        q, gate = ops.split(self.q_proj(x), head, head)
+        gate = ops.copy(gate, batch, num_tokens, shape.num_heads * shape.head_dim)
+        q = self.q_norm(q)
+        k = self.k_norm(self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim))
+        v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q, k = self._rotated(q, k, context)
+        mask = context.masks.get(None)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
+        out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
+        out = ops.mul(out, ops.sigmoid(gate))
+        return self.o_proj(out)
+
+    def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        """``apply_rotary_pos_emb``: the rotated part and the rest of each head, however narrow, in new tensors."""
+        rest = self.shape.head_dim - self.rotary_width
+        q_part, q_rest = ops.slice_last(q, self.rotary_width), ops.slice_last(q, rest)
+        k_part, k_rest = ops.slice_last(k, self.rotary_width), ops.slice_last(k, rest)
+        q_rotated = ops.rotate(q_part, context.cos, context.sin)
+        k_rotated = ops.rotate(k_part, context.cos, context.sin)
+        q_rotated = ops.concatenate([q_rotated, q_rest], q.shape)
+        k_rotated = ops.concatenate([k_rotated, k_rest], k.shape)
+        return q_rotated, k_rotated
+
+
+class DecoderLayer(Module):
+    """``Qwen3_5DecoderLayer``: a token mixer, ``linear_attn`` or ``self_attn``, and an MLP, each behind a norm."""
+
+    def __init__(self, hidden_size: int, mixers: Mapping[str, Module], mlp: Module) -> None:
+        """``mixers``: the one mixer by its name."""
+        super().__init__()
+        ((self.mixer_name, mixer),) = mixers.items()
+        setattr(self, self.mixer_name, mixer)
+        self.mlp = mlp
+        self.input_layernorm = GemmaRMSNorm(hidden_size)
+        self.post_attention_layernorm = GemmaRMSNorm(hidden_size)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        x = getattr(self, self.mixer_name)(x, context)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.post_attention_layernorm(x)
+        x = self.mlp(x)
+        return ops.add(residual, x)
+
+
+class HybridDecoder(MultimodalDecoder):
+    """``Qwen3_5TextModel``: a decoder with a norm of factor ``1 + weight`` behind it."""
+
+    def __init__(self, shape: DecoderShape, layers: Stack, rotary_width: int) -> None:
+        super().__init__(shape, layers, rotary_width)
+        self.norm = GemmaRMSNorm(shape.hidden_size)
+
+
+def layer_types(config: Config) -> Sequence[str]:
+    """Which token mixer each layer has: ``layer_types``, else full attention in every fourth layer.
+
+    Source: ``Qwen3_5TextConfig.__post_init__``.
+    """
+    num_layers = config.integer("num_hidden_layers")
+    given: object = config.get("layer_types")
+    if given is None:
+        interval = config.integer("full_attention_interval", FULL_ATTENTION_INTERVAL)
+        return [FULL if (index + 1) % interval == 0 else LINEAR for index in range(num_layers)]
+    names = [str(name) for name in cast(list[object], given)] if isinstance(given, list) else []
+    if len(names) != num_layers:
+        raise InputError(f"config.json: layer_types has to name the token mixer of each of the {num_layers} layers")
+    for name in names:
+        if name not in (LINEAR, FULL):
+            raise UnknownNameError("entry of layer_types", name, (LINEAR, FULL))
+    return names
+
+
+def rotary_width(config: Config, head_dim: int) -> int:
+    """How much of a head is rotated."""
+    own = config.number("partial_rotary_factor", ROTARY_FRACTION)
+    return int(head_dim * config.mapping("rope_parameters").number("partial_rotary_factor", own))
+
+
+def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> HybridDecoder:
+    """The decoder of a text configuration whose layers have ``mlp``."""
+    width, types = rotary_width(config, shape.head_dim), layer_types(config)
+    kinds: list[Module] = []
+    for name in dict.fromkeys(types):
+        is_linear = name == LINEAR
+        mixer = GatedDeltaNet(delta_shape(config)) if is_linear else GatedAttention(shape, width)
+        kinds.append(DecoderLayer(shape.hidden_size, {"linear_attn" if is_linear else "self_attn": mixer}, mlp))
+    order = list(dict.fromkeys(types))
+    return HybridDecoder(shape, Stack(kinds, [order.index(name) for name in types], label="layers"), width)
+
+
+def decoder(config: Config) -> HybridDecoder:
+    """``Qwen3_5TextModel``, the decoder without a head."""
+    shape = decoder_shape(config)
+    return hybrid_decoder(
+        config, shape, GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
+    )
+
+
+def build(config: Config) -> CausalLM:
+    """``Qwen3_5ForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return CausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,99 @@
+"""Qwen3.5 against transformers: gated delta nets and gated attention in one decoder, and images in front of it."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from family_checks import assert_parameters_and_linears_match, assert_step_matches, text_inputs
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch
+from vlmplan.errors import InputError, UnknownNameError
+
+TEXT = {
+    "model_type": "qwen3_5_text",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "vocab_size": 100,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+}
+ALTERED = {
+    "as many key heads as value heads": {"linear_num_key_heads": 4, "linear_value_head_dim": 64},
+    "biases, a wider convolution, tied": {
+        "attention_bias": True,
+        "linear_conv_kernel_dim": 7,
+        "tie_word_embeddings": True,
+    },
+    "a layer of attention first": {"layer_types": ["full_attention", "linear_attention"] * 2},
+    "attention in every second layer": {
+        "full_attention_interval": 2,
+        "rope_parameters": {"partial_rotary_factor": 0.5},
+    },
+}
+MIXERS = ("linear_attn", "self_attn")
+
+
+def step(config=TEXT, num_tokens=150, micro_batch=2, **options):
+    batch = Batch(micro_batch=micro_batch, num_tokens=num_tokens)
+    return assert_step_matches(config, batch, text_inputs(batch), **options)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", ["as it is", *ALTERED])
+def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(name):
+    assert_parameters_and_linears_match({**TEXT, **ALTERED.get(name, {})})
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    "num_tokens", [40, 128, 150], ids=["less than a chunk", "whole chunks", "a last chunk with padding"]
+)
+def test_a_step_keeps_and_peaks_as_in_transformers(num_tokens):
+    step(num_tokens=num_tokens, tolerance=0.001)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", ALTERED)
+def test_any_layout_of_layers_and_heads_runs_as_in_transformers(name):
+    step({**TEXT, **ALTERED[name]}, tolerance=0.001)
+
+
+def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers():
+    # Integers of a few bytes a token (positions, shifted labels) show where so little is kept.
+    measured, predicted = step(checkpoints=True, tolerance=0.02)
+    assert predicted.backward_peak == pytest.approx(measured.backward_peak, rel=0.001)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("trained", MIXERS)
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_layers_in_front_of_the_first_that_is_trained_keep_nothing(trained, checkpoints):
+    config = {**TEXT, "num_hidden_layers": 8, "full_attention_interval": 2}
+    parts = ("mlp", "input_layernorm", "post_attention_layernorm", *(name for name in MIXERS if name != trained))
+    frozen = [f"model.layers.{index}.{part}" for index in range(8) for part in parts]
+    frozen += ["model.embed_tokens", "model.norm", "lm_head"]
+    step(config, checkpoints=checkpoints, frozen=frozen, tolerance=0.02)
+
+
+@pytest.mark.sweep
+def test_attention_in_later_layers_shares_its_positions():
+    step({**TEXT, "num_hidden_layers": 8}, tolerance=0.001)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("num_tokens", [500, 640])
+def test_many_chunks_keep_and_peak_as_in_transformers(num_tokens):
+    step(num_tokens=num_tokens, micro_batch=1, tolerance=0.001)
+
+
+def test_a_wrong_list_of_layers_is_refused():
+    with pytest.raises(InputError, match="layer_types has to name the token mixer of each of the 4 layers"):
+        build_model({**TEXT, "layer_types": ["full_attention"]})
+    with pytest.raises(UnknownNameError, match="sliding_attention"):
+        build_model({**TEXT, "layer_types": ["sliding_attention"] * 4})
