@@ -5,11 +5,12 @@ with, section by section.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from planned import model_files
+from planned import model_files, shortened
 from vlmplan.architecture import ops
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.modules import Linear, Module, Stack
@@ -120,6 +121,27 @@ def test_layers_that_sum_up_a_gradient_leave_what_those_leave_that_stand_for_the
     joined, every = both(workload(alias, images=1), recipe)
     assert_same(joined, every)
     assert len(joined.sections) < 0.75 * len(every.schedule)
+
+
+@pytest.mark.parametrize("used", [[0], [11], [3, 7, 9], [1, 2, 3, 4], [0, 5, 10, 11], [2, 2, -3, 6]])
+@pytest.mark.parametrize("train_vision", [True, False])
+def test_layers_whose_results_go_elsewhere_too_leave_what_those_leave_that_stand_for_them(
+    used: list[int], train_vision: bool
+):
+    vision: dict[str, Any] = dict(model_files("llama-3.2-11b-vision").config["vision_config"])
+    vision["vision_output_dim"] = vision["hidden_size"] * (1 + len(used))
+    vision |= {"num_hidden_layers": 12, "intermediate_layers_indices": used}
+    model = shortened("llama-3.2-11b-vision", vision_config=vision)
+    asked = replace(workload("llama-3.2-11b-vision", images=1), model=model)
+    assert_same(*both(asked, Recipe(method=Method.LORA, train_vision=train_vision, zero_stage=3)))
+
+
+def test_of_the_layers_of_a_vision_encoder_few_are_run():
+    joined, _ = both(
+        workload("llama-3.2-11b-vision", images=1), Recipe(method=Method.LORA, activation_checkpointing=False)
+    )
+    layers = [run.key for run in joined.schedule if run.layer is not None]
+    assert (len(set(layers)), len(layers)) == (18, 32 + 8 + 40)
 
 
 # -- layers that are not reused ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ backward by the first; and a later layer's input is freed when the layer release
 layer's. Both places are noted while the first layer runs, so that the events of a later one follow from its own.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -67,45 +67,63 @@ class FirstLayer:
 class LayerReuse:
     """Which layers of a stack have the same events as an earlier one, whose trace is reused for them.
 
-    Two layers are equal if they are of the same kind, follow layers of the same kind, and both or neither of their
-    inputs need a gradient. Never reused are the first layer of a kind, which in backward frees what all share; the last
-    two, of which in backward one begins the sum of a shared tensor's gradient and the other adds to it for the first
-    time; and a layer whose input or result something else uses too.
+    Two layers are equal if they are of the same kind, follow layers of the same kind, both or neither of their inputs
+    need a gradient, and both or neither of their inputs, and of their results, are used by something else too. Never
+    reused are the first layer of a kind, which in backward frees what all share; the first whose result something else
+    uses too, which in backward frees the gradient that such results may share; and of ``sharing`` kinds, whose layers
+    sum up the gradient of a shared tensor, the last two, of which in backward one begins the sum and the other adds to
+    it for the first time. ``keeps_last``: nor is the last layer, whose result something else gets by its place.
     """
 
-    def __init__(self, pattern: Sequence[int], indices: Sequence[int], used_apart: Container[int]) -> None:
+    def __init__(
+        self,
+        pattern: Sequence[int],
+        indices: Sequence[int],
+        used_apart: Container[int],
+        *,
+        sharing: Iterable[int],
+        keeps_last: bool,
+    ) -> None:
         self.indices = indices
-        self._pattern = pattern
+        self._pattern, self._used_apart = pattern, used_apart
         self._after = dict(pairwise(indices))
         self._before = {later: index for index, later in self._after.items()}
-        self._unshared = {at for at in indices if at in used_apart or self._before.get(at, at) in used_apart}
-        for kind in set(pattern):
+        self._unshared = set(indices[-1:]) if keeps_last else set[int]()
+        for kind in sharing:
             self._unshared |= set([at for at in indices if pattern[at] == kind][-2:])
-        self._begun: set[tuple[int, bool]] = set()
+        self._begun: set[tuple[tuple[int, bool], bool]] = set()
         self._known: dict[Any, int] = {}
-        self._last_kind: int | None = None
+        self._last_run: tuple[int, bool] | None = None
 
     def equal_layer(self, index: int, *, needs_grad: bool) -> int | None:
         """The earlier layer whose trace is reused for ``index``; None if it has to be run.
 
-        A layer is also run where the next one has to be, unless the last that was run is of its kind.
-        ``needs_grad``: whether the layer's input needs a gradient.
+        A layer is also run where the next one has to be, which gets its result, unless the last that was run is of its
+        kind and use. ``needs_grad``: whether the layer's input needs a gradient.
         """
-        kind, after = self._pattern[index], self._after.get(index)
-        known = self._known_equal(index, needs_grad)
+        known, kind = self._known_equal(index, needs_grad), self._kind(index)
         if known is not None:
+            after = self._after.get(index)
             follows_one = after is not None and self._known_equal(after, needs_grad) is None
-            if not follows_one or kind == self._last_kind:
+            if not follows_one or kind == self._last_run:
                 return known
         elif (kind, needs_grad) in self._begun and index not in self._unshared:
             self._known[self._neighbourhood(index, needs_grad)] = index
         self._begun.add((kind, needs_grad))
-        self._last_kind = kind
+        self._last_run = kind
         return None
+
+    def has_run(self, index: int, *, needs_grad: bool) -> None:
+        """``needs_grad``: whether the result of the layer does, so that backward runs it after all later ones."""
+        self._begun.add((self._kind(index), needs_grad))
 
     def _known_equal(self, index: int, needs_grad: bool) -> int | None:
         return None if index in self._unshared else self._known.get(self._neighbourhood(index, needs_grad))
 
+    def _kind(self, index: int) -> tuple[int, bool]:
+        """The kind of a layer, and whether something else uses its result too."""
+        return self._pattern[index], index in self._used_apart
+
     def _neighbourhood(self, index: int, needs_grad: bool) -> Any:
         before = self._before.get(index)
-        return self._pattern[index], None if before is None else self._pattern[before], needs_grad
+        return self._kind(index), None if before is None else self._kind(before), needs_grad

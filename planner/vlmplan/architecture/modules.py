@@ -163,18 +163,20 @@ class Stack(Module):
         x: Tensor,
         call: Callable[..., Tensor],
         *shared: Tensor,
+        sharing: Iterable[int] = (),
         skipped: Container[int] = (),
         results: dict[int, Tensor] | None = None,
         used_apart: Container[int] = (),
     ) -> Tensor:
         """x through all layers but ``skipped``, where they are not all alike: ``shared`` are further inputs with a
-        gradient, which the layers sum up; ``call(layer, x, *shared)``.
+        gradient, which the layers of the ``sharing`` kinds sum up; ``call(layer, x, *shared)``.
 
         Of equal layers one is run (``LayerReuse``). ``results``: filled with every layer's, where
         something holds them until all have run; ``used_apart``: those of them that it computes with.
         """
         tape = x.tape
-        reuse = LayerReuse(self.pattern, [at for at in range(len(self.pattern)) if at not in skipped], used_apart)
+        indices = [at for at in range(len(self.pattern)) if at not in skipped]
+        reuse = LayerReuse(self.pattern, indices, used_apart, sharing=sharing, keeps_last=results is not None)
         replayed: dict[int, int] = {}
         for index in reuse.indices:
             known = reuse.equal_layer(index, needs_grad=x.requires_grad) if tape.reuses_layers else None
@@ -188,10 +190,12 @@ class Stack(Module):
             with tape.section(f"{self.label}.{index}", index):
                 run = partial(call, layer)
                 x = checkpoint(run, x, *shared) if checkpoints else run(x, *shared)
+                reuse.has_run(index, needs_grad=x.requires_grad)
                 if results is not None:
                     results[index] = x
         if results is not None:
-            results |= {index: tape.copy_of_result(results[known]) for index, known in replayed.items()}
+            for index, known in replayed.items():
+                results[index] = tape.copy_of_result(results[known], is_used_apart=index in used_apart)
         return x
 
 

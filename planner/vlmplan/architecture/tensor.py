@@ -9,7 +9,7 @@ from math import prod
 from sys import getrefcount
 from typing import Any, ClassVar
 
-from vlmplan.architecture.first_layer import FirstLayer
+from vlmplan.architecture.first_layer import FirstLayer, UnequalLayersError
 from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.trace import Hold, Kind
 from vlmplan.errors import InputError
@@ -171,6 +171,16 @@ class GraphNode:
 
 
 Backward = Callable[[GraphNode, list[Tensor | None]], Sequence[Tensor | None]]
+
+
+def _end_gradient(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    """The gradient of a result that a layer that was not run has made: the section of the equal one that was says what
+    becomes of it. Raises UnequalLayersError where that section does not hold it too."""
+    if any(grad is not None and getrefcount(grad.storage) == ONE_HOLDER for grad in grads):
+        raise UnequalLayersError
+    return ()
+
+
 PACKED = GraphNode((), (), (), lambda node, grads: (), None)
 """The node of all operations inside a checkpoint until backward runs them again: it says that a gradient is needed."""
 
@@ -343,18 +353,23 @@ class ForwardTape(Recorder):
             if layer_input.node is not None:
                 self._sources[layer_input.node] = self._key
 
-    def copy_of_result(self, result: Tensor) -> Tensor:
+    def copy_of_result(self, result: Tensor, *, is_used_apart: bool) -> Tensor:
         """The result of a layer that was not run, made from ``result`` of the equal one that was.
 
         Where the caller alone holds it, it is a storage of its own, freed with its holder; the layer's section has
-        counted its allocation already.
+        counted its allocation already. ``is_used_apart``: something computes with it besides the next layer.
         """
+        node = None
+        if is_used_apart and result.node is not None:
+            node = GraphNode((), (), (), _end_gradient, None)
+            self.num_nodes += 1
+            node.sequence, node.section = self.num_nodes, result.node.section
         if getrefcount(result.storage) != ONE_HOLDER:
-            return result
+            return result if node is None else Tensor(result.storage, result.shape, result.dtype, node)
         storage = _new(self.storage_class)
         storage.tape, storage.kind, storage.born = self, result.storage.kind, result.storage.born
         storage.num_bytes = result.storage.num_bytes
-        return Tensor(storage, result.shape, result.dtype)
+        return Tensor(storage, result.shape, result.dtype, node)
 
     def _is_like(self, x: Tensor, y: Tensor) -> bool:
         """Whether a layer that takes x does the same with y; ZeRO-3 asks which module a gradient goes to."""

@@ -113,7 +113,8 @@ class TextModel(Decoder):
 
         seen = () if states is None else (states,)
         skipped = () if seen else [index for index, kind in enumerate(self.layers.pattern) if kind]
-        hidden = self.layers.run_each(x, call, *seen, skipped=skipped)
+        sharing = (1,) if seen else ()
+        hidden = self.layers.run_each(x, call, *seen, sharing=sharing, skipped=skipped)
         with tape.section("norm"):
             return self.norm(hidden)
 

@@ -155,7 +155,7 @@ def run_layers(encoder: QFormerEncoder, x: Tensor, image: Tensor, context: QForm
     def call(layer: QFormerLayer, hidden: Tensor, image: Tensor) -> Tensor:
         return layer(hidden, image, context)
 
-    return encoder.layer.run_each(x, call, image)
+    return encoder.layer.run_each(x, call, image, sharing=set(encoder.layer.pattern))
 
 
 class TextEmbeddings(Module):
