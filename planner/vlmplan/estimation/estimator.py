@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmplan.architecture.attention import SMALL_HEAD_DIM, AttentionBackend
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass, evaluation_pass, generation_pass
-from vlmplan.architecture.model import Batch
+from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
@@ -59,6 +59,8 @@ class Estimator:
         self._backends: dict[Any, AttentionBackend] = {}
         self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
         self.widest_head = widest_head
+        stacks = self.model.stacks()
+        self._others_can_checkpoint = any(one.can_checkpoint for part, one in stacks if part is not Part.LANGUAGE)
 
     def trace(self, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
         """One micro batch of the recipe on a GPU of this compute capability."""
@@ -75,10 +77,14 @@ class Estimator:
 
     def _trace_key(self, recipe: Recipe, backend: AttentionBackend) -> Any:
         """What the micro batch of a recipe depends on, beside what an estimator is made for."""
-        checkpoints = (recipe.activation_checkpointing, recipe.vision_activation_checkpointing)
+        checkpoints = (recipe.activation_checkpointing, self.checkpoints_others(recipe))
         is_sharded = recipe.zero_stage == 3
         keeps = recipe.keeps_linear_inputs
         return (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.autocast, keeps, is_sharded)
+
+    def checkpoints_others(self, recipe: Recipe) -> bool:
+        """Whether layers beside the language model's run again in backward: some models' vision encoders never do."""
+        return recipe.vision_activation_checkpointing and self._others_can_checkpoint
 
     def _tape(self, kind: type[Tape], recipe: Recipe, *, is_evaluating: bool = False) -> Tape:
         return kind(

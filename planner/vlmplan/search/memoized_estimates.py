@@ -246,8 +246,11 @@ class MemoizedEstimates:
         object that says the recipe."""
         gpu = cluster.node.gpu
         estimator, _ = self.estimator(recipe)
+        changes: dict[str, Any] = {"zero": recipe.zero.read_by(recipe.zero_stage)}
+        if recipe.autocast is None:  # which keeps casts by what is asked for
+            changes["vision_activation_checkpointing"] = estimator.checkpoints_others(recipe)
         key = _TimelineKey(
-            recipe=recipe.with_changes(zero=recipe.zero.read_by(recipe.zero_stage)),
+            recipe=recipe.with_changes(**changes),
             num_ranks=cluster.num_gpus,
             backend=estimator.backend(recipe, gpu.compute_capability),
             is_on_cpu=gpu.is_cpu,
