@@ -52,7 +52,7 @@ class Candidate:
 
     def with_host_bytes(self, num_bytes: int, resume_bytes: int = 0) -> tuple[Cluster, Offer | None] | None:
         """The cheapest machine whose host has ``num_bytes``, and ``resume_bytes`` where it may be taken away; None if
-        none has.
+        none has. That of the first offer is ``cluster``.
 
         A machine without an offer is the user's own: its host is taken to be large enough where its memory is not
         stated.
@@ -64,7 +64,8 @@ class Candidate:
         for offer in self.offers:
             needed = max(num_bytes, resume_bytes) if offer.pricing is Pricing.INTERRUPTIBLE else num_bytes
             if offered_host_bytes(offer, node.gpu) >= needed:
-                return replace(self.cluster, node=offer.node(node.gpu)), offer
+                is_first = offer is self.offers[0]
+                return (self.cluster if is_first else replace(self.cluster, node=offer.node(node.gpu))), offer
         return None
 
     def with_network(self, bytes_per_second: float) -> "Candidate":

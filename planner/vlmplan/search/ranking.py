@@ -86,7 +86,7 @@ class Search:
         ways = self.space.ways(candidate.cluster, entry.method)
         if not ways:
             return None
-        known = self._unexplored(candidate, entry.method, ways[0].least_seconds, ways)
+        known = self._unexplored(candidate, entry.method, ways[0].least_seconds, ways, entry.device_bytes)
         if not self._is_within_limits(known):
             self._over_limits.setdefault(id(candidate), []).append(known)
             return None
@@ -94,15 +94,22 @@ class Search:
         return known
 
     def _unexplored(
-        self, candidate: Candidate, method: Method, seconds: float, ways: list[RecipeCandidate] | None = None
+        self,
+        candidate: Candidate,
+        method: Method,
+        seconds: float,
+        ways: list[RecipeCandidate] | None = None,
+        device_bytes: int | None = None,
     ) -> UnexploredMethod:
         cluster = candidate.cluster
         hours = seconds / SECONDS_PER_HOUR
         offer = candidate.offers[0] if candidate.offers else None
         cost = cost_of_run(hours, offer, cluster, self.space.least_disk(cluster, method), self.assumed)
-        num_bytes = self.space.floor_bytes(cluster, method) if self.objective is Objective.VRAM else 0
+        if device_bytes is None:
+            num_bytes = self.space.floor_bytes(cluster, method) if self.objective is Objective.VRAM else 0
+            device_bytes = shown_bytes(num_bytes, cluster)
         usd = None if cost is None else cost.usd
-        return UnexploredMethod(candidate, method, ways, hours, usd, shown_bytes(num_bytes, cluster))
+        return UnexploredMethod(candidate, method, ways, hours, usd, device_bytes)
 
     def _next_of(self, entry: UnexploredMethod) -> Sequence[ScoredSetup | UnexploredMethod]:
         """What is known of a method after one more look: its ways, then its setups."""

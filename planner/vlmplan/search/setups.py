@@ -249,7 +249,7 @@ class SetupSpace:
         """What of ``lightest`` may fit; with sizes for speed where they may, since those are taken then."""
         found: list[BoundedSetup] = []
         for engine, size in self._ends(cluster, method):
-            for recipe in _heaviest(engine):
+            for recipe in self._heaviest(engine):
                 for low_memory in (False, True) if self._has_profiles(recipe) else (False,):
                     setup = self._attempt(recipe, cluster, size, low_memory=low_memory)
                     if setup.least_bytes <= self.models.budget_bytes(cluster):
@@ -264,8 +264,11 @@ class SetupSpace:
         return [
             self._attempt(recipe, cluster, size, low_memory=True)
             for engine, size in self._ends(cluster, method)
-            for recipe in _heaviest(engine)
+            for recipe in self._heaviest(engine)
         ]
+
+    def _heaviest(self, engine: Engine) -> list[Recipe]:
+        return self._of.get(engine, _heaviest)
 
     def _ends(self, cluster: Cluster, method: Method) -> Iterator[tuple[Engine, BatchSize]]:
         sizes = self.batch_sizes(cluster.num_gpus)
@@ -346,8 +349,14 @@ class SetupSpace:
         )
 
     def floor_bytes(self, cluster: Cluster, method: Method) -> int:
-        """Bytes of tensors that no setup of the method undercuts."""
-        return min(setup.least_bytes for setup in self.lightest(cluster, method))
+        """Bytes of tensors that no setup of the method undercuts: the least of ``lightest``."""
+        return min(
+            [
+                self._bounds(self._sized(recipe, cluster, low_memory=True), cluster, size).least
+                for engine, size in self._ends(cluster, method)
+                for recipe in self._heaviest(engine)
+            ]
+        )
 
     def estimate(self, setup: BoundedSetup, cluster: Cluster) -> Estimate:
         """The setup computed exactly; with sizes for speed where they turn out to fit, as every estimate takes them."""
