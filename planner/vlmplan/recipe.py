@@ -150,14 +150,11 @@ class ZeroSettings:
     memory_efficient_linear: bool = True
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool):
-                continue
-            least = 0 if field.name.startswith("stage3_") or field.name == "sub_group_size" else 1
+        for name, least in _LEAST_ELEMENTS:
+            value = getattr(self, name)
             if not least <= value <= MAX_ELEMENTS:
                 allowed = f"{least} or more" if value < least else f"at most {MAX_ELEMENTS:.0e}"
-                raise InputError(f"zero_optimization.{field.name} is {value}; {allowed} elements are needed")
+                raise InputError(f"zero_optimization.{name} is {value}; {allowed} elements are needed")
 
     def __hash__(self) -> int:
         """Of the sizes that tell most settings apart: all twelve take longer than to compare the few that are left."""
@@ -172,6 +169,14 @@ class ZeroSettings:
             return self
         rest = {field.name: field.default for field in fields(self) if field.name.startswith("stage3_")}
         return replace(self, **rest)
+
+
+_LEAST_ELEMENTS = tuple(
+    (field.name, 0 if field.name.startswith("stage3_") or field.name == "sub_group_size" else 1)
+    for field in fields(ZeroSettings)
+    if not isinstance(field.default, bool)
+)
+"""The sizes, and the least that each may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,11 +346,12 @@ class Recipe:
 
     def with_changes(self, **changes: Any) -> "Recipe":
         """As ``dataclasses.replace``, which takes three times as long: a search makes thousands."""
+        values = dict(zip(_NAMES, _VALUES(self), strict=True)) | changes
+        if len(values) > len(_NAMES):
+            raise TypeError(f"a recipe has no {', '.join(list(values)[len(_NAMES) :])}")
         made = object.__new__(Recipe)
-        for name in _NAMES:
-            object.__setattr__(made, name, changes.pop(name) if name in changes else getattr(self, name))
-        if changes:
-            raise TypeError(f"a recipe has no {', '.join(changes)}")
+        for fill, value in zip(_FILLS, values.values(), strict=True):
+            fill(made, value)
         made.__post_init__()
         return made
 
@@ -388,6 +394,9 @@ PROCESS_FIELDS = ("caches_casts", "expandable_segments")
 GROUPS = (MODEL_FIELDS, ENGINE_FIELDS, UPDATE_FIELDS, MICRO_BATCH_FIELDS, PROCESS_FIELDS)
 """Every field of ``Recipe`` is in one of them."""
 _NAMES = tuple(field.name for field in fields(Recipe))
+_VALUES = attrgetter(*_NAMES)
+_FILLS = tuple(getattr(Recipe, name).__set__ for name in _NAMES)
+"""What fills each field of a new recipe, as assignment is refused."""
 _OF_MODEL = attrgetter(*MODEL_FIELDS)
 _OF_ENGINE = attrgetter(*(name for name in ENGINE_FIELDS if name != "zero"))
 _ANY_MICRO_BATCH = {field.name: field.default for field in fields(Recipe) if field.name in MICRO_BATCH_FIELDS}

@@ -174,8 +174,12 @@ class Engine:
         if any(one.stored_bytes is not None for one, _ in self.table.kinds):
             entries = [*self.table.frozen_by_name, *self.trained]
         upcast: list[NamedParameter] = []
+        arriving_by_parameter: dict[int, int] = {}  # equal layers share theirs
         for entry in entries:
-            arriving = arriving_bytes(entry.parameter, self.recipe)
+            arriving = arriving_by_parameter.get(id(entry.parameter))
+            if arriving is None:
+                arriving = arriving_bytes(entry.parameter, self.recipe)
+                arriving_by_parameter[id(entry.parameter)] = arriving
             if entry.parameter.stored_bytes is not None:
                 self._pack(entry, arriving)
             else:

@@ -289,13 +289,15 @@ def _live_bytes(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run
     start = least = most = gathered.live_bytes
     changes: list[EventBytes] = []
     for event in events:
-        highest = notify(gathered, event, run)
+        if type(event) is Fetch:
+            highest, gathers = gathered.fetch(), gathered.gathers
+        else:
+            highest, gathers = notify(gathered, event, run), None
         after = gathered.live_bytes
         if highest > most:
             most = highest
         if after < least:
             least = after
-        gathers = gathered.gathers if type(event) is Fetch else None
         if gathers:
             changes.append((after - start, highest - start, [(one - start, flat) for one, flat in gathers]))
         else:

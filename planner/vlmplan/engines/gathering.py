@@ -106,6 +106,7 @@ class GatheredWeights:
         self.sent = (GatherCounts(), GatherCounts())
         self._weights: dict[Key, _Weight] = {}
         self._modules: dict[Key, _Module] = {}
+        self._templates: dict[int, tuple[list[Any], int]] = {}
         used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
         forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
         backward = [self._module(module, run.layer) for run in reversed(trace.schedule) for module in used[run.key][1]]
@@ -116,7 +117,7 @@ class GatheredWeights:
         self._traversed = list(
             accumulate((m.numel + passed.get(step + 1, 0) for step, m in enumerate(steps)), initial=0)
         )
-        self._active: dict[_Module, None] = {}  # fetched and not released
+        self._active: dict[_Module, None] = {}  # of those with weights: fetched and not released
         self._views: dict[Key, tuple[_Weight, _Storage]] = {}
         self._decisions: dict[tuple[int, Key], bool] | None = None
         self.live_bytes = 0
@@ -146,18 +147,27 @@ class GatheredWeights:
         key = (id(module), layer)
         known = self._modules.get(key)
         if known is None:
-            parameters = module.parameters_by_name.values()
-            limit = self._zero.stage3_param_persistence_threshold
-            weights = [self._weight(parameter, layer) for parameter in parameters if parameter.numel > limit]
-            known = self._modules[key] = _Module(key, weights, sum([parameter.numel for parameter in parameters]))
+            template = self._templates.get(id(module))
+            if template is None:
+                template = self._templates[id(module)] = self._template(module)
+            gathered, numel = template
+            known = self._modules[key] = _Module(key, [self._weight(one, layer) for one in gathered], numel)
         return known
+
+    def _template(self, module: Any) -> tuple[list[Any], int]:
+        """The weights of a module that are gathered and released, the same in every layer, and the elements of all."""
+        parameters = module.parameters_by_name.values()
+        limit = self._zero.stage3_param_persistence_threshold
+        gathered = [parameter for parameter in parameters if parameter.numel > limit]
+        return gathered, sum([parameter.numel for parameter in parameters])
 
     def _weight(self, parameter: Any, layer: int | None) -> _Weight:
         key = (id(parameter), layer)
-        if key not in self._weights:
+        known = self._weights.get(key)
+        if known is None:
             num_bytes = parameter.numel * parameter.dtype.num_bytes
-            self._weights[key] = _Weight(key, parameter.numel, num_bytes, parameter.requires_grad)
-        return self._weights[key]
+            known = self._weights[key] = _Weight(key, parameter.numel, num_bytes, parameter.requires_grad)
+        return known
 
     @property
     def weights(self) -> Collection[Key]:
@@ -194,7 +204,6 @@ class GatheredWeights:
     def fetch(self) -> int:
         """The next module of the trace is about to run: gather what it needs, then prefetch (``fetch_sub_module``)."""
         module = self._steps[self._step]
-        self._active[module] = None
         self._peak = self.live_bytes
         if self.gathers:
             self.gathers = []
@@ -202,8 +211,9 @@ class GatheredWeights:
             for _ in range(self._num_wrappers):
                 self._prefetch()
         if module.weights:
+            self._active[module] = None
             self._use(module)
-        if self._queue and self._num_available < self._max_live:
+        if self._num_available < self._max_live and self._queue:
             self._prefetch()
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
@@ -224,13 +234,16 @@ class GatheredWeights:
     def release(self, event: Release, run: Run) -> None:
         """The module is done: partition what is not used again within the reuse distance (``release_sub_module``)."""
         module = self._modules[(id(event.module), run.layer)]
+        if not module.weights:
+            return
         self._active.pop(module, None)
         for weight in module.weights:
-            weight.users.discard(module)
-            if weight.storage is None or weight.users:
+            users, storage = weight.users, weight.storage
+            users.discard(module)
+            if storage is None or users:
                 continue
             if event.ends_recomputation or not self._stays(weight):
-                self._take(weight, weight.storage)
+                self._take(weight, storage)
 
     def end_backward(self) -> None:
         """Release the modules whose input needed no gradient, so that none told them that their backward is done

@@ -150,6 +150,13 @@ class ParameterTable:
             counts[module] += 1
         return [(num_bytes[module], counts[module]) for module in counts]
 
+    def sharded_elements(self, num_ranks: int) -> int:
+        """Those of one rank's shards of all trained parameters, see the function of that name."""
+        key = (sharded_elements, num_ranks)
+        if key not in self.memo:
+            self.memo[key] = sharded_elements(self.numels, num_ranks)
+        return self.memo[key]
+
     def ordinal(self, parameter: Any, layer: int | None) -> int:
         return self.ordinals[(id(parameter), layer)]
 
@@ -195,7 +202,7 @@ def owned_elements(table: ParameterTable, partition: Partition) -> int:
     (``copy_grads_in_partition`` in ``stage_1_and_2.py``).
     """
     first, last = overlapping(table, partition)
-    return sum(table.numels[first:last])
+    return table.ends[last - 1] - table.ends[first] + table.numels[first] if first < last else 0
 
 
 def overlapping(table: ParameterTable, partition: Partition) -> tuple[int, int]:
@@ -209,11 +216,19 @@ def overlapping(table: ParameterTable, partition: Partition) -> tuple[int, int]:
 def slices(table: ParameterTable, partition: Partition) -> list[int]:
     """Elements of each parameter that lie inside ``partition``."""
     first, last = overlapping(table, partition)
-    own_start, own_end = partition.start, partition.end
-    return [
-        min(end, own_end) - max(end - numel, own_start)
-        for numel, end in zip(table.numels[first:last], table.ends[first:last], strict=True)
-    ]
+    parameters = zip(table.numels[first:last], table.ends[first:last], strict=True)
+    return [_slice(numel, end, partition) for numel, end in parameters]
+
+
+def _slice(numel: int, end: int, partition: Partition) -> int:
+    return min(end, partition.end) - max(end - numel, partition.start)
+
+
+def largest_slice(table: ParameterTable, partition: Partition) -> int:
+    """The most of ``slices``, 0 where there is none: only the first and the last may be cut."""
+    first, last = overlapping(table, partition)
+    at_edges = [_slice(table.numels[at], table.ends[at], partition) for at in {first, last - 1} if first < last]
+    return max([*table.numels[first + 1 : last - 1], *at_edges], default=0)
 
 
 def fullest_rank(table: ParameterTable, num_ranks: int) -> int:

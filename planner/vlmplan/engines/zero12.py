@@ -25,6 +25,7 @@ from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_byt
 from vlmplan.engines.parameters import (
     ParameterTable,
     Partition,
+    largest_slice,
     owned_elements,
     partition_of,
     partition_size,
@@ -263,7 +264,7 @@ class Zero12(Engine):
         start = weights + Components(optimizer_states=size * m)
         init = higher(flattening, start + Components(temporaries=size * max(p, m)))
         resident = start + Components(optimizer_states=state_bytes(recipe, [(size,)], recipe.master_dtype))
-        norm = max(slices(table, self.partition), default=0) * NORM_BYTES
+        norm = largest_slice(table, self.partition) * NORM_BYTES
         cast = size * (p + (m if m != p else 0))
         update = size * m + update_bytes(recipe, [(size,)], recipe.master_dtype)
         step = higher(

@@ -28,7 +28,7 @@ from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gathering import GatheredWeights, num_wrappers
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes
-from vlmplan.engines.parameters import ParameterTable, sharded_elements
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.engines.shards import Shards
 from vlmplan.recipe import Recipe
@@ -93,7 +93,7 @@ class Zero3(Engine):
         if self.recipe.trains_adapters:
             for entry in self.trained:
                 self._shard(entry)
-        trained = sharded_elements(self.table.numels, self.num_ranks)
+        trained = self.table.sharded_elements(self.num_ranks)
         if not self.offloads_weights:
             for entry in self.trained:
                 sink.free(_part("shard", entry))
@@ -234,7 +234,7 @@ class Zero3(Engine):
         self.use_first()
 
     def _check_overflow(self) -> None:
-        own = sharded_elements(self.table.numels, self.num_ranks)
+        own = self.table.sharded_elements(self.num_ranks)
         if num_bytes := own * overflow_check_bytes(self.recipe):
             absolute = own * self.gradient_bytes
             self.sink.transient(Component.TEMPORARIES, [absolute, num_bytes - absolute])
@@ -305,7 +305,7 @@ class Zero3(Engine):
         whole = Components(weights=persistent)
         if self.offloads_optimizer:
             return ModelStates(start, start + whole, start + Components(temporaries=hooked), start + whole, copies)
-        trained = sharded_elements(self.table.numels, num_ranks)
+        trained = self.table.sharded_elements(num_ranks)
         groups = self.shards.sub_groups
         group = max(groups)
         master = Components(optimizer_states=trained * m)

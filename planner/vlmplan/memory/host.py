@@ -13,7 +13,6 @@ from vlmplan.engines.parameters import (
     owned_elements,
     partition_of,
     partition_size,
-    sharded_elements,
 )
 from vlmplan.recipe import Method, Offload, Precision, Recipe
 from vlmplan.units import GIB, DType
@@ -57,7 +56,7 @@ def host_memory(
     paged = ranks_per_node * paged_bytes(recipe, _updated_shapes(table, recipe, num_ranks))
     if recipe.zero_stage == 3:
         shards = ranks_per_node * _offloaded_weight_bytes(table, recipe, num_ranks)
-        moved = ranks_per_node * sharded_elements(table.numels, num_ranks) * table.trained_dtype.num_bytes
+        moved = ranks_per_node * table.sharded_elements(num_ranks) * table.trained_dtype.num_bytes
         arriving = shards + max(read_bytes(table, recipe, stored), moved)
     elif recipe.method is Method.QLORA:
         arriving = ranks_per_node * table.largest_bytes
@@ -116,7 +115,7 @@ def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: 
     p, m = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
     if recipe.zero_stage == 3:
         check = overflow_check_bytes(recipe)
-        return sharded_elements(table.numels, num_ranks) * (4 * m + recipe.precision.dtype.num_bytes + check)
+        return table.sharded_elements(num_ranks) * (4 * m + recipe.precision.dtype.num_bytes + check)
     states = partition_size(table.num_trained, num_ranks) * (4 * m + p) + table.largest_trained * p
     if recipe.zero_stage == 1 or recipe.grad_accum == 1 or recipe.precision is Precision.BF16_PURE:
         return states
