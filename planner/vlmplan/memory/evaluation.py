@@ -68,12 +68,16 @@ class KeptOutputs:
     @property
     def held(self) -> list[int]:
         """Beside the last forward: the earlier steps, and once more the step before, which the loop's variable still
-        has. Of two steps the first is both; what has moved to the host is gone, but for the first of it on a CPU
-        rank, which numpy has not joined to anything yet."""
-        earlier, moved = self.num_kept_steps - 1, 0
-        if self.is_on_cpu and self.num_steps > self.num_kept_steps:
-            moved = self.num_kept_steps * self.step_rows * self.numpy_bytes
-        return [earlier * self.gathered_bytes, self.gathered_bytes if earlier >= 2 else 0, moved]
+        has. Of two steps the first is both; what has moved to the host is gone."""
+        earlier = self.num_kept_steps - 1
+        return [earlier * self.gathered_bytes, self.gathered_bytes if earlier >= 2 else 0, self._numpy_bytes_here]
+
+    @property
+    def _numpy_bytes_here(self) -> int:
+        """The first outputs that moved to the host are still there on a CPU rank, until numpy joins others to them."""
+        if not self.is_on_cpu or self.num_steps == self.num_kept_steps:
+            return 0
+        return self.num_kept_steps * self.step_rows * self.numpy_bytes
 
     @property
     def moved(self) -> list[int]:
@@ -92,7 +96,7 @@ class KeptOutputs:
             moments.append([earlier, *own, rows * self.sample_bytes])
         if self.is_on_cpu and self._is_converted:
             moments.append([rows * self.sample_bytes, rows * self.numpy_bytes, *(own if earlier else [])])
-        return max(moments, key=sum)
+        return [*max(moments, key=sum), *([self._numpy_bytes_here] if self._numpy_bytes_here else [])]
 
     @property
     def host_bytes(self) -> int:

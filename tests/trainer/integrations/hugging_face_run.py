@@ -2,7 +2,8 @@
 
 python -m torch.distributed.run --nproc_per_node=2 tests/trainer/integrations/hugging_face_run.py JOB
 
-``JOB`` is JSON: folder, method (full, lora), stage (null for DDP, 2, 3), and options of the callback.
+``JOB`` is JSON: folder, method (full, lora), stage (null for DDP, 2, 3), options of the callback, and ``evaluation``:
+after how many batches what it keeps of every sample, its logits, moves to the host, null for the end.
 """
 
 import json
@@ -17,14 +18,15 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 import torch
 
 SEQ_LEN, MICRO_BATCH, GRAD_ACCUM, NUM_STEPS = 64, 2, 2, 4
+NUM_EVALUATED = 40
 
 
 class Tokens(torch.utils.data.Dataset):
     """Tokens drawn once, all of one length."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_samples: int = 16) -> None:
         drawn = torch.Generator().manual_seed(0)
-        self.ids = torch.randint(20, 200, (16, SEQ_LEN), generator=drawn)
+        self.ids = torch.randint(20, 200, (num_samples, SEQ_LEN), generator=drawn)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -49,6 +51,9 @@ def arguments(job: dict[str, Any]) -> Any:
         batch = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto")
         rest = {"gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"}}
         section = {"zero_optimization": zero, **batch, **rest}
+    evaluation: dict[str, Any] = {}
+    if "evaluation" in job:
+        evaluation = {"eval_strategy": "steps", "eval_steps": NUM_STEPS, "eval_accumulation_steps": job["evaluation"]}
     return TrainingArguments(
         job["output"],
         deepspeed=section,
@@ -62,7 +67,18 @@ def arguments(job: dict[str, Any]) -> Any:
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
+        **evaluation,
     )
+
+
+def evaluating(job: dict[str, Any]) -> dict[str, Any]:
+    """What a Trainer needs to evaluate and to keep all logits for it."""
+    if "evaluation" not in job:
+        return {}
+    return {
+        "eval_dataset": Tokens(NUM_EVALUATED),
+        "compute_metrics": lambda prediction: {"rows": float(len(prediction.predictions))},
+    }
 
 
 def main(job: dict[str, Any]) -> None:
@@ -83,7 +99,8 @@ def main(job: dict[str, Any]) -> None:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            Trainer(model=model, args=settings, train_dataset=Tokens(), callbacks=[callback]).train()
+            more = evaluating(job)
+            Trainer(model=model, args=settings, train_dataset=Tokens(), callbacks=[callback], **more).train()
         except VlmplanError as error:
             result["stopped"] = str(error)
     if os.environ.get("RANK", "0") == "0":

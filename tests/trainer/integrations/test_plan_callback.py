@@ -72,6 +72,21 @@ def test_on_two_ranks_it_is_too(folder: Path, tmp_path: Path, method: str, stage
 
 
 @pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("stage", "num_ranks", "accumulation"), [(None, 1, None), (None, 2, 1), (2, 2, None), (3, 2, 1)]
+)
+def test_evaluation_with_all_logits_kept_is_within_a_hundredth_too(
+    folder: Path, tmp_path: Path, stage: int | None, num_ranks: int, accumulation: int | None
+):
+    options = {"eval_keeps": "logits", "eval_samples": 40}
+    job = {"method": "full", "stage": stage, "evaluation": accumulation, "options": options}
+    result = outcome(folder, tmp_path, num_ranks=num_ranks, **job)
+    assert result["why_not"] is None
+    lines = {line["name"]: line for line in result["lines"]}
+    assert abs(lines["evaluation, peak"]["error"]) < 0.01, lines
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize("on_too_large", ["warn", "stop"])
 def test_what_cannot_fit_is_said_before_the_first_step(folder: Path, tmp_path: Path, on_too_large: str):
     options = {"on_too_large": on_too_large, "gpu": "rtx-4060", "seq_len": 4_000_000}
