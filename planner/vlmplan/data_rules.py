@@ -1,5 +1,6 @@
 """What a trainer does with samples before they are a micro batch: order, padding, packing, cuts, sizes of images."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -13,6 +14,30 @@ class Order(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VideoRules:
+    """Which frames of a video a trainer takes: ``fps`` in each second, ``most_frames`` at the most, each brought
+    between ``min_pixels`` and ``max_pixels``.
+
+    Defaults and rule are those of LLaMA-Factory 0.9.5 (``hparams/model_args.py``, ``_get_video_sample_indices`` and
+    ``Qwen2VLPlugin._regularize_videos`` in ``data/mm_plugin.py``).
+    """
+
+    fps: float = 2.0
+    most_frames: int = 128
+    min_pixels: int = 16 * 16
+    max_pixels: int = 256 * 256
+
+    def num_frames(self, *, of: int, seconds: float) -> int:
+        """Frames that the model is given of a video with ``of``: an even number, as two make a patch.
+
+        >>> VideoRules().num_frames(of=243, seconds=9.72), VideoRules().num_frames(of=9000, seconds=300)
+        (20, 128)
+        """
+        taken = min(of, self.most_frames, max(1, math.floor(seconds * self.fps)))
+        return taken + taken % 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataRules:
     """The bundled trainer's where nothing else is said.
 
@@ -20,6 +45,7 @@ class DataRules:
     left out, where others are cut. ``packs`` samples into rows of the limit. Images of more than ``max_pixels`` are
     made smaller, of fewer than ``min_pixels`` larger. ``names`` are the data sets of a dataset_info.json.
     ``image_folder`` is where the trainer looks for images first, by its name in the configuration.
+    ``videos`` is None where they are not planned.
     """
 
     trainer: str = "vlmplan"
@@ -31,6 +57,7 @@ class DataRules:
     max_pixels: int | None = None
     names: tuple[str, ...] = ()
     image_folder: str | None = None
+    videos: VideoRules | None = None
 
     @property
     def is_bundled(self) -> bool:
@@ -50,5 +77,5 @@ def rules_of(tool: str | None) -> DataRules:
         return DataRules()
     if tool == "llamafactory":
         most, fewest = LLAMA_FACTORY_PIXELS
-        return DataRules(trainer=tool, max_pixels=most, min_pixels=fewest)
+        return DataRules(trainer=tool, max_pixels=most, min_pixels=fewest, videos=VideoRules())
     return DataRules(trainer=tool, pads_to=1, drops_long=tool == "ms-swift")

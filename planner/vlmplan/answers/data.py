@@ -33,6 +33,7 @@ def document(source: DataSource) -> JsonDict:
         "tokens": _distribution(tokens),
         "images_per_sample": _distribution(sorted(shape.num_images for shape in found.shapes)),
         "image_pixels": _distribution(pixels) if pixels else None,
+        "num_videos": sum(len(sample.videos) for sample in source.dataset.samples),
         "limit": None if source.limit_source is None else kept.limit,
         "limit_source": source.limit_source,
         "num_cut": kept.num_cut,
@@ -78,7 +79,7 @@ def print_data(source: DataSource) -> None:
         say(_images(source, pixels))
         for line in drawn(_pixel_rows(histogram(pixels, NUM_IMAGE_BINS)), picture_width()):
             click.echo(line)
-    say(*_limit(source))
+    say(*_videos(source), *_limit(source))
 
 
 def _head(source: DataSource) -> Iterator[str]:
@@ -97,11 +98,23 @@ def _percentiles(tokens: Sequence[int]) -> str:
 
 
 def _images(source: DataSource, pixels: Sequence[int]) -> str:
-    images = [shape.num_images for shape in source.found.shapes]
+    images = [len(sample.images) for sample in source.dataset.samples]
     middle, most = percentile(pixels, 50) / 1e6, pixels[-1] / 1e6
     return (
         f"images: {counted(sum(images), 'image')} in {counted(sum(map(bool, images)), 'sample')}, at most "
         f"{max(images)} in one; {middle:.2f} megapixels in the middle, {most:.2f} in the largest"
+    )
+
+
+def _videos(source: DataSource) -> Iterator[str]:
+    """Videos, and how many frames of each the trainer takes."""
+    rules, videos = source.rules.videos, [video for sample in source.dataset.samples for video in sample.videos]
+    if not videos or rules is None:
+        return
+    frames = sorted(rules.num_frames(of=video.num_frames, seconds=video.seconds) for video in videos)
+    yield (
+        f"videos: {counted(len(videos), 'video')} of {sum(video.seconds for video in videos) / len(videos):.1f} s on "
+        f"average; of each {percentile(frames, 50)} frames in the middle, {frames[-1]} at the most"
     )
 
 

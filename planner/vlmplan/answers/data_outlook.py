@@ -85,7 +85,7 @@ def print_options(source: DataSource, outlook: Outlook, options: Sequence[Option
     """What would buy something."""
     click.echo()
     print_table(_table(source, outlook, options))
-    say(*_largest_lines(largest))
+    say(*_largest_lines(largest, has_pictures=source.dataset.has_pictures))
 
 
 def _run_lines(found: Estimate, source: DataSource, outlook: Outlook) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _covering_text(covers: Covering) -> str:
 
 
 def _table(source: DataSource, outlook: Outlook, options: Sequence[Option]) -> Table:
-    has_images = bool(source.found.sizes)
+    has_images = source.dataset.has_pictures
     titles = ["what would buy", "peak", "change", "run", "change", "padding", "cut"]
     titles += ["shrunk"] if has_images else []
     now = source.trained.num_over / len(source.found.shapes)
@@ -151,7 +151,7 @@ def _row(
     return (*row, f"{shrunk_fraction:.0%}") if has_images else row
 
 
-def _largest_lines(largest: Largest) -> Iterator[str]:
+def _largest_lines(largest: Largest, *, has_pictures: bool) -> Iterator[str]:
     if largest.micro_batch is None:
         yield "largest that fits: not even a micro batch of 1"
     else:
@@ -159,5 +159,5 @@ def _largest_lines(largest: Largest) -> Iterator[str]:
         yield f"largest micro batch that fits, in any order: {largest.micro_batch:,}{more}"
     if largest.seq_len is not None:
         yield f"largest --seq-len: {largest.seq_len:,}"
-    if largest.image_size is not None:
+    if largest.image_size is not None and has_pictures:
         yield f"largest images: {_size_text(largest.image_size)}, with samples longer by their tokens"

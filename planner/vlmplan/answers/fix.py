@@ -169,7 +169,9 @@ def _run_lines(found: Fixes, run: Outlook, one: Fix, other: Outlook, on: date) -
     source = one.request.from_data.source
     total, padding = len(source.found.shapes), other.padding_fraction
     done = "left out" if source.rules.drops_long else "cut"
-    shrunk = f"; {source.shrunk_image_fraction:.1%} of the images are made smaller" if source.found.sizes else ""
+    shrunk = (
+        f"; {source.shrunk_image_fraction:.1%} of the images are made smaller" if source.dataset.has_pictures else ""
+    )
     yield (
         f"samples: {source.num_changed:,} of {total:,} ({source.num_changed / total:.1%}) are {done}{shrunk}; "
         f"{padding:.0%} of the computed tokens are padding"

@@ -19,7 +19,7 @@ def known_sample_changes(source: DataSource) -> Sequence[tuple[Change, ...]]:
     for level in (*FEW, *MANY):
         limit = next(iter(limits_at(source.trained.samples, level[:1])), None)
         cut = () if limit is None else (_cut(limit),)
-        shrunk = (_shrunk(source, level[1]),) if source.found.sizes else ()
+        shrunk = (_shrunk(source, level[1]),) if source.dataset.has_pictures else ()
         for changes in (cut, shrunk, (*cut, *shrunk)) if cut and shrunk else (cut or shrunk,):
             loses_many = level in MANY and changes[:1] == cut
             (last if loses_many else found).append(changes)

@@ -2,6 +2,7 @@
 
 formats.py      the forms of a sample in JSON, as turns of texts and image references
 image_files.py  image files and base64: found, and their size read from the header
+video_files.py    videos: their length and size by the container's header
 named_columns.py  samples whose columns a dataset_info.json names
 samples.py      a file as checked samples, or a sentence for each bad one
 downscaling.py  images made no larger than the plan's

@@ -12,33 +12,37 @@ Those of OpenAI, LLaVA (and ShareGPT), Alpaca and TRL. An image part says where 
 beside it. Messages with neither parts nor tags show the sample's images before the user's first text, as TRL has it
 (``prepare_multimodal_messages`` in ``trl/data_utils.py``).
 
+Where a trainer's videos are planned, ``<video>`` and ``video`` or ``videos`` are read as images and their tags are.
+
 What is learnt is what the assistant says; of a prompt and its completion, all of the completion and nothing else.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
 from vlmplan.units import counted
 
-IMAGE_TAG = "<image>"
+IMAGE_TAG, VIDEO_TAG = "<image>", "<video>"
 ROLES = ("system", "user", "assistant")
 LLAVA_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 TEXT_TYPES = ("text", "input_text")
 IMAGE_TYPES = ("image", "image_url", "input_image")
 REFERENCE_KEYS = ("image", "path", "url", "base64", "image_url")
 OWN_IMAGES = ("image", "images")
-OTHER_MEDIA = ("video", "videos", "audio", "audios")
+OWN_VIDEOS = ("video", "videos")
+SOUND = ("audio", "audios")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """Where an image is, as it stands in the JSON: a path, a data: URI or base64."""
+    """Where an image is, as it stands in the JSON: a path, a data: URI or base64; or where a video is: a path."""
 
     text: str
     is_base64: bool = False
+    is_video: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +63,12 @@ class RawSample:
 
 
 class _Tag:
-    """An image part that does not say which image."""
+    """An image part that does not say which image, or a video's."""
 
 
-_TAG = _Tag()
+_TAG, _VIDEO = _Tag(), _Tag()
+VIDEO_MARK = "".join((VIDEO_TAG, "\0"))
+"""Stands for a video until its file is known; compared by identity."""
 _Part = str | Reference | _Tag
 _Parts = list[tuple[str, list[_Part]]]
 
@@ -78,10 +84,10 @@ class _Read:
     shows_images_first: bool = False
 
 
-def raw_sample(values: dict[str, Any], *, source: str) -> RawSample:
+def raw_sample(values: dict[str, Any], *, source: str, takes_videos: bool = False) -> RawSample:
     """One sample. Raises InputError, with ``source`` in front, for what is in none of the forms."""
     sample = JsonObject(values, source=source)
-    for key in OTHER_MEDIA:
+    for key in SOUND if takes_videos else (*OWN_VIDEOS, *SOUND):
         if sample.maybe(key, sample.raw) not in (None, []):
             sample.complain(key, "samples of text and images are read, video and sound are not")
     found = [key for key in _READERS if key in sample]
@@ -91,7 +97,11 @@ def raw_sample(values: dict[str, Any], *, source: str) -> RawSample:
             "messages, conversations (LLaVA), instruction and output (Alpaca), or prompt and completion (TRL)"
         )
     read = _READERS[found[0]](sample)
+    if takes_videos:
+        read = replace(read, turns=_with_video_tags(read.turns))
     turns = _with_images(read, _own_images(sample), source)
+    if takes_videos:
+        turns = _with_videos(turns, _own_videos(sample), source)
     _check_order(turns, source, is_plain=read.is_plain)
     return RawSample(form=read.form, turns=turns, num_prompt_turns=read.num_prompt_turns, is_plain=read.is_plain)
 
@@ -260,9 +270,51 @@ def _with_images(read: _Read, images: list[Reference], source: str) -> tuple[Raw
         raise InputError(f"{source}: {fault}: {counted(num_tags, 'tag')}, {counted(len(images), 'image')}"
                          + (f" ({shown([image.text for image in images])})" if images else ""))  # fmt: skip
     rest = iter(images)
+    return tuple(RawTurn(role=role, content=tuple(_filled(part, rest) for part in parts)) for role, parts in turns)
+
+
+def _filled(part: _Part, images: Iterator[Reference]) -> str | Reference:
+    """A part with its image; a video's tag as a text that is no other's."""
+    return VIDEO_MARK if part is _VIDEO else next(images) if isinstance(part, _Tag) else part
+
+
+# -- videos ----------------------------------------------------------------------------------------------------------
+
+
+def _with_video_tags(turns: _Parts) -> _Parts:
+    """The user's texts cut at their video tags."""
+    return [(role, _cut_at_videos(parts) if role == "user" else parts) for role, parts in turns]
+
+
+def _cut_at_videos(parts: list[_Part]) -> list[_Part]:
+    cut: list[_Part] = []
+    for part in parts:
+        if not isinstance(part, str) or VIDEO_TAG not in part:
+            cut.append(part)
+            continue
+        first, *others = part.split(VIDEO_TAG)
+        cut += [first] if first else []
+        for piece in others:
+            cut += [_VIDEO, piece] if piece else [_VIDEO]
+    return cut
+
+
+def _own_videos(sample: JsonObject) -> list[Reference]:
+    """``video`` or ``videos``: a path or a list of them."""
+    listed = [item for key in OWN_VIDEOS for item in _listed(sample.maybe(key, sample.raw))]
+    if not all(isinstance(item, str) for item in listed):
+        sample.refuse(next(key for key in OWN_VIDEOS if key in sample), "a path or a list of paths of video files,")
+    return [Reference(text=item, is_video=True) for item in listed]
+
+
+def _with_videos(turns: tuple[RawTurn, ...], videos: list[Reference], source: str) -> tuple[RawTurn, ...]:
+    num_tags = sum(part is VIDEO_MARK for turn in turns for part in turn.content)
+    if num_tags != len(videos):
+        raise InputError(f"{source}: {counted(num_tags, f'{VIDEO_TAG} tag')}, but {counted(len(videos), 'video')}")
+    rest = iter(videos)
     return tuple(
-        RawTurn(role=role, content=tuple(next(rest) if isinstance(part, _Tag) else part for part in parts))
-        for role, parts in turns
+        replace(turn, content=tuple(next(rest) if part is VIDEO_MARK else part for part in turn.content))
+        for turn in turns
     )
 
 

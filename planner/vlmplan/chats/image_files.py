@@ -79,17 +79,35 @@ def located(reference: Reference, folders: tuple[Path, ...]) -> Path | bytes:
     text = reference.text
     if URL.match(text):
         raise InputError(f"the image {shown(text)} is a URL; images are read from files or base64, never from the net")
+    path = _file_in(folders, text)
+    if path is not None:
+        return path
+    if len(text) >= MIN_BASE64_LENGTH and BASE64.fullmatch(text):
+        return decoded_base64(text)
+    raise _no_file("image", text, folders)
+
+
+def located_file(reference: Reference, folders: tuple[Path, ...], *, kind: str) -> Path:
+    """The file that a reference names, looked for in ``folders`` in turn."""
+    path = _file_in(folders, reference.text)
+    if path is None:
+        raise _no_file(kind, reference.text, folders)
+    return path
+
+
+def _file_in(folders: tuple[Path, ...], name: str) -> Path | None:
     for folder in folders:
-        path = folder / text
+        path = folder / name
         try:
             if path.is_file():
                 return path
         except (OSError, ValueError):  # a name that is too long, or with a zero byte
             continue
-    if len(text) >= MIN_BASE64_LENGTH and BASE64.fullmatch(text):
-        return decoded_base64(text)
-    places = " or ".join(str(folder) for folder in folders)
-    raise InputError(f"the image {shown(text)} is no file in {places}")
+    return None
+
+
+def _no_file(kind: str, name: str, folders: tuple[Path, ...]) -> InputError:
+    return InputError(f"the {kind} {shown(name)} is no file in {' or '.join(str(folder) for folder in folders)}")
 
 
 class PixelBudget:

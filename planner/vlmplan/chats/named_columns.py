@@ -50,6 +50,8 @@ class NamedColumns:
         sample = JsonObject(row, source=source)
         images = self._value(sample, "images")
         own: JsonDict = {} if images in (None, []) else {"images": images}
+        videos = self._value(sample, "videos")
+        own |= {} if videos in (None, []) else {"videos": videos}
         made = self._alpaca(sample) if self.formatting == ALPACA else self._sharegpt(sample)
         return {**made, **own}
 
@@ -98,12 +100,14 @@ class NamedColumns:
         return {"conversations": turns}
 
 
-def named_columns(name: str, info: JsonObject) -> NamedColumns:
+def named_columns(name: str, info: JsonObject, *, takes_videos: bool = False) -> NamedColumns:
     """How dataset_info.json says that the data set ``name`` is read. Raises InputError for what is not planned."""
     formatting = info.choice("formatting", (ALPACA, SHAREGPT)) if "formatting" in info else ALPACA
     columns: Mapping[str, Any] = info.mapping("columns") if "columns" in info else COLUMNS
     tags: Mapping[str, Any] = {**TAGS, **(info.mapping("tags") if "tags" in info else {})}
     for key, why in NOT_PLANNED.items():
+        if takes_videos and key == "videos":
+            continue
         if columns.get(key) or info.values.get(key):
             raise InputError(f"{info.source}: {info.path} has {key}; {why}")
     for key, value in (*columns.items(), *tags.items()):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmplan.chats.formats import RawTurn, Reference, raw_sample
-from vlmplan.chats.image_files import EmbeddedImage, ImageSource, PixelBudget, checked_size, located
+from vlmplan.chats.image_files import EmbeddedImage, ImageSource, PixelBudget, checked_size, located, located_file
 from vlmplan.chats.named_columns import NamedColumns
+from vlmplan.chats.video_files import VideoHeader, video_header
 from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
@@ -33,11 +34,19 @@ class ImagePart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VideoPart:
+    """A video by what its container's header says; read where it is planned for a trainer that takes videos."""
+
+    source: Path
+    header: VideoHeader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one side says. ``role`` is system, user or assistant; only the user shows images."""
+    """What one side says. ``role`` is system, user or assistant; only the user shows images and videos."""
 
     role: str
-    content: tuple[TextPart | ImagePart, ...]
+    content: tuple[TextPart | ImagePart | VideoPart, ...]
 
     @property
     def text(self) -> str:
@@ -60,6 +69,10 @@ class Sample:
     @property
     def images(self) -> tuple[ImagePart, ...]:
         return tuple(part for turn in self.turns for part in turn.content if isinstance(part, ImagePart))
+
+    @property
+    def videos(self) -> tuple[VideoPart, ...]:
+        return tuple(part for turn in self.turns for part in turn.content if isinstance(part, VideoPart))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +125,7 @@ def sample_of(
     *,
     file: Path,
     columns: NamedColumns | None = None,
+    takes_videos: bool = False,
 ) -> tuple[str, Sample]:
     """The name of its form, and the sample, whose columns may have names of their own.
 
@@ -126,7 +140,7 @@ def sample_of(
     _refuse_halves(values, text, source)
     if columns is not None:
         values = columns.standard(values, source=source)
-    raw = raw_sample(values, source=source)
+    raw = raw_sample(values, source=source, takes_videos=takes_videos)
     place = EmbeddedImage(file=file, offset=record.offset, num_bytes=len(record.content), index=0)
     turns = tuple(_turns(raw.turns, source, folders, budget, place))
     return raw.form, Sample(source=source, turns=turns, num_prompt_turns=raw.num_prompt_turns, is_plain=raw.is_plain)
@@ -148,14 +162,24 @@ def _turns(
 ) -> Iterator[Turn]:
     num_images = 0
     for turn in raw:
-        content: list[TextPart | ImagePart] = []
+        content: list[TextPart | ImagePart | VideoPart] = []
         for part in turn.content:
-            if isinstance(part, Reference):
+            if isinstance(part, Reference) and part.is_video:
+                content.append(_video(part, source, folders))
+            elif isinstance(part, Reference):
                 content.append(_image(part, source, folders, budget, dataclasses.replace(place, index=num_images)))
                 num_images += 1
             elif part:
                 content.append(TextPart(text=part))
         yield Turn(role=turn.role, content=tuple(content))
+
+
+def _video(reference: Reference, source: str, folders: tuple[Path, ...]) -> VideoPart:
+    try:
+        path = located_file(reference, folders, kind="video")
+        return VideoPart(source=path, header=video_header(path, name=f"the video {path}"))
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
 
 
 def _image(

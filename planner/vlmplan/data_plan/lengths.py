@@ -9,7 +9,7 @@ from typing import NamedTuple
 from vlmplan.chats.downscaling import Size
 from vlmplan.data_rules import DataRules
 from vlmplan.dataset import Dataset
-from vlmplan.dataset.images import ImageAmounts
+from vlmplan.dataset.images import ImageAmounts, frame_pairs
 from vlmplan.errors import InputError
 from vlmplan.workload import ModelFiles
 
@@ -19,7 +19,8 @@ LIMIT_MULTIPLE = 64
 
 
 class Shape(NamedTuple):
-    """One sample. ``tokens`` has the ``image_tokens``, ``patches`` are the vision encoder's for all its images."""
+    """One sample. ``tokens`` has the ``image_tokens``, ``patches`` are the vision encoder's for all its images, among
+    which is one for each two frames of a video."""
 
     tokens: int
     patches: int = 0
@@ -112,16 +113,18 @@ def sample_shapes(dataset: Dataset, model: ModelFiles, rules: DataRules, planned
     for sample in dataset.samples:
         image_tokens = patches = 0
         try:
-            for size in sample.images:
-                seen = amounts.seen_size(size)
-                made = amounts.shape(seen, len(sample.images))
+            seen_sizes = [amounts.seen_size(size) for size in sample.images]
+            if rules.videos is not None:
+                seen_sizes += [size for video in sample.videos for size in frame_pairs(video, rules.videos)]
+            for seen in seen_sizes:
+                made = amounts.shape(seen, len(seen_sizes))
                 image_tokens += made.num_tokens
                 patches += made.num_patches
                 sizes[seen] = made.num_patches
         except InputError as error:
             refused.append(str(error))
             continue
-        shapes.append(Shape(sample.text_tokens + image_tokens, patches, len(sample.images), image_tokens))
+        shapes.append(Shape(sample.text_tokens + image_tokens, patches, len(seen_sizes), image_tokens))
     if not shapes:
         raise InputError(f"{dataset.source}: no sample can be used with {model.id}: {refused[0]}")
     return SampleShapes(

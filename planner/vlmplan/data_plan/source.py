@@ -1,7 +1,6 @@
 """What ``--data`` decides of a request: how long samples are, which images they have, and how many there are."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from vlmplan.data_plan.covering import Covering, covering, covering_every_order
 from vlmplan.data_plan.lengths import SampleShapes, Trained, sample_shapes, trained
 from vlmplan.data_rules import DataRules
 from vlmplan.dataset import Dataset, dataset
-from vlmplan.dataset.images import ImageAmounts
+from vlmplan.dataset.images import ImageAmounts, takes_videos
 from vlmplan.models import context_length
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
@@ -100,14 +99,14 @@ class DataSource:
 
 
 class DataSources:
-    """The samples of a file or folder under any rules and limits, each computed once. They are read when it is made:
-    raises what ``dataset`` raises."""
+    """The samples of a file or folder under any rules and limits, each computed once. They are read when it is made, as
+    the trainer of ``rules`` does: raises what ``dataset`` raises."""
 
-    def __init__(
-        self, path: Path, model: ModelFiles, *, names: Sequence[str] = (), image_folder: Path | None = None
-    ) -> None:
+    def __init__(self, path: Path, model: ModelFiles, rules: DataRules, *, image_folder: Path | None = None) -> None:
         self._path, self._model = path, model
-        self._dataset = dataset(path, model, names=names, image_folder=image_folder)
+        self._dataset = dataset(
+            path, model, names=rules.names, image_folder=image_folder, takes_videos=takes_videos(model, rules)
+        )
         self._shapes: dict[tuple[int, int | None, Size | None], SampleShapes] = {}
         self._sources: dict[tuple[DataRules, Limits], DataSource] = {}
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from vlmplan.chats.samples import ImagePart, Sample, Turn
+from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.rendering import ChatRenderer
 from vlmplan.errors import InputError, MissingPackageError
@@ -84,7 +84,7 @@ class ExactCounter:
         self._renderer = None
         if texts.template is not None:
             self._renderer = ChatRenderer(texts.template, texts.special_tokens, source=texts.source)
-        self._placeholder = self._found_placeholder()
+        self._placeholders: dict[str, int | None] = {}
 
     @property
     def is_exact(self) -> bool:
@@ -133,30 +133,43 @@ class ExactCounter:
         if not self._texts.takes_parts:
             return {"role": turn.role, "content": turn.text}
         parts = [
-            {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+            {"type": "text", "text": part.text}
+            if isinstance(part, TextPart)
+            else {"type": "image" if isinstance(part, ImagePart) else "video"}
             for part in turn.content
         ]
         return {"role": turn.role, "content": parts}
 
     def _count(self, sample: Sample, ids: list[int]) -> int | InputError:
-        num_images = len(sample.images)
-        if not num_images:
-            return len(ids)
-        if self._placeholder is None:
-            return InputError(f"{sample.source}: the model's chat template writes no token of its own for an image")
-        found = ids.count(self._placeholder)
-        if found != num_images:
-            return InputError(
-                f"{sample.source}: the model's token for an image comes {found} times in the text, and the sample "
-                f"shows {num_images}; a text must not hold that token, and the chat template has to place every image"
-            )
-        return len(ids) - num_images
+        placed = 0
+        for kind, article, shown in (("image", "an", len(sample.images)), ("video", "a", len(sample.videos))):
+            if not shown:
+                continue
+            token = self._placeholder(kind)
+            if token is None:
+                return InputError(
+                    f"{sample.source}: the model's chat template writes no token of its own for {article} {kind}"
+                )
+            found = ids.count(token)
+            if found != shown:
+                return InputError(
+                    f"{sample.source}: the model's token for {article} {kind} comes {found} times in the text, and the "
+                    f"sample shows {shown}; a text must not hold that token, and the chat template has to place every "
+                    f"{kind}"
+                )
+            placed += shown
+        return len(ids) - placed
 
-    def _found_placeholder(self) -> int | None:
-        """The token that the template writes once for one image."""
+    def _placeholder(self, kind: str) -> int | None:
+        if kind not in self._placeholders:
+            self._placeholders[kind] = self._found_placeholder(kind)
+        return self._placeholders[kind]
+
+    def _found_placeholder(self, kind: str) -> int | None:
+        """The token that the template writes once for one image, or one video."""
         if self._renderer is None or not self._texts.placeholders:
             return None
-        parts = [{"type": "image"}, {"type": "text", "text": PROBE}]
+        parts = [{"type": kind}, {"type": "text", "text": PROBE}]
         answer = [{"type": "text", "text": PROBE}]
         chat = [{"role": "user", "content": parts}, {"role": "assistant", "content": answer}]
         try:

@@ -31,7 +31,7 @@ class DataFile:
         return (own,) if self.info_folder is None or self.info_folder == own else (self.info_folder, own)
 
 
-def data_files(path: Path, names: Sequence[str] = ()) -> list[DataFile]:
+def data_files(path: Path, names: Sequence[str] = (), *, takes_videos: bool = False) -> list[DataFile]:
     """The files of ``path``; of a folder with a dataset_info.json the data sets ``names``, or all that are files there.
 
     Raises UnavailableError where nothing is there, InputError or UnknownNameError for what cannot be used.
@@ -39,16 +39,16 @@ def data_files(path: Path, names: Sequence[str] = ()) -> list[DataFile]:
     if not path.is_dir():
         if not path.exists():
             raise UnavailableError(f"{path} does not exist; a file of samples or a folder of them is needed")
-        return _of_info(path, names) if path.name == INFO else [DataFile(path=path)]
+        return _of_info(path, names, takes_videos) if path.name == INFO else [DataFile(path=path)]
     if (path / INFO).is_file():
-        return _of_info(path / INFO, names)
+        return _of_info(path / INFO, names, takes_videos)
     found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES and one.is_file())
     if not found:
         raise InputError(f"{path} has no {INFO} and no file of samples; {' or '.join(SUFFIXES)} is needed")
     return [DataFile(path=one) for one in found]
 
 
-def _of_info(info_path: Path, names: Sequence[str]) -> list[DataFile]:
+def _of_info(info_path: Path, names: Sequence[str], takes_videos: bool) -> list[DataFile]:
     info = JsonObject(read_json_object(info_path), source=str(info_path))
     if not names:
         every = [info.object(name) for name in info.values]
@@ -64,7 +64,7 @@ def _of_info(info_path: Path, names: Sequence[str]) -> list[DataFile]:
         if found is None:
             where = next((key for key in SOURCES if key in one), "file_name")
             raise InputError(f"{info_path}: {name} has its samples elsewhere ({where}); a file beside it is needed")
-        columns = named_columns(name, one)
+        columns = named_columns(name, one, takes_videos=takes_videos)
         inside = sorted(each for each in found.iterdir() if each.suffix in SUFFIXES) if found.is_dir() else [found]
         files += [DataFile(path=each, columns=columns, info_folder=info_path.parent) for each in inside]
     return files

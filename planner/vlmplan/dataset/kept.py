@@ -9,9 +9,11 @@ import hashlib
 import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from vlmplan.chats.video_files import VideoHeader
 from vlmplan.dataset.counting import token_counter
 from vlmplan.dataset.files import DataFile, data_files
 from vlmplan.dataset.model_texts import model_texts
@@ -27,18 +29,25 @@ MAX_KEPT_BYTES = 256 * 2**20
 """Of a kept scan, unpacked: some million samples."""
 
 
-def dataset(path: Path, model: ModelFiles, *, names: Sequence[str] = (), image_folder: Path | None = None) -> Dataset:
+def dataset(
+    path: Path,
+    model: ModelFiles,
+    *,
+    names: Sequence[str] = (),
+    image_folder: Path | None = None,
+    takes_videos: bool = False,
+) -> Dataset:
     """The samples of ``--data``, as ``model`` reads them; scanned, or as they were found before.
 
     Raises what ``data_files`` and ``scan`` raise.
     """
-    files, texts = data_files(path, names), model_texts(model)
+    files, texts = data_files(path, names, takes_videos=takes_videos), model_texts(model)
     counter = token_counter(texts)
-    key = _key(files, counter.digest, str(path), image_folder)
+    key = _key(files, f"{counter.digest}/{takes_videos}", str(path), image_folder)
     kept = _kept(key)
     if kept is not None:
         return kept
-    found, marks = scan(files, texts, counter, source=str(path), image_folder=image_folder)
+    found, marks = scan(files, texts, counter, source=str(path), image_folder=image_folder, takes_videos=takes_videos)
     _keep(key, found, marks)
     return found
 
@@ -73,6 +82,11 @@ def _keep(key: str, found: Dataset, marks: Sequence[ImageMark]) -> None:
             for index, sample in enumerate(found.samples)
             if sample.images
         },
+        "videos": {
+            str(index): [astuple(video) for video in sample.videos]
+            for index, sample in enumerate(found.samples)
+            if sample.videos
+        },
         "sizes": sizes,
         "forms": dict(found.forms),
         "num_bad": found.num_bad,
@@ -83,6 +97,11 @@ def _keep(key: str, found: Dataset, marks: Sequence[ImageMark]) -> None:
     }
     packed = base64.b64encode(zlib.compress(json.dumps(values).encode(), 6))
     keep_text(packed.decode("ascii"), FOLDER, f"{key}.txt")
+
+
+def _video(values: Sequence[Any]) -> VideoHeader:
+    width, height, num_frames, seconds = values
+    return VideoHeader(width=int(width), height=int(height), num_frames=int(num_frames), seconds=float(seconds))
 
 
 def _kept(key: str) -> Dataset | None:
@@ -99,7 +118,10 @@ def _kept(key: str) -> Dataset | None:
         sizes = [(int(width), int(height)) for width, height in values["sizes"]]
         shown: dict[str, list[int]] = values["images"]
         images = {int(index): tuple(sizes[place] for place in places) for index, places in shown.items()}
-        samples = tuple(SampleSize(int(tokens), images.get(i, ())) for i, tokens in enumerate(values["tokens"]))
+        videos = {int(index): tuple(map(_video, listed)) for index, listed in values["videos"].items()}
+        samples = tuple(
+            SampleSize(int(tokens), images.get(i, ()), videos.get(i, ())) for i, tokens in enumerate(values["tokens"])
+        )
         return Dataset(
             source=str(values["source"]),
             samples=samples,

@@ -25,8 +25,11 @@ WITH_TEMPLATE = ("chat_template.json", "processor_config.json", "tokenizer_confi
 SPECIAL_TOKENS = ("special_tokens_map.json", "tokenizer_config.json")
 MAX_TOKENIZER_BYTES = 128 * 2**20
 """The largest published one, of Gemma 3's 262,144 tokens, has 33 MB."""
-PLACEHOLDER_KEYS = ("image_token_id", "image_token_index", "boi_token_index", "boi_token_id", "image_seq_token_id")
-"""What config.json calls the token that a template writes for an image."""
+PLACEHOLDER_KEYS = (
+    *("image_token_id", "image_token_index", "boi_token_index", "boi_token_id", "image_seq_token_id"),
+    "video_token_id",
+)
+"""What config.json calls the token that a template writes for an image or a video."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,21 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.chats.downscaling import Size
+from vlmplan.chats.video_files import VideoHeader
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Of what is counted; another one makes kept results old."""
 MAX_SENTENCES = 5
 """Bad samples that are quoted; all are counted."""
 
 
 class SampleSize(NamedTuple):
-    """``text_tokens`` without those that stand for images, whose ``images`` sizes are (width, height) as looked at."""
+    """``text_tokens`` without those that stand for images and videos; ``images`` sizes are (width, height) as looked
+    at."""
 
     text_tokens: int
     images: tuple[Size, ...] = ()
+    videos: tuple[VideoHeader, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,5 +38,10 @@ class Dataset:
     is_exact: bool
 
     @property
-    def has_images(self) -> bool:
+    def has_pictures(self) -> bool:
         return any(sample.images for sample in self.samples)
+
+    @property
+    def has_images(self) -> bool:
+        """Or videos."""
+        return any(sample.images or sample.videos for sample in self.samples)

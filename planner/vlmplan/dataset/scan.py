@@ -44,7 +44,7 @@ class Scanned:
     num_bad: int = 0
     sentences: list[str] = field(default_factory=list[str])
     marks: dict[str, ImageMark] = field(default_factory=dict[str, ImageMark])
-    """Of the image files that were looked at, by path."""
+    """Of the files of images and videos that were looked at, by path."""
 
     def add(self, other: "Scanned") -> None:
         self.samples += other.samples
@@ -60,6 +60,7 @@ class _Chunk:
     folders: tuple[Path, ...]
     columns: NamedColumns | None
     records: list[Record]
+    takes_videos: bool
 
     @property
     def num_bytes(self) -> int:
@@ -73,6 +74,7 @@ def scan(
     *,
     source: str,
     image_folder: Path | None = None,
+    takes_videos: bool = False,
 ) -> tuple[Dataset, list[ImageMark]]:
     """The samples of the files, and the image files that they show. ``counter`` is that of ``texts``.
 
@@ -80,7 +82,7 @@ def scan(
     """
     total_bytes = sum(os.path.getsize(file.path) for file in files)
     found = Scanned()
-    chunks = _chunks(files, image_folder)
+    chunks = _chunks(files, image_folder, takes_videos)
     with reading_progress(total_bytes) as advance:
         for chunk_bytes, part in _results(chunks, texts, counter, _num_processes(total_bytes)):
             found.add(part)
@@ -100,7 +102,7 @@ def scan(
     return dataset, list(found.marks.values())
 
 
-def _chunks(files: Sequence[DataFile], image_folder: Path | None) -> Iterator[_Chunk]:
+def _chunks(files: Sequence[DataFile], image_folder: Path | None, takes_videos: bool) -> Iterator[_Chunk]:
     for file in files:
         folders = file.image_folders if image_folder is None else (image_folder, *file.image_folders)
         records: list[Record] = []
@@ -109,10 +111,10 @@ def _chunks(files: Sequence[DataFile], image_folder: Path | None) -> Iterator[_C
             records.append(one)
             num_bytes += len(one.content)
             if num_bytes >= CHUNK_BYTES or len(records) >= CHUNK_SAMPLES:
-                yield _Chunk(file.path, folders, file.columns, records)
+                yield _Chunk(file.path, folders, file.columns, records, takes_videos)
                 records, num_bytes = [], 0
         if records:
-            yield _Chunk(file.path, folders, file.columns, records)
+            yield _Chunk(file.path, folders, file.columns, records, takes_videos)
 
 
 def _num_processes(total_bytes: int) -> int:
@@ -167,7 +169,16 @@ def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
     read: list[tuple[str, Sample]] = []
     for one in chunk.records:
         try:
-            read.append(sample_of(one, chunk.folders, PixelBudget(0), file=chunk.file, columns=chunk.columns))
+            read.append(
+                sample_of(
+                    one,
+                    chunk.folders,
+                    PixelBudget(0),
+                    file=chunk.file,
+                    columns=chunk.columns,
+                    takes_videos=chunk.takes_videos,
+                )
+            )
         except InputError as error:
             _leave_out(found, str(error))
         except ImportError:
@@ -177,10 +188,11 @@ def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
             _leave_out(found, str(tokens))
             continue
         found.forms[form] += 1
-        found.samples.append(SampleSize(tokens, tuple((image.width, image.height) for image in sample.images)))
-        for image in sample.images:
-            if isinstance(image.source, Path) and str(image.source) not in found.marks:
-                mark = image_mark(str(image.source))
+        sizes = tuple((image.width, image.height) for image in sample.images)
+        found.samples.append(SampleSize(tokens, sizes, tuple(video.header for video in sample.videos)))
+        for shown in (*sample.images, *sample.videos):
+            if isinstance(shown.source, Path) and str(shown.source) not in found.marks:
+                mark = image_mark(str(shown.source))
                 if mark is not None:
                     found.marks[mark[0]] = mark
     return found

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules
+from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules, VideoRules
 from vlmplan.evaluation import Kept
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
@@ -64,7 +64,7 @@ WITHOUT_EFFECT = frozenset(
     init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef use_reentrant_gc
     infer_backend offload_folder use_kv_cache infer_dtype hf_hub_token ms_hub_token om_hub_token print_param_status
     trust_remote_code quantization_type double_quantization use_audio_in_video audio_sampling_rate
-    image_min_pixels video_min_pixels loraplus_lr_ratio loraplus_lr_embedding create_new_adapter plot_loss
+    image_min_pixels loraplus_lr_ratio loraplus_lr_embedding create_new_adapter plot_loss
     compute_accuracy disable_shuffling early_stopping_steps include_effective_tokens_per_second use_swanlab
     swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
     swanlab_lark_webhook_url swanlab_lark_secret ray_num_workers ray_init_kwargs ray_run_name ray_storage_path
@@ -165,7 +165,6 @@ def _samples(settings: Settings, model: ModelFiles | None, *, packs: bool) -> di
             "packing: planned as samples of cutoff_len tokens; attention between samples of a row is counted too"
         )
     largest = settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1)
-    settings.ignore(("video_max_pixels", "video_fps", "video_maxlen"))
     if sees(model):
         options["image_size"] = largest_image(largest)
         settings.note(f"{OF_EVERY_IMAGE} image_max_pixels allows, {largest_image(largest)}")
@@ -184,8 +183,24 @@ def _data_rules(settings: Settings, *, packs: bool) -> DataRules:
         min_pixels=settings.maybe_count("image_min_pixels", least=1) or IMAGE_MIN_PIXELS,
         max_pixels=settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1),
         names=tuple(settings.names("dataset")) if "dataset" in settings else (),
+        videos=_video_rules(settings),
         image_folder=settings.text("media_dir", "") or None if "media_dir" in settings else None,
     )
+
+
+def _video_rules(settings: Settings) -> VideoRules:
+    """What is said of videos; the rest is as LLaMA-Factory has it."""
+    said = {
+        name: settings.count(key, 1, least=1)
+        for name, key in (
+            ("most_frames", "video_maxlen"),
+            ("min_pixels", "video_min_pixels"),
+            ("max_pixels", "video_max_pixels"),
+        )
+        if key in settings
+    }
+    fps = settings.number("video_fps", 2.0) if "video_fps" in settings else VideoRules().fps
+    return VideoRules(fps=fps, **said)
 
 
 def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:

@@ -95,7 +95,7 @@ def _with_data(whole: Request, own: Request, path: Path, image_folder: Path | No
     if image_folder is not None and not image_folder.is_dir():
         raise UnavailableError(f"--image-folder {image_folder} is no folder")
     images = image_folder or _own_image_folder(rules, whole.configured)
-    sources = DataSources(path, whole.model_files, names=rules.names, image_folder=images)
+    sources = DataSources(path, whole.model_files, rules, image_folder=images)
     return with_samples(whole, own, sources, image_folder)
 
 
