@@ -42,6 +42,11 @@ class Precision(Choice):
         """Element type of the forward and backward computation."""
         return {"fp16": DType.FLOAT16, "fp32": DType.FLOAT32}.get(self.value, DType.BFLOAT16)
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether weights may be wider than what is computed in."""
+        return self.value in ("bf16", "fp16")
+
 
 class OptimizerKind(Choice):
     ADAMW = "adamw"

@@ -42,7 +42,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-OF_ITS_TRAINER = ("disk", "checkpoint_bytes", "export_bytes")
+OF_ITS_TRAINER = ("disk", "checkpoint_bytes", "export_bytes", "resume")
 """What a trainer writes that the bundled one does not."""
 
 

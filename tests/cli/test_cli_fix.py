@@ -169,3 +169,24 @@ def test_the_way_out_of_a_configuration_is_what_its_command_says(gpu: str, preci
     if gpu.endswith(":1"):
         Path("train.yaml").write_text(Path("train.yaml").read_text() + "quantization_bit: 4\n", encoding="utf-8")
         assert call("estimate", "--config", "train.yaml", "--gpu", gpu, "--json").document["recipe"] == said["recipe"]
+
+
+def test_where_the_host_is_short_of_what_is_loaded_in_float32_its_type_is_the_change(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    zero = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}}
+    sizes = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), "auto")
+    values = {
+        "model_name_or_path": "Qwen/Qwen2.5-0.5B",
+        "dataset_name": "d",
+        "use_peft": True,
+        "bf16": True,
+        "deepspeed": zero | sizes,
+    }
+    Path("train.json").write_text(json.dumps(values), encoding="utf-8")
+    found = call("check", "train.json", "--gpu", "rtx-4090:4", "--host-ram", "15", "--fix", "--json").document
+    first = found["fix"][0]
+    [change] = first["changes"]
+    assert (change["key"], change["before"], change["after"]) == ("dtype", None, "bfloat16")
+    host = first["costs"]["host_bytes_per_node"]
+    assert host["before"] > 15 * 2**30 >= host["after"]
+    assert first["verdict"] == "fits"

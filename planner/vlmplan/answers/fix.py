@@ -191,7 +191,8 @@ def _money_text(found: Fixes, run_seconds: float, on: date) -> str:
 
 def _host_text(found: Fixes, one: Fix) -> str:
     before, after = found.present.host.peak_bytes, one.estimate.host.peak_bytes
-    return f"; host RAM {gib_text(before)} -> {gib_text(after)}" if after > before else ""
+    is_of_interest = after > before or found.present.host_is_short
+    return f"; host RAM {gib_text(before)} -> {gib_text(after)}" if is_of_interest else ""
 
 
 def _notes(one: Fix) -> Iterator[str]:

@@ -25,9 +25,10 @@ from vlmplan.recipe import (
     OptimizerKind,
     Precision,
     Recipe,
+    WeightDtype,
     engine_name,
 )
-from vlmplan.request import Options, RequestedSetup
+from vlmplan.request import Options, OptionValue, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
 from vlmplan.sample_images import image_tokens
 from vlmplan.units import divisors
@@ -35,10 +36,17 @@ from vlmplan.units import divisors
 SHARES = ((3, 4), (1, 2), (1, 4))
 """Parts to which text and images are cut. A choice."""
 PLAIN_OPTIONS = (
-    *("fuses_optimizer", "caches_casts", "upcasts_frozen", "weight_dtype", "adapter_dtype"),
+    *("fuses_optimizer", "caches_casts", "upcasts_frozen", "adapter_dtype"),
     "gradient_as_bucket_view",
 )
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
+
+
+def without_plain_options(weight_dtype: WeightDtype | None) -> dict[str, OptionValue]:
+    """What an engine of DeepSpeed's is not asked for in place of the present one. In which type weights are loaded
+    stays, unless DeepSpeed has none of it."""
+    options: dict[str, OptionValue] = dict.fromkeys(PLAIN_OPTIONS)
+    return options if weight_dtype is WeightDtype.FLOAT32 else {**options, "weight_dtype": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +155,13 @@ def _no_upcast(at: RequestedSetup) -> Levels:
     return (Change(name="no float32 copies of frozen weights", options={"upcasts_frozen": False}),)
 
 
+def _narrow_loading(at: RequestedSetup) -> Levels:
+    """What DeepSpeed casts to 16 bit anyway is loaded so: every rank's host memory has a quarter of it at the most."""
+    if not at.recipe.casts_loaded:
+        return ()
+    return (Change(name="weights loaded in 16 bit", options={"weight_dtype": WeightDtype.TABLE.value}),)
+
+
 def _expandable_segments(at: RequestedSetup) -> Levels:
     if at.cluster.node.gpu.is_cpu or at.recipe.expandable_segments:
         return ()
@@ -186,6 +201,7 @@ KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _uncached_casts,
     _fused_optimizer,
     _no_upcast,
+    _narrow_loading,
     _expandable_segments,
     _evaluation_keeps,
     _evaluation_batch,
@@ -212,8 +228,8 @@ def engine_changes(at: RequestedSetup) -> Iterator[Change]:
     """
     recipe = at.recipe
     present = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params)
-    plain = dict.fromkeys(PLAIN_OPTIONS)
-    without_file: Options = {}
+    plain = without_plain_options(recipe.weight_dtype)
+    without_file: dict[str, OptionValue] = {}
     if at.ds_config is not None:
         if recipe.gradient_clipping != Recipe().gradient_clipping:
             return

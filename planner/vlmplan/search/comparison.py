@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.kinds import PLAIN_OPTIONS, engine_title
+from vlmplan.changes.kinds import engine_title, without_plain_options
 from vlmplan.changes.trials import Trials
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
@@ -35,7 +35,7 @@ def comparison(name: str, request: Request, catalog: Catalog, model: ModelFiles)
     """
     trials = Trials(catalog, model)
     num_gpus = trials.machine(request.hardware)[0].num_gpus
-    variants = [_variant(trials, request, title, options) for title, options in _variants(name, num_gpus)]
+    variants = [_variant(trials, request, title, options) for title, options in _variants(name, num_gpus, request)]
     if all(variant.estimate is None for variant in variants):
         trials.estimate(request)  # says what is wrong with all of them, where that is what is asked for
         raise InputError(f"none of them can be trained; {variants[0].name}: {variants[0].reason}")
@@ -51,13 +51,13 @@ def _variant(trials: Trials, request: Request, title: str, options: Options) -> 
     return Variant(name=title, options=options, estimate=found, is_present=trials.are_same(asked, request))
 
 
-def _variants(name: str, num_gpus: int) -> Iterator[tuple[str, Options]]:
+def _variants(name: str, num_gpus: int, request: Request) -> Iterator[tuple[str, Options]]:
     if name == "zero":
         engines = [*((stage, Offload.NONE, Offload.NONE) for stage in STAGES), *OFFLOADS]
         for stage, optimizer, params in engines:
             options: dict[str, OptionValue] = {"zero_stage": PLAIN if stage is None else str(stage)}
             options |= {"offload_optimizer": optimizer.value, "offload_params": params.value}
-            options |= {} if stage is None else dict.fromkeys(PLAIN_OPTIONS)
+            options |= {} if stage is None else without_plain_options(request.recipe.weight_dtype)
             yield engine_title((stage, optimizer, params), num_gpus), options
     elif name == "checkpointing":
         for title, language, vision in (("none", False, False), ("language", True, False), ("vision", False, True)):

@@ -88,7 +88,7 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     one, other = before.recipe, after.recipe
     if not one.trains_adapters:
         values = {key: value for key, value in values.items() if key not in OF_ADAPTERS or key in opened.values}
-    if (one.precision, one.method) == (other.precision, other.method):
+    if (one.precision, one.method, one.casts_loaded) == (other.precision, other.method, other.casts_loaded):
         values = {key: value for key, value in values.items() if key not in OF_TYPES}
     variables = _variables(opened, one, other)
     if "MAX_PIXELS" in opened.environment and "max_pixels" not in opened.values and "max_pixels" in values:
@@ -108,6 +108,9 @@ def _written(tool: Tool, setup: Setup) -> WrittenSetup:
     """What is written for a setup as the trainer behaves, whatever its reader leaves open of that."""
     recipe, workload = setup.recipe, setup.workload
     behaving = behaviour(tool, recipe, workload.model).applied_to(recipe)
+    if recipe.casts_loaded:  # which is a matter of a key where the tool has one
+        as_loaded = behaving.with_changes(weight_dtype=recipe.weight_dtype)
+        behaving = behaving if objection(tool, as_loaded, workload.model) else as_loaded
     return settings_for(tool, behaving, workload, setup.cluster)
 
 

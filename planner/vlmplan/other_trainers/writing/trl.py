@@ -38,6 +38,9 @@ TO_FILL_IN: Final[Mapping[str, str]] = {"dataset_name": "your data: an id of the
 
 
 def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
+    recipe = context.recipe
+    if recipe.uses_deepspeed and recipe.method is not Method.QLORA and recipe.precision.is_mixed:
+        return (WeightDtype.TABLE, WeightDtype.FLOAT32)
     if not context.casts:
         return (WeightDtype.TABLE,)
     if not is_casting_full(context):
@@ -79,7 +82,7 @@ TRL_LIMITS: tuple[Limit, ...] = (
         field="weight_dtype",
         allowed=_weights,
         sentence="its weights all have the type that dtype names: with --method full --weight-dtype float32 or model, "
-        "with adapters table or float32",
+        "with adapters or DeepSpeed table or float32",
         source="trl/trainer/utils.py create_model_from_path: dtype goes to from_pretrained",
         is_behaviour=True,
     ),
