@@ -5,7 +5,7 @@ import pytest
 from planned import cluster, workload
 from vlmplan.answers.estimate import freezing_hints
 from vlmplan.estimation import estimate
-from vlmplan.freezing import NOTICEABLE_FRACTION, freezing
+from vlmplan.freezing import NOTICEABLE_FRACTION, Freezing, freezing
 from vlmplan.recipe import Method, Recipe
 from vlmplan.units import gib_text
 
@@ -37,3 +37,17 @@ def test_freezing_is_the_same_setup_with_its_vision_encoder_frozen():
 )
 def test_nothing_is_said_where_nothing_is_saved(alias: str, recipe: Recipe, changes: dict[str, int]):
     assert freezing(estimate(workload(alias, **changes), recipe, cluster("b300"))) is None
+
+
+@pytest.mark.parametrize(
+    ("alias", "seq_len", "is_told"),
+    [("qwen2.5-vl-7b", 1024, True), ("qwen2.5-vl-7b", 8192, False), ("internvl2.5-8b", 8192, False)],
+)
+@pytest.mark.parametrize("expandable_segments", [False, True])
+def test_what_decides_by_the_tensors_alone_decides_as_the_whole_estimate(
+    alias: str, seq_len: int, is_told: bool, expandable_segments: bool
+):
+    recipe = LORA.with_changes(expandable_segments=expandable_segments)
+    found = estimate(workload(alias, seq_len=seq_len), recipe, cluster("b300"))
+    frozen = estimate(found.workload, recipe.with_changes(train_vision=False), found.cluster)
+    assert (freezing(found) is not None) is Freezing(trained=found, frozen=frozen).is_noticeable is is_told

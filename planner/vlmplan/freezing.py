@@ -5,6 +5,7 @@ from typing import NamedTuple
 from vlmplan.architecture.model import Part
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
+from vlmplan.memory.device import expandable_device_bytes
 
 NOTICEABLE_FRACTION = 0.1
 """Of device bytes or seconds: less is not worth a line. A choice."""
@@ -24,12 +25,11 @@ class Freezing(NamedTuple):
     @property
     def seconds_change(self) -> float | None:
         """The same of a step's seconds; None where a speed is not known."""
-        before, after = self.trained.step_seconds, self.frozen.step_seconds
-        return None if before is None or after is None else after / before - 1
+        return _change(self.trained.step_seconds, self.frozen.step_seconds)
 
     @property
     def is_noticeable(self) -> bool:
-        return min(self.bytes_change, self.seconds_change or 0) <= -NOTICEABLE_FRACTION
+        return _are_noticeable(self.bytes_change, self.seconds_change)
 
 
 def freezing(found: Estimate) -> Freezing | None:
@@ -38,8 +38,23 @@ def freezing(found: Estimate) -> Freezing | None:
         return None
     recipe = found.recipe.with_changes(train_vision=False)
     try:
-        frozen = Estimator(found.workload, recipe).estimate(recipe, found.cluster)
+        estimator = Estimator(found.workload, recipe)
+        timeline = estimator.timeline(recipe, found.cluster)
     except InputError:  # nothing else is trained
         return None
-    compared = Freezing(trained=found, frozen=frozen)
+    # Whatever the allocator does, it reserves what its tensors take: its replay costs more than all the rest.
+    least_bytes = expandable_device_bytes(timeline.peak.total, found.cluster)
+    timed = estimator.step_time(recipe, found.cluster)
+    seconds = None if timed is None else timed.expected.total
+    if not _are_noticeable(least_bytes / found.device.device_bytes - 1, _change(found.step_seconds, seconds)):
+        return None
+    compared = Freezing(trained=found, frozen=estimator.estimate(recipe, found.cluster, timeline))
     return compared if compared.is_noticeable else None
+
+
+def _change(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after / before - 1
+
+
+def _are_noticeable(bytes_change: float, seconds_change: float | None) -> bool:
+    return min(bytes_change, seconds_change or 0) <= -NOTICEABLE_FRACTION

@@ -79,7 +79,7 @@ def device_memory(
     capacity = usable - _overhead_bytes(cluster)
     runs = allocated_bytes <= capacity
     if replay is None:
-        reserved = -(-allocated_bytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
+        reserved = _expandable_bytes(allocated_bytes)
     else:
         try:
             reserved = replay(capacity if runs else None)
@@ -95,6 +95,16 @@ def device_memory(
         reserve_bytes=reserve_bytes(usable),
         runs=runs,
     )
+
+
+def expandable_device_bytes(allocated_bytes: int, cluster: Cluster) -> int:
+    """``device_bytes`` alone, with expandable segments: a search asks for nothing else, thousands of times."""
+    return _expandable_bytes(allocated_bytes) + _overhead_bytes(cluster)
+
+
+def _expandable_bytes(allocated_bytes: int) -> int:
+    """What expandable segments reserve: they grow and shrink by whole pages."""
+    return -(-allocated_bytes // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
 
 
 def budget_bytes(cluster: Cluster) -> int:

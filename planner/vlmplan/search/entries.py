@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from vlmplan.hardware import Cluster, Offer
-from vlmplan.memory.device import device_memory
+from vlmplan.memory.device import expandable_device_bytes
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import Method, Offload
 from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, RankedPlan
@@ -86,7 +86,7 @@ class UnexploredMethod:
 
 def shown_bytes(num_bytes: int, cluster: Cluster) -> int:
     """What a GPU shows whose tensors take ``num_bytes``."""
-    return device_memory(num_bytes + workspace_bytes(cluster.node.gpu), cluster).device_bytes
+    return expandable_device_bytes(num_bytes + workspace_bytes(cluster.node.gpu), cluster)
 
 
 def rank_key(
