@@ -6,10 +6,11 @@ from planned import cluster, workload
 from vlmplan.answers.estimate import document
 from vlmplan.estimation import estimate
 from vlmplan.estimation.cautions import STACKED_FRACTION, not_counted_caveat, stacked_caveat
+from vlmplan.models import packaged_files
 from vlmplan.notes import caveats
 from vlmplan.recipe import Method, Recipe
 from vlmplan.units import GIB
-from vlmplan.workload import ModelFiles
+from vlmplan.workload import ModelFiles, Workload
 
 LAYERS, EXPERTS, HIDDEN, INTERMEDIATE = 32, 8, 4096, 14336
 MIXTRAL_EXPERT_BYTES = 2 * LAYERS * EXPERTS * 3 * HIDDEN * INTERMEDIATE
@@ -25,6 +26,15 @@ def test_experts_that_stay_in_16_bits_are_said_of_a_4_bit_model_alone(method: Me
     said = [note for note in caveats(found.cautions) if "stay in 16 bits" in note]
     assert len(said) == is_4_bit
     assert not said or said[0].startswith(f"{MIXTRAL_EXPERT_BYTES / GIB:.2f} GiB of the model's weights")
+
+
+def test_stacked_experts_of_any_family_stay_in_16_bits():
+    files = packaged_files("gpt-oss-20b")
+    config = {key: value for key, value in files.config.items() if key != "quantization_config"}
+    model = ModelFiles(id="gpt-oss-20b in bfloat16", config=config)
+    found = estimate(Workload(model=model, seq_len=128), Recipe(method=Method.QLORA), cluster("b300"))
+    assert found.stacked_bytes == 2 * 24 * 32 * 3 * 2880 * 2880
+    assert any("stay in 16 bits" in note for note in caveats(found.cautions))
 
 
 def test_upcast_weights_are_said_to_be_32_bits():

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
@@ -36,6 +36,12 @@ class ModelFiles:
     @property
     def model_type(self) -> str:
         return str(self.config.get("model_type", ""))
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """Whether the checkpoint holds its stacked weights in MXFP4 (``quantization_config.quant_method``)."""
+        section = self.config.get("quantization_config")
+        return isinstance(section, Mapping) and cast(Mapping[str, Any], section).get("quant_method") == "mxfp4"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

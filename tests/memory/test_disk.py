@@ -7,8 +7,10 @@ import pytest
 
 from vlmplan.estimation import Estimator
 from vlmplan.memory.disk import DiskSpace, disk_space
+from vlmplan.models import packaged_files
 from vlmplan.recipe import AdapterDtype, Method, OptimizerKind, Precision, Recipe, WeightDtype
 from vlmplan.saving import Saving, saving_of
+from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 
 SIZES = {"vocab_size": 35, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
@@ -101,3 +103,14 @@ def test_float32_training_has_master_weights_where_they_are_flat_copies():
     assert bundled(0) == MODEL * (4 + 2 * 4)
     assert bundled(2) == MODEL * (4 + 4 + 2 * 4)
     assert bundled(3) == MODEL * (4 + 2 * 4)
+
+
+def test_a_checkpoint_with_experts_in_mxfp4_is_downloaded_as_it_was_published():
+    experts, width = 32, 2880
+    packed = 24 * experts * 3 * width * width
+    gpt_oss = packaged_files("gpt-oss-20b")
+    found = Estimator(Workload(model=gpt_oss, seq_len=8), lora(None))
+    others = found.table.num_loaded(lora(None)) - packed
+    assert found.disk(lora(None)).download_bytes == packed // 2 + packed // 32 + 2 * others
+    # The model card, arXiv 2508.10925, table 1: 12.8 GiB.
+    assert round(found.disk(lora(None)).download_bytes / GIB, 1) == 12.8

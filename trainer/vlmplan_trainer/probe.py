@@ -165,7 +165,9 @@ def can_checkpoint(stack: Any) -> bool:
 
 def attention_names(model: Any) -> list[str]:
     """The values of ``attn_implementation`` that the model takes."""
-    supported = {"sdpa": model._supports_sdpa, "flash_attention_2": model._supports_flash_attn}
+    flash = model._compatible_flash_implementations or ("flash_attention_2",)  # transformers falls back to one of them
+    has_flash = model._supports_flash_attn and "flash_attention_2" in flash
+    supported = {"sdpa": model._supports_sdpa, "flash_attention_2": has_flash}
     return ["eager", *(name for name, is_supported in supported.items() if is_supported)]
 
 

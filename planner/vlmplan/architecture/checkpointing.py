@@ -6,6 +6,7 @@ Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' d
 from collections.abc import Callable, Sequence
 
 from vlmplan.architecture.tensor import GraphNode, Tensor
+from vlmplan.units import DType
 
 
 def checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -14,11 +15,11 @@ def checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     Every tensor with a gradient that the function uses must be among the inputs.
     """
     tape = inputs[0].tape
-    out, num_saved = tape.pack(function, inputs)
+    out, num_saved, early_bytes = tape.pack(function, inputs)
     if out.node is None:
         return out
     saved = tuple([x.detached() for x in inputs])
-    meta = (tape, function, num_saved)
+    meta = (tape, function, num_saved, early_bytes)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
     node = tape.node(inputs, _run_again, saved, meta)
     if node is None:
@@ -28,10 +29,12 @@ def checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
 
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    tape, function, num_saved = node.meta
+    tape, function, num_saved, early_bytes = node.meta
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
+    early_gradients = tape.tensor((early_bytes,), DType.BOOL)  # bytes
     out = tape.replay(function, inputs, num_saved)
+    del early_gradients
     root, index = out.node, out.output_index
     del out
     inputs.clear()

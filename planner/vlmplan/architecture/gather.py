@@ -11,10 +11,10 @@ from vlmplan.architecture.ops import Grads, reduced
 from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
 
 
-def take_rows(x: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
+def take_rows(x: Operand, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x[indices]`` of ``shape``: saves the indices (or the mask); its gradient has x's whole size."""
-    tape = x.tape
-    node = tape.node((x,), _take_rows_backward, (indices.detached(),), (x.shape, x.dtype))
+    tape = indices.tape
+    node = tape.node((x,), _take_rows_backward, (indices.detached(),), (x.shape, x.dtype, isinstance(x, Parameter)))
     out = tape.tensor(shape, x.dtype, node)
     tape.move(2 * out.num_bytes)
     return out
@@ -24,11 +24,12 @@ def _take_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None
     """Zeros, and the rows added to them: in place, except under a dispatch mode (``areAnyTensorSubclassLike``)."""
     (g,) = grads
     assert g is not None
-    shape, dtype = node.meta
+    shape, dtype, is_weight = node.meta
     tape = g.tape
-    out = tape.tensor(shape, dtype)
+    zeros = tape.gradient if is_weight else tape.tensor
+    out = zeros(shape, dtype)
     tape.move(out.num_bytes + 3 * g.num_bytes)
-    return (out if tape.accumulates_in_place else tape.tensor(shape, dtype),)
+    return (out if tape.accumulates_in_place else zeros(shape, dtype),)
 
 
 def put_rows(x: Tensor, mask: Tensor, rows: Tensor, shape: tuple[int, ...]) -> Tensor:

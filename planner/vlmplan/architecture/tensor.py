@@ -235,6 +235,7 @@ class ForwardTape(Recorder):
         # that is saved.
         self._packs = False
         self._num_saved = 0
+        self._early_bytes = 0
         self._stop_after: int | None = None
         # The nodes whose outputs are inputs of reused layers, with the section of the layer.
         self._sources: dict[GraphNode, str] = {}
@@ -324,8 +325,15 @@ class ForwardTape(Recorder):
         if not self._packs:
             node.saved = (*node.saved, *[output.detached() for output in outputs])
 
+    def makes_gradient_of(self, num_bytes: int) -> None:
+        """An operation that saves nothing will make a gradient. Behind the last tensor that a checkpointed layer saves,
+        it does so before the layer runs again, which the first saved tensor that is asked for sets off."""
+        self._early_bytes += num_bytes
+
     def _count_saved(self, count: int) -> None:
         self._num_saved += count
+        if count:
+            self._early_bytes = 0
         if self._stop_after is not None and count and self._num_saved >= self._stop_after:
             self._is_phantom = True
 
@@ -382,11 +390,12 @@ class ForwardTape(Recorder):
 
     # -- checkpointing -------------------------------------------------------------------------------------------
 
-    def pack(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, int]:
-        """``function(*inputs)`` with nodes that keep nothing, and how many tensors they would have saved."""
-        self._packs, self._num_saved = True, 0
+    def pack(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, int, int]:
+        """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the bytes of
+        gradients that backward makes before it asks for the first of them."""
+        self._packs, self._num_saved, self._early_bytes = True, 0, 0
         try:
-            return function(*inputs), self._num_saved
+            return function(*inputs), self._num_saved, self._early_bytes
         finally:
             self._packs = False
 

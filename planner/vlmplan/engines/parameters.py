@@ -115,6 +115,11 @@ class ParameterTable:
         return sum(stacks)
 
     @cached_property
+    def stacked_numel(self) -> int:
+        """Elements of all stacks of matrices, trained or not."""
+        return sum([one.numel * count for one, count in self.kinds if len(one.shape) == 3])
+
+    @cached_property
     def tied_numel(self) -> int:
         """Elements of an output head that shares the input embedding's weight, which is one parameter here."""
         return self._model.head.weight.numel if self._model.ties_weights else 0

@@ -22,7 +22,7 @@ from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import EVALUATION, GENERATION, Evaluated, Generated, kept_outputs
-from vlmplan.memory.host import HostMemory, host_memory, read_bytes, with_devices
+from vlmplan.memory.host import HostMemory, host_memory, mxfp4_savings, read_bytes, with_devices
 from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
@@ -292,7 +292,12 @@ class Estimator:
         """What a node's host holds beside its devices."""
         node = cluster.node
         host = host_memory(
-            self.table, recipe, num_ranks=cluster.num_gpus, ranks_per_node=node.num_gpus, stored=self.stored_dtype
+            self.table,
+            recipe,
+            num_ranks=cluster.num_gpus,
+            ranks_per_node=node.num_gpus,
+            stored=self.stored_dtype,
+            packed_bytes=self._packed_bytes,
         )
         gpu = node.gpu
         evaluated = self.evaluated(
@@ -315,7 +320,17 @@ class Estimator:
 
     def disk(self, recipe: Recipe) -> DiskSpace:
         """Disk space over all nodes, whatever the batch."""
-        return disk_space(self.table, recipe, stored=self.stored_dtype, saving=self.workload.saving)
+        return disk_space(
+            self.table,
+            recipe,
+            stored=self.stored_dtype,
+            packed_bytes=self._packed_bytes,
+            saving=self.workload.saving,
+        )
+
+    @property
+    def _packed_bytes(self) -> int:
+        return mxfp4_savings(self.table) if self.workload.model.is_mxfp4 else 0
 
     def _read_bytes(self, recipe: Recipe) -> int:
         return read_bytes(self.table, recipe, self.stored_dtype)

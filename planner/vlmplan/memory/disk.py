@@ -32,14 +32,19 @@ class DiskSpace:
 
 
 def disk_space(
-    table: ParameterTable, recipe: Recipe, *, stored: DType = DType.BFLOAT16, saving: Saving | None = None
+    table: ParameterTable,
+    recipe: Recipe,
+    *,
+    stored: DType = DType.BFLOAT16,
+    packed_bytes: int = 0,
+    saving: Saving | None = None,
 ) -> DiskSpace:
     """A checkpoint holds trained weights, master weights and states; frozen weights are not written again by the
     bundled trainer. Hugging Face's writes the model or its adapters besides, and under DeepSpeed frozen weights unless
     adapters are trained.
 
     The export is the whole model in the type of its weights for full fine-tuning, the adapter otherwise. ``stored``:
-    element type of what is downloaded.
+    element type of what is downloaded, ``packed_bytes`` what it takes less than that (``mxfp4_savings``).
     """
     saving = saving or Saving()
     master_bytes, states = master_weight_bytes(table, recipe), optimizer_state_bytes(table, recipe)
@@ -59,7 +64,7 @@ def disk_space(
         checkpoint_bytes=checkpoint,
         export_bytes=export,
         nvme_swap_bytes=swap,
-        download_bytes=table.num_loaded(recipe) * stored.num_bytes,
+        download_bytes=table.num_loaded(recipe) * stored.num_bytes - packed_bytes,
     )
 
 

@@ -39,9 +39,17 @@ class HostMemory:
 
 
 def host_memory(
-    table: ParameterTable, recipe: Recipe, *, num_ranks: int, ranks_per_node: int, stored: DType = DType.BFLOAT16
+    table: ParameterTable,
+    recipe: Recipe,
+    *,
+    num_ranks: int,
+    ranks_per_node: int,
+    stored: DType = DType.BFLOAT16,
+    packed_bytes: int = 0,
 ) -> HostMemory:
     """Host bytes of the node with the first rank; ``stored``: element type of the checkpoint.
+
+    ``packed_bytes``: what the files take less than that (``mxfp4_savings``); dequantised, each rank has a copy.
 
     Loading: transformers builds the model in host memory, from where the engine moves it to the GPU. Weights that keep
     their type are the mapped files themselves, which all ranks of a node share; other types are copies of each rank's
@@ -61,10 +69,17 @@ def host_memory(
     elif recipe.method is Method.QLORA:
         arriving = ranks_per_node * table.largest_bytes
     else:
-        mapped = table.num_loaded(recipe) * stored.num_bytes
+        mapped = table.num_loaded(recipe) * stored.num_bytes - packed_bytes
         copied = ranks_per_node * table.num_loaded(recipe) * recipe.loaded_dtype.num_bytes
-        arriving = mapped if recipe.loaded_dtype is stored else mapped + copied
+        arriving = mapped if recipe.loaded_dtype is stored and not packed_bytes else mapped + copied
     return HostMemory(load_bytes=base + arriving, steady_bytes=base + offloaded + paged)
+
+
+def mxfp4_savings(table: ParameterTable) -> int:
+    """Bytes that a checkpoint with stacked weights in MXFP4 takes less than one in 16 bits: 4 bits an element, and a
+    scale of 8 bits for every 32 (OCP Microscaling Formats 1.0; ``integrations/mxfp4.py`` of transformers 5.23)."""
+    num_packed = table.stacked_numel
+    return 2 * num_packed - (num_packed // 2 + num_packed // 32)
 
 
 def read_bytes(table: ParameterTable, recipe: Recipe, stored: DType) -> int:

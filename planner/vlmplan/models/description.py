@@ -1,7 +1,7 @@
 """What the texts of a model's files say of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from vlmplan.architecture.config import Config
@@ -39,7 +39,14 @@ def files_of_texts(
         notes.append(
             f"There is no preprocessor_config.json of {name}, so image sizes are the defaults of its processor."
         )
-    return ModelFiles(id=name, config=config, preprocessor=preprocessor, hub_id=hub_id, notes=tuple(notes))
+    files = ModelFiles(id=name, config=config, preprocessor=preprocessor, hub_id=hub_id, notes=tuple(notes))
+    if not files.is_mxfp4:
+        return files
+    note = (
+        f"The checkpoint of {name} holds its experts in MXFP4, which cannot be trained: they are dequantised while "
+        f"loading, and planned in 16 bits."
+    )
+    return replace(files, notes=(*files.notes, note))
 
 
 def with_layout(model: ModelFiles) -> ModelFiles:

@@ -31,6 +31,7 @@ class ModelFacts:
     id: str
     model_types: frozenset[str]
     weights_dtype: str | None = None
+    is_mxfp4: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ def model_facts(files: ModelFiles) -> ModelFacts:
         id=files.id,
         model_types=frozenset(_model_types(config)),
         weights_dtype=dtype if isinstance(dtype, str) else None,
+        is_mxfp4=files.is_mxfp4,
     )
 
 

@@ -15,8 +15,9 @@ from vlmplan.units import DType
 
 MODEL_RULES = RuleBook()
 
-TYPES_WITHOUT_SDPA = frozenset({"gemma2"})
-TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "mllama"})
+TYPES_WITHOUT_SDPA = frozenset({"gemma2", "gpt_oss"})
+TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "gpt_oss", "mllama"})
+"""gpt_oss: transformers puts kernels that it downloads in the place of every other flash implementation."""
 HEAD = "lm_head"
 """The output head's name in every family."""
 ADAPTER_OPTIONS = (
@@ -51,6 +52,17 @@ def attention_is_one_the_model_has(context: RuleContext) -> str | None:
     return (
         f"--attention {attention.value} is refused by transformers for {model.id}; "
         f"give --attention {' or '.join(kind.value for kind in reversed(known))}"
+    )
+
+
+@MODEL_RULES.error("transformers quantizers/auto.py merge_quantization_configs: a checkpoint's own method stays")
+def mxfp4_is_not_quantised_again(context: RuleContext) -> str | None:
+    model = context.model
+    if model is None or not model.is_mxfp4 or context.recipe.method is not Method.QLORA:
+        return None
+    return (
+        f"--method qlora is refused by transformers for {model.id}, whose checkpoint is quantised to MXFP4 already; "
+        f"give --method lora, or a folder with its weights in bfloat16"
     )
 
 

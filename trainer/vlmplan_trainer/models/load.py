@@ -107,7 +107,7 @@ def load_model(
         if random_weights:
             model = _random(kind, config, recipe, place)
         else:
-            model = _pretrained(kind, config, recipe, source, place)
+            model = _pretrained(kind, config, recipe, source, place, is_mxfp4=plan.workload.model.is_mxfp4)
         said = copy.deepcopy(model.config)
         _without_cache(model.config)
         prepared = prepare(model, recipe)
@@ -203,8 +203,19 @@ def load_base(plan: Plan) -> Any:
     with _sentences(source):
         config = _configuration(plan, source, random_weights=False)
         return model_class(config).from_pretrained(
-            source.name, config=config, revision=source.revision, dtype=torch_dtype(plan.recipe.precision.dtype)
+            source.name,
+            config=config,
+            revision=source.revision,
+            dtype=torch_dtype(plan.recipe.precision.dtype),
+            **(_dequantized() if plan.workload.model.is_mxfp4 else {}),
         )
+
+
+def _dequantized() -> dict[str, Any]:
+    """What makes 16-bit weights of a checkpoint in MXFP4, which as it is could not be trained."""
+    from transformers.utils.quantization_config import Mxfp4Config
+
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 def _is_vision(config: Any) -> bool:
@@ -223,7 +234,7 @@ def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any
     return model
 
 
-def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: torch.device) -> Any:
+def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: torch.device, *, is_mxfp4: bool) -> Any:
     more: dict[str, Any] = {}
     if recipe.method is Method.QLORA:
         from transformers import BitsAndBytesConfig
@@ -236,6 +247,8 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
             llm_int8_skip_modules=[_head_name(kind, config)],
         )
         more["device_map"] = {"": str(device)}
+    elif is_mxfp4:
+        more = _dequantized()
     return kind.from_pretrained(
         source.name,
         config=config,

@@ -27,13 +27,31 @@ from vlmplan.units import DType
 
 
 class Experts(AdaptableModule):
-    """``MixtralExperts`` and its copies: gated MLPs, each over the tokens that were routed to it."""
+    """``MixtralExperts`` and its copies: gated MLPs, each over the tokens that were routed to it.
 
-    def __init__(self, num_experts: int, hidden_size: int, intermediate_size: int, *, activation: str = "silu") -> None:
+    ``is_transposed``: weights are (E, in, out). ``has_bias``: each expert has biases (both: GPT-OSS).
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: str = "silu",
+        is_transposed: bool = False,
+        has_bias: bool = False,
+    ) -> None:
         super().__init__()
-        self.gate_up_proj = Parameter(num_experts, 2 * intermediate_size, hidden_size)
-        self.down_proj = Parameter(num_experts, hidden_size, intermediate_size)
+        up, down = (2 * intermediate_size, hidden_size), (hidden_size, intermediate_size)
+        self.gate_up_proj = Parameter(num_experts, *(up[::-1] if is_transposed else up))
+        if has_bias:
+            self.gate_up_proj_bias = Parameter(num_experts, up[0])
+        self.down_proj = Parameter(num_experts, *(down[::-1] if is_transposed else down))
+        if has_bias:
+            self.down_proj_bias = Parameter(num_experts, down[0])
         self.activation = ops.ACTIVATIONS[activation]
+        self.is_transposed, self.has_bias = is_transposed, has_bias
 
     def forward(self, x: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
         """x (N, width), expert indices and their scores (N, k); the result (N, width)."""
@@ -45,15 +63,28 @@ class Experts(AdaptableModule):
         selected = take_rows(x, tape.tensor((num_pairs,), DType.INT64), (num_pairs, width))
         selected_scores = take_rows(scores.view(num_pairs), permutation, (num_pairs,))
         histogram_input = tape.tensor((num_pairs,), DType.INT32)
-        out = grouped_linear(selected, self.weight_of("gate_up_proj"))
+        biases = self._biases("gate_up_proj_bias", expert_ids)
+        out = self._grouped_linear(selected, "gate_up_proj", biases)
         out = self._gated(out)
-        out = grouped_linear(out, self.weight_of("down_proj"))
+        biases = self._biases("down_proj_bias", expert_ids)
+        out = self._grouped_linear(out, "down_proj", biases)
         weighted = ops.mul(out, selected_scores.view(num_pairs, 1))
         inverse = tape.tensor((num_pairs,), DType.INT64)
         weighted = take_rows(weighted, inverse, weighted.shape)
         result = ops.to(ops.resample(weighted, num_tokens, weighted.shape[1]), x.dtype)  # view(N, k, width).sum(dim=1)
-        del expert_ids, permutation, histogram_input
+        del expert_ids, permutation, histogram_input, biases
         return result
+
+    def _biases(self, name: str, expert_ids: Tensor) -> Tensor | None:
+        """The bias of each pair's expert, (S, out): a copy for every pair."""
+        if not self.has_bias:
+            return None
+        bias = self.parameters_by_name[name]
+        return take_rows(bias, expert_ids, (expert_ids.numel, bias.shape[1]))
+
+    def _grouped_linear(self, x: Tensor, name: str, biases: Tensor | None) -> Tensor:
+        out = grouped_linear(x, self.weight_of(name), is_transposed=self.is_transposed)
+        return out if biases is None else _added_in_place(out, biases)
 
     def _gated(self, out: Tensor) -> Tensor:
         half = (out.shape[0], out.shape[1] // 2)
@@ -61,18 +92,32 @@ class Experts(AdaptableModule):
         return ops.mul(self.activation(gate), up)
 
 
-def grouped_linear(x: Tensor, weight: Operand) -> Tensor:
+def _added_in_place(x: Tensor, y: Tensor) -> Tensor:
+    """``x.add_(y)``: saves nothing; both gradients are g."""
+    node = x.tape.node((x, y), _added_backward)
+    x.tape.move(2 * x.num_bytes + y.num_bytes)
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def _added_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    return [g if needed else None for needed in node.needs]
+
+
+def grouped_linear(x: Tensor, weight: Operand, *, is_transposed: bool = False) -> Tensor:
     """``grouped_mm``: rows of x (S, in), sorted by expert, each times the weight (E, out, in) of its expert.
 
-    Saves x if the weight needs a gradient, the whole weight, as a view, if x does. It is not part of autocast: x takes
-    the weight's type.
+    Saves x if the weight needs a gradient, the whole weight if x does: as a view, or itself where it ``is_transposed``,
+    (E, in, out). It is not part of autocast: x takes the weight's type.
     """
     tape = x.tape
     x = ops.to(x, weight.dtype)
     _, out_width, in_width = weight.shape
+    if is_transposed:
+        out_width, in_width = in_width, out_width
     kept_weight = weight if isinstance(weight, Parameter) else weight.detached()
     saved = (x.detached() if weight.requires_grad else None, kept_weight if x.requires_grad else None)
-    view_of = weight if isinstance(weight, Parameter) and x.requires_grad else None
+    view_of = weight if isinstance(weight, Parameter) and x.requires_grad and not is_transposed else None
     node = tape.node((x, weight), _grouped_linear_backward, saved, (x.shape, weight.shape, x.dtype), view_of)
     out = tape.tensor((x.shape[0], out_width), x.dtype, node)
     weight_bytes = weight.numel * weight.dtype.num_bytes
@@ -85,9 +130,9 @@ def _grouped_linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor |
     assert g is not None
     x_shape, weight_shape, dtype = node.meta
     tape = g.tape
-    num_experts, out_width, in_width = weight_shape
-    flops = 2 * x_shape[0] * in_width * out_width
-    hbm_bytes = (x_shape[0] * (in_width + out_width) + num_experts * in_width * out_width) * dtype.num_bytes
+    num_experts, width, other_width = weight_shape
+    flops = 2 * x_shape[0] * width * other_width
+    hbm_bytes = (x_shape[0] * (width + other_width) + num_experts * width * other_width) * dtype.num_bytes
     grad_x = grad_weight = None
     if node.needs[0]:
         grad_x = tape.tensor(x_shape, dtype)
@@ -115,7 +160,7 @@ class TopKRouter(AdaptableModule):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = ops.linear(x, self.weight_of("weight"))
         probabilities = ops.softmax(logits if self.casts_scores else ops.to(logits, DType.FLOAT32), DType.FLOAT32)
-        scores, indices = _top(probabilities, self.num_per_token)
+        scores, indices = top(probabilities, self.num_per_token)
         if self.normalizes:
             scores = _normalized_in_place(scores)
         if self.casts_scores:
@@ -123,7 +168,7 @@ class TopKRouter(AdaptableModule):
         return logits, scores, indices
 
 
-def _top(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """``torch.topk(x, count, dim=-1)``: values and indices; saves the indices."""
     tape = x.tape
     node = tape.node((x,), _top_backward, meta=(x.shape, x.dtype))

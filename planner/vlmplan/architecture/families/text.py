@@ -15,6 +15,7 @@ TEXT_FAMILIES = {
     "gemma2": "gemma",
     "gemma3_text": "gemma",
     "gpt2": "gpt2",
+    "gpt_oss": "gpt_oss",
     "llama": "llama",
     "mistral": "llama",
     "mixtral": "mixtral",

@@ -10,6 +10,7 @@ from vlmplan.architecture.ops.elementwise import (
     ACTIVATIONS,
     ActivationTable,
     add,
+    clamp,
     dropout,
     gelu,
     gelu_new,
@@ -21,6 +22,7 @@ from vlmplan.architecture.ops.elementwise import (
     shift,
     sigmoid,
     silu,
+    subtract,
     tanh,
     unary,
 )
@@ -37,7 +39,7 @@ from vlmplan.architecture.ops.layout import (
     split,
 )
 from vlmplan.architecture.ops.matmuls import linear, matmul
-from vlmplan.architecture.ops.norms import layer_norm, mean_last, softmax, total
+from vlmplan.architecture.ops.norms import layer_norm, maximum_last, mean_last, softmax, total
 
 __all__ = [
     "ACTIVATIONS",
@@ -45,6 +47,7 @@ __all__ = [
     "Grads",
     "add",
     "cast_weight",
+    "clamp",
     "concatenate",
     "copy",
     "dropout",
@@ -56,6 +59,7 @@ __all__ = [
     "linear",
     "masked_scatter",
     "matmul",
+    "maximum_last",
     "mean_last",
     "mul",
     "part",
@@ -74,6 +78,7 @@ __all__ = [
     "slice_last",
     "softmax",
     "split",
+    "subtract",
     "tanh",
     "to",
     "total",

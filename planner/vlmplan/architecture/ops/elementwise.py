@@ -29,6 +29,27 @@ def _add_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (to(g, x_dtype) if node.needs[0] else None, grad_y)
 
 
+def subtract(x: Tensor, y: Tensor) -> Tensor:
+    """``x - y``: saves nothing; the gradient of x is g, that of y ``-g``, of x's size before it is summed."""
+    tape = x.tape
+    node = tape.node((x, y), _subtract_backward, meta=y.shape if y.numel != x.numel else None)
+    out = tape.tensor(x.shape, promoted(x.dtype, y.dtype), node)
+    tape.move(x.num_bytes + y.num_bytes + out.num_bytes)
+    return out
+
+
+def _subtract_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    grad_y = None
+    if node.needs[1]:
+        grad_y = g.tape.tensor(g.shape, g.dtype)
+        g.tape.move(2 * g.num_bytes)
+        if node.meta is not None:
+            grad_y = reduced(grad_y, node.meta, g.dtype)
+    return (g if node.needs[0] else None, grad_y)
+
+
 def mul(x: Tensor, y: Operand) -> Tensor:
     """``x * y``: saves y if x needs a gradient, x if y does."""
     tape = x.tape
@@ -94,6 +115,27 @@ def _unary_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     assert g is not None
     out = g.tape.tensor(g.shape, g.dtype)
     g.tape.move(g.num_bytes * (2 + (1 if node.saved else 0)))
+    return (out,)
+
+
+def clamp(x: Tensor, *, num_limits: int) -> Tensor:
+    """``x.clamp(min, max)`` with one limit or both: saves x; backward masks g with a byte an element for each limit.
+
+    Source: ``clamp_backward`` in ``torch/csrc/autograd/FunctionsManual.cpp``.
+    """
+    tape = x.tape
+    node = tape.node((x,), _clamp_backward, (x.detached(),) if x.requires_grad else (), num_limits)
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def _clamp_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    masks = [g.tape.tensor(g.shape, DType.BOOL) for _ in range(node.meta)]
+    out = g.tape.tensor(g.shape, g.dtype)
+    g.tape.move(3 * g.num_bytes + 3 * sum([mask.num_bytes for mask in masks]))
     return (out,)
 
 

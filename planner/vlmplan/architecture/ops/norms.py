@@ -25,6 +25,25 @@ def _mean_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (out,)
 
 
+def maximum_last(x: Tensor) -> Tensor:
+    """``x.max(-1, keepdim=True).values``: saves the indices; its gradient is zeros of x's size, g put into them."""
+    tape = x.tape
+    node = tape.node((x,), _maximum_backward, meta=x.shape)
+    shape = (*x.shape[:-1], 1)
+    values, indices = tape.tensor(shape, x.dtype, node), tape.tensor(shape, DType.INT64)
+    tape.save(node, indices)
+    tape.move(x.num_bytes)
+    return values
+
+
+def _maximum_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(node.meta, g.dtype)
+    g.tape.move(out.num_bytes)
+    return (out,)
+
+
 def total(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x.sum(dim)`` of ``shape``: saves nothing; its gradient is g, expanded."""
     tape = x.tape

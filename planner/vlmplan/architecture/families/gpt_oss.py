@@ -1,0 +1,196 @@
+"""GPT-OSS: attention with sinks, every second layer with a window, and experts with biases and a clamped gate.
+
+Source: transformers 5.23 ``models/gpt_oss/modeling_gpt_oss.py``. Attention is eager: the model has no sdpa, and
+transformers replaces every flash implementation by kernels that it downloads (``_compatible_flash_implementations``).
+Published checkpoints hold their experts in MXFP4; what is described is the model that is trained, dequantised to
+bfloat16 (``Mxfp4Config(dequantize=True)``). Of a layer only q, k, v and o are Linears.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, repeat_kv
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
+from vlmplan.architecture.families.moe import Experts, top
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.parameter_adapters import AdaptableModule
+from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.units import DType
+
+
+class GptOssRMSNorm(RMSNorm):
+    """``GptOssRMSNorm``: the weight is applied in float32, before the cast back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = ops.to(x, DType.FLOAT32)
+        variance = ops.mean_last(ops.power(hidden))
+        hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
+        return ops.to(ops.mul(hidden, self.weight), x.dtype)
+
+
+class GptOssAttention(Module):
+    """Grouped-query attention with rotary positions and a sink, a score that no key has, for each head."""
+
+    def __init__(self, shape: DecoderShape, window: int | None) -> None:
+        super().__init__()
+        self.shape, self.window = shape, window
+        width = shape.hidden_size
+        query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(width, query_width, bias=shape.qkv_bias)
+        self.k_proj = Linear(width, key_width, bias=shape.qkv_bias)
+        self.v_proj = Linear(width, key_width, bias=shape.qkv_bias)
+        self.o_proj = Linear(query_width, width, bias=shape.output_bias)
+        self.sinks = Parameter(shape.num_heads)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        """The result and the attention weights, which ``GptOssDecoderLayer`` holds while its MLP runs."""
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q, k = _rotated(q, context), _rotated(k, context)
+        out, weights = self._attended(q, k, v, context.masks[self.window])
+        return self.o_proj(out), weights
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """``eager_attention_forward``: the softmax runs over the scores and the sink, in the scores' type."""
+        batch, num_heads, num_tokens, head_dim = q.shape
+        scores = (batch, num_heads, num_tokens, num_tokens)
+        keys, values = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
+        dtype = q.tape.autocast or q.dtype
+        weights = ops.scale(ops.matmul(ops.to(q, dtype), ops.to(keys, dtype), scores, head_dim))
+        weights = ops.add(weights, mask)
+        widest = ops.promoted(weights.dtype, self.sinks.dtype)
+        sinks = ops.expand_weight(self.sinks, (*scores[:-1], 1), q.tape)
+        combined = ops.concatenate([ops.to(weights, widest), sinks], (*scores[:-1], num_tokens + 1))
+        combined = ops.subtract(combined, ops.maximum_last(combined))
+        probabilities = ops.softmax(combined)
+        weights = ops.to(ops.slice_last(probabilities, num_tokens), v.dtype)
+        if v.shape[1] == num_heads and batch > 1:  # not written out, so that the product copies what lies out of order
+            values = ops.copy(values)
+        out = ops.matmul(weights, values, q.shape, num_tokens)
+        out = ops.copy(out, batch, num_tokens, num_heads * head_dim)
+        return out, weights
+
+
+def _rotated(x: Tensor, context: RotaryContext) -> Tensor:
+    """``_apply_rotary_emb``: the halves of a head rotated apart and put together."""
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    first_half, second_half = ops.split(x, half, half)
+    first = ops.subtract(ops.mul(first_half, context.cos), ops.mul(second_half, context.sin))
+    second = ops.add(ops.mul(second_half, context.cos), ops.mul(first_half, context.sin))
+    return ops.concatenate([first, second], x.shape)
+
+
+class GptOssRouter(AdaptableModule):
+    """``GptOssTopKRouter``: a softmax over the k largest logits, in the model's type."""
+
+    def __init__(self, num_experts: int, hidden_size: int, num_per_token: int) -> None:
+        super().__init__()
+        self.weight = Parameter(num_experts, hidden_size)
+        self.bias = Parameter(num_experts)
+        self.num_per_token = num_per_token
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = ops.linear(x, self.weight, self.bias)
+        values, indices = top(logits, self.num_per_token)
+        return logits, ops.softmax(values), indices
+
+
+class GptOssExperts(Experts):
+    """``GptOssExperts``: gate and up lie interleaved and are clamped; ``(up + 1) * gate * sigmoid(alpha * gate)``."""
+
+    def _gated(self, out: Tensor) -> Tensor:
+        half = out.shape[1] // 2
+        gate, up = ops.slice_last(out, half), ops.slice_last(out, half)
+        gate = ops.clamp(gate, num_limits=1)
+        up = ops.clamp(up, num_limits=2)
+        gated = ops.mul(gate, ops.sigmoid(ops.scale(gate)))
+        return ops.mul(ops.shift(up), gated)
+
+
+class GptOssMlp(Module):
+    """``GptOssMLP``: route, then run the experts."""
+
+    def __init__(self, router: GptOssRouter, experts: GptOssExperts) -> None:
+        super().__init__()
+        self.router, self.experts = router, experts
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        flat = x.view(x.numel // x.shape[-1], x.shape[-1])
+        logits, scores, indices = self.router(flat)
+        out = self.experts(flat, indices, scores).view(*x.shape)
+        del logits
+        return out, scores
+
+
+class GptOssLayer(Module):
+    """``GptOssDecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, mlp: GptOssMlp, window: int | None) -> None:
+        super().__init__()
+        self.self_attn = GptOssAttention(shape, window)
+        self.mlp = mlp
+        self.input_layernorm = GptOssRMSNorm(shape.hidden_size)
+        self.post_attention_layernorm = GptOssRMSNorm(shape.hidden_size)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        x, held = self.self_attn(x, context)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.post_attention_layernorm(x)
+        x, held = self.mlp(x)
+        del held
+        return ops.add(residual, x)
+
+
+class GptOssDecoder(Decoder):
+    """``GptOssModel``."""
+
+    def __init__(self, shape: DecoderShape, config: Config) -> None:
+        kinds = list(dict.fromkeys(shape.windows))
+        layers = [GptOssLayer(shape, moe(config, shape), window) for window in kinds]
+        super().__init__(shape, Stack(layers, [kinds.index(window) for window in shape.windows], label="layers"))
+        self.norm = GptOssRMSNorm(shape.hidden_size)
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        return super().forward(x, replace(backend, implementation="eager"))
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (1, 1, x.shape[1], self.shape.head_dim // 2)
+        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+
+
+def moe(config: Config, shape: DecoderShape) -> GptOssMlp:
+    """The mixture of experts of one layer."""
+    num_experts = config.integer("num_local_experts")
+    router = GptOssRouter(num_experts, shape.hidden_size, config.integer("num_experts_per_tok"))
+    experts = GptOssExperts(num_experts, shape.hidden_size, shape.intermediate_size, is_transposed=True, has_bias=True)
+    return GptOssMlp(router, experts)
+
+
+def gpt_oss_windows(config: Config, num_layers: int) -> tuple[int | None, ...]:
+    """``GptOssConfig.__post_init__``: every second layer sees everything, unless ``layer_types`` says otherwise."""
+    window = config.integer("sliding_window")
+    layer_types = config.get("layer_types")
+    if layer_types is None:
+        return tuple(None if index % 2 else window for index in range(num_layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
+
+
+def decoder(config: Config) -> GptOssDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = decoder_shape(config)
+    return GptOssDecoder(replace(shape, windows=gpt_oss_windows(config, shape.num_layers)), config)
+
+
+def build(config: Config) -> CausalLM:
+    """``GptOssForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return CausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))
