@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn
+from vlmplan.chats.samples import Sample, TextPart, Turn
 from vlmplan.errors import InputError
 
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -180,7 +180,7 @@ class ChatTemplate:
         if not self._takes_parts:
             return turn.text
         return [
-            {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+            {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
             for part in turn.content
         ]
 
