@@ -2,11 +2,13 @@
 
 import pytest
 
+from model_table import assert_counts_match_the_table, packaged_config
+
 pytest.importorskip("transformers")
 
 from family_checks import assert_parameters_and_linears_match, assert_step_matches, text_inputs
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.model import Batch
+from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError, UnknownNameError
 
 TEXT = {
@@ -36,6 +38,8 @@ ALTERED = {
         "rope_parameters": {"partial_rotary_factor": 0.5},
     },
 }
+ALIASES = ["qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b", "qwen3.5-9b", "qwen3.5-27b"]
+VISION = {"hidden_size": 96, "intermediate_size": 160, "num_heads": 4, "out_hidden_size": TEXT["hidden_size"]}
 MIXERS = ("linear_attn", "self_attn")
 
 
@@ -97,3 +101,60 @@ def test_a_wrong_list_of_layers_is_refused():
         build_model({**TEXT, "layer_types": ["full_attention"]})
     with pytest.raises(UnknownNameError, match="sliding_attention"):
         build_model({**TEXT, "layer_types": ["sliding_attention"] * 4})
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_counts_are_those_of_the_real_class(alias):
+    assert_counts_match_the_table(alias)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("alias", ALIASES)
+def test_packaged_models_have_the_parameters_of_transformers(alias):
+    assert_parameters_and_linears_match(packaged_config(alias))
+
+
+def test_the_published_weights_of_9b_take_as_many_bytes_as_its_index_says():
+    # Beside the model they hold a layer that predicts further tokens: two norms, a projection of two widths to one, and
+    # a layer of attention. A_log (32) and the norm of the gated delta nets (128) are in float32.
+    width, query, key, inner, head = 4096, 16 * 256, 4 * 256, 12288, 256
+    layer = width * (2 * query + 2 * key) + query * width + 3 * width * inner + 2 * width + 2 * head
+    further = 2 * width * width + 3 * width + layer
+    model = sum(entry.parameter.numel for entry in build_model(packaged_config("qwen3.5-9b")).parameters())
+    assert 2 * (model + further) + 24 * 2 * (32 + 128) == 19_306_216_416
+
+
+def test_the_merger_is_the_projector():
+    model = build_model(packaged_config("qwen3.5-0.8b"))
+    assert model.part_of("model.visual.merger.linear_fc1.weight") is Part.PROJECTOR
+    assert model.part_of("model.visual.blocks.3.norm1.weight") is Part.VISION
+    assert model.part_of("model.language_model.layers.0.linear_attn.A_log") is Part.LANGUAGE
+
+
+def step_with_images(**options):
+    from patch_batches import cut
+    from patch_batches import step as batch_of_images
+
+    config = cut("qwen3.5-0.8b", num_layers=4, text=TEXT, vision=VISION)
+    made = batch_of_images(config, "qwen3.5-0.8b", (320, 256), images_per_sample=2)
+    return assert_step_matches(made.config, made.batch, made.inputs, made.floats, **options)
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize("frozen", [(), ["model.visual"], ["model.language_model", "lm_head"]], ids=str)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_step_with_images_keeps_and_peaks_as_in_transformers(attention, frozen):
+    step_with_images(attention=attention, frozen=frozen, tolerance=0.002 if attention == "sdpa" else 0.005)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("frozen", [(), ["model.visual"], ["model.language_model", "lm_head"]], ids=str)
+def test_a_step_with_images_and_checkpoints_keeps_and_peaks_as_in_transformers(frozen):
+    measured, predicted = step_with_images(checkpoints=True, frozen=frozen, tolerance=0.01)
+    assert predicted.backward_peak == pytest.approx(measured.backward_peak, rel=0.001)
+
+
+def test_features_of_several_depths_are_left_out_whatever_the_file_says():
+    vision = {**packaged_config("qwen3.5-0.8b")["vision_config"], "deepstack_visual_indexes": [5]}
+    names = [entry.name for entry in build_model(packaged_config("qwen3.5-0.8b", vision_config=vision)).parameters()]
+    assert not [name for name in names if "deepstack" in name]

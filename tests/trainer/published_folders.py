@@ -140,6 +140,20 @@ FAMILIES: Mapping[str, Published] = {
         {"rope_parameters": MROPE},
         {"window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2},
     ),
+    "qwen3_5": qwen(
+        "qwen3.5-0.8b",
+        {
+            "rope_parameters": {**MROPE, "mrope_interleaved": True},
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+        },
+        {"patch_size": 16, "num_position_embeddings": 16},
+        size={"shortest_edge": 1024, "longest_edge": 64 * 64},
+        patch_size=16,
+    ),
     "qwen3_vl": qwen(
         "qwen3-vl-2b",
         {"rope_parameters": {**MROPE, "mrope_interleaved": True}},

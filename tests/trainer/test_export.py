@@ -29,7 +29,17 @@ from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
 
 HAS_TORCHVISION = importlib.util.find_spec("torchvision") is not None
-WITH_VIDEOS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v", "internvl", "llava_onevision", "smolvlm")
+WITH_VIDEOS = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_5",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "glm4v",
+    "internvl",
+    "llava_onevision",
+    "smolvlm",
+)
 WITHOUT_CLASSES = {"qwen"}
 """Qwen-VL's code comes with the checkpoint and is not run."""
 IN_EVERY_RUN = ("qwen2_vl", "internvl", "llava")

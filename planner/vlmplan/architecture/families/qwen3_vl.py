@@ -83,14 +83,17 @@ class PatchMerger(Module):
 
 
 class VisionTransformer(Module):
-    """``Qwen3VLVisionModel``. The blocks up to each depth that a merger looks at are a kind of their own."""
+    """``Qwen3VLVisionModel``. The blocks up to each depth that a merger looks at are a kind of their own.
 
-    def __init__(self, config: Config) -> None:
+    Not ``has_deepstack``: nothing does, whatever the file says (Qwen3.5).
+    """
+
+    def __init__(self, config: Config, *, has_deepstack: bool = True) -> None:
         super().__init__()
         self.width = config.integer("hidden_size")
         self.head_dim = self.width // config.integer("num_heads")
         num_blocks = config.integer("depth")
-        depths = config.integers("deepstack_visual_indexes")
+        depths = config.integers("deepstack_visual_indexes") if has_deepstack else ()
         self.depths = sorted(depth for depth in set(depths) if 0 <= depth < num_blocks)
         self.merger_names = [str(depths.index(depth)) for depth in self.depths]
         bounds = sorted({0, num_blocks, *(depth + 1 for depth in self.depths)})

@@ -1,8 +1,8 @@
 """Native resolution: sides rounded to whole merged patches, the area kept within a budget of pixels.
 
 Follows transformers 5.23: ``smart_resize`` and ``get_number_of_image_patches`` in
-models/qwen2_vl/image_processing_qwen2_vl.py (``Qwen2VLImageProcessor``, which Qwen2.5-VL and Qwen3-VL use
-too) and in models/glm4v/image_processing_glm4v.py (``Glm4vImageProcessor``). Python's ``round`` (half to
+models/qwen2_vl/image_processing_qwen2_vl.py (``Qwen2VLImageProcessor``, which Qwen2.5-VL, Qwen3-VL and
+Qwen3.5 use too) and in models/glm4v/image_processing_glm4v.py (``Glm4vImageProcessor``). Python's ``round`` (half to
 even) is part of the rule.
 """
 
@@ -21,7 +21,7 @@ def qwen2_vl_shape(image: Image) -> ImageShape:
 
 
 def qwen3_vl_shape(image: Image) -> ImageShape:
-    """Qwen3-VL, dense and MoE: as Qwen2-VL with patches of 16 pixels."""
+    """Qwen3-VL and Qwen3.5, dense and MoE: as Qwen2-VL with patches of 16 pixels."""
     return _qwen_shape(image, default_patch_size=16)
 
 

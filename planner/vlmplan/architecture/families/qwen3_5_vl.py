@@ -1,0 +1,49 @@
+"""Qwen3.5 with its vision encoder: Qwen3-VL's without DeepStack, in front of the decoder of gated delta nets.
+
+Source: transformers 5.23 ``models/qwen3_5/modeling_qwen3_5.py``.
+"""
+
+from typing import Any
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.packed_patches import joined_features, token_positions
+from vlmplan.architecture.families.qwen2_vl import Qwen2VL
+from vlmplan.architecture.families.qwen3_5 import HybridDecoder, decoder
+from vlmplan.architecture.families.qwen3_vl import VisionTransformer
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.modules import Module
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+
+class VisionLanguageModel(Module):
+    """``Qwen3_5Model``: ``visual`` and ``language_model``."""
+
+    def __init__(self, visual: Module, language_model: HybridDecoder) -> None:
+        super().__init__()
+        self.visual: Any = visual
+        self.language_model = language_model
+
+    def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
+        embeddings = self.language_model.embed(ids)
+        # What lives until this function returns: the encoder's output object, joined features, mask and positions.
+        held: list[Tensor] = []
+        if pixels is not None:
+            held += self.visual(pixels, batch, backend)
+            with ids.tape.section("scatter"):
+                features = joined_features(held[1], batch.num_images)
+                mask = ids.tape.tensor(ids.shape, DType.BOOL)
+                embeddings = ops.masked_scatter(embeddings, mask, features)
+                held += [features, mask, token_positions(ids)]
+                del features, mask
+        return self.language_model(embeddings, backend)
+
+
+def build(config: Config) -> Qwen2VL:
+    """``Qwen3_5ForConditionalGeneration``; the top level alone decides whether embedding and head are one weight."""
+    language_model = decoder(config.section("text_config"))
+    visual = VisionTransformer(config.section("vision_config"), has_deepstack=False)
+    model = VisionLanguageModel(visual, language_model)
+    return Qwen2VL(model, language_model.shape, ties_weights=config.boolean("tie_word_embeddings"))
