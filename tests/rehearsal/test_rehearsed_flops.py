@@ -45,6 +45,29 @@ def test_products_that_are_added_in_place_count_as_others():
     assert formula(kept, left, right, out_val=kept) == 2 * 2 * 3 * 5
 
 
+@pytest.mark.parametrize(
+    ("groups", "mask"), [(6, [True, True, False]), (6, [False, True, False]), (3, [True, False, False])]
+)
+def test_a_convolution_in_groups_multiplies_the_weights_of_its_own_channels_alone(groups: int, mask: list[bool]):
+    inputs = torch.empty(2, 6, 5, device="meta")
+    weight = torch.empty(6, 6 // groups, 3, device="meta")
+    grad = torch.empty(2, 6, 5 + 3 - 1, device="meta")
+    formula = formula_of(torch.ops.aten.convolution_backward)
+    assert formula is not None
+    found = formula(grad, inputs, weight, None, [1], [2], [1], False, [0], groups, mask, out_val=(inputs, weight, None))
+    assert found == sum(mask) * 2 * (2 * 6 * 7) * (6 // groups * 3)
+
+
+def test_a_convolution_without_groups_counts_as_torch_counts_it():
+    inputs, weight = torch.empty(2, 4, 5, device="meta"), torch.empty(6, 4, 3, device="meta")
+    grad = torch.empty(2, 6, 3, device="meta")
+    call = (grad, inputs, weight, None, [1], [0], [1], False, [0], 1, [True, True, False])
+    counted = formula_of(torch.ops.aten.convolution_backward)(*call, out_val=(inputs, weight, None))
+    assert counted == torch.utils.flop_counter.flop_registry[torch.ops.aten.convolution_backward](
+        *call, out_val=(inputs, weight, None)
+    )
+
+
 def test_what_multiplies_no_matrices_has_no_formula():
     assert formula_of(torch.ops.aten.add) is None
     assert formula_of(torch.ops.aten.mm) is not None

@@ -1,5 +1,5 @@
 """FLOPs of the operations that torch's own counter does not know: attention of a backend, products with packed weights
-and products that are added to what is there.
+and products that are added to what is there. The backward of a convolution in groups it counts as if there were one.
 
 As ``torch.utils.flop_counter`` counts: two for each multiplication with its addition, causal attention in full, and
 backward of attention with its scores computed anew.
@@ -31,6 +31,16 @@ def attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, 
     return 2 * pairs * (3 * head_dim + 2 * value.shape[-1])
 
 
+def convolution_backward(grad: Tensor, inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
+    """As many as forward for the gradient of the input, and for that of the weight: each element of the result comes of
+    all weights of its channel. Without groups as torch counts.
+    """
+    transposed, groups, output_mask = args[4], args[6], args[7]
+    if groups == 1 or transposed:
+        return flop_registry[aten.convolution_backward](grad, inputs, weight, *args, **kwargs)
+    return sum(output_mask[:2]) * 2 * grad.numel() * weight[0].numel()
+
+
 def packed_product(inputs: Tensor, packed: Tensor, shape: Any, *args: Any, **kwargs: Any) -> int:
     """(..., in) times a packed weight whose ``shape`` is (out, in)."""
     return 2 * inputs.numel() // inputs.shape[-1] * prod(shape)
@@ -39,6 +49,7 @@ def packed_product(inputs: Tensor, packed: Tensor, shape: Any, *args: Any, **kwa
 FORMULAS: dict[Any, Formula] = {
     aten._scaled_dot_product_fused_attention_overrideable: attention_forward,
     aten._scaled_dot_product_fused_attention_overrideable_backward: attention_backward,
+    aten.convolution_backward: convolution_backward,
     aten.addmm_: flop_registry[aten.addmm],
     aten.baddbmm_: flop_registry[aten.baddbmm],
 }
@@ -48,7 +59,7 @@ PACKED = ("gemm_4bit", "gemv_4bit")
 
 def formula_of(packet: Any) -> Formula | None:
     """How the FLOPs of an operation are counted, from its arguments; None for those that multiply no matrices."""
-    known = flop_registry.get(packet) or FORMULAS.get(packet)
+    known = FORMULAS.get(packet) or flop_registry.get(packet)
     if known is None and packet.__name__ in PACKED:
         return packed_product
     return known
