@@ -16,10 +16,10 @@ from vlmplan.recipe import (
     Precision,
     Recipe,
     WeightDtype,
-    ZeroSettings,
 )
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
+from vlmplan.zero_settings import ZeroSettings
 
 SIZES = st.integers(1, 2 * 3 * 5 * 7 * 10**8)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vlmplan.architecture.model import NamedParameter, Part
-from vlmplan.architecture.tensor import Parameter
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.units import DType
 

@@ -33,8 +33,9 @@ from vlmplan.communication import (
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, chunk_elements
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
-from vlmplan.recipe import Method, Recipe, ZeroSettings
+from vlmplan.recipe import Method, Recipe
 from vlmplan.workload import Workload
+from vlmplan.zero_settings import ZeroSettings
 
 FILES = shortened("tinyllama-1.1b", num_hidden_layers=3)
 NOTHING_KEPT = ZeroSettings(

@@ -4,17 +4,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from vlmplan.recipe import (
-    ENGINE_FIELDS,
-    GROUPS,
-    MODEL_FIELDS,
-    AdapterDtype,
-    Method,
-    Offload,
-    Recipe,
-    ZeroSettings,
-)
+from vlmplan.recipe import ENGINE_FIELDS, GROUPS, MODEL_FIELDS, AdapterDtype, Method, Offload, Recipe
 from vlmplan.units import DType
+from vlmplan.zero_settings import ZeroSettings
 
 BASE = Recipe(zero_stage=3, method=Method.LORA, adapter_dtype=AdapterDtype.MODEL)
 OTHERS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: value + 0.5}

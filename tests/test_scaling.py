@@ -16,9 +16,10 @@ from vlmplan.cli.estimate import estimate as command
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings
+from vlmplan.recipe import Method, Offload, Recipe
 from vlmplan.scaling import NODE_COUNTS, PAYING_FRACTION, Scaling, ScalingPoint, nodes_paying, scaling
 from vlmplan.workload import Workload
+from vlmplan.zero_settings import ZeroSettings
 
 FILES = shortened("tinyllama-1.1b", num_hidden_layers=2)
 SMALL_BUCKETS = ZeroSettings(reduce_bucket_size=5_000_000, stage3_prefetch_bucket_size=5_000_000)

@@ -11,9 +11,10 @@ from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_sec
 from vlmplan.estimation import Estimator, estimate_with_sizes
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import Method, Offload, Recipe, ZeroSettings
+from vlmplan.recipe import Method, Offload, Recipe
 from vlmplan.sizes import LATENCY_FRACTION, MAX_BUCKET_ELEMENTS, MIN_BUCKET_ELEMENTS, ModelSizes, even, zero_settings
 from vlmplan.workload import Workload
+from vlmplan.zero_settings import ZeroSettings
 
 LAYER, WIDTH = 2 * 3 * 5 * 7 * 11 * 13, 2 * 3 * 5 * 7
 MODEL = ModelSizes(largest_layer=LAYER, hidden_size=WIDTH)

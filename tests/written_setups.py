@@ -24,10 +24,10 @@ from vlmplan.recipe import (
     Precision,
     Recipe,
     WeightDtype,
-    ZeroSettings,
 )
 from vlmplan.request import RequestedSetup, parse, requested_cluster, requested_setup
 from vlmplan.workload import ModelFiles, Workload
+from vlmplan.zero_settings import ZeroSettings
 
 SEES, READS = find_model("Qwen/Qwen2.5-VL-3B-Instruct"), find_model("Qwen/Qwen2.5-0.5B")
 CARD = "a100-sxm4-80gb"

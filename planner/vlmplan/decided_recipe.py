@@ -15,8 +15,8 @@ from vlmplan.recipe import (
     Precision,
     Recipe,
     WeightDtype,
-    ZeroSettings,
 )
+from vlmplan.zero_settings import ZeroSettings
 
 Stage = int | Literal["none"]
 """A ZeRO stage, or PLAIN for plain PyTorch."""

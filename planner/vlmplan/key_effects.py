@@ -8,9 +8,10 @@ from vlmplan.deepspeed_config import Key, deepspeed_config
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe
 from vlmplan.rules import check, model_facts
 from vlmplan.sizes import even
+from vlmplan.zero_settings import ZeroSettings
 
 ZERO_DEFAULTS = ZeroSettings()
 ZERO_PREFIX = "zero_optimization."

@@ -7,7 +7,8 @@ from typing import Any
 
 from vlmplan.evaluation import evaluation_from_json
 from vlmplan.json_reader import JsonObject
-from vlmplan.recipe import PLAIN, Recipe, ZeroSettings, enum_value, option_name
+from vlmplan.recipe import PLAIN, Recipe, enum_value, option_name
+from vlmplan.zero_settings import ZeroSettings
 
 
 def recipe_from_json(values: Mapping[str, Any], *, source: str = "recipe") -> Recipe:

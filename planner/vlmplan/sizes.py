@@ -11,7 +11,8 @@ from vlmplan.architecture.model import Model
 from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_second
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import Recipe, ZeroSettings
+from vlmplan.recipe import Recipe
+from vlmplan.zero_settings import ZeroSettings
 
 LATENCY_FRACTION = 0.05
 """Part of a collective's time that its fixed latency may take. A choice."""

@@ -14,8 +14,9 @@ from planned import model_files, shortened
 from vlmplan.architecture import ops
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.modules import Linear, Module, Stack
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Drop, Event, Hold, Span, Trace
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator

@@ -19,8 +19,9 @@ from vlmplan.engines.bounds import gathered_bounds, peak_bound
 from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_profile
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimation import Estimator
-from vlmplan.recipe import LossKind, Method, Offload, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import LossKind, Method, Offload, Precision, Recipe
 from vlmplan.workload import Workload
+from vlmplan.zero_settings import ZeroSettings
 
 LAYERS = {"smollm2-135m": 3, "tinyllama-1.1b": 2, "mixtral-8x7b": 2, "qwen2-vl-2b": 2}
 CAPABILITY = (8, 0)

@@ -18,7 +18,8 @@ from vlmplan.engines.gather_walk import WalkedSchedule, WalkKey, gather_walk
 from vlmplan.engines.gathering import notify
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3 import Zero3
-from vlmplan.recipe import LossKind, Method, Offload, Recipe, ZeroSettings
+from vlmplan.recipe import LossKind, Method, Offload, Recipe
+from vlmplan.zero_settings import ZeroSettings
 
 NUM_LAYERS = 31
 LLAMA = {

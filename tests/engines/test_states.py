@@ -5,8 +5,9 @@ import pytest
 from small_models import FlatModel, table_of
 from vlmplan.engines import ModelStates, engine_of
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.recipe import AdapterDtype, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import AdapterDtype, Method, Offload, OptimizerKind, Precision, Recipe
 from vlmplan.units import DType
+from vlmplan.zero_settings import ZeroSettings
 
 PHI = 1_000_000  # elements, in forty equal weights: five for each rank
 NUM_RANKS = 8

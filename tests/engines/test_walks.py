@@ -12,7 +12,8 @@ from vlmplan.engines.components import Components
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.peaks import PeakTracker
-from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe
+from vlmplan.zero_settings import ZeroSettings
 
 MODELS = {
     "tinyllama-1.1b": {"num_hidden_layers": 2},

@@ -10,7 +10,8 @@ import pytest
 from launch_cases import gpu_plan
 from vlmplan.launch.plan_changes import SPREAD, STAGES_ALIKE, plan_changes, plan_problems
 from vlmplan.plan import Plan
-from vlmplan.recipe import Recipe, ZeroSettings
+from vlmplan.recipe import Recipe
+from vlmplan.zero_settings import ZeroSettings
 
 FOLDER = Path("runs/1")
 BEFORE = Recipe(zero_stage=2, micro_batch=3)

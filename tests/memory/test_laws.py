@@ -16,9 +16,10 @@ from vlmplan.engines.parameters import fullest_rank, owned_elements, partition_o
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.timeline import StartedRun
-from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Precision, Recipe
 from vlmplan.rules import check, model_facts
 from vlmplan.workload import ModelFiles, Workload
+from vlmplan.zero_settings import ZeroSettings
 
 NOTHING_KEPT = ZeroSettings(stage3_param_persistence_threshold=0)
 SMALL_BUCKETS = ZeroSettings(reduce_bucket_size=10_000_000, allgather_bucket_size=10_000_000)

@@ -13,8 +13,9 @@ import pytest
 from planned import model_files, rehearsed_timeline
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
-from vlmplan.recipe import LossKind, Method, Recipe, ZeroSettings
+from vlmplan.recipe import LossKind, Method, Recipe
 from vlmplan.units import GIB
+from vlmplan.zero_settings import ZeroSettings
 
 QWEN2_VL_2B = model_files("qwen2-vl-2b")
 

@@ -13,10 +13,11 @@ from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.allocator import LARGE_SEGMENT_BYTES
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.plan import plan_from_estimate
-from vlmplan.recipe import Method, Recipe, ZeroSettings
+from vlmplan.recipe import Method, Recipe
 from vlmplan.rehearsal.process import answer_of
 from vlmplan.rehearsal.request import request_json
 from vlmplan.workload import Workload
+from vlmplan.zero_settings import ZeroSettings
 
 SMALL = ZeroSettings(
     reduce_bucket_size=2_000_000,

@@ -22,11 +22,11 @@ from vlmplan.recipe import (
     Precision,
     Recipe,
     WeightDtype,
-    ZeroSettings,
 )
 from vlmplan.rules import RULES, ModelFacts, Severity, attention_implementations, check, model_facts, problems
 from vlmplan.rules.models import HEAD, TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
 from vlmplan.workload import ModelFiles
+from vlmplan.zero_settings import ZeroSettings
 
 T4 = {"name": "Tesla T4", "compute_capability": (7, 5), "supports_bf16": False, "supports_flash_attention_2": False}
 GTX_1080 = T4 | {"name": "GTX 1080 Ti", "compute_capability": (6, 1)}

@@ -22,13 +22,13 @@ from vlmplan.recipe import (
     OptimizerKind,
     Precision,
     Recipe,
-    ZeroSettings,
 )
 from vlmplan.rules import Severity, model_facts, problems
 from vlmplan.search.micro_batches import TracedBatches
 from vlmplan.search.refusals import refusal
 from vlmplan.search.setups import BoundedSetup, SetupSpace
 from vlmplan.units import GIB, MIB
+from vlmplan.zero_settings import ZeroSettings
 
 SMALL = space(seq_len=256)
 WITH_IMAGES = space("qwen2-vl-2b", global_batch=8)

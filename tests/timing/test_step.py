@@ -13,7 +13,7 @@ from planned import shipped_gpus, shortened
 from vlmplan.communication import communication_seconds, step_collectives
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.hardware import Cluster, Gpu, MatmulPeaks, Node
-from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe, ZeroSettings
+from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe
 from vlmplan.timing import (
     BusySeconds,
     StepTime,
@@ -23,6 +23,7 @@ from vlmplan.timing import (
     peak_flops_per_second,
 )
 from vlmplan.workload import Workload
+from vlmplan.zero_settings import ZeroSettings
 
 GPU = shipped_gpus()["a100-sxm4-80gb"]
 FILES = shortened("tinyllama-1.1b", num_hidden_layers=2)

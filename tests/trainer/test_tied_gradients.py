@@ -11,8 +11,9 @@ from torch.profiler import ProfilerActivity, profile
 from vlmplan.architecture import ops
 from vlmplan.architecture.loss import chunked_loss, full_loss
 from vlmplan.architecture.modules import Linear
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 from vlmplan_trainer.cross_entropy import LogitRule, Product, chunked_cross_entropy
 from vlmplan_trainer.measure import LiveStorages

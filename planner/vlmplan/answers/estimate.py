@@ -1,14 +1,14 @@
 """One estimate: its document, and for people verdict, a bar per phase, components at the peak, host, disk and time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import click
 
+from vlmplan.answers.host_and_disk import host_and_disk_json, host_and_disk_lines
 from vlmplan.answers.setups import recipe_text
 from vlmplan.communication import volume_json
 from vlmplan.engines.components import Components
-from vlmplan.estimation import Estimate, VaryingLengths, keep_last_key
+from vlmplan.estimation import Estimate, VaryingLengths
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
@@ -17,7 +17,6 @@ from vlmplan.notes import caveats, footnotes, listed
 from vlmplan.render.bars import bar, legend
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.training import DEFAULT_KEEP_LAST
 from vlmplan.units import count_text, counted, duration_text, gib_text
 
 SCHEMA = "vlmplan.estimate/1"
@@ -44,7 +43,7 @@ def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> JsonDict:
         "not_counted": list(found.not_counted),
         "unquantized_bytes": found.stacked_bytes,
         **_device_json(found),
-        **_host_and_disk_json(found),
+        **host_and_disk_json(found),
         "flops_per_step": found.flops_per_step,
         "collective_bytes": volume_json(found.collectives),
         **_time_json(found),
@@ -104,43 +103,6 @@ def _lengths_json(varying: VaryingLengths) -> JsonDict:
     }
 
 
-def _host_and_disk_json(found: Estimate) -> JsonDict:
-    return {
-        "host_bytes_per_node": found.host.peak_bytes,
-        "host_load_bytes_per_node": found.host.load_bytes,
-        "host_steady_bytes_per_node": found.host.steady_bytes,
-        "host_evaluation_bytes_per_node": found.host.evaluation_bytes,
-        "checkpoint_bytes": found.disk.checkpoint_bytes,
-        "export_bytes": found.disk.export_bytes,
-        "nvme_swap_bytes": found.disk.nvme_swap_bytes,
-        "disk": disk_json(found),
-        "resume": {
-            "fits": found.resumes,
-            "peak_allocated_bytes": found.resume.phase.peak.total,
-            "peak_device_bytes": found.resume_device_bytes,
-            "host_bytes_per_node": found.resume_host_bytes,
-        },
-    }
-
-
-def disk_json(found: Estimate) -> JsonDict:
-    """The output folder over the whole run: ``checkpoints_written`` in all (null where the time of the run decides and
-    is not known), ``checkpoints_at_once`` at the fullest moment, which has ``peak_bytes``, and what stays at the end.
-    ``download_bytes`` of the model are in no output folder."""
-    run = found.run_disk
-    return {
-        "checkpoint_bytes": found.disk.checkpoint_bytes,
-        "result_bytes": found.disk.export_bytes if found.workload.saving.writes_result else 0,
-        "download_bytes": found.disk.download_bytes,
-        "nvme_swap_bytes": found.disk.nvme_swap_bytes,
-        "checkpoints_written": run.num_written,
-        "checkpoints_at_once": run.num_at_once,
-        "checkpoints_kept": run.num_kept,
-        "peak_bytes": run.peak_bytes,
-        "end_bytes": run.end_bytes,
-    }
-
-
 def _time_json(found: Estimate) -> JsonDict:
     timed = found.timed
     return {
@@ -192,7 +154,7 @@ def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequenc
 
 def detail_lines(estimate: Estimate, notes: Sequence[str]) -> list[str]:
     """What stands below the tables: host, disk, time, and what the numbers are of."""
-    return [*_reserved(estimate), *_host_and_disk(estimate), *_time(estimate), *_assumed(estimate, notes)]
+    return [*_reserved(estimate), *host_and_disk_lines(estimate), *_time(estimate), *_assumed(estimate, notes)]
 
 
 def heading(estimate: Estimate) -> str:
@@ -315,59 +277,6 @@ def _reserved(estimate: Estimate) -> Iterator[str]:
     yield (
         f"reserved: {gib_text(fixed)} where all samples have {seq_len:,} tokens, {gib_text(most)} after "
         f"{len(varying.lengths)} micro batches of {varying.source}"
-    )
-
-
-def _host_and_disk(estimate: Estimate) -> Iterator[str]:
-    disk = estimate.disk
-    yield host_line(estimate)
-    yield resume_line(estimate)
-    swap = f", {gib_text(disk.nvme_swap_bytes)} swapped to NVMe" if disk.nvme_swap_bytes else ""
-    result = f", {gib_text(disk.export_bytes)} the result" if estimate.workload.saving.writes_result else ""
-    yield f"disk: {gib_text(disk.checkpoint_bytes)} a checkpoint{result}{swap}; {run_disk_text(estimate)}"
-
-
-def run_disk_text(estimate: Estimate) -> str:
-    """The output folder at its fullest, and why."""
-    run, saving = estimate.run_disk, estimate.workload.saving
-    if run.num_at_once == 0:
-        return f"the run needs {gib_text(run.peak_bytes)}, without checkpoints"
-    needed = f"the run needs up to {gib_text(run.peak_bytes)}"
-    if run.num_at_once == 1:
-        return f"{needed}, with one checkpoint"
-    if saving.keep_last is None:
-        fewer = estimate.run_disk_of(replace(saving, keep_last=DEFAULT_KEEP_LAST)).peak_bytes
-        less = f"; {keep_last_key(saving)} {DEFAULT_KEEP_LAST} makes that {gib_text(fewer)}"
-        return f"{needed}: all {run.num_at_once:,} checkpoints stay{less if fewer < run.peak_bytes else ''}"
-    new = " and one is being written" if run.num_at_once > run.num_kept else ""
-    return f"{needed}, while {counted(run.num_at_once - bool(new), 'checkpoint')} are there{new}"
-
-
-def resume_line(estimate: Estimate) -> str:
-    """What going on from a checkpoint needs."""
-    what = "rank" if estimate.cluster.node.gpu.is_cpu else "GPU"
-    return (
-        f"going on from a checkpoint: {gib_text(estimate.resume_device_bytes)} of each {what}, "
-        f"{gib_text(estimate.resume_host_bytes)} of host RAM per node while it is read"
-    )
-
-
-def host_line(estimate: Estimate) -> str:
-    """What each node's host needs and has."""
-    host, node = estimate.host, estimate.cluster.node
-    evaluating = ""
-    if host.evaluation_bytes:
-        evaluating = f", {gib_text(host.steady_bytes + host.evaluation_bytes)} while evaluating"
-    if node.host_ram_bytes is not None:
-        has = f"it has {gib_text(node.host_ram_bytes)}"
-    elif node.host_ram_source is not None:
-        has = f"what {node.host_ram_source} has is not known: ask before you rent it"
-    else:
-        has = "what it has is not known (--host-ram says it)"
-    return (
-        f"host RAM per node: {gib_text(host.load_bytes)} while loading, {gib_text(host.steady_bytes)} while training"
-        f"{evaluating}; "
-        f"{has}"
     )
 
 

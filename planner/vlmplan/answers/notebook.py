@@ -5,16 +5,9 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from vlmplan.answers.advice import Words, asked_text, base_lines, changes_table, reason_lines, sentence
-from vlmplan.answers.estimate import (
-    caveat_lines,
-    component_table,
-    detail_lines,
-    heading,
-    host_line,
-    setup_text,
-    verdict_line,
-)
+from vlmplan.answers.estimate import caveat_lines, component_table, detail_lines, heading, setup_text, verdict_line
 from vlmplan.answers.front import WINS_BY
+from vlmplan.answers.host_and_disk import host_line
 from vlmplan.answers.offers import cost_lines, money_line
 from vlmplan.answers.recommendation import assumed_lines, plans_table, rejection_lines
 from vlmplan.answers.scaling import print_scaling

@@ -8,16 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from vlmplan.answers import estimate as estimates
-from vlmplan.answers.estimate import (
-    caveat_lines,
-    host_line,
-    print_memory,
-    resume_line,
-    setup_text,
-    verdict_line,
-    workload_text,
-)
+from vlmplan.answers.estimate import caveat_lines, print_memory, setup_text, verdict_line, workload_text
 from vlmplan.answers.front import WINS_BY, point_json, print_pareto, summary_line
+from vlmplan.answers.host_and_disk import host_line, resume_line
 from vlmplan.answers.offers import age_text, cost_lines, money_line, offer_json
 from vlmplan.answers.setups import engine_text
 from vlmplan.hardware import Pricing

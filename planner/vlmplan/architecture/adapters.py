@@ -10,8 +10,9 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import adapted_parameters, wrap_parameters
-from vlmplan.architecture.tensor import GraphNode, Parameter, Tensor
+from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError, nearest
 from vlmplan.units import DType

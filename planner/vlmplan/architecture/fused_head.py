@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tensor import ForwardTape, GraphNode, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
 

@@ -8,7 +8,8 @@ lists that CUDA makes of it, 8 bytes a row and dimension, live for one kernel on
 from collections.abc import Sequence
 
 from vlmplan.architecture.ops import Grads, reduced
-from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 
 
 def take_rows(x: Operand, indices: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -12,7 +12,8 @@ from vlmplan.architecture.families.moe import grouped_linear
 from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.units import DType
 
 

@@ -8,7 +8,7 @@ from vlmplan.architecture.generic_layers import GenericShape
 from vlmplan.architecture.layout import LaidOutModule, ModelLayout, ModuleKind, is_attention, is_experts
 from vlmplan.architecture.model import Part
 from vlmplan.architecture.modules import Conv1D, Embedding, GemmaRMSNorm, LayerNorm, Linear, Module, RMSNorm, Stack
-from vlmplan.architecture.tensor import Parameter
+from vlmplan.architecture.parameter import Parameter
 
 NORMS = (LayerNorm, RMSNorm, GemmaRMSNorm, BareNorm)
 PROJECTOR_WORDS = ("merger", "downsample", "projector", "connector", "resampler", "adapter")

@@ -9,8 +9,9 @@ from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear, Module, Stack
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
 from vlmplan.recipe import LossKind
 from vlmplan.units import Choice, DType

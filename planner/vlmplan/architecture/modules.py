@@ -12,7 +12,8 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.checkpointing import checkpoint
 from vlmplan.architecture.first_layer import LayerReuse
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 

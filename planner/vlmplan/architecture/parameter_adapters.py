@@ -12,7 +12,8 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
 from vlmplan.errors import InputError
 
 

@@ -10,7 +10,7 @@ from vlmplan.architecture.adapters import TrainedCopy, add_lora, quantize
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Stack
-from vlmplan.architecture.tensor import Parameter
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.errors import InputError
 from vlmplan.recipe import Method, Recipe
 

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture.first_layer import UnequalLayersError
-from vlmplan.architecture.tensor import ForwardTape, GradientView, GraphNode, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import ForwardTape, GradientView, GraphNode, Tensor
 from vlmplan.architecture.trace import Drop, GradientReady
 from vlmplan.errors import InputError
 

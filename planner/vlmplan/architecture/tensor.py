@@ -10,9 +10,9 @@ from sys import getrefcount
 from typing import Any, ClassVar
 
 from vlmplan.architecture.first_layer import FirstLayer, UnequalLayersError
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.trace import Hold, Kind
-from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 _new = object.__new__
@@ -55,31 +55,6 @@ class LayerInput(Storage):
 
     def __del__(self) -> None:
         self.tape.release_input(self.born)
-
-
-class Parameter:
-    """A weight of the model: a leaf of the graph, whose own bytes the engine model counts, not the tape.
-
-    ``dtype`` and ``requires_grad`` are set when a recipe is applied; ``stored_bytes`` only where the weight does not
-    take ``numel`` times the width of ``dtype`` (4-bit weights).
-    """
-
-    __slots__ = ("dtype", "numel", "requires_grad", "shape", "stored_bytes")
-
-    def __init__(self, *shape: int) -> None:
-        self.shape = shape
-        self.numel = prod(shape)
-        if self.numel <= 0:
-            raise InputError(
-                f"config.json: its sizes leave nothing of a weight ({' x '.join(map(str, shape))} elements)"
-            )
-        self.dtype = DType.BFLOAT16
-        self.requires_grad = True
-        self.stored_bytes: int | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        return self.numel * self.dtype.num_bytes if self.stored_bytes is None else self.stored_bytes
 
 
 class Tensor:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vlmplan.architecture.tensor import Parameter
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, Trace
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.units import Choice

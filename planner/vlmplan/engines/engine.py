@@ -16,7 +16,7 @@ from functools import cached_property
 
 from vlmplan.architecture.adapters import NF4_BLOCK
 from vlmplan.architecture.model import NamedParameter
-from vlmplan.architecture.tensor import Parameter
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.collectives import Collectives

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Section, Trace
-from vlmplan.engines.gathering import Key
+from vlmplan.engines.gather_records import Key
 
 MORE_BEFORE, MORE_AFTER = 2, 3
 """Periods of a stretch that are walked through before and after those left out, beside those that weights stay whole or

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.gather_counts import GatherCounts
+from vlmplan.engines.gather_records import Key
 from vlmplan.engines.gather_stretches import SectionUses, Stretch, WeightUse, places_of, section_uses, shortened
-from vlmplan.engines.gathering import GatheredWeights, Key, notify
-from vlmplan.recipe import ZeroSettings
+from vlmplan.engines.gathering import GatheredWeights, notify
+from vlmplan.zero_settings import ZeroSettings
 
 EventBytes = tuple[int, int, Sequence[tuple[int, int]]]
 """Of one event about weights: the bytes after it, the most during it, and for each gather the bytes just after it and

@@ -8,17 +8,16 @@ again soon. Limits are in elements, as DeepSpeed counts them.
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass, field
 from itertools import accumulate, takewhile
 from typing import Any
 
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.gather_counts import GatherCounts
-from vlmplan.recipe import Recipe, ZeroSettings
+from vlmplan.engines.gather_records import Gather, GatheredModule, GatheredStorage, GatheredWeight, Key
+from vlmplan.recipe import Recipe
+from vlmplan.zero_settings import ZeroSettings
 
-Key = tuple[int, int | None]
-"""A parameter or a module, by the object, of one layer."""
 _WRAPPERS, _ADAPTER_WRAPPERS = 3, 2
 """Modules around the embedding that have no weights: the trainer's ``LossModule``, the model with its head and the one
 without; peft's two around the model. Each prefetches before it runs, forward and backward."""
@@ -27,51 +26,6 @@ without; peft's two around the model. Each prefetches before it runs, forward an
 def num_wrappers(recipe: Recipe) -> int:
     """Modules without weights of their own around the first that has some."""
     return _WRAPPERS + (_ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
-
-
-@dataclass(slots=True, eq=False)
-class _Storage:
-    """A whole weight, in ``num_bytes`` with what it is padded by. Views that autograd has saved keep it when DeepSpeed
-    takes it from the weight."""
-
-    num_bytes: int
-    num_views: int = 0
-    is_released: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Weight:
-    """One weight of one layer, and where it stands. ``storage`` is there while it is whole, ``gather`` while it is on
-    its way; ``fetched_for`` is the last step that prefetch has counted on, ``uses`` are the steps that need it."""
-
-    key: Key
-    numel: int
-    num_bytes: int
-    is_trained: bool
-    storage: _Storage | None = None
-    gather: "_Gather | None" = None
-    fetched_for: int = -1
-    uses: deque[int] = field(default_factory=deque[int])
-    users: "set[_Module]" = field(default_factory=set["_Module"])
-
-
-@dataclass(slots=True, eq=False)
-class _Module:
-    """A module of one layer; ``weights`` are those that are gathered and released, ``numel`` counts all."""
-
-    key: Key
-    weights: list[_Weight]
-    numel: int
-
-
-@dataclass(slots=True, eq=False)
-class _Gather:
-    """One collective that is under way or whose flat buffer still exists, and what it makes whole."""
-
-    flat_bytes: int
-    num_waiting: int
-    is_done: bool = False
-    storages: dict[_Weight, _Storage] = field(default_factory=dict[_Weight, _Storage])
 
 
 class GatheredWeights:
@@ -104,8 +58,8 @@ class GatheredWeights:
         self._peak = 0
         self.gathers: list[tuple[int, int]] = []
         self.sent = (GatherCounts(), GatherCounts())
-        self._weights: dict[Key, _Weight] = {}
-        self._modules: dict[Key, _Module] = {}
+        self._weights: dict[Key, GatheredWeight] = {}
+        self._modules: dict[Key, GatheredModule] = {}
         self._templates: dict[int, tuple[list[Any], int]] = {}
         used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
         forward = [self._module(module, run.layer) for run in trace.schedule for module in used[run.key][0]]
@@ -117,8 +71,8 @@ class GatheredWeights:
         self._traversed = list(
             accumulate((m.numel + passed.get(step + 1, 0) for step, m in enumerate(steps)), initial=0)
         )
-        self._active: dict[_Module, None] = {}  # of those with weights: fetched and not released
-        self._views: dict[Key, tuple[_Weight, _Storage]] = {}
+        self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
+        self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
         self._decisions: dict[tuple[int, Key], bool] | None = None
         self.live_bytes = 0
         self.begin_forward()
@@ -143,7 +97,7 @@ class GatheredWeights:
         self._num_available = 0
         self._step = 0
 
-    def _module(self, module: Any, layer: int | None) -> _Module:
+    def _module(self, module: Any, layer: int | None) -> GatheredModule:
         key = (id(module), layer)
         known = self._modules.get(key)
         if known is None:
@@ -151,7 +105,7 @@ class GatheredWeights:
             if template is None:
                 template = self._templates[id(module)] = self._template(module)
             gathered, numel = template
-            known = self._modules[key] = _Module(key, [self._weight(one, layer) for one in gathered], numel)
+            known = self._modules[key] = GatheredModule(key, [self._weight(one, layer) for one in gathered], numel)
         return known
 
     def _template(self, module: Any) -> tuple[list[Any], int]:
@@ -161,12 +115,12 @@ class GatheredWeights:
         gathered = [parameter for parameter in parameters if parameter.numel > limit]
         return gathered, sum([parameter.numel for parameter in parameters])
 
-    def _weight(self, parameter: Any, layer: int | None) -> _Weight:
+    def _weight(self, parameter: Any, layer: int | None) -> GatheredWeight:
         key = (id(parameter), layer)
         known = self._weights.get(key)
         if known is None:
             num_bytes = parameter.numel * parameter.dtype.num_bytes
-            known = self._weights[key] = _Weight(key, parameter.numel, num_bytes, parameter.requires_grad)
+            known = self._weights[key] = GatheredWeight(key, parameter.numel, num_bytes, parameter.requires_grad)
         return known
 
     @property
@@ -184,7 +138,7 @@ class GatheredWeights:
 
         ``name``: what a weight or module is called, by its key, so that states of different layers can be equal.
         """
-        waiting: dict[_Gather, list[Hashable]] = {}
+        waiting: dict[Gather, list[Hashable]] = {}
         weights: list[Hashable] = []
         for weight in self._weights.values():
             ahead = max(0, weight.fetched_for - self._step)
@@ -218,8 +172,8 @@ class GatheredWeights:
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
 
-    def _use(self, module: _Module) -> None:
-        missing: list[_Weight] = []
+    def _use(self, module: GatheredModule) -> None:
+        missing: list[GatheredWeight] = []
         for weight in module.weights:
             weight.users.add(module)
             if weight.storage is None and weight.gather is None:
@@ -278,7 +232,7 @@ class GatheredWeights:
         if storage.is_released and not storage.num_views:
             self._free(storage)
 
-    def _take(self, weight: _Weight, storage: _Storage) -> None:
+    def _take(self, weight: GatheredWeight, storage: GatheredStorage) -> None:
         """The whole weight goes, but for views of it."""
         weight.storage = None
         storage.is_released = True
@@ -286,11 +240,11 @@ class GatheredWeights:
         if not storage.num_views:
             self._free(storage)
 
-    def _free(self, storage: _Storage) -> None:
+    def _free(self, storage: GatheredStorage) -> None:
         self.live_bytes -= storage.num_bytes
         self._sink.free(storage)
 
-    def _gather(self, weights: list[_Weight]) -> None:
+    def _gather(self, weights: list[GatheredWeight]) -> None:
         """Start one collective. A single weight lands in its own buffer; several share a flat one.
 
         A rank that is alone brings each weight from the host to where it stays (``NoGatherCoalescedHandle``).
@@ -298,8 +252,8 @@ class GatheredWeights:
         is_alone = self._num_ranks == 1
         flat = 0 if is_alone else sum([self._aligned_bytes(weight) for weight in weights])
         is_single = len(weights) == 1
-        storages = {weight: _Storage(flat if is_single and flat else weight.num_bytes) for weight in weights}
-        gather = _Gather(flat, len(weights), storages=storages)
+        storages = {weight: GatheredStorage(flat if is_single and flat else weight.num_bytes) for weight in weights}
+        gather = Gather(flat, len(weights), storages=storages)
         for weight in weights:
             weight.gather = gather
             self._num_available += weight.numel
@@ -316,14 +270,14 @@ class GatheredWeights:
         if not is_alone:
             self.gathers.append((self.live_bytes, flat))
 
-    def _count(self, weights: list[_Weight]) -> None:
+    def _count(self, weights: list[GatheredWeight]) -> None:
         sent = self.sent[self._step >= self._outermost_steps[1]]
         sent.add(
             [weight.num_bytes for weight in weights if weight.is_trained],
             [weight.num_bytes for weight in weights if not weight.is_trained],
         )
 
-    def _wait(self, weight: _Weight, gather: _Gather) -> None:
+    def _wait(self, weight: GatheredWeight, gather: Gather) -> None:
         """The collective is needed: weights are copied out of a shared buffer, which is freed with its last user."""
         weight.gather = None
         if not gather.is_done:
@@ -341,10 +295,10 @@ class GatheredWeights:
             self.live_bytes -= gather.flat_bytes
             self._sink.free(gather)
 
-    def _aligned_bytes(self, weight: _Weight) -> int:
+    def _aligned_bytes(self, weight: GatheredWeight) -> int:
         return -(-weight.num_bytes // self._num_ranks) * self._num_ranks
 
-    def _allocate(self, owner: _Storage | _Gather, num_bytes: int) -> None:
+    def _allocate(self, owner: GatheredStorage | Gather, num_bytes: int) -> None:
         self.live_bytes += num_bytes
         self._sink.allocate(owner, Component.WEIGHTS, num_bytes, Stream.GATHER)
 
@@ -361,7 +315,7 @@ class GatheredWeights:
             room = self._most_prefetched
         if room <= 0 or not queue:
             return
-        chosen: dict[_Weight, None] = {}
+        chosen: dict[GatheredWeight, None] = {}
         num_elements = 0
         while queue and num_elements < room:
             weight, step = queue.popleft()
@@ -372,7 +326,7 @@ class GatheredWeights:
         if chosen:
             self._gather(list(chosen))
 
-    def _stays(self, weight: _Weight) -> bool:
+    def _stays(self, weight: GatheredWeight) -> bool:
         """As ``_is_kept``, which DeepSpeed asks once for each step and remembers (``lru_cache`` of
         ``__params_to_release``): a later forward releases what the first one released."""
         if self._decisions is None:
@@ -382,7 +336,7 @@ class GatheredWeights:
             self._decisions[key] = self._is_kept(weight)
         return self._decisions[key]
 
-    def _is_kept(self, weight: _Weight) -> bool:
+    def _is_kept(self, weight: GatheredWeight) -> bool:
         """Whether the weight stays: prefetch counted on it, or it is used again within the reuse distance."""
         if weight.fetched_for > self._step:
             return True

@@ -2,7 +2,7 @@
 
 from functools import cached_property
 
-from vlmplan.architecture.tensor import Parameter
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.collectives import padded
 from vlmplan.engines.parameters import ParameterTable, sub_group_elements
 from vlmplan.recipe import Recipe

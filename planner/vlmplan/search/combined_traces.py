@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from vlmplan.architecture.model import Model, Part
-from vlmplan.architecture.tensor import Parameter
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import Event, GradientReady, Hold, Run, Section, Span, Trace
 from vlmplan.recipe import LossKind, Recipe
 

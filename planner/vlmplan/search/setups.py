@@ -16,7 +16,7 @@ from vlmplan.estimation import Estimate, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
-from vlmplan.recipe import Method, Recipe, ZeroSettings
+from vlmplan.recipe import Method, Recipe
 from vlmplan.search.choices import Engine, RecipeChoices
 from vlmplan.search.memoized_estimates import (
     BatchSize,
@@ -29,6 +29,7 @@ from vlmplan.search.memoized_estimates import (
 from vlmplan.sizes import zero_settings
 from vlmplan.units import divisors
 from vlmplan.workload import Workload
+from vlmplan.zero_settings import ZeroSettings
 
 if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool

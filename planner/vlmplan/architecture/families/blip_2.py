@@ -14,7 +14,8 @@ from vlmplan.architecture.families.qformer import QFormer
 from vlmplan.architecture.families.text import text_model
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 

@@ -8,7 +8,8 @@ from vlmplan.architecture.attention import AttentionBackend, Scores, attend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, Stack
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 
 NUM_CHANNELS = 3

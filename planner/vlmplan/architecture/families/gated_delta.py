@@ -11,7 +11,8 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import chunks
-from vlmplan.architecture.tensor import ForwardTape, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import ForwardTape, Tensor
 from vlmplan.units import DType
 
 CHUNK = 64

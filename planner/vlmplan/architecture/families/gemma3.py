@@ -12,7 +12,8 @@ from vlmplan.architecture.families.gemma import decoder
 from vlmplan.architecture.families.paligemma import PaliGemma, PaliGemmaModel
 from vlmplan.architecture.families.text import ties_word_embeddings
 from vlmplan.architecture.modules import GemmaRMSNorm, Module
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 
 

@@ -15,8 +15,9 @@ from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryCon
 from vlmplan.architecture.families.moe import Experts, top
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
 

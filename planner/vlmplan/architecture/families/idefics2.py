@@ -10,7 +10,8 @@ from vlmplan.architecture.families.idefics import Idefics, IdeficsModel, padding
 from vlmplan.architecture.families.packed_patches import Sequential
 from vlmplan.architecture.images.shape import ImageShape
 from vlmplan.architecture.modules import Linear, Module, RMSNorm
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 
 
 class ConnectorMlp(Module):

@@ -13,7 +13,8 @@ from vlmplan.architecture.families.clip_vision import Mlp, num_vision_sequences
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, RMSNorm
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
 
 NORMS = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}

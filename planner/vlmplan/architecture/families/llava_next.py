@@ -12,7 +12,8 @@ from vlmplan.architecture.families.llava import Llava, LlavaModel, side_by_side
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 
 
 class LlavaNextModel(LlavaModel):

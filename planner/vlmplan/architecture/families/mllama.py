@@ -23,7 +23,8 @@ from vlmplan.architecture.families.llama import (
 from vlmplan.architecture.families.mllama_vision import MllamaVision, gated
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType

@@ -13,7 +13,8 @@ from vlmplan.architecture.attention import AttentionBackend, attend
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, Stack
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType

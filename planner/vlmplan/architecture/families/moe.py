@@ -21,8 +21,9 @@ from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape
 from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
-from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
+from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.units import DType
 
 

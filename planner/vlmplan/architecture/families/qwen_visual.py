@@ -10,7 +10,8 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.tensor import ForwardTape, GraphNode, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.units import DType
 
 NUM_POSITIONS = 256

@@ -13,7 +13,8 @@ from vlmplan.architecture.families.clip_vision import Attention, Mlp, VisionEmbe
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
-from vlmplan.architecture.tensor import Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
 
 
 class SiglipLayer(Module):

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
 from vlmplan.units import DType
 
 Grads = list[Tensor | None]

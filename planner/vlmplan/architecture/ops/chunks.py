@@ -9,7 +9,8 @@ from math import prod
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, reduced, to
 from vlmplan.architecture.ops.matmuls import matmul
-from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.units import DType
 
 

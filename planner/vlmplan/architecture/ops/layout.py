@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, pass_through, reduced, to
 from vlmplan.architecture.ops.elementwise import add, mul, scale
-from vlmplan.architecture.tensor import ForwardTape, GraphNode, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.units import DType
 
 

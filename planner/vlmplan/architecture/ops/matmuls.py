@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from math import prod
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, reduced, to
-from vlmplan.architecture.tensor import GradientView, GraphNode, Operand, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import GradientView, GraphNode, Operand, Tensor
 
 
 def linear(x: Tensor, weight: Operand, bias: Operand | None = None, *, is_transposed: bool = False) -> Tensor:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, to
-from vlmplan.architecture.tensor import GraphNode, Operand, Parameter, Tensor
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.units import DType
 
 

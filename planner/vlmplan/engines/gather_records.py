@@ -1,0 +1,52 @@
+"""Weights that ZeRO-3 gathers, their modules, and the collectives that are under way."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+Key = tuple[int, int | None]
+"""A parameter or a module, by the object, of one layer."""
+
+
+@dataclass(slots=True, eq=False)
+class GatheredStorage:
+    """A whole weight, in ``num_bytes`` with what it is padded by. Views that autograd has saved keep it when DeepSpeed
+    takes it from the weight."""
+
+    num_bytes: int
+    num_views: int = 0
+    is_released: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class GatheredWeight:
+    """One weight of one layer, and where it stands. ``storage`` is there while it is whole, ``gather`` while it is on
+    its way; ``fetched_for`` is the last step that prefetch has counted on, ``uses`` are the steps that need it."""
+
+    key: Key
+    numel: int
+    num_bytes: int
+    is_trained: bool
+    storage: GatheredStorage | None = None
+    gather: "Gather | None" = None
+    fetched_for: int = -1
+    uses: deque[int] = field(default_factory=deque[int])
+    users: "set[GatheredModule]" = field(default_factory=set["GatheredModule"])
+
+
+@dataclass(slots=True, eq=False)
+class GatheredModule:
+    """A module of one layer; ``weights`` are those that are gathered and released, ``numel`` counts all."""
+
+    key: Key
+    weights: list[GatheredWeight]
+    numel: int
+
+
+@dataclass(slots=True, eq=False)
+class Gather:
+    """One collective that is under way or whose flat buffer still exists, and what it makes whole."""
+
+    flat_bytes: int
+    num_waiting: int
+    is_done: bool = False
+    storages: dict[GatheredWeight, GatheredStorage] = field(default_factory=dict[GatheredWeight, GatheredStorage])
