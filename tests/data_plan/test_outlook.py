@@ -204,6 +204,17 @@ def test_a_search_plans_from_the_data_and_its_commands_name_it(command: str, tmp
     assert sum(one["count"] for one in found["data"]["tokens"]["histogram"]) == 30
     best = found["plans"][0]["estimate"] if command == "recommend" else found["base"]["estimate"]
     assert found["data"]["any_order"]["peak_allocated_bytes"] == best["peak_allocated_bytes"]
+    if command == "recommend":
+        text = call(command, "--model", TEXT, "--gpu", "rtx-4090:1", "--data", str(path)).out
+        assert f"data: {path}: 30 samples" in text
+        assert "the best on these samples" in text
+        assert text.endswith("add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan\n")
+    source = parse({"model": TEXT, "data": path}).from_data.source
+    assert found["workload"]["seq_len"] == source.covering.seq_len
+    assert found["workload"]["num_samples"] == 30
+    assert sum(one["count"] for one in found["data"]["tokens"]["histogram"]) == 30
+    best = found["plans"][0]["estimate"] if command == "recommend" else found["base"]["estimate"]
+    assert found["data"]["any_order"]["peak_allocated_bytes"] == best["peak_allocated_bytes"]
     text = call(command, "--model", TEXT, "--gpu", "rtx-4090:1", "--data", str(path)).out
     assert f"data: {path}: 30 samples" in text
     assert "the best on these samples" in text
@@ -277,18 +288,24 @@ def chats_beside_other_images(folder: Path, name: str = "chats.jsonl") -> tuple[
     return jsonl(folder / "text", row, name=name), folder / "pictures"
 
 
-def test_images_are_looked_for_in_the_image_folder_and_commands_name_it(tmp_path: Path):
+def test_images_are_looked_for_in_the_image_folder_and_requests_name_it(tmp_path: Path):
     path, pictures = chats_beside_other_images(tmp_path)
     common = ("--model", SEES, "--data", str(path))
     refused = call("estimate", *common, "--gpu", "rtx-4090")
     assert (refused.code, "cat.png" in refused.err) == (1, True)
-    found = call("estimate", *common, "--image-folder", str(pictures), "--gpu", "rtx-4060-ti-16gb", "--json").document
-    assert found["data"]["images_per_sample"]["most"] == 1
-    assert f"--image-folder {pictures}" in found["to_fit"]["command"]
+    request = parse({"model": SEES, "data": path, "image_folder": pictures})
+    assert request.from_data.source.trained.samples.shapes[0].num_images == 1
+    assert request.options()["image_folder"] == pictures
     alone = call("estimate", "--model", SEES, "--image-folder", str(pictures), "--gpu", "rtx-4090")
     assert (alone.code, "give --data too" in alone.err) == (1, True)
     nowhere = call("estimate", *common, "--image-folder", str(path), "--gpu", "rtx-4090")
     assert (nowhere.code, "is no folder" in nowhere.err) == (1, True)
+
+
+@pytest.mark.sweep
+def test_launch_plans_with_the_image_folder_that_it_trains_with(tmp_path: Path):
+    path, pictures = chats_beside_other_images(tmp_path)
+    common = ("--model", SEES, "--data", str(path))
     run = ("--output-dir", str(tmp_path / "run"), "--gpu", "cpu:1", "--dry-run", "--json", "--random-weights")
     started = call("launch", *common, "--image-folder", str(pictures), *run).document
     assert started["plan"]["workload"]["images_per_sample"] == 1
