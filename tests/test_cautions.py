@@ -63,3 +63,10 @@ def test_what_is_not_counted_is_named(kinds: tuple[str, ...], text: str, ends_wi
 
 def test_a_described_model_leaves_nothing_out():
     assert not_counted_caveat(workload("qwen2-vl-2b").model) is None
+
+
+@pytest.mark.parametrize(("alias", "is_said"), [("qwen3.5-0.8b", True), ("qwen3-vl-2b", False)])
+def test_models_of_gated_delta_nets_say_that_their_kernels_would_take_less(alias: str, is_said: bool):
+    cautions = estimate(workload(alias, seq_len=256), Recipe(method=Method.LORA), cluster("b300")).cautions
+    assert any("flash-linear-attention" in note for note in cautions) is is_said
+    assert not any("flash-linear-attention" in note for note in caveats(cautions))

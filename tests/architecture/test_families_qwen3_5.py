@@ -25,6 +25,14 @@ TEXT = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
+EXPERTS = {
+    **{key: value for key, value in TEXT.items() if key != "intermediate_size"},
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}
 ALTERED = {
     "as many key heads as value heads": {"linear_num_key_heads": 4, "linear_value_head_dim": 64},
     "biases, a wider convolution, tied": {
@@ -38,7 +46,7 @@ ALTERED = {
         "rope_parameters": {"partial_rotary_factor": 0.5},
     },
 }
-ALIASES = ["qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b", "qwen3.5-9b", "qwen3.5-27b"]
+ALIASES = ["qwen3.5-0.8b", "qwen3.5-2b", "qwen3.5-4b", "qwen3.5-9b", "qwen3.5-27b", "qwen3.5-35b-a3b"]
 VISION = {"hidden_size": 96, "intermediate_size": 160, "num_heads": 4, "out_hidden_size": TEXT["hidden_size"]}
 MIXERS = ("linear_attn", "self_attn")
 
@@ -71,6 +79,17 @@ def test_any_layout_of_layers_and_heads_runs_as_in_transformers(name):
 def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers():
     # Integers of a few bytes a token (positions, shifted labels) show where so little is kept.
     measured, predicted = step(checkpoints=True, tolerance=0.02)
+    assert predicted.backward_peak == pytest.approx(measured.backward_peak, rel=0.001)
+
+
+def test_experts_and_the_shared_one_have_the_parameters_of_transformers():
+    assert_parameters_and_linears_match(EXPERTS)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_step_with_experts_keeps_and_peaks_as_in_transformers(checkpoints):
+    measured, predicted = step(EXPERTS, checkpoints=checkpoints, tolerance=0.01)
     assert predicted.backward_peak == pytest.approx(measured.backward_peak, rel=0.001)
 
 

@@ -74,6 +74,7 @@ TABLE_TOKENS = {
     "qwen3.5-4b": QWEN3,
     "qwen3.5-9b": QWEN3,
     "qwen3.5-27b": QWEN3,
+    "qwen3.5-35b-a3b": QWEN3,
     "smolvlm-256m": SMOLVLM_512,
     "smolvlm-500m": SMOLVLM_512,
     "smolvlm-2.2b": SMOLVLM_384,

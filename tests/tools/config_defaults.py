@@ -20,7 +20,8 @@ OUTPUT = Path(__file__).parents[2] / "planner" / "vlmplan" / "data" / "config_de
 MODEL_TYPES = """
 blip-2 gemma gemma2 gemma3 gemma3_text glm4v gpt2 gpt_oss idefics2 idefics3 instructblip internvl llama llava llava_next
 llava_onevision mistral mistral3 mixtral mllama opt ovis2 paligemma phi3 qwen2 qwen2_5_vl qwen2_vl qwen3 qwen3_5
-qwen3_5_text qwen3_moe qwen3_vl qwen3_vl_moe smolvlm clip_vision_model siglip_vision_model pixtral
+qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_vl qwen3_vl_moe smolvlm clip_vision_model
+siglip_vision_model pixtral
 """.split()
 IGNORED = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
 NOT_ARCHITECTURE = ("_token_id", "initializer_", "use_cache", "rope_parameters", "_eps", "_theta")

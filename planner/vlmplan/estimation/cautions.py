@@ -12,6 +12,9 @@ BESIDE_TRAINING = (EVALUATION, GENERATION)
 STACKED_FRACTION = 0.1
 """Stacked weights are told of from this part of all weights on, counted in 16 bits. A choice."""
 
+GATED_DELTA_TYPES = ("qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text")
+"""Model_types of which most layers are gated delta nets."""
+
 
 def not_counted_caveat(model: ModelFiles) -> Caveat | None:
     """That images or sound are in no number."""
@@ -20,6 +23,19 @@ def not_counted_caveat(model: ModelFiles) -> Caveat | None:
     text = f"not counted: {listed(model.not_counted)}, which vlmplan does not describe for {model.model_type}"
     none = "; --images-per-sample 0 says that samples have no images" if "images" in model.not_counted else ""
     return Caveat(f"{text}; only text is planned{none}")
+
+
+def kernels_note(model: ModelFiles) -> str | None:
+    """Which of two ways of computing the same is planned.
+
+    Source: ``use_kernel_func_from_hub_with_fallback`` in transformers 5.23 ``integrations/hub_kernels.py``.
+    """
+    if model.model_type not in GATED_DELTA_TYPES:
+        return None
+    return (
+        "gated delta nets are planned as transformers runs them where flash-linear-attention and causal-conv1d are not "
+        "installed; with their kernels a step takes less memory and less time"
+    )
 
 
 def evaluation_hints(evaluation: Evaluation | None, timeline: Timeline) -> list[str]:

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 from vlmplan.architecture.model import Part
 from vlmplan.engines.collectives import Collectives
-from vlmplan.estimation.cautions import evaluation_hints, not_counted_caveat, resume_caveat, stacked_caveat
+from vlmplan.estimation.cautions import (
+    evaluation_hints,
+    kernels_note,
+    not_counted_caveat,
+    resume_caveat,
+    stacked_caveat,
+)
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import DeviceMemory, Verdict
 from vlmplan.memory.disk import DiskSpace
@@ -86,7 +92,8 @@ class Estimate:
         """What should be known of the numbers."""
         stacked = stacked_caveat(self.recipe, stacked_bytes=self.stacked_bytes, num_params=self.num_params)
         speed = None if self.timed is None else speed_note(self.cluster.node.gpu)
-        found = (not_counted_caveat(self.workload.model), stacked, self._resume_caveat, speed)
+        kernels = kernels_note(self.workload.model)
+        found = (not_counted_caveat(self.workload.model), stacked, self._resume_caveat, kernels, speed)
         return [note for note in found if note is not None]
 
     @property

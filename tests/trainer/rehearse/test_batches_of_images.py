@@ -36,6 +36,7 @@ ALIASES = {
     "qwen2_5_vl": "qwen2.5-vl-3b",
     "qwen2_vl": "qwen2-vl-2b",
     "qwen3_5": "qwen3.5-0.8b",
+    "qwen3_5_moe": "qwen3.5-35b-a3b",
     "qwen3_vl": "qwen3-vl-2b",
     "qwen3_vl_moe": "qwen3-vl-30b-a3b",
     "smolvlm": "smolvlm2-256m",

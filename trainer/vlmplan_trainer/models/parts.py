@@ -26,6 +26,7 @@ INNER_PROJECTORS: Mapping[str, tuple[str, ...]] = {
     "qwen2_5_vl": ("merger",),
     "qwen2_vl": ("merger",),
     "qwen3_5": ("merger",),
+    "qwen3_5_moe": ("merger",),
     "qwen3_vl": ("merger", "deepstack_merger_list"),
     "qwen3_vl_moe": ("merger", "deepstack_merger_list"),
 }

@@ -28,6 +28,7 @@ VISION_FAMILIES = {
     "qwen2_5_vl": "qwen2_5_vl",
     "qwen2_vl": "qwen2_vl",
     "qwen3_5": "qwen3_5_vl",
+    "qwen3_5_moe": "qwen3_5_vl",
     "qwen3_vl": "qwen3_vl",
     "qwen3_vl_moe": "qwen3_vl_moe",
     "smolvlm": "idefics3",

@@ -11,7 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import GatedDeltaNet, delta_shape
-from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext, decoder_shape
+from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext
 from vlmplan.architecture.families.packed_patches import MultimodalDecoder
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Module, Stack
@@ -123,6 +123,23 @@ def rotary_width(config: Config, head_dim: int) -> int:
     return int(head_dim * config.mapping("rope_parameters").number("partial_rotary_factor", own))
 
 
+def hybrid_shape(config: Config, *, intermediate_size: int) -> DecoderShape:
+    """The dimensions of what is no gated delta net; ``intermediate_size`` is that of a dense MLP."""
+    has_bias = config.boolean("attention_bias")
+    return DecoderShape(
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=intermediate_size,
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=config.integer("num_attention_heads"),
+        num_kv_heads=config.integer("num_key_value_heads"),
+        head_dim=config.integer("head_dim"),
+        vocab_size=config.integer("vocab_size"),
+        qkv_bias=has_bias,
+        output_bias=has_bias,
+        activation=config.text("hidden_act"),
+    )
+
+
 def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> HybridDecoder:
     """The decoder of a text configuration whose layers have ``mlp``."""
     width, types = rotary_width(config, shape.head_dim), layer_types(config)
@@ -137,7 +154,7 @@ def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> HybridDe
 
 def decoder(config: Config) -> HybridDecoder:
     """``Qwen3_5TextModel``, the decoder without a head."""
-    shape = decoder_shape(config)
+    shape = hybrid_shape(config, intermediate_size=config.integer("intermediate_size"))
     return hybrid_decoder(
         config, shape, GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
     )

@@ -1,6 +1,6 @@
-"""Qwen3.5 with its vision encoder: Qwen3-VL's without DeepStack, in front of the decoder of gated delta nets.
+"""Qwen3.5 with its vision encoder: Qwen3-VL's without DeepStack, in front of a decoder with or without experts.
 
-Source: transformers 5.23 ``models/qwen3_5/modeling_qwen3_5.py``.
+Source: transformers 5.23 ``models/{qwen3_5,qwen3_5_moe}/modeling_*.py``.
 """
 
 from typing import Any
@@ -10,8 +10,9 @@ from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.packed_patches import joined_features, token_positions
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL
-from vlmplan.architecture.families.qwen3_5 import HybridDecoder, decoder
+from vlmplan.architecture.families.qwen3_5 import HybridDecoder
 from vlmplan.architecture.families.qwen3_vl import VisionTransformer
+from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
@@ -43,7 +44,7 @@ class VisionLanguageModel(Module):
 
 def build(config: Config) -> Qwen2VL:
     """``Qwen3_5ForConditionalGeneration``; the top level alone decides whether embedding and head are one weight."""
-    language_model = decoder(config.section("text_config"))
+    language_model = text_decoder(config.section("text_config"))
     visual = VisionTransformer(config.section("vision_config"), has_deepstack=False)
     model = VisionLanguageModel(visual, language_model)
     return Qwen2VL(model, language_model.shape, ties_weights=config.boolean("tie_word_embeddings"))

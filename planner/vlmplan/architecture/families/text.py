@@ -23,6 +23,7 @@ TEXT_FAMILIES = {
     "phi3": "phi3",
     "qwen2": "llama",
     "qwen3": "llama",
+    "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
     "qwen3_moe": "mixtral",
 }

@@ -51,6 +51,7 @@ _SHAPES: dict[str, Callable[[Image], ImageShape]] = {
     "qwen2_5_vl": qwen2_vl_shape,
     "qwen2_vl": qwen2_vl_shape,
     "qwen3_5": qwen3_vl_shape,
+    "qwen3_5_moe": qwen3_vl_shape,
     "qwen3_vl": qwen3_vl_shape,
     "qwen3_vl_moe": qwen3_vl_shape,
     "smolvlm": idefics3_shape,
