@@ -420,3 +420,22 @@ def test_generation_is_as_long_as_each_trainer_has_it(read):
     assert "eval_new_tokens" not in evaluated(read(plain))
     found = evaluated(read(plain | {"generation_max_length": 100, "generation_num_beams": 2}))
     assert (found["eval_new_tokens"], found["eval_beams"], "eval_loss" in found) == (100, 2, False)
+
+
+def test_checkpoints_are_as_the_file_has_them(read):
+    saving = read(TRL).saving
+    assert (saving.every, saving.keep_last, saving.keeps_best, saving.only_model) == (500, None, False, False)
+    said = {"save_steps": 100, "save_total_limit": 3, "load_best_model_at_end": True, "save_only_model": True}
+    saving = read(TRL | said).saving
+    assert (saving.every, saving.keep_last, saving.keeps_best, saving.only_model) == (100, 3, True, True)
+    assert read(TRL | {"save_total_limit": -1}).saving.keep_last is None
+    assert read(MS_SWIFT | {"val_dataset": "v"}).saving.keeps_best  # it always looks for the best where it evaluates
+    assert not read(MS_SWIFT).saving.keeps_best
+    refused(read, TRL | {"save_strategy": "sometimes"}, "save_strategy", "steps, epoch, no, best")
+    refused(read, TRL | {"save_steps": 1.5}, "save_steps", "a whole number of steps")
+
+
+def test_a_file_that_goes_on_from_a_checkpoint_is_told_where_that_is_counted(read):
+    told = "goes on from a checkpoint"
+    assert any(told in note for note in read(TRL | {"resume_from_checkpoint": "out/checkpoint-9"}).notes)
+    assert not any(told in note for note in read(TRL | {"resume_from_checkpoint": False}).notes)

@@ -10,7 +10,7 @@ from vlmplan.data_rules import Order
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, EvaluationRules, read_evaluation
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import read_saving
-from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe import PLAIN, AttentionImplementation, OptimizerKind, Precision
 from vlmplan.saving import Saving
 
@@ -46,7 +46,7 @@ WITHOUT_EFFECT = frozenset(
     dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor
     dataloader_multiprocessing_context dataloader_in_order remove_unused_columns label_names length_column_name
     ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout debug skip_memory_metrics do_train do_predict
-    resume_from_checkpoint local_rank use_cache
+    local_rank use_cache
     torch_empty_cache_steps neftune_noise_alpha ddp_find_unused_parameters
     sortish_sampler""".split()
 )
@@ -114,6 +114,8 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     clipping = settings.number("max_grad_norm", 1.0)
     saving = read_saving(settings, keeps_best=defaults.keeps_best, writes_result=defaults.writes_result)
     output_dir = settings.text("output_dir", "")
+    if settings.text("resume_from_checkpoint", "").casefold() not in ("", *NO):
+        settings.note("it goes on from a checkpoint: what reading that takes of GPUs and hosts is in the estimate")
     settings.ignore(WITHOUT_EFFECT)
     options |= read_evaluation(settings, defaults.evaluation)
     settings.ignore_all_of("fsdp_")
