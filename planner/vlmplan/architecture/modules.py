@@ -287,6 +287,16 @@ class RMSNorm(Module):
         return ops.mul(ops.to(hidden, dtype), self.weight)
 
 
+class WideRMSNorm(RMSNorm):
+    """``GptOssRMSNorm``, ``Olmo2RMSNorm``: the weight is applied in float32, before the cast back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = ops.to(x, DType.FLOAT32)
+        variance = ops.mean_last(ops.power(hidden))
+        hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
+        return ops.to(ops.mul(hidden, self.weight), x.dtype)
+
+
 class GemmaRMSNorm(Module):
     """``GemmaRMSNorm``: everything in float32, ``1 + weight`` as the factor, cast back at the end."""
 

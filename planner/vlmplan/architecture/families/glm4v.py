@@ -179,15 +179,15 @@ class DecoderLayer(Module):
         return ops.add(residual, x)
 
 
-def rotary_fraction(text: Config) -> float:
-    """The rotated part of each head: in ``rope_parameters`` (once ``rope_scaling``), else beside it, else all.
+def rotary_fraction(text: Config, default: float = 1.0) -> float:
+    """The rotated part of each head: in ``rope_parameters`` (once ``rope_scaling``), else beside it, else ``default``.
 
     Source: ``convert_rope_params_to_dict`` in ``modeling_rope_utils.py``.
     """
     for key in ("rope_scaling", "rope_parameters"):
         if text.get(key):
-            return text.mapping(key).number("partial_rotary_factor", text.number("partial_rotary_factor", 1.0))
-    return text.number("partial_rotary_factor", 1.0)
+            return text.mapping(key).number("partial_rotary_factor", text.number("partial_rotary_factor", default))
+    return text.number("partial_rotary_factor", default)
 
 
 class Glm4v(Qwen2VL):

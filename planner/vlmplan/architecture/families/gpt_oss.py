@@ -11,24 +11,21 @@ from dataclasses import replace
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, repeat_kv
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
+from vlmplan.architecture.families.llama import (
+    Decoder,
+    DecoderShape,
+    RotaryContext,
+    decoder_shape,
+    stack_of_kinds,
+    windows_by_type,
+    with_head,
+)
 from vlmplan.architecture.families.moe import Experts, top
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.modules import Linear, Module, WideRMSNorm
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.units import DType
-
-
-class GptOssRMSNorm(RMSNorm):
-    """``GptOssRMSNorm``: the weight is applied in float32, before the cast back."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = ops.to(x, DType.FLOAT32)
-        variance = ops.mean_last(ops.power(hidden))
-        hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
-        return ops.to(ops.mul(hidden, self.weight), x.dtype)
 
 
 class GptOssAttention(Module):
@@ -135,8 +132,8 @@ class GptOssLayer(Module):
         super().__init__()
         self.self_attn = GptOssAttention(shape, window)
         self.mlp = mlp
-        self.input_layernorm = GptOssRMSNorm(shape.hidden_size)
-        self.post_attention_layernorm = GptOssRMSNorm(shape.hidden_size)
+        self.input_layernorm = WideRMSNorm(shape.hidden_size)
+        self.post_attention_layernorm = WideRMSNorm(shape.hidden_size)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         residual = x
@@ -154,10 +151,10 @@ class GptOssDecoder(Decoder):
     """``GptOssModel``."""
 
     def __init__(self, shape: DecoderShape, config: Config) -> None:
-        kinds = list(dict.fromkeys(shape.windows))
-        layers = [GptOssLayer(shape, moe(config, shape), window) for window in kinds]
-        super().__init__(shape, Stack(layers, [kinds.index(window) for window in shape.windows], label="layers"))
-        self.norm = GptOssRMSNorm(shape.hidden_size)
+        super().__init__(
+            shape, stack_of_kinds(shape.windows, lambda window: GptOssLayer(shape, moe(config, shape), window))
+        )
+        self.norm = WideRMSNorm(shape.hidden_size)
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         return super().forward(x, replace(backend, implementation="eager"))
@@ -175,23 +172,15 @@ def moe(config: Config, shape: DecoderShape) -> GptOssMlp:
     return GptOssMlp(router, experts)
 
 
-def gpt_oss_windows(config: Config, num_layers: int) -> tuple[int | None, ...]:
-    """``GptOssConfig.__post_init__``: every second layer sees everything, unless ``layer_types`` says otherwise."""
-    window = config.integer("sliding_window")
-    layer_types = config.get("layer_types")
-    if layer_types is None:
-        return tuple(None if index % 2 else window for index in range(num_layers))
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-
-
 def decoder(config: Config) -> GptOssDecoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
-    shape = decoder_shape(config)
-    return GptOssDecoder(replace(shape, windows=gpt_oss_windows(config, shape.num_layers)), config)
+    # ``GptOssConfig.__post_init__``: every second layer sees everything.
+    windows = windows_by_type(config, lambda index: index % 2 == 0)
+    model = GptOssDecoder(replace(decoder_shape(config), windows=windows), config)
+    model.masked_windows = (None, config.integer("sliding_window"))
+    return model
 
 
 def build(config: Config) -> CausalLM:
     """``GptOssForCausalLM``."""
-    model = decoder(config)
-    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    return CausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    return with_head(decoder(config), config)

@@ -3,16 +3,20 @@
 Source: transformers 5.23 ``models/llama/modeling_llama.py`` and the files derived from it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import PLAIN_SCORES, AttentionBackend, Scores, attend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
+
+Kind = TypeVar("Kind", bound=Hashable)
+"""What tells the layers of one stack apart, such as the window of their attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class DecoderShape:
     activation: str = "silu"
     windows: tuple[int | None, ...] = ()
     """Attention window of each layer, None for full attention; empty: all full."""
+    scores: Scores = PLAIN_SCORES
 
 
 class RotaryContext:
@@ -80,6 +85,14 @@ class Attention(Module):
             self.k_norm = RMSNorm(shape.head_dim)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        q, k, v = self.heads(x)
+        q, k = self.positioned(q, k, context)
+        mask = context.masks.get(self.window)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=self.shape.scores)
+        return self.o_proj(out)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of x, (batch, heads, tokens, head_dim), before positions enter them."""
         batch, num_tokens, _ = x.shape
         shape = self.shape
         q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
@@ -89,9 +102,11 @@ class Attention(Module):
         if shape.qk_norm:
             k = self.k_norm(k)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        q, k = ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
-        out = attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(self.window))
-        return self.o_proj(out)
+        return q, k, v
+
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        """``apply_rotary_pos_emb``."""
+        return ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
 
 
 class GatedMlp(Module):
@@ -133,6 +148,12 @@ class DecoderLayer(Module):
         return ops.add(residual, x)
 
 
+def stack_of_kinds(kinds: Sequence[Kind], layer: Callable[[Kind], Module]) -> Stack:
+    """Layers of these ``kinds`` in their order, one module for each kind."""
+    distinct = list(dict.fromkeys(kinds))
+    return Stack([layer(kind) for kind in distinct], [distinct.index(kind) for kind in kinds], label="layers")
+
+
 class Decoder(Module):
     """``LlamaModel``: embedding, layers, final norm."""
 
@@ -141,12 +162,9 @@ class Decoder(Module):
         self.shape = shape
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
         self.windows = shape.windows or (None,) * shape.num_layers
-        kinds = list(dict.fromkeys(self.windows))
-        self.layers = layers or Stack(
-            [DecoderLayer(shape, window) for window in kinds],
-            [kinds.index(window) for window in self.windows],
-            label="layers",
-        )
+        self.masked_windows: tuple[int | None, ...] = ()
+        """Windows of which the model builds a mask whether or not a layer has them."""
+        self.layers = layers or stack_of_kinds(self.windows, lambda window: DecoderLayer(shape, window))
         self.norm = RMSNorm(shape.hidden_size)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -156,10 +174,17 @@ class Decoder(Module):
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
         with tape.section("positions"):
+            unused_masks = self.unused_masks(x, backend)
             context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
         hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
         with tape.section("norm"):
-            return self.norm(hidden)
+            hidden = self.norm(hidden)
+        del unused_masks
+        return hidden
+
+    def unused_masks(self, x: Tensor, backend: AttentionBackend) -> dict[int | None, Tensor]:
+        """Masks that live until the model returns, unlike the others, which checkpointed layers keep."""
+        return causal_masks(x, backend, [window for window in self.masked_windows if window not in self.windows])
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin in the model's type; ``position_ids`` are the same for all samples."""
@@ -209,7 +234,19 @@ def layer_windows(config: Config) -> tuple[int | None, ...]:
     if model_type.startswith("qwen"):
         first = config.integer("max_window_layers", num_layers)
         return tuple(window if index >= first else None for index in range(num_layers))
-    return (window,) * num_layers if model_type in ("mistral", "mixtral", "phi3") else (None,) * num_layers
+    return (
+        (window,) * num_layers if model_type in ("ministral3", "mistral", "mixtral", "phi3") else (None,) * num_layers
+    )
+
+
+def windows_by_type(config: Config, slides: Callable[[int], bool]) -> tuple[int | None, ...]:
+    """The window of each layer where ``layer_types`` says which slide, or ``slides`` of the layer's index does."""
+    num_layers = config.integer("num_hidden_layers")
+    window = config.optional_integer("sliding_window")
+    layer_types = config.get("layer_types")
+    if layer_types is None:
+        return tuple(window if slides(index) else None for index in range(num_layers))
+    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
 
 
 QKV_BIAS = ("qwen2", "qwen2_vl_text", "qwen2_5_vl_text")
@@ -223,6 +260,10 @@ def decoder(config: Config) -> Decoder:
 
 def build(config: Config) -> CausalLM:
     """``LlamaForCausalLM`` and its copies."""
-    shape = decoder_shape(config)
-    head = Linear(shape.hidden_size, shape.vocab_size)
-    return CausalLM(Decoder(shape), head, ties_weights=config.boolean("tie_word_embeddings"))
+    return with_head(decoder(config), config)
+
+
+def with_head(model: Decoder, config: Config) -> CausalLM:
+    """``...ForCausalLM``: a decoder and its output head."""
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return CausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -11,14 +11,20 @@ from vlmplan.architecture.model import Model
 from vlmplan.errors import UnknownNameError
 
 TEXT_FAMILIES = {
+    "exaone4": "exaone4",
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
+    "glm4": "glm4",
     "gpt2": "gpt2",
     "gpt_oss": "gpt_oss",
+    "hunyuan_v1_dense": "hunyuan",
     "llama": "llama",
+    "ministral3": "ministral3",
     "mistral": "llama",
     "mixtral": "mixtral",
+    "olmo2": "olmo",
+    "olmo3": "olmo",
     "opt": "opt",
     "phi3": "phi3",
     "qwen2": "llama",
@@ -26,6 +32,8 @@ TEXT_FAMILIES = {
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
     "qwen3_moe": "mixtral",
+    "seed_oss": "seed_oss",
+    "smollm3": "smollm3",
 }
 """Model_types of language models, and the modules of families with their ``build(config)`` and ``decoder(config)``."""
 

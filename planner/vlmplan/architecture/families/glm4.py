@@ -1,0 +1,63 @@
+"""GLM-4: norms before and behind attention and MLP, gate and up in one projection, positions on half of each head.
+
+Source: transformers 5.23 ``models/glm4/modeling_glm4.py``.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.glm4v import Attention, DecoderLayer, rotary_fraction
+from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape, with_head
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear, Stack
+from vlmplan.architecture.tensor import Tensor
+
+ROTARY_FRACTION = 0.5
+"""``partial_rotary_factor`` that ``Glm4Config`` sets where the file has none."""
+
+
+class Glm4Attention(Attention):
+    """``Glm4Attention``: each layer interleaves cos and sin anew, which its backward keeps."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+        super().__init__(shape, rotary_width)
+        if not shape.qkv_bias:
+            key_width = shape.num_kv_heads * shape.head_dim
+            self.q_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim)
+            self.k_proj = Linear(shape.hidden_size, key_width)
+            self.v_proj = Linear(shape.hidden_size, key_width)
+
+    def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        cos, sin = (q.tape.tensor(x.shape, x.dtype) for x in (context.cos, context.sin))
+        return super()._rotated(q, k, RotaryContext(context.backend, cos, sin))
+
+
+class Glm4Layer(DecoderLayer):
+    """``Glm4DecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+        super().__init__(shape, rotary_width)
+        self.self_attn = Glm4Attention(shape, rotary_width)
+
+
+class Glm4Decoder(Decoder):
+    """``Glm4Model``."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+        super().__init__(shape, Stack.of(Glm4Layer(shape, rotary_width), shape.num_layers, label="layers"))
+        self.rotary_width = rotary_width
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (1, 1, x.shape[1], self.rotary_width)
+        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+
+
+def decoder(config: Config) -> Glm4Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = replace(decoder_shape(config), output_bias=False)
+    return Glm4Decoder(shape, int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION)))
+
+
+def build(config: Config) -> CausalLM:
+    """``Glm4ForCausalLM``."""
+    return with_head(decoder(config), config)

@@ -1,0 +1,47 @@
+"""Ministral 3: a Llama whose queries are scaled by a number for each position.
+
+Source: transformers 5.23 ``models/ministral3/modeling_ministral3.py``. Ministral 3 with vision has it too.
+"""
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    RotaryContext,
+    decoder_shape,
+    stack_of_kinds,
+    with_head,
+)
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.tensor import Tensor
+
+
+class Ministral3Attention(Attention):
+    """``Ministral3Attention``."""
+
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        q, k = super().positioned(q, k, context)
+        scale = q.tape.tensor((1, 1, q.shape[2], 1), q.dtype)  # get_llama_4_attn_scale
+        return ops.mul(q, scale), k
+
+
+class Ministral3Layer(DecoderLayer):
+    """``Ministral3DecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, window: int | None) -> None:
+        super().__init__(shape, window)
+        self.self_attn = Ministral3Attention(shape, window)
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = decoder_shape(config)
+    return Decoder(shape, stack_of_kinds(shape.windows, lambda window: Ministral3Layer(shape, window)))
+
+
+def build(config: Config) -> CausalLM:
+    """``Ministral3ForCausalLM``."""
+    return with_head(decoder(config), config)

@@ -1,0 +1,115 @@
+"""OLMo 2 and 3: norms behind attention and MLP and none before, whole queries and keys normed, positions in float32.
+
+Source: transformers 5.23 ``models/olmo2/modeling_olmo2.py`` and ``models/olmo3/modeling_olmo3.py``. In OLMo 3 three of
+four layers have a window and rotary positions of their own.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import (
+    Attention,
+    Decoder,
+    DecoderShape,
+    GatedMlp,
+    RotaryContext,
+    causal_masks,
+    decoder_shape,
+    stack_of_kinds,
+    windows_by_type,
+    with_head,
+)
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Module, WideRMSNorm
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+
+class OlmoAttention(Attention):
+    """``Olmo2Attention``: queries and keys are normed before they are cut into heads."""
+
+    def __init__(self, shape: DecoderShape, window: int | None) -> None:
+        super().__init__(shape, window)
+        self.q_norm = WideRMSNorm(shape.num_heads * shape.head_dim)
+        self.k_norm = WideRMSNorm(shape.num_kv_heads * shape.head_dim)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        q = self.q_norm(self.q_proj(x))
+        k = self.k_norm(self.k_proj(x))
+        v = self.v_proj(x)
+        q = q.view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        k = k.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        return q, k, v.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        q_rotated = ops.rotate(q, context.cos, context.sin)
+        k_rotated = ops.rotate(k, context.cos, context.sin)
+        return ops.to(q_rotated, q.dtype), ops.to(k_rotated, k.dtype)
+
+
+class OlmoLayer(Module):
+    """``Olmo2DecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, window: int | None) -> None:
+        super().__init__()
+        self.self_attn = OlmoAttention(shape, window)
+        self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
+        self.post_attention_layernorm = WideRMSNorm(shape.hidden_size)
+        self.post_feedforward_layernorm = WideRMSNorm(shape.hidden_size)
+
+    def forward(self, x: Tensor, contexts: dict[int | None, RotaryContext]) -> Tensor:
+        residual = x
+        x = self.self_attn(x, contexts[self.self_attn.window])
+        x = self.post_attention_layernorm(x)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.mlp(x)
+        x = self.post_feedforward_layernorm(x)
+        return ops.add(residual, x)
+
+
+class OlmoDecoder(Decoder):
+    """``Olmo2Model`` and ``Olmo3Model``."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__(shape, stack_of_kinds(shape.windows, lambda window: OlmoLayer(shape, window)))
+        self.norm = WideRMSNorm(shape.hidden_size)
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        tape = x.tape
+        with tape.section("positions"):
+            unused_masks = self.unused_masks(x, backend)
+            masks = causal_masks(x, backend, self.windows)
+            contexts = {
+                window: RotaryContext(backend, *self.positions(x), masks) for window in dict.fromkeys(self.windows)
+            }
+        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, contexts))
+        with tape.section("norm"):
+            hidden = self.norm(hidden)
+        del unused_masks
+        return hidden
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin, which stay in float32."""
+        shape = (1, 1, x.shape[1], self.shape.head_dim)
+        return x.tape.tensor(shape, DType.FLOAT32), x.tape.tensor(shape, DType.FLOAT32)
+
+
+def decoder(config: Config) -> OlmoDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = decoder_shape(config)
+    if config.model_type == "olmo2":
+        return OlmoDecoder(shape)
+    # ``Olmo3Config.__post_init__``: every fourth layer sees everything.
+    model = OlmoDecoder(replace(shape, windows=windows_by_type(config, lambda index: (index + 1) % 4 != 0)))
+    model.masked_windows = (None, config.integer("sliding_window"))
+    return model
+
+
+def build(config: Config) -> CausalLM:
+    """``Olmo2ForCausalLM`` or ``Olmo3ForCausalLM``."""
+    return with_head(decoder(config), config)

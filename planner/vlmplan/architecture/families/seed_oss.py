@@ -1,0 +1,70 @@
+"""Seed-OSS: a Llama with dropout in attention, behind it and behind the MLP.
+
+Source: transformers 5.23 ``models/seed_oss/modeling_seed_oss.py``.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import Scores
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    GatedMlp,
+    RotaryContext,
+    decoder_shape,
+    with_head,
+)
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Stack
+from vlmplan.architecture.tensor import Tensor
+
+
+class SeedOssAttention(Attention):
+    """``SeedOssAttention``."""
+
+    def __init__(self, shape: DecoderShape, dropout: float) -> None:
+        super().__init__(shape, None)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        return ops.dropout(super().forward(x, context), self.dropout)
+
+
+class SeedOssMlp(GatedMlp):
+    """``SeedOssMLP``."""
+
+    def __init__(self, shape: DecoderShape, dropout: float) -> None:
+        super().__init__(shape.hidden_size, shape.intermediate_size, activation=shape.activation, bias=shape.mlp_bias)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.dropout(super().forward(x), self.dropout)
+
+
+class SeedOssLayer(DecoderLayer):
+    """``SeedOssDecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, dropout: float) -> None:
+        super().__init__(shape)
+        self.self_attn = SeedOssAttention(shape, dropout)
+        self.mlp = SeedOssMlp(shape, dropout)
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = replace(
+        decoder_shape(config),
+        output_bias=config.boolean("attention_out_bias"),
+        scores=Scores(dropout=config.number("attention_dropout")),
+    )
+    layer = SeedOssLayer(shape, config.number("residual_dropout"))
+    return Decoder(shape, Stack.of(layer, shape.num_layers, label="layers"))
+
+
+def build(config: Config) -> CausalLM:
+    """``SeedOssForCausalLM``."""
+    return with_head(decoder(config), config)

@@ -1,0 +1,65 @@
+"""SmolLM3: a Llama of which every fourth layer has no rotary positions.
+
+Source: transformers 5.23 ``models/smollm3/modeling_smollm3.py``.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    RotaryContext,
+    decoder_shape,
+    stack_of_kinds,
+    windows_by_type,
+    with_head,
+)
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.tensor import Tensor
+
+
+class PositionlessAttention(Attention):
+    """Attention without rotary positions."""
+
+    def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        return q, k
+
+
+class SmolLM3Layer(DecoderLayer):
+    """``SmolLM3DecoderLayer``."""
+
+    def __init__(self, shape: DecoderShape, window: int | None, *, has_positions: bool) -> None:
+        super().__init__(shape, window)
+        if not has_positions:
+            self.self_attn = PositionlessAttention(shape, window)
+
+
+def decoder(config: Config) -> Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = decoder_shape(config)
+    has_positions = positions_of_layers(config, shape.num_layers)
+    windows: tuple[int | None, ...] = (None,) * shape.num_layers
+    if config.boolean("use_sliding_window"):
+        windows = windows_by_type(config, lambda index: not has_positions[index])
+    shape = replace(shape, windows=windows)
+    kinds = list(zip(windows, has_positions, strict=True))
+    model = Decoder(shape, stack_of_kinds(kinds, lambda kind: SmolLM3Layer(shape, kind[0], has_positions=kind[1])))
+    model.masked_windows = (None,)
+    return model
+
+
+def positions_of_layers(config: Config, num_layers: int) -> list[bool]:
+    """Which layers have rotary positions: ``no_rope_layers``, 1 for each that has, or ``no_rope_layer_interval``."""
+    given = config.integers("no_rope_layers")
+    if given:
+        return [bool(given[index]) for index in range(num_layers)]
+    interval = config.integer("no_rope_layer_interval")
+    return [(index + 1) % interval != 0 for index in range(num_layers)]
+
+
+def build(config: Config) -> CausalLM:
+    """``SmolLM3ForCausalLM``."""
+    return with_head(decoder(config), config)

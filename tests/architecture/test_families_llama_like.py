@@ -1,0 +1,88 @@
+"""Decoders that are Llamas but for a few things: Ministral 3, SmolLM3, OLMo, EXAONE 4, HunYuan, GLM-4, Seed-OSS."""
+
+import pytest
+
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch
+
+BATCH = Batch(micro_batch=2, num_tokens=384)
+SIZES = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 8,
+    "vocab_size": 2048,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+WINDOW = {"sliding_window": 128}
+FULL = ["full_attention"] * SIZES["num_hidden_layers"]
+CONFIGS = {
+    name: {"model_type": name.split()[0], **SIZES, **changes}
+    for name, changes in {
+        "ministral3": {},
+        "ministral3 with windows": WINDOW,
+        "smollm3": {},
+        "smollm3 with windows, some layers named": {
+            **WINDOW,
+            "use_sliding_window": True,
+            "no_rope_layers": [1, 0, 1, 1, 0, 1, 1, 0],
+        },
+        "olmo2": {},
+        "olmo3": WINDOW,
+        "olmo3 without windows": {"layer_types": FULL, "attention_bias": True},
+        "exaone4": WINDOW,
+        "exaone4 without windows": {"sliding_window": None, "layer_types": FULL, "tie_word_embeddings": True},
+        "hunyuan_v1_dense": {},
+        "glm4": {},
+        "glm4 without biases, all of a head rotated": {"attention_bias": False, "partial_rotary_factor": 1.0},
+        "seed_oss": {"attention_dropout": 0.0},
+        "seed_oss without dropout, with a bias": {
+            "attention_dropout": 0.0,
+            "residual_dropout": 0.0,
+            "attention_out_bias": True,
+        },
+    }.items()
+}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
+    pytest.importorskip("transformers")
+    from family_checks import assert_parameters_and_linears_match
+
+    assert_parameters_and_linears_match(config)
+
+
+@pytest.mark.one_in(14)
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoints):
+    assert_step(config, attention=attention, checkpoints=checkpoints)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_eager_attention_drops_out_what_transformers_drops_out(checkpoints):
+    # sdpa on CPU is another kernel with dropout, which no GPU runs.
+    assert_step({**CONFIGS["seed_oss"], "attention_dropout": 0.1}, attention="eager", checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_kinds"), [("smollm3", 2), ("smollm3 with windows, some layers named", 2), ("olmo3", 2), ("glm4", 1)]
+)
+def test_layers_that_differ_are_traced_apart(name, num_kinds):
+    ((_, stack),) = build_model(CONFIGS[name]).stacks()
+    assert len(stack.kinds) == num_kinds
+
+
+def assert_step(config, **options):
+    pytest.importorskip("transformers")
+    from family_checks import assert_step_matches, text_inputs
+
+    assert_step_matches(config, BATCH, text_inputs(BATCH), tolerance=0.001, **options)
