@@ -33,6 +33,7 @@ WITH_VIDEOS = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_5",
+    "qwen3_5_moe",
     "qwen3_vl",
     "qwen3_vl_moe",
     "glm4v",
@@ -85,8 +86,10 @@ def processor_in(folder: Path, family: str, source: Path) -> Any:
         with pytest.raises((ImportError, ValueError), match=r"(?i)requires .*torchvision"):
             AutoProcessor.from_pretrained(place)
     for kind in (AutoTokenizer, AutoImageProcessor):
-        of_source = repr(kind.from_pretrained(source))
-        assert repr(kind.from_pretrained(folder)) == of_source.replace(str(source), str(folder))
+        # Without config.json beside it, transformers takes the class that tokenizer_config.json names, not its own of
+        # Qwen3.5 (``MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS``): everything behind the name is the same.
+        of_source, of_folder = (repr(kind.from_pretrained(place)).partition("(")[2] for place in (source, folder))
+        assert of_folder == of_source.replace(str(source), str(folder))
     return load_processor(str(source), is_vision=True)
 
 
