@@ -106,7 +106,7 @@ class DecidedRecipe:
 
 def decided_by(recipe: Recipe) -> DecidedRecipe:
     """Every setting of ``recipe`` that an option of its own can say, decided."""
-    without = ("zero", "gradient_clipping", "evaluation")
+    without = ("zero", "gradient_clipping", "evaluation", "use_double_quant")
     names = [item.name for item in fields(DecidedRecipe) if item.name not in without]
     values: dict[str, Any] = {name: getattr(recipe, name) for name in names}
     values["zero_stage"] = PLAIN if recipe.zero_stage is None else recipe.zero_stage

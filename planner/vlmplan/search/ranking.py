@@ -12,7 +12,6 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Method
 from vlmplan.search.answer import (
@@ -37,6 +36,7 @@ from vlmplan.search.entries import (
 from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.pareto import Point, front_of, settled
 from vlmplan.search.refusals import refusal
+from vlmplan.search.scoring import Scorer
 from vlmplan.search.setups import BoundedSetup, RecipeCandidate, SetupSpace
 from vlmplan.units import gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
@@ -64,7 +64,7 @@ class Search:
         self._over_limits: dict[int, list[ScoredSetup | UnexploredMethod]] = {}
         self._host_short: dict[int, int] = {}
         self._unplaced: set[int] = set()
-        self._machines: dict[tuple[int, int], Cluster] = {}
+        self._scorer = Scorer(self.space, self.objective, self.assumed)
 
     def consider(self, candidate: Candidate) -> None:
         """Note what the methods could reach on the candidate. By bytes the slow ones may come first: limits are held to
@@ -203,45 +203,21 @@ class Search:
             resume_bytes = 0
             if candidate.may_be_taken_away:
                 resume_bytes = self.space.models.resume_host_bytes(setup.recipe, candidate.cluster)
-            machine = self._machine(candidate, host_bytes, resume_bytes)
+            machine = self._scorer.machine(candidate, host_bytes, resume_bytes)
             if machine is None:
                 host_bytes = max(host_bytes, resume_bytes)
                 known = self._host_short.setdefault(id(candidate), host_bytes)
                 self._host_short[id(candidate)] = min(known, host_bytes)
             else:
-                scored.append(self._score(candidate, *machine, setup))
+                scored.append(self._scorer.score(candidate, *machine, setup))
         return scored
-
-    def _machine(self, candidate: Candidate, num_bytes: int, resume_bytes: int) -> tuple[Cluster, Offer | None] | None:
-        """The cheapest with ``num_bytes`` of host memory, and ``resume_bytes`` where it may be taken away; each is one
-        object."""
-        found = candidate.with_host_bytes(num_bytes, resume_bytes)
-        if found is None:
-            return None
-        cluster, offer = found
-        if offer is None or offer is candidate.offers[0]:
-            return candidate.cluster, offer
-        return self._machines.setdefault((id(candidate), id(offer)), cluster), offer
-
-    def _score(self, candidate: Candidate, cluster: Cluster, offer: Offer | None, setup: BoundedSetup) -> ScoredSetup:
-        seconds = self.space.run_seconds(setup, cluster)
-        hours, usd = self._hours_and_usd(seconds, cluster, offer, setup)
-        is_measured = setup.fits and self.objective is not Objective.VRAM
-        return ScoredSetup(candidate, cluster, offer, setup, hours, usd, is_measured=is_measured)
-
-    def _hours_and_usd(
-        self, seconds: float | None, cluster: Cluster, offer: Offer | None, setup: BoundedSetup
-    ) -> tuple[float | None, float | None]:
-        hours = None if seconds is None else seconds / SECONDS_PER_HOUR
-        cost = cost_of_run(hours, offer, cluster, self.space.models.disk(setup.recipe), self.assumed)
-        return hours, None if cost is None else cost.usd
 
     def _with_smaller_batch(self, entry: ScoredSetup) -> ScoredSetup | None:
         """The same with the next smaller micro batch, where there is one within the limits."""
         setup = self.space.smaller(entry.setup, entry.cluster)
         if setup is None:
             return None
-        scored = self._score(entry.candidate, entry.cluster, entry.offer, setup)
+        scored = self._scorer.score(entry.candidate, entry.cluster, entry.offer, setup)
         if not self._is_within_limits(scored):
             return None
         self._within.append(scored)
@@ -337,7 +313,7 @@ class Search:
 
     def _time(self, entry: ScoredSetup) -> None:
         seconds = self.space.models.exact_seconds(entry.setup.recipe, entry.cluster)
-        entry.hours, entry.usd = self._hours_and_usd(seconds, entry.cluster, entry.offer, entry.setup)
+        entry.hours, entry.usd = self._scorer.hours_and_usd(seconds, entry.cluster, entry.offer, entry.setup)
         entry.is_timed = True
 
     def front(self) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
