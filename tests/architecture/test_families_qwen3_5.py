@@ -6,10 +6,12 @@ from model_table import assert_counts_match_the_table, packaged_config
 
 pytest.importorskip("transformers")
 
-from family_checks import assert_parameters_and_linears_match, assert_step_matches, text_inputs
+from family_checks import assert_parameters_and_linears_match, assert_step_matches, real_model, text_inputs
+from tape_probe import predicted_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.units import DType
 
 TEXT = {
     "model_type": "qwen3_5_text",
@@ -113,6 +115,25 @@ def test_attention_in_later_layers_shares_its_positions():
 @pytest.mark.parametrize("num_tokens", [500, 640])
 def test_many_chunks_keep_and_peak_as_in_transformers(num_tokens):
     step(num_tokens=num_tokens, micro_batch=1, tolerance=0.001)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("weights", [DType.FLOAT32, DType.BFLOAT16])
+def test_autocast_multiplies_in_16_bits_and_keeps_the_rest_in_float32(weights):
+    torch = pytest.importorskip("torch")
+    from torch_probe import measured_step
+
+    batch = Batch(micro_batch=1, num_tokens=150)
+    dtype = torch.float32 if weights is DType.FLOAT32 else torch.bfloat16
+    measured = measured_step(
+        lambda: real_model(TEXT, dtype=dtype), text_inputs(batch), autocast=torch.bfloat16, keeps_labels=False
+    )
+    model = build_model(TEXT)
+    for entry in model.parameters():
+        entry.parameter.dtype = weights
+    predicted = predicted_step(model, batch, autocast=DType.BFLOAT16)
+    for name in ("forward_live", "forward_peak", "backward_peak"):
+        assert getattr(predicted, name) == pytest.approx(getattr(measured, name), rel=0.002), name
 
 
 def test_a_wrong_list_of_layers_is_refused():

@@ -159,8 +159,10 @@ def chunked_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Ten
     pairwise = chunks.difference(cum_decay.view(*rows, 1), cum_decay.view(*rows[:3], 1, CHUNK), squares)
     pairwise = chunks.masked_fill(pairwise, mask)
     pairwise = _exponential(pairwise)
-    system = ops.mul(chunks.product(k_beta, k, squares, key_dim), pairwise)
-    attention = ops.mul(chunks.product(q, k, squares, key_dim), pairwise)
+    # What was float32 already and in whole chunks is still a transposed view, or like one: products copy it.
+    is_transposed = dtype is DType.FLOAT32 and num_tokens % CHUNK == 0
+    system = ops.mul(_pairs(k_beta, k, squares, copies=is_transposed), pairwise)
+    attention = ops.mul(_pairs(q, k, squares, copies=is_transposed), pairwise)
     decayed_k_beta = ops.mul(k_beta, _exponential(cum_decay).view(*rows, 1))
     new_values = chunks.solve_triangular(system, v_beta)
     k_cum_decay = chunks.solve_triangular(system, decayed_k_beta)
@@ -193,6 +195,13 @@ def _padded(
     q, k, v = [chunks.pad(x, *rows, x.shape[-1]) for x in (q, k, v)]
     beta, decay = [chunks.pad(x, *rows) for x in (beta, decay)]
     return [q, k, v, beta, decay]
+
+
+def _pairs(x: Tensor, y: Tensor, shape: tuple[int, ...], *, copies: bool) -> Tensor:
+    """``x @ y.transpose(-1, -2)`` within each chunk."""
+    if copies:
+        x, y = ops.copy(x), ops.copy(y)
+    return chunks.product(x, y, shape, x.shape[-1])
 
 
 def _remaining_decay(cum_decay: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ Sources: torch 2.13 ``tools/autograd/derivatives.yaml`` and the functions that i
 from collections.abc import Sequence
 from math import prod
 
-from vlmplan.architecture.ops.base import Grads, cast_weight, detached, reduced, to
+from vlmplan.architecture.ops.base import Grads, cast_weight, detached, promoted, reduced, to
 from vlmplan.architecture.ops.matmuls import matmul
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
@@ -25,8 +25,8 @@ def product(x: Tensor, y: Tensor, shape: tuple[int, ...], inner: int) -> Tensor:
 def difference(x: Tensor, y: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``x - y``, both broadcast to ``shape``: saves nothing; y's gradient is a product, and both are summed."""
     tape = x.tape
-    node = tape.node((x, y), _difference_backward, meta=(x.shape, y.shape))
-    out = tape.tensor(shape, x.dtype, node)
+    node = tape.node((x, y), _difference_backward, meta=(x.shape, y.shape, x.dtype, y.dtype))
+    out = tape.tensor(shape, promoted(x.dtype, y.dtype), node)
     tape.move(x.num_bytes + y.num_bytes + out.num_bytes)
     return out
 
@@ -35,16 +35,16 @@ def _difference_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | Non
     """Both gradients are there before the first is summed (``validate_outputs`` in ``engine.cpp``)."""
     (g,) = grads
     assert g is not None
-    x_shape, y_shape = node.meta
+    x_shape, y_shape, x_dtype, y_dtype = node.meta
     grad_x = g if node.needs[0] else None
     grad_y = None
     if node.needs[1]:
         grad_y = g.tape.tensor(g.shape, g.dtype)
         g.tape.move(2 * g.num_bytes)
-    if grad_x is not None and prod(x_shape) != g.numel:
-        grad_x = reduced(g, x_shape, g.dtype)
-    if grad_y is not None and prod(y_shape) != g.numel:
-        grad_y = reduced(grad_y, y_shape, g.dtype)
+    if grad_x is not None:
+        grad_x = to(g if prod(x_shape) == g.numel else reduced(g, x_shape, g.dtype), x_dtype)
+    if grad_y is not None:
+        grad_y = to(grad_y if prod(y_shape) == g.numel else reduced(grad_y, y_shape, g.dtype), y_dtype)
     return (grad_x, grad_y)
 
 
@@ -182,7 +182,7 @@ def put_slice(base: Tensor, part: Tensor) -> Tensor:
     ``torch/csrc/autograd/functions/tensor.cpp``, ``CopyBackwards``).
     """
     tape = base.tape
-    node = tape.node((base, part), _put_slice_backward, meta=part.shape)
+    node = tape.node((base, part), _put_slice_backward, meta=(part.shape, part.dtype))
     tape.move(2 * part.num_bytes)
     return Tensor(base.storage, base.shape, base.dtype, node)
 
@@ -191,13 +191,15 @@ def _put_slice_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None
     (g,) = grads
     assert g is not None
     tape = g.tape
+    shape, dtype = node.meta
     whole = tape.tensor(g.shape, g.dtype)
-    part = tape.tensor(node.meta, g.dtype)
+    part = tape.tensor(shape, g.dtype)
     tape.move(2 * g.num_bytes + 2 * part.num_bytes, num_kernels=2)
     if not node.needs[0]:
-        return (None, part)
-    zeros = tape.tensor(node.meta, g.dtype)
+        return (None, to(part, dtype))
+    zeros = tape.tensor(shape, g.dtype)
     tape.move(3 * zeros.num_bytes, num_kernels=2)
+    part = to(part, dtype)
     del zeros
     return (whole, part)
 
