@@ -110,7 +110,7 @@ class GatedDeltaNet(Module):
         z = self.in_proj_z(x)
         b = self.in_proj_b(x)
         a = self.in_proj_a(x)
-        mixed = self.activation(self.conv1d(mixed.view(batch, mixed.shape[-1], num_tokens)))
+        mixed = self._convolved(mixed.view(batch, mixed.shape[-1], num_tokens))
         q, k, v = ops.split(mixed, keys, keys, values)
         beta = ops.sigmoid(b)
         decay = self._decay(a)
@@ -118,6 +118,10 @@ class GatedDeltaNet(Module):
         rows = batch * num_tokens * shape.num_value_heads
         out = self.norm(out.view(rows, shape.value_dim), z.view(rows, shape.value_dim))
         return self.out_proj(out.view(batch, num_tokens, shape.value_width))
+
+    def _convolved(self, x: Tensor) -> Tensor:
+        """``causal_conv1d_fn``: back in x's type, which the convolution need not have under autocast."""
+        return ops.to(self.activation(self.conv1d(x)), x.dtype)
 
     def _decay(self, a: Tensor) -> Tensor:
         """``-A_log.float().exp() * softplus(a.float() + dt_bias)``: log of the decay by token and head."""
