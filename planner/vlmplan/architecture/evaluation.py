@@ -48,7 +48,7 @@ def evaluation_pass(
         elif loss is LossKind.TRL:
             fused_loss(hidden, model.head)
         else:
-            logits = whole_logits(hidden, model.head, caps=model.caps_logits)
+            logits = whole_logits(hidden, model.head, caps=model.caps_logits, scales=model.scales_logits)
             if loss is LossKind.FULL:
                 hidden = None
                 tape.leave_model()

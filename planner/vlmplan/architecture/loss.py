@@ -31,10 +31,12 @@ KERNELS_PER_PIECE = 13
 """Operations of the trainer's ``_Run._add_losses``, of which few are as wide as the logits."""
 
 
-def whole_logits(hidden: Tensor, head: Module, *, caps: bool = False) -> Tensor:
-    """The logits of all tokens."""
+def whole_logits(hidden: Tensor, head: Module, *, caps: bool = False, scales: bool = False) -> Tensor:
+    """The logits of all tokens, capped (Gemma 2) or scaled (Granite) where the model does that."""
     with hidden.tape.charged_to(Kind.LOGITS):
         logits = head(hidden)
+        if scales:
+            logits = ops.scale(logits)
         if caps:
             for change in (ops.scale, ops.tanh, ops.scale):
                 logits = change(logits)  # each goes when the next one is there, unless it was saved

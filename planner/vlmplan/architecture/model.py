@@ -73,6 +73,8 @@ class Model(Module):
     """Parameters, by suffix, that LoRA targets mean which were names of Linears once (experts in transformers 4)."""
     caps_logits = False
     """Whether logits pass through ``tanh`` (Gemma 2)."""
+    scales_logits = False
+    """Whether logits are divided by a number (Granite)."""
     _stacks: list[tuple[Part, Stack]] | None = None
 
     def module(self, path: str) -> Any:
@@ -188,7 +190,7 @@ class Model(Module):
                 total = fused_loss(hidden, self.head)
                 tape.leave_model()
             else:
-                logits = whole_logits(hidden, self.head, caps=self.caps_logits)
+                logits = whole_logits(hidden, self.head, caps=self.caps_logits, scales=self.scales_logits)
                 outputs = logits.detached() if loss is LossKind.FULL else None
                 tape.locals.append(hidden.detached())
                 hidden = None

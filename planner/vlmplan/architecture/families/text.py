@@ -18,6 +18,7 @@ TEXT_FAMILIES = {
     "glm4": "glm4",
     "gpt2": "gpt2",
     "gpt_oss": "gpt_oss",
+    "granite": "granite",
     "hunyuan_v1_dense": "hunyuan",
     "llama": "llama",
     "ministral3": "ministral3",
