@@ -137,7 +137,7 @@ def test_autocast_multiplies_in_16_bits_and_keeps_the_rest_in_float32(weights):
 
 
 def test_a_wrong_list_of_layers_is_refused():
-    with pytest.raises(InputError, match="layer_types has to name the token mixer of each of the 4 layers"):
+    with pytest.raises(InputError, match="a list of 4 names, one a layer is needed"):
         build_model({**TEXT, "layer_types": ["full_attention"]})
     with pytest.raises(UnknownNameError, match="sliding_attention"):
         build_model({**TEXT, "layer_types": ["sliding_attention"] * 4})

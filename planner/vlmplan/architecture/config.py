@@ -152,5 +152,20 @@ class Config:
             raise not_allowed(CONFIG, self._name(key), self.get(key), "a list of integers")
         return tuple(items)
 
+    def layer_types(self) -> tuple[str, ...] | None:
+        """What kind each layer is; None where the file does not say.
+
+        Raises InputError for anything but a name for each of ``num_hidden_layers``, as transformers does
+        (``PreTrainedConfig.validate_layer_type``).
+        """
+        value: object = self.get("layer_types")
+        if value is None:
+            return None
+        names = cast(list[object], value) if isinstance(value, list | tuple) else []
+        num_layers = self.integer("num_hidden_layers")
+        if len(names) != num_layers or not all(isinstance(name, str) for name in names):
+            raise not_allowed(CONFIG, self._name("layer_types"), value, f"a list of {num_layers} names, one a layer")
+        return tuple(str(name) for name in names)
+
     def _name(self, key: str) -> str:
         return f"{self.path}.{key}" if self.path else key

@@ -49,7 +49,7 @@ class Exaone4Layer(Module):
 def decoder(config: Config) -> Decoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
     has_windows = config.optional_integer("sliding_window") is not None
-    period = config.integer("sliding_window_pattern", 1) if has_windows and config.get("layer_types") is None else 1
+    period = config.integer("sliding_window_pattern", 1) if has_windows and config.layer_types() is None else 1
     windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
     shape = replace(decoder_shape(config), qk_norm=True, windows=windows, qkv_bias=False, output_bias=False)
     model = Decoder(

@@ -216,7 +216,7 @@ def layer_windows(config: Config) -> tuple[int | None, ...]:
     if config.model_type == "gemma":
         return (None,) * num_layers
     window = config.integer("sliding_window")
-    layer_types = config.get("layer_types")
+    layer_types = config.layer_types()
     if layer_types is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
     period = 2 if config.model_type == "gemma2" else config.integer("sliding_window_pattern", 6)

@@ -228,7 +228,7 @@ def layer_windows(config: Config) -> tuple[int | None, ...]:
         window = None
     if window is None:
         return (None,) * num_layers
-    layer_types = config.get("layer_types")
+    layer_types = config.layer_types()
     if layer_types is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
     if model_type.startswith("qwen"):
@@ -243,7 +243,7 @@ def windows_by_type(config: Config, slides: Callable[[int], bool]) -> tuple[int 
     """The window of each layer where ``layer_types`` says which slide, or ``slides`` of the layer's index does."""
     num_layers = config.integer("num_hidden_layers")
     window = config.optional_integer("sliding_window")
-    layer_types = config.get("layer_types")
+    layer_types = config.layer_types()
     if layer_types is None:
         return tuple(window if slides(index) else None for index in range(num_layers))
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types)

@@ -5,7 +5,6 @@ gate; the first quarter of a head is rotated. Norms are in float32 with a factor
 """
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, heads_together
@@ -16,7 +15,7 @@ from vlmplan.architecture.families.packed_patches import MultimodalDecoder
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.errors import InputError, UnknownNameError
+from vlmplan.errors import UnknownNameError
 
 LINEAR, FULL = "linear_attention", "full_attention"
 ROTARY_FRACTION = 0.25
@@ -103,14 +102,11 @@ def layer_types(config: Config) -> Sequence[str]:
 
     Source: ``Qwen3_5TextConfig.__post_init__``.
     """
-    num_layers = config.integer("num_hidden_layers")
-    given: object = config.get("layer_types")
-    if given is None:
+    names = config.layer_types()
+    if names is None:
         interval = config.integer("full_attention_interval", FULL_ATTENTION_INTERVAL)
-        return [FULL if (index + 1) % interval == 0 else LINEAR for index in range(num_layers)]
-    names = [str(name) for name in cast(list[object], given)] if isinstance(given, list) else []
-    if len(names) != num_layers:
-        raise InputError(f"config.json: layer_types has to name the token mixer of each of the {num_layers} layers")
+        layers = range(config.integer("num_hidden_layers"))
+        return [FULL if (index + 1) % interval == 0 else LINEAR for index in layers]
     for name in names:
         if name not in (LINEAR, FULL):
             raise UnknownNameError("entry of layer_types", name, (LINEAR, FULL))
