@@ -161,10 +161,10 @@ class Config:
         value: object = self.get("layer_types")
         if value is None:
             return None
-        names = cast(list[object], value) if isinstance(value, list | tuple) else []
+        names: list[object] = list(cast(list[object], value)) if isinstance(value, list | tuple) else [value]
         num_layers = self.integer("num_hidden_layers")
         if len(names) != num_layers or not all(isinstance(name, str) for name in names):
-            raise not_allowed(CONFIG, self._name("layer_types"), value, f"a list of {num_layers} names, one a layer")
+            raise not_allowed(CONFIG, self._name("layer_types"), names, f"a list of {num_layers} names, one a layer")
         return tuple(str(name) for name in names)
 
     def _name(self, key: str) -> str:
