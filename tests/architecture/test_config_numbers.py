@@ -44,8 +44,9 @@ def shallow(config: Mapping[str, Any]) -> dict[str, Any]:
         return values
     for section in (values, *(value for value in values.values() if isinstance(value, dict))):
         section |= {name: 2 for name in DEPTHS if isinstance(section.get(name), int) and section[name] > 2}
-        if isinstance(section.get("layer_types"), list):
-            section["layer_types"] = section["layer_types"][-2:]  # of which one is of the rarer kind
+        for name in ("layer_types", "no_rope_layers"):
+            if isinstance(section.get(name), list):
+                section[name] = section[name][-2:]  # of which one is of the rarer kind
     return values
 
 

@@ -169,7 +169,10 @@ def test_where_nothing_helps_the_cheapest_other_machine_is_named():
 def test_only_what_the_trainer_has_a_key_for_changes(values):
     found = fixed(values, f"{CARD}:1")
     assert keys_of(found)
-    assert keys_of(found) <= set(values) | {"optim", "attn_impl", "deepspeed", "gradient_checkpointing"} | ALLOCATOR
+    assert (
+        keys_of(found)
+        <= set(values) | {"optim", "attn_impl", "dtype", "deepspeed", "gradient_checkpointing"} | ALLOCATOR
+    )
     assert_kept(found, gpu=f"{CARD}:1")
 
 

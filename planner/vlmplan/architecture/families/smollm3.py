@@ -19,6 +19,7 @@ from vlmplan.architecture.families.llama import (
 )
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
 
 
 class PositionlessAttention(Attention):
@@ -55,7 +56,9 @@ def positions_of_layers(config: Config, num_layers: int) -> list[bool]:
     """Which layers have rotary positions: ``no_rope_layers``, 1 for each that has, or ``no_rope_layer_interval``."""
     given = config.integers("no_rope_layers")
     if given:
-        return [bool(given[index]) for index in range(num_layers)]
+        if len(given) != num_layers:
+            raise InputError(f"config.json: no_rope_layers has {len(given)} numbers for {num_layers} layers")
+        return [bool(rotates) for rotates in given]
     interval = config.integer("no_rope_layer_interval")
     return [(index + 1) % interval != 0 for index in range(num_layers)]
 
