@@ -10,9 +10,7 @@ import importlib.util
 import re
 import sys
 
-from torch.library import Library
-
-_NAMES = Library("torchvision", "FRAGMENT")
+from torch import library as operators
 
 
 def _import_torchvision() -> None:
@@ -24,7 +22,7 @@ def _import_torchvision() -> None:
             missing = re.search(r"operator torchvision::(\w+) does not exist", str(error))
             if missing is None:
                 raise
-            _NAMES.define(f"{missing[1]}(Tensor x) -> Tensor")
+            operators.define(f"torchvision::{missing[1]}", "(Tensor x) -> Tensor")
             for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
                 del sys.modules[name]
 

@@ -133,6 +133,15 @@ def blip(alias: str, text: Mapping[str, Any]) -> Published:
     )
 
 
+HYBRID = {
+    "rope_parameters": {**MROPE, "mrope_interleaved": True},
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+"""Qwen3.5's decoder: one layer of each kind."""
 FAMILIES: Mapping[str, Published] = {
     "qwen2_vl": qwen("qwen2-vl-2b", {"rope_parameters": MROPE}, {"embed_dim": 32, "mlp_ratio": 2}),
     "qwen2_5_vl": qwen(
@@ -142,14 +151,7 @@ FAMILIES: Mapping[str, Published] = {
     ),
     "qwen3_5": qwen(
         "qwen3.5-0.8b",
-        {
-            "rope_parameters": {**MROPE, "mrope_interleaved": True},
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-        },
+        HYBRID,
         {"patch_size": 16, "num_position_embeddings": 16},
         size={"shortest_edge": 1024, "longest_edge": 64 * 64},
         patch_size=16,
@@ -157,12 +159,7 @@ FAMILIES: Mapping[str, Published] = {
     "qwen3_5_moe": qwen(
         "qwen3.5-35b-a3b",
         {
-            "rope_parameters": {**MROPE, "mrope_interleaved": True},
-            "layer_types": ["linear_attention", "full_attention"],
-            "linear_num_key_heads": 2,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
+            **HYBRID,
             "num_experts": 4,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 16,

@@ -24,6 +24,7 @@ from vlmplan.engines.collectives import (
 from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import Engine, ModelStates, weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.gather_collectives import weight_gathers
 from vlmplan.engines.gather_replay import GatherReplay
 from vlmplan.engines.gather_walk import gather_walk
 from vlmplan.engines.gathering import GatheredWeights, num_wrappers
@@ -367,7 +368,7 @@ class Zero3(Engine):
         often, num_ranks = self.recipe.grad_accum, self.num_ranks
         found: list[Collectives] = []
         if num_ranks > 1:
-            found += self._gathers(trace)
+            found += weight_gathers(trace, self.recipe, num_ranks)
             small = [(one, count) for one, count in self.table.kinds if self.shards.is_persistent(one)]
             num_bytes = sum([count * padded(one.numel, num_ranks) * one.dtype.num_bytes for one, count in small])
             num_small = sum([count for _, count in small])
@@ -377,22 +378,6 @@ class Zero3(Engine):
         kind, count = CollectiveKind.REDUCE_SCATTER, reduced.num_buckets
         found.append(Collectives(kind, StepPhase.BACKWARD, often * count, often * scattered))
         return [one for one in found if one.count]
-
-    def _gathers(self, trace: Trace) -> Iterable[Collectives]:
-        """With hpZ all ranks are asked for trained weights in the first forward of a step alone, for frozen ones in the
-        very first of the run; after that the group that has a copy is, in collectives apart where both are wanted."""
-        often, hpz, kind = self.recipe.grad_accum, self.recipe.hpz, CollectiveKind.ALL_GATHER
-        walk = gather_walk(trace, self.recipe.zero, num_wrappers=num_wrappers(self.recipe))
-        for phase, sent in ((StepPhase.FORWARD, walk.forward.sent), (StepPhase.BACKWARD, walk.backward.sent)):
-            trained, frozen = padded_total(sent.trained, self.num_ranks), padded_total(sent.frozen, self.num_ranks)
-            if hpz == 1:
-                yield Collectives(kind, phase, often * sent.num_gathers, often * (trained + frozen))
-                continue
-            inside = often - 1 if phase is StepPhase.FORWARD else often
-            yield Collectives(kind, phase, inside * sent.num_gathers, inside * (trained + frozen), hpz)
-            if phase is StepPhase.FORWARD:
-                yield Collectives(kind, phase, sent.num_with_trained, trained)
-                yield Collectives(kind, phase, sent.num_with_frozen, frozen, hpz)
 
 
 def _part(kind: str, entry: NamedParameter) -> tuple[str, str]:

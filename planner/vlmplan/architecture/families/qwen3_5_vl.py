@@ -3,29 +3,21 @@
 Source: transformers 5.23 ``models/{qwen3_5,qwen3_5_moe}/modeling_*.py``.
 """
 
-from typing import Any
-
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families import qwen2_vl
 from vlmplan.architecture.families.packed_patches import joined_features, token_positions
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL
-from vlmplan.architecture.families.qwen3_5 import HybridDecoder
 from vlmplan.architecture.families.qwen3_vl import VisionTransformer
 from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
 
-class VisionLanguageModel(Module):
-    """``Qwen3_5Model``: ``visual`` and ``language_model``."""
-
-    def __init__(self, visual: Module, language_model: HybridDecoder) -> None:
-        super().__init__()
-        self.visual: Any = visual
-        self.language_model = language_model
+class VisionLanguageModel(qwen2_vl.VisionLanguageModel):
+    """``Qwen3_5Model``: as Qwen2-VL's, but for the mask of images, which lives as long as their features."""
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)

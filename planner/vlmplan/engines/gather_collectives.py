@@ -1,0 +1,29 @@
+"""The all-gathers that ZeRO-3 starts for weights in forward and backward."""
+
+from collections.abc import Iterable
+
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
+from vlmplan.engines.gather_walk import gather_walk
+from vlmplan.engines.gathering import num_wrappers
+from vlmplan.recipe import Recipe
+
+
+def weight_gathers(trace: Trace, recipe: Recipe, num_ranks: int) -> Iterable[Collectives]:
+    """Those of a step of ``num_ranks`` ranks.
+
+    With hpZ all ranks are asked for trained weights in the first forward of a step alone, for frozen ones in the very
+    first of the run; after that the group that has a copy is, in collectives apart where both are wanted.
+    """
+    often, hpz, kind = recipe.grad_accum, recipe.hpz, CollectiveKind.ALL_GATHER
+    walk = gather_walk(trace, recipe.zero, num_wrappers=num_wrappers(recipe))
+    for phase, sent in ((StepPhase.FORWARD, walk.forward.sent), (StepPhase.BACKWARD, walk.backward.sent)):
+        trained, frozen = padded_total(sent.trained, num_ranks), padded_total(sent.frozen, num_ranks)
+        if hpz == 1:
+            yield Collectives(kind, phase, often * sent.num_gathers, often * (trained + frozen))
+            continue
+        inside = often - 1 if phase is StepPhase.FORWARD else often
+        yield Collectives(kind, phase, inside * sent.num_gathers, inside * (trained + frozen), hpz)
+        if phase is StepPhase.FORWARD:
+            yield Collectives(kind, phase, sent.num_with_trained, trained)
+            yield Collectives(kind, phase, sent.num_with_frozen, frozen, hpz)
