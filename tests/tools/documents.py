@@ -284,6 +284,20 @@ def published_threads() -> str:
     return table()
 
 
+def type_counts() -> str:
+    """How many model types of transformers are planned in which way."""
+    from model_types import counts
+
+    return counts()
+
+
+def types() -> str:
+    """Every model type of transformers."""
+    from model_types import table
+
+    return table()
+
+
 MADE = {
     "packages": packages,
     "layers": layers,
@@ -291,6 +305,8 @@ MADE = {
     "ranking": ranking,
     "shipped": shipped_configurations,
     "threads": published_threads,
+    "typecounts": type_counts,
+    "types": types,
 }
 
 

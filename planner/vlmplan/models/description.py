@@ -12,6 +12,7 @@ from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
+from vlmplan.models.untrainable import check_trainable
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
@@ -55,6 +56,7 @@ def with_layout(model: ModelFiles) -> ModelFiles:
     Raises InputError for a configuration that no model can have.
     """
     check_config(model.config)
+    check_trainable(model.model_type)
     if model.model_type in FAMILIES:
         return model
     from vlmplan.architecture.generic import generic_notes
