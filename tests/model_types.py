@@ -67,5 +67,5 @@ def table() -> str:
         size = f"{row.num_params:,}" if row.num_params else "-"
         reason = row.refusal.replace("|", "\\|") if row.how == "refused" else ""
         takes = "text, images" if row.takes == "images" else row.takes
-        lines.append(f"| `{row.model_type}` | {row.how} | {takes} | {size} | {reason} |")
+        lines.append(f"| {row.model_type} | {row.how} | {takes} | {size} | {reason} |")
     return "\n".join(lines) + "\n"
