@@ -136,12 +136,19 @@ def attend(
     batch, num_heads, num_tokens, head_dim = q.shape
     if head_dim == 0:
         raise InputError(f"config.json: {num_heads:,} attention heads are more than their layer is wide")
+    if backend.implementation == "flash_attention_2" and head_dim > LARGE_HEAD_DIM:
+        raise InputError(
+            f"--attention flash_attention_2 takes attention heads of at most {LARGE_HEAD_DIM}; "
+            f"those of this model are {head_dim} wide: give --attention sdpa"
+        )
     is_grouped = k.shape[1] != num_heads
     tape = q.tape
     tape.widest_head = max(tape.widest_head, head_dim)
     dtype = tape.autocast or q.dtype
-    kernel = backend.kernel(head_dim=head_dim, is_grouped=is_grouped, has_mask=mask is not None, dtype=dtype)
-    if kernel is Kernel.EAGER or (is_grouped and mask is not None and kernel is not Kernel.FLASH):
+    # ``use_gqa_in_sdpa``: a mask or a wide head keeps transformers from leaving grouped heads to the kernel.
+    is_left_grouped = is_grouped and mask is None and head_dim <= LARGE_HEAD_DIM
+    kernel = backend.kernel(head_dim=head_dim, is_grouped=is_left_grouped, has_mask=mask is not None, dtype=dtype)
+    if kernel is Kernel.EAGER or (is_grouped and not is_left_grouped and kernel is not Kernel.FLASH):
         # A single head is expanded without a copy, but eager attention's product copies it then.
         copies = kernel is Kernel.EAGER or k.shape[1] > 1
         k, v = repeat_kv(k, num_heads, copies=copies), repeat_kv(v, num_heads, copies=copies)

@@ -4,28 +4,37 @@ Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' d
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.units import DType
 
 
-def checkpoint(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-    """``function(*inputs)`` under activation checkpointing.
+def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What a layer returns, as a tuple."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
+    """``function(*inputs)``, a tensor or a tuple of them, under activation checkpointing.
 
     Every tensor with a gradient that the function uses must be among the inputs.
     """
     tape = inputs[0].tape
-    out, num_saved, early_bytes = tape.pack(function, inputs)
-    if out.node is None:
-        return out
+    result, num_saved, early_bytes = tape.pack(function, inputs)
+    outputs = as_tuple(result)
+    if all(out.node is None for out in outputs):
+        return result
     saved = tuple([x.detached() for x in inputs])
     meta = (tape, function, num_saved, early_bytes)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
     node = tape.node(inputs, _run_again, saved, meta)
     if node is None:
         node = tape.rootless_node(saved, _run_again, meta)
-    out.node, out.output_index = node, 0
-    return out
+    for index, out in enumerate(outputs):
+        if out.node is not None:
+            out.node, out.output_index = node, index
+    return result
 
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
@@ -33,15 +42,29 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
     early_gradients = tape.tensor((early_bytes,), DType.BOOL)  # bytes
-    out = tape.replay(function, inputs, num_saved)
+    result = tape.replay(function, inputs, num_saved)
     del early_gradients
-    root, index = out.node, out.output_index
-    del out
+    outputs = as_tuple(result)
+    root, index = outputs[0].node, outputs[0].output_index
+    _hold_gradients(outputs, grads)
+    del outputs, result
     inputs.clear()
     # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs).
     assert root is not None
     tape.backpropagate(root, grads, index, tape.take_recomputed())
     return [into.pop() if into else None for into in captured]
+
+
+def _hold_gradients(outputs: Sequence[Tensor], grads: list[Tensor | None]) -> None:
+    """Leave in ``grads`` that of the first output; those of the others wait at the nodes that have made them.
+
+    The first output is made of the others: its backward reaches their nodes.
+    """
+    for out, grad in zip(outputs[1:], grads[1:], strict=False):  # those behind the last that arrived are not there
+        if grad is not None and out.node is not None:
+            out.node.grads += [None] * (out.output_index + 1 - len(out.node.grads))
+            out.node.grads[out.output_index] = grad
+    del grads[1:]
 
 
 def _captured_input(node: GraphNode, position: int, into: list[Tensor | None]) -> Tensor:

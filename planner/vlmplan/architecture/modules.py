@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.checkpointing import checkpoint
+from vlmplan.architecture.checkpointing import as_tuple, checkpoint
 from vlmplan.architecture.first_layer import LayerReuse
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
@@ -168,9 +168,11 @@ class Stack(Module):
         skipped: Container[int] = (),
         results: dict[int, Tensor] | None = None,
         used_apart: Container[int] = (),
+        own_inputs: Callable[[int], Sequence[Tensor]] = lambda index: (),
     ) -> Tensor:
         """x through all layers but ``skipped``, where they are not all alike: ``shared`` are further inputs with a
         gradient, which the layers of the ``sharing`` kinds sum up; ``call(layer, x, *shared)``.
+        ``own_inputs``: what the layer of an index gets before ``shared``, made in its section.
 
         Of equal layers one is run (``LayerReuse``). ``results``: filled with every layer's, where
         something holds them until all have run; ``used_apart``: those of them that it computes with.
@@ -184,13 +186,8 @@ class Stack(Module):
             if known is not None and tape.replays(f"{self.label}.{known}", index):
                 replayed[index] = known
                 continue
-            layer = self.kinds[self.pattern[index]]
-            needs_grad = any(operand.requires_grad for operand in (x, *shared)) or _is_trainable(layer)
-            needs_grad = needs_grad and not tape.is_evaluating
-            checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
             with tape.section(f"{self.label}.{index}", index):
-                run = partial(call, layer)
-                x = checkpoint(run, x, *shared) if checkpoints else run(x, *shared)
+                (x,) = self._run_layer(index, call, (x, *own_inputs(index), *shared))
                 reuse.has_run(index, needs_grad=x.requires_grad)
                 if results is not None:
                     results[index] = x
@@ -198,6 +195,18 @@ class Stack(Module):
             for index, known in replayed.items():
                 results[index] = tape.copy_of_result(results[known], is_used_apart=index in used_apart)
         return x
+
+    def run_one(self, index: int, call: Callable[..., Any], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The layer of an index by itself, where it gives more than x: ``call(layer, *inputs)`` returns a tuple."""
+        with inputs[0].tape.section(f"{self.label}.{index}", index):
+            return self._run_layer(index, call, inputs)
+
+    def _run_layer(self, index: int, call: Callable[..., Any], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        layer = self.kinds[self.pattern[index]]
+        needs_grad = any(operand.requires_grad for operand in inputs) or _is_trainable(layer)
+        checkpoints = self.checkpoints and self.can_checkpoint and needs_grad and not inputs[0].tape.is_evaluating
+        run = partial(call, layer)
+        return as_tuple(checkpoint(run, *inputs) if checkpoints else run(*inputs))
 
 
 def _is_trainable(module: Module) -> bool:

@@ -365,7 +365,7 @@ class ForwardTape(Recorder):
 
     # -- checkpointing -------------------------------------------------------------------------------------------
 
-    def pack(self, function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, int, int]:
+    def pack(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> tuple[Any, int, int]:
         """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the bytes of
         gradients that backward makes before it asks for the first of them."""
         self._packs, self._num_saved, self._early_bytes = True, 0, 0
@@ -382,7 +382,7 @@ class ForwardTape(Recorder):
         node.sequence, node.section = self.num_nodes, self._key
         return node
 
-    def replay(self, function: Callable[..., Tensor], inputs: Sequence[Tensor], num_saved: int) -> Tensor:
+    def replay(self, function: Callable[..., Any], inputs: Sequence[Tensor], num_saved: int) -> Any:
         """Run ``function`` again with its graph, up to the last tensor that its backward needs."""
         work, self._work = self._work, self._sections[self._key].recompute_work
         self._num_saved, self._stop_after, self._recomputed = 0, num_saved, []
@@ -390,6 +390,11 @@ class ForwardTape(Recorder):
             return function(*inputs)
         finally:
             self._stop_after, self._is_phantom, self._work = None, False, work
+
+    @property
+    def is_packing(self) -> bool:
+        """Whether a checkpointed layer is running for the first time, with a graph that keeps nothing."""
+        return self._packs
 
     def take_recomputed(self) -> Sequence[Any]:
         """The modules with frozen weights that the last replay has run."""

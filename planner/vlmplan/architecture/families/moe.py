@@ -163,7 +163,7 @@ class TopKRouter(AdaptableModule):
         probabilities = ops.softmax(logits if self.casts_scores else ops.to(logits, DType.FLOAT32), DType.FLOAT32)
         scores, indices = top(probabilities, self.num_per_token)
         if self.normalizes:
-            scores = _normalized_in_place(scores)
+            scores = normalized_in_place(scores)
         if self.casts_scores:
             scores = ops.to(scores, logits.dtype)
         return logits, scores, indices
@@ -188,7 +188,7 @@ def _top_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (out,)
 
 
-def _normalized_in_place(x: Tensor) -> Tensor:
+def normalized_in_place(x: Tensor) -> Tensor:
     """``x /= x.sum(dim=-1, keepdim=True)``: saves the sum and, as the division is in place, a copy of x."""
     tape = x.tape
     before, total = tape.tensor(x.shape, x.dtype), tape.tensor((*x.shape[:-1], 1), x.dtype)

@@ -15,6 +15,7 @@ TEXT_FAMILIES = {
     "gemma": "gemma",
     "gemma2": "gemma",
     "gemma3_text": "gemma",
+    "gemma4_text": "gemma4",
     "glm4": "glm4",
     "gpt2": "gpt2",
     "gpt_oss": "gpt_oss",

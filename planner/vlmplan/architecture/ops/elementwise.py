@@ -90,6 +90,13 @@ def scale(x: Tensor) -> Tensor:
     return out
 
 
+def scale_in_place(x: Tensor) -> Tensor:
+    """``x *= number``: saves nothing of x's size; x's storage is the result, its gradient a new tensor."""
+    node = x.tape.node((x,), _unary_backward)
+    x.tape.move(2 * x.num_bytes)
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
 def shift(x: Tensor) -> Tensor:
     """``x + number``: saves nothing; its gradient is g."""
     tape = x.tape

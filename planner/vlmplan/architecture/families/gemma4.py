@@ -1,0 +1,405 @@
+"""Gemma 4 text decoders: dense, with experts, or with embeddings of their own for each layer and shared keys.
+
+Source: transformers 5.23 ``models/gemma4/modeling_gemma4.py``. Against Gemma 3: norms multiply by their weight alone,
+values are normed too; layers that see everything have wider heads (``global_head_dim``), and where ``attention_k_eq_v``
+their keys are their values. Small ones (E2B, E4B) give every layer a part of a second embedding of each token, and
+their last layers attend over the keys and values of the last layer of their type before them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.gemma import Masks, ScaledEmbedding
+from vlmplan.architecture.families.gemma4_experts import Gemma4Norm, Mixture, mixture
+from vlmplan.architecture.families.llama import GatedMlp, causal_masks, stack_of_kinds
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Embedding, Linear, Module
+from vlmplan.architecture.tensor import GraphNode, Tensor
+from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed
+from vlmplan.units import Choice
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+GLOBAL_HEAD_DIM = 512
+"""``Gemma4TextConfig.__post_init__``: the default of ``global_head_dim``, which is no field of the class."""
+PATTERN = 6
+"""The same: without ``layer_types`` every sixth layer sees everything."""
+
+
+class Sharing(Choice):
+    """What a layer does with keys and values (``kv_sharing_modes``)."""
+
+    NONE = "none"
+    STORE = "store"
+    REUSE = "reuse"
+
+
+class LayerKind(NamedTuple):
+    """What tells the layers of one decoder apart."""
+
+    layer_type: str
+    sharing: Sharing
+    head_dim: int
+    num_kv_heads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4Shape:
+    """The dimensions of a Gemma 4 decoder."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    vocab_size: int
+    activation: str
+    window: int
+    kinds: tuple[LayerKind, ...]
+    has_bias: bool
+    keys_are_values: bool
+    doubles_shared_mlps: bool
+    per_layer_width: int
+    """Width of the part of the second embedding that each layer gets; 0 where there is none."""
+    per_layer_vocab_size: int
+
+    @property
+    def num_shared(self) -> int:
+        """Layers at the end that attend over keys and values of others."""
+        return sum(kind.sharing is Sharing.REUSE for kind in self.kinds)
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(kind.layer_type for kind in self.kinds))
+
+
+@dataclass(slots=True)
+class Gemma4Context:
+    """What every layer is called with besides the hidden states: positions and masks by its type, and what
+    ``shared_kv_states`` holds."""
+
+    backend: AttentionBackend
+    positions: dict[str, tuple[Tensor, Tensor]]
+    masks: dict[str, Tensor | None]
+    shared: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Gemma4Attention(Module):
+    """``Gemma4TextAttention``: scores are not scaled, queries, keys and values are normed per head."""
+
+    def __init__(self, shape: Gemma4Shape, kind: LayerKind) -> None:
+        super().__init__()
+        self.shape, self.kind = shape, kind
+        width, bias = shape.hidden_size, shape.has_bias
+        key_width = kind.num_kv_heads * kind.head_dim
+        self.q_proj = Linear(width, shape.num_heads * kind.head_dim, bias=bias)
+        self.q_norm = Gemma4Norm(kind.head_dim)
+        self.has_values = not (shape.keys_are_values and kind.layer_type == FULL)
+        if kind.sharing is not Sharing.REUSE:
+            self.k_norm = Gemma4Norm(kind.head_dim)
+            self.v_norm = Gemma4Norm(None)
+            self.k_proj = Linear(width, key_width, bias=bias)
+            if self.has_values:
+                self.v_proj = Linear(width, key_width, bias=bias)
+        self.o_proj = Linear(shape.num_heads * kind.head_dim, width, bias=bias)
+
+    def forward(self, x: Tensor, context: Gemma4Context, shared: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The result, and where they are stored for other layers, keys and values. ``shared``: those of another."""
+        batch, num_tokens, _ = x.shape
+        kind, shape = self.kind, self.shape
+        cos, sin = context.positions[kind.layer_type]
+        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, kind.head_dim)
+        q = self.q_norm(q)
+        q = ops.rotate(q, cos, sin)
+        k, v = shared if kind.sharing is Sharing.REUSE else self._keys_and_values(x, cos, sin)
+        mask = context.masks[kind.layer_type]
+        is_cached = kind.sharing is not Sharing.REUSE
+        out = self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, is_cached=is_cached))
+        return (out, k, v) if kind.sharing is Sharing.STORE else (out,)
+
+    def _keys_and_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        batch, num_tokens, _ = x.shape
+        heads = (batch, self.kind.num_kv_heads, num_tokens, self.kind.head_dim)
+        k = self.k_proj(x).view(*heads)
+        v = self.v_proj(x).view(*heads) if self.has_values else k
+        k = self.k_norm(k)
+        k = ops.rotate(k, cos, sin)
+        v = self.v_norm(v)
+        return k, v
+
+
+class Gemma4Layer(Module):
+    """``Gemma4TextDecoderLayer``."""
+
+    def __init__(self, shape: Gemma4Shape, experts: Mixture | None, kind: LayerKind) -> None:
+        super().__init__()
+        self.kind, width = kind, shape.hidden_size
+        self.self_attn = Gemma4Attention(shape, kind)
+        doubles = shape.doubles_shared_mlps and kind.sharing is Sharing.REUSE
+        self.mlp = GatedMlp(width, shape.intermediate_size * (2 if doubles else 1), activation=shape.activation)
+        self.input_layernorm = Gemma4Norm(width)
+        self.post_attention_layernorm = Gemma4Norm(width)
+        self.pre_feedforward_layernorm = Gemma4Norm(width)
+        self.post_feedforward_layernorm = Gemma4Norm(width)
+        self.activation = ops.ACTIVATIONS[shape.activation]
+        if shape.per_layer_width:
+            self.per_layer_input_gate = Linear(width, shape.per_layer_width)
+            self.per_layer_projection = Linear(shape.per_layer_width, width)
+            self.post_per_layer_input_norm = Gemma4Norm(width)
+        self.has_experts = experts is not None
+        if experts is not None:
+            self.router, self.experts = experts.router, experts.experts
+            self.post_feedforward_layernorm_1 = Gemma4Norm(width)
+            self.post_feedforward_layernorm_2 = Gemma4Norm(width)
+            self.pre_feedforward_layernorm_2 = Gemma4Norm(width)
+
+    def forward(
+        self, x: Tensor, context: Gemma4Context, per_layer: Tensor | None = None, shared: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, ...]:
+        residual = x
+        x = self.input_layernorm(x)
+        x, *stored = self.self_attn(x, context, shared)
+        if stored:
+            _store(context, self.kind.layer_type, stored)
+        x = self.post_attention_layernorm(x)
+        x = ops.add(residual, x)
+        residual = x
+        x = self.pre_feedforward_layernorm(x)
+        x = self.mlp(x)
+        held = None
+        if self.has_experts:
+            x, held = self._with_experts(x, residual)
+        x = self.post_feedforward_layernorm(x)
+        x = ops.add(residual, x)
+        if per_layer is not None:
+            residual = x
+            x = self.per_layer_input_gate(x)
+            x = self.activation(x)
+            x = ops.mul(x, per_layer)
+            x = self.per_layer_projection(x)
+            x = self.post_per_layer_input_norm(x)
+            x = ops.add(residual, x)
+        del held
+        return (ops.scale_in_place(x), *stored)  # layer_scalar
+
+    def _with_experts(self, x: Tensor, residual: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The sum of the MLP's result x and the experts', and what the layer's local variables hold until it ends."""
+        first = self.post_feedforward_layernorm_1(x)
+        flat = residual.view(residual.numel // residual.shape[-1], residual.shape[-1])
+        probabilities, scores, indices = self.router(flat)
+        second = self.pre_feedforward_layernorm_2(flat)
+        second = self.experts(second, indices, scores)
+        second = self.post_feedforward_layernorm_2(second.view(*residual.shape))
+        return ops.add(first, second), [first, second, probabilities, scores, indices]
+
+
+def _store(context: Gemma4Context, layer_type: str, stored: list[Tensor]) -> None:
+    """Keys and values in ``shared_kv_states``, which every layer's frame holds.
+
+    A checkpointed layer puts them there once more when it runs again. With their graph: what that has saved is held
+    until the frames of the layers before are gone.
+    """
+    is_packing = stored[0].tape.is_packing
+    graph = [] if is_packing else _saved_below([x.node for x in stored])
+    context.shared[layer_type] = (*[x.detached() for x in stored], *graph)
+
+
+def _saved_below(roots: Sequence[GraphNode | None]) -> list[Tensor]:
+    """What the nodes below these have saved, up to the inputs of their layer."""
+    pending = [node for node in roots if node is not None]
+    section = pending[0].section if pending else ""
+    seen: set[GraphNode] = set()
+    saved: list[Tensor] = []
+    while pending:
+        node = pending.pop()
+        if node in seen or node.section != section:
+            continue
+        seen.add(node)
+        saved += [x.detached() for x in node.saved if isinstance(x, Tensor)]
+        pending += [edge[0] for edge in node.inputs if isinstance(edge, tuple)]
+    return saved
+
+
+class Gemma4Decoder(Module):
+    """``Gemma4TextModel``."""
+
+    def __init__(self, shape: Gemma4Shape, config: Config) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = ScaledEmbedding(shape.vocab_size, shape.hidden_size)
+        self.layers = stack_of_kinds(shape.kinds, lambda kind: Gemma4Layer(shape, mixture(config), kind))
+        self.norm = Gemma4Norm(shape.hidden_size)
+        if shape.per_layer_width:
+            whole_width = shape.num_layers * shape.per_layer_width
+            self.embed_tokens_per_layer: Embedding = ScaledEmbedding(shape.per_layer_vocab_size, whole_width)
+            self.per_layer_model_projection = Linear(shape.hidden_size, whole_width)
+            self.per_layer_projection_norm = Gemma4Norm(shape.per_layer_width)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with ids.tape.section("embedding"):
+            return self.embed_tokens(ids)
+
+    def embed_per_layer(self, ids: Tensor) -> Tensor | None:
+        """``get_per_layer_inputs``: (batch, tokens, layers * width); None where layers get none."""
+        if not self.shape.per_layer_width:
+            return None
+        with ids.tape.section("embedding_per_layer"):
+            return self.embed_tokens_per_layer(ids)
+
+    def forward(
+        self, x: Tensor, per_layer: list[Tensor], backend: AttentionBackend, masks: Masks | None = None
+    ) -> Tensor:
+        """``per_layer``: the second embedding, emptied, so that nothing else holds it. ``masks`` as of ``causal_masks``
+        where the caller has made them."""
+        tape = x.tape
+        parts = self._project(x, per_layer) if per_layer else None
+        with tape.section("positions"):
+            if masks is None:
+                masks = causal_masks(x, backend, (None, self.shape.window))
+            by_type = {FULL: masks.get(None), SLIDING: masks.get(self.shape.window)}
+            context = Gemma4Context(backend, self._positions(x), by_type)
+        if parts is None and not self.shape.num_shared:
+            hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context)[0])
+        else:
+            hidden = self._run_layers(x, parts, context)
+        with tape.section("norm"):
+            return self.norm(hidden)
+
+    def _project(self, x: Tensor, per_layer: list[Tensor]) -> Tensor:
+        """``project_per_layer_inputs``: (batch, tokens, layers, width) of the embedding and of x itself."""
+        with x.tape.section("per_layer_projection"):
+            own = per_layer.pop()
+            shape = (*x.shape[:-1], self.shape.num_layers, self.shape.per_layer_width)
+            out = ops.scale(self.per_layer_model_projection(x)).view(*shape)
+            out = self.per_layer_projection_norm(out)
+            return ops.scale(ops.add(out, own.view(*shape)))
+
+    def _run_layers(self, x: Tensor, parts: Tensor | None, context: Gemma4Context) -> Tensor:
+        """x through layers that get parts of one embedding, and of which the last share keys and values."""
+        layers, kinds = self.layers, self.shape.kinds
+        stored = [at for at, kind in enumerate(kinds) if kind.sharing is Sharing.STORE]
+        num_own = len(kinds) - self.shape.num_shared
+        first_stored = min(stored, default=num_own)
+        every_kind = range(len(layers.kinds))
+
+        def part_of(index: int) -> tuple[Tensor, ...]:
+            return () if parts is None else (ops.part(parts, *x_shape[:-1], self.shape.per_layer_width),)
+
+        x_shape = x.shape
+        run = partial(_run_layer, context=context, has_part=parts is not None)
+        later = range(first_stored, len(kinds))
+        x = layers.run_each(x, run, sharing=every_kind, skipped=later, own_inputs=part_of)
+        keys: dict[str, tuple[Tensor, ...]] = {}
+        for index in range(first_stored, num_own):
+            x, *own = layers.run_one(index, run, x, *part_of(index))
+            if own:
+                keys[kinds[index].layer_type] = tuple(own)
+
+        def own_inputs(index: int) -> tuple[Tensor, ...]:
+            return (*part_of(index), *keys[kinds[index].layer_type])
+
+        return layers.run_each(x, run, sharing=every_kind, skipped=range(num_own), own_inputs=own_inputs)
+
+    def _positions(self, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """cos and sin in the model's type, by the type of the layers."""
+        widths = {kind.layer_type: kind.head_dim for kind in self.shape.kinds}
+        shapes = {name: (1, 1, x.shape[1], widths[name]) for name in self.shape.layer_types}
+        return {name: (x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)) for name, shape in shapes.items()}
+
+
+def _run_layer(layer: Any, x: Tensor, *others: Tensor, context: Gemma4Context, has_part: bool) -> Any:
+    per_layer = others[0] if has_part else None
+    result = layer(x, context, per_layer, others[1:] if has_part else others)
+    return result if len(result) > 1 else result[0]
+
+
+def gemma4_shape(config: Config) -> Gemma4Shape:
+    """The shape of a Gemma 4 decoder from its text config. Raises InputError for an encoder."""
+    if config.get("use_bidirectional_attention") == "all":
+        raise InputError("config.json: use_bidirectional_attention is all; only causal Gemma models can be planned")
+    return Gemma4Shape(
+        hidden_size=config.integer("hidden_size"),
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=config.integer("num_attention_heads"),
+        vocab_size=config.integer("vocab_size"),
+        activation=config.text("hidden_activation"),
+        window=config.integer("sliding_window"),
+        kinds=layer_kinds(config),
+        has_bias=config.boolean("attention_bias"),
+        keys_are_values=config.boolean("attention_k_eq_v"),
+        doubles_shared_mlps=config.boolean("use_double_wide_mlp"),
+        per_layer_width=config.optional_integer("hidden_size_per_layer_input") or 0,
+        per_layer_vocab_size=config.integer("vocab_size_per_layer_input"),
+    )
+
+
+def layer_kinds(config: Config) -> tuple[LayerKind, ...]:
+    """Type, sharing and heads of each layer.
+
+    Source: ``Gemma4TextConfig.__post_init__`` and ``kv_sharing_modes``. The last layer sees everything, whatever
+    ``layer_types`` says.
+    """
+    num_layers = config.integer("num_hidden_layers")
+    types = list(config.layer_types() or [FULL if (at + 1) % PATTERN == 0 else SLIDING for at in range(num_layers)])
+    types[-1] = FULL
+    if not set(types) <= {FULL, SLIDING}:
+        raise not_allowed(CONFIG, "layer_types", sorted(set(types)), f"names out of {FULL} and {SLIDING}")
+    num_shared = config.optional_integer("num_kv_shared_layers") or 0
+    first_shared = num_layers - num_shared
+    owners = types[: max(first_shared, 0)]
+    if num_shared and set(owners) != set(types):
+        raise InputError(
+            f"config.json: num_kv_shared_layers is {num_shared}, which leaves no layer of each type before them "
+            f"whose keys and values they could share"
+        )
+    last = {name: max(at for at, other in enumerate(owners) if other == name) for name in set(owners)}
+    kinds: list[LayerKind] = []
+    for at, name in enumerate(types):
+        sharing = Sharing.REUSE if at >= first_shared else Sharing.NONE
+        if num_shared and last[name] == at:
+            sharing = Sharing.STORE
+        kinds.append(LayerKind(name, sharing, *_heads(config, at, name)))
+    return tuple(kinds)
+
+
+def _heads(config: Config, index: int, layer_type: str) -> tuple[int, int]:
+    """(width of a head, heads of keys) of one layer; files of transformers 5.23 list what differs by layer."""
+    head_dim, num_kv_heads = config.integer("head_dim"), config.integer("num_key_value_heads")
+    if config.get("per_layer_config"):
+        own = config.mapping("per_layer_config").mapping(str(index))
+        return own.integer("head_dim", head_dim), own.integer("num_key_value_heads", num_kv_heads)
+    if layer_type != FULL:
+        return head_dim, num_kv_heads
+    if config.boolean("attention_k_eq_v"):
+        num_kv_heads = config.integer("num_global_key_value_heads", num_kv_heads)
+    return config.integer("global_head_dim", GLOBAL_HEAD_DIM), num_kv_heads
+
+
+def decoder(config: Config) -> Gemma4Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    return Gemma4Decoder(gemma4_shape(config), config)
+
+
+class Gemma4Text(CausalLM):
+    """``Gemma4ForCausalLM``."""
+
+    def last_hidden_state(self, batch: Any, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
+        x = self.model.embed(ids)
+        per_layer = self.model.embed_per_layer(ids)
+        held = [] if per_layer is None else [per_layer]
+        del per_layer
+        return self.model(x, held, backend)
+
+
+def build(config: Config) -> Gemma4Text:
+    """``Gemma4ForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    result = Gemma4Text(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    result.caps_logits = config.get("final_logit_softcapping") is not None
+    return result
