@@ -38,7 +38,8 @@ def predicted_step(
     tree = model if isinstance(model, Model) else build_model(model)
     for _, stack in tree.stacks():
         stack.checkpoints = checkpoints
-    tape = Tape(autocast=autocast, accumulates_in_place=False, fuses_dropout=False, makes_loss_inside=True)
+    ways = {"accumulates_in_place": False, "fuses_dropout": False, "makes_loss_inside": True}
+    tape = Tape(autocast=autocast, follows_weights=False, **ways)
     backend = AttentionBackend(implementation=implementation, has_workspaces=False)
     trace = tree.run(tape, batch, backend, loss=loss)
     result = Predicted(trace=trace)

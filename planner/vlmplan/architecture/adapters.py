@@ -105,7 +105,7 @@ class Lora(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tape = x.tape
-        if not tape.follows_weights:
+        if not tape.fetches_weights:
             return self._adapted(x)
         tape.modules.append(self._looked_at)
         tape.fetch(self._looked_at)

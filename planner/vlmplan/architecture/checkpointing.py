@@ -26,7 +26,7 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
     if all(out.node is None for out in outputs):
         return result
     saved = tuple([x.detached() for x in inputs])
-    meta = (tape, function, num_saved, early_bytes)
+    meta = (tape, function, num_saved, early_bytes, tape.last_users, tape.ends_in_block)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
     node = tape.node(inputs, _run_again, saved, meta)
     if node is None:
@@ -38,10 +38,13 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
 
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    tape, function, num_saved, early_bytes = node.meta
+    tape, function, num_saved, early_bytes, users, ends_in_block = node.meta
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
     early_gradients = tape.tensor((early_bytes,), DType.BOOL)  # bytes
+    # Their backward has begun, down to the operation that asks for the first saved tensor and so for all of this.
+    for user in users:
+        tape.fetch(user)
     result = tape.replay(function, inputs, num_saved)
     del early_gradients
     outputs = as_tuple(result)
@@ -51,7 +54,7 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     inputs.clear()
     # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs).
     assert root is not None
-    tape.backpropagate(root, grads, index, tape.take_recomputed())
+    tape.backpropagate(root, grads, index, tape.take_recomputation(users, ends_in_block=ends_in_block))
     return [into.pop() if into else None for into in captured]
 
 

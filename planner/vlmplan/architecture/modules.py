@@ -36,7 +36,7 @@ class Module:
         if not self.parameters_by_name:
             return self.forward(*args, **kwargs)
         tape = _tape_of(args)
-        if not tape.follows_weights:
+        if not tape.fetches_weights:
             return self.forward(*args, **kwargs)
         tape.modules.append(self)
         tape.fetch(self)

@@ -51,7 +51,8 @@ class LoraParameter(Module):
     def forward(self, x: Tensor, *args: Any) -> Any:
         owner, name = self.target
         tape = x.tape
-        for factor in (self.lora_A, self.lora_B):
+        fetched = (self.lora_A, self.lora_B) if tape.fetches_weights else ()
+        for factor in fetched:
             tape.fetch(factor)
         parameter = owner.parameters_by_name[name]
         factors = [ops.cast_weight(factor.weight, parameter.dtype, tape) for factor in (self.lora_A, self.lora_B)]
@@ -69,7 +70,7 @@ class LoraParameter(Module):
         finally:
             del owner.adapted_weights[name], adapted
             cached.clear()
-            for factor in (self.lora_A, self.lora_B):
+            for factor in fetched:
                 tape.release(factor)
 
     def _adapted(self, weight: Parameter, factors: Sequence[Operand], tape: ForwardTape) -> Tensor:

@@ -17,6 +17,8 @@ class Recorder:
 
     def __init__(self, *, follows_weights: bool) -> None:
         self.follows_weights = follows_weights
+        # While modules announce the weights that they use; those inside a leaf module do not.
+        self.fetches_weights = follows_weights
         self.kind = Kind.ACTIVATION
         self.live = [0, 0, 0, 0]
         self.total = 0
@@ -95,7 +97,7 @@ class Recorder:
         self._sections[key] = Section()
         if index is not None:
             self._layers.add(key)
-        self._enter(key)
+        self.enter(key)
         yield
         self._flush()
         # What is freed between two sections (a caller's last reference) must not be replayed with the first.
@@ -116,7 +118,8 @@ class Recorder:
         self._schedule.append(Run(key, index))
         return True
 
-    def _enter(self, key: str) -> None:
+    def enter(self, key: str) -> None:
+        """What follows belongs to the section ``key``."""
         self._flush()
         self._key = key
         self.oldest_own = self._first_layers[key].start if key in self._first_layers else 0

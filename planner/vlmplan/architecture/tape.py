@@ -20,12 +20,76 @@ from typing import Any
 
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.tensor import ForwardTape, GradientView, GraphNode, Tensor
 from vlmplan.architecture.trace import Drop, GradientReady
 from vlmplan.errors import InputError
 
 ParameterUse = tuple[Parameter, str]
 """A parameter, and the section that uses it: equal layers of a stack share one parameter object."""
+
+NOTHING_RECOMPUTED = Recomputation()
+
+
+class Visit:
+    """Where a backward is among modules with weights, which ZeRO-3 gathers for as long as it stays there.
+
+    ``has_input_grad``: the input of ``module`` has a gradient. ``buffers`` hold the gradients of weights.
+    """
+
+    __slots__ = ("_begun", "_buffers", "_of_leaf", "_recomputation", "_tape", "has_input_grad", "is_in_block", "module")
+
+    def __init__(self, tape: "Tape", recomputation: Recomputation, buffers: dict[ParameterUse, Tensor]) -> None:
+        self.module: Any = None
+        self.has_input_grad = False
+        self.is_in_block = recomputation.block_start is not None
+        self._tape, self._recomputation, self._buffers = tape, recomputation, buffers
+        self._begun = list(recomputation.users)
+        self._of_leaf: list[ParameterUse] = []
+
+    def come_to(self, node: GraphNode) -> None:
+        """Backward goes on at ``node``: what ends before it ends, and its module, if it has one, begins."""
+        tape = self._tape
+        if self.module is not None and (node.module is not self.module or node.section != tape.running_section):
+            self._leave()
+        if self._recomputation.is_over_before(node.sequence):
+            self._end_recomputation()
+        if node.section != tape.running_section:
+            tape.enter(node.section)
+        if self.module is None and node.module is not None:
+            self.module, self.has_input_grad = node.module, False
+            if self.module in self._begun:
+                self._begun.remove(self.module)
+            else:
+                tape.fetch(self.module)
+
+    def take_gradient(self, use: ParameterUse) -> None:
+        """A weight's whole gradient is there. In a leaf module it waits for the end of the module's backward."""
+        if getattr(self.module, "is_leaf", False):
+            self._of_leaf.append(use)
+        else:
+            self._tape.hand_over([use], self._buffers)
+
+    def end(self) -> None:
+        """Nothing is left to run."""
+        self._leave()
+        self._end_recomputation()
+
+    def _leave(self) -> None:
+        """The module's backward is over: its weights go if its input has a gradient, and those that waited for it."""
+        module, self.module = self.module, None
+        if self._of_leaf:  # in the order of its weights
+            places = {id(weight): place for place, weight in enumerate(module.parameters_by_name.values())}
+            self._tape.hand_over(sorted(self._of_leaf, key=lambda use: places[id(use[0])]), self._buffers)
+            self._of_leaf.clear()
+        if module is not None and not self._recomputation.holds(module):
+            self._tape.release(module) if self.has_input_grad else self._tape.keep(module)
+        if self._recomputation.is_over_with(module):
+            self._end_recomputation()
+
+    def _end_recomputation(self) -> None:
+        self._tape.end_recomputation(self._recomputation.modules)
+        self._recomputation, self.is_in_block = NOTHING_RECOMPUTED, False
 
 
 class Tape(ForwardTape):
@@ -64,22 +128,26 @@ class Tape(ForwardTape):
                 "no sample reaches what is trained, so the loss has no gradient; "
                 "where only what sees images is trained, --images-per-sample of 1 or more is needed"
             )
-        self._enter(loss.node.section)
+        self.enter(loss.node.section)
         grads: list[Tensor | None] = [self.tensor(loss.shape, loss.dtype)]
         root = loss.node
         loss.node = None
         self.backpropagate(root, grads)
 
     def backpropagate(
-        self, root: GraphNode, grads: list[Tensor | None], output_index: int = 0, recomputed: Sequence[Any] = ()
+        self,
+        root: GraphNode,
+        grads: list[Tensor | None],
+        output_index: int = 0,
+        recomputation: Recomputation = NOTHING_RECOMPUTED,
     ) -> None:
         """Run the graph below ``root`` as torch's engine does: by sequence number, latest first.
 
         ``grads`` holds the gradient of the root, and is emptied: only the graph refers to it from here on.
-        ``recomputed``: modules whose weights wait for the first module's backward to end.
+        ``recomputation``: what has just run again to make this graph.
         Source: ``torch/csrc/autograd/engine.cpp`` (``compareByNode``: weights' accumulators before everything else).
         """
-        pending_parameters = self._count_dependencies(root)
+        pending = self._count_dependencies(root)
         buffers: dict[ParameterUse, Tensor] = {}
         grad = grads.pop()
         assert grad is not None
@@ -87,18 +155,11 @@ class Tape(ForwardTape):
         self._receive(root, output_index, grad)
         del grad
         ready: list[tuple[int, GraphNode]] = [(-root.sequence, root)]
-        fetched: Any = None
-        has_input_grad = False
+        visit = Visit(self, recomputation, buffers)
         while ready:
             node = heapq.heappop(ready)[1]
-            if fetched is not None and (node.module is not fetched or node.section != self._key):
-                self._leave(fetched, recomputed, has_input_grad=has_input_grad)
-                fetched, recomputed = None, ()
-            if node.section != self._key:
-                self._enter(node.section)
-            if fetched is None and node.module is not None:
-                fetched, has_input_grad = node.module, False
-                self.fetch(fetched)
+            if node.module is not visit.module or node.section != self._key or visit.is_in_block:
+                visit.come_to(node)
             results = list(node.backward(node, node.grads))
             edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()
             if node.holds_weight:
@@ -106,18 +167,13 @@ class Tape(ForwardTape):
             for position, edge in enumerate(edges):
                 if isinstance(edge, Parameter):
                     use = self._parameter_use(edge, node)
-                    self._receive_parameter_gradient(use, results, position, buffers, pending_parameters)
+                    if self._receive_parameter_gradient(use, results, position, buffers, pending):
+                        visit.take_gradient(use)
                 elif edge is not None:
-                    has_input_grad |= edge[0].module is not fetched
+                    visit.has_input_grad |= edge[0].module is not visit.module
                     if self._hand_on(edge, results, position):
                         heapq.heappush(ready, (-edge[0].sequence, edge[0]))
-        self._leave(fetched, recomputed, has_input_grad=has_input_grad)
-
-    def _leave(self, module: Any, recomputed: Sequence[Any], *, has_input_grad: bool) -> None:
-        """A module's backward is over: its weights go if its input has a gradient, and those that waited for it."""
-        if module is not None:
-            self.release(module) if has_input_grad else self.keep(module)
-        self.end_recomputation(recomputed)
+        visit.end()
 
     def _hand_on(self, edge: tuple[GraphNode, int], results: list[Tensor | None], position: int) -> bool:
         """Give a result to the node before, and forget it; whether that node has all of its gradients now."""
@@ -135,7 +191,8 @@ class Tape(ForwardTape):
         position: int,
         buffers: dict[ParameterUse, Tensor],
         pending: dict[ParameterUse, int],
-    ) -> None:
+    ) -> bool:
+        """Add one gradient of a weight, or none, to what there is; whether the weight's whole gradient is there now."""
         grad, results[position] = results[position], None
         if grad is not None:
             held = buffers.get(use)
@@ -143,8 +200,12 @@ class Tape(ForwardTape):
             del held
         del grad
         pending[use] -= 1
-        if pending[use] == 0 and use in buffers:
-            self._flush()
+        return pending[use] == 0 and use in buffers
+
+    def hand_over(self, uses: Sequence[ParameterUse], buffers: dict[ParameterUse, Tensor]) -> None:
+        """Whole gradients of weights change hands."""
+        self._flush()
+        for use in uses:
             self._hand_over(use, buffers)
 
     def _hand_over(self, use: ParameterUse, buffers: dict[ParameterUse, Tensor]) -> None:

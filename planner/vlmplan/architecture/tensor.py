@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from vlmplan.architecture.first_layer import FirstLayer, UnequalLayersError
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.trace import Hold, Kind
 from vlmplan.units import DType
@@ -212,6 +213,9 @@ class ForwardTape(Recorder):
         self._num_saved = 0
         self._early_bytes = 0
         self._stop_after: int | None = None
+        # The modules, from outside in, around the last operation of a packed function that would have saved something.
+        self.last_users: tuple[Any, ...] = ()
+        self._block_start, self._is_in_block, self.ends_in_block = 0, False, False
         # The nodes whose outputs are inputs of reused layers, with the section of the layer.
         self._sources: dict[GraphNode, str] = {}
 
@@ -309,6 +313,9 @@ class ForwardTape(Recorder):
         self._num_saved += count
         if count:
             self._early_bytes = 0
+            if self._packs and self.follows_weights:
+                self.last_users = tuple(self.modules)
+                self.ends_in_block = self._is_in_block and not self.modules
         if self._stop_after is not None and count and self._num_saved >= self._stop_after:
             self._is_phantom = True
 
@@ -369,6 +376,7 @@ class ForwardTape(Recorder):
         """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the bytes of
         gradients that backward makes before it asks for the first of them."""
         self._packs, self._num_saved, self._early_bytes = True, 0, 0
+        self.last_users, self.ends_in_block = (), False
         try:
             return function(*inputs), self._num_saved, self._early_bytes
         finally:
@@ -396,7 +404,14 @@ class ForwardTape(Recorder):
         """Whether a checkpointed layer is running for the first time, with a graph that keeps nothing."""
         return self._packs
 
-    def take_recomputed(self) -> Sequence[Any]:
-        """The modules with frozen weights that the last replay has run."""
+    def take_recomputation(self, users: Sequence[Any], *, ends_in_block: bool) -> Recomputation:
+        """Of the last replay, which the backward of ``users`` asked for."""
         modules, self._recomputed = self._recomputed or (), None
-        return modules
+        return Recomputation(users, modules, self._block_start if ends_in_block else None)
+
+    def enter_block(self) -> None:
+        """A module without weights of its own begins, whose last operation that saves anything is in none inside."""
+        self._block_start, self._is_in_block = self.num_nodes, True
+
+    def leave_block(self) -> None:
+        self._is_in_block = False

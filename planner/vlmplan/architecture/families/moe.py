@@ -19,6 +19,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape
 from vlmplan.architecture.gather import take_rows
+from vlmplan.architecture.leaf_module import LeafModule
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
@@ -223,6 +224,10 @@ class SparseMoeBlock(Module):
         return self.experts(flat, indices, scores).view(*x.shape)
 
 
+class LeafMoeBlock(LeafModule, SparseMoeBlock):
+    """The blocks of Mixtral and Qwen3-MoE, which DeepSpeed knows by their classes."""
+
+
 class MoeDecoderLayer(DecoderLayer):
     """``MixtralDecoderLayer`` and its copies: a Llama layer with a mixture of experts for an MLP."""
 
@@ -245,7 +250,8 @@ def moe_block(config: Config, shape: DecoderShape) -> SparseMoeBlock:
         normalizes=config.model_type != "qwen3_moe" or config.boolean("norm_topk_prob"),
     )
     experts = Experts(num_experts, shape.hidden_size, width, activation=shape.activation)
-    return SparseMoeBlock(gate, experts, registers_gate_first=is_mixtral)
+    block = LeafMoeBlock if config.model_type in ("mixtral", "qwen3_moe") else SparseMoeBlock
+    return block(gate, experts, registers_gate_first=is_mixtral)
 
 
 def moe_layers(config: Config, shape: DecoderShape) -> Stack:

@@ -28,14 +28,17 @@ class SharedExpertBlock(SparseMoeBlock):
         self.shared_expert_gate = Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        width = x.shape[-1]
+        width, tape = x.shape[-1], x.tape
+        tape.enter_block()
         flat = x.view(x.numel // width, width)
         shared = self.shared_expert(flat)
         # The router's logits live to the end of the block.
         _logits, scores, indices = self.gate(flat)
         routed = self.experts(flat, indices, scores)
         shared = ops.mul(shared, ops.sigmoid(self.shared_expert_gate(flat)))
-        return ops.add(routed, shared).view(*x.shape)
+        out = ops.add(routed, shared).view(*x.shape)
+        tape.leave_block()
+        return out
 
 
 def decoder(config: Config) -> HybridDecoder:
