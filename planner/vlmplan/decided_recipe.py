@@ -69,6 +69,7 @@ class DecidedRecipe:
     offload_optimizer: Offload | None = None
     offload_params: Offload | None = None
     hpz: int | None = None
+    sequence_parallel: int | None = None
     nvme_path: str | None = None
     micro_batch: int | None = None
     grad_accum: int | None = None

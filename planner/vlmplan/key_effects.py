@@ -128,6 +128,8 @@ def _other_choices(path: str, recipe: Recipe, cluster: Cluster) -> Iterator[tupl
         yield "gradient_clipping", [0.0, 1.0]
     elif path == "zero_optimization.stage":
         yield "zero_stage", [0, 1, 2, 3]
+    elif path == "sequence_parallel_size":
+        yield "sequence_parallel", [1, cluster.num_gpus]
     elif path == "zero_optimization.zero_hpz_partition_size":
         yield "hpz", [1, cluster.node.num_gpus]
     elif path == "zero_optimization.offload_optimizer.device":

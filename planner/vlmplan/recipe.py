@@ -173,6 +173,9 @@ class Recipe:
     hpz: int = 1
     """ZeRO++'s hpZ (stage 3): ranks, neighbours of one another, that keep a copy of all weights between them, from
     which a weight is made whole again after its first use in a step. 1: none."""
+    sequence_parallel: int = 1
+    """Ranks, neighbours of one another, that share every sample: each has its part of the tokens, and in attention all
+    tokens of its part of the heads (DeepSpeed's Ulysses). 1: every rank has samples of its own."""
     nvme_path: str | None = None
     """The folder on every node's NVMe drive that offload to nvme writes to."""
     micro_batch: int = 1
@@ -186,7 +189,7 @@ class Recipe:
     evaluation: Evaluation | None = None
 
     def __post_init__(self) -> None:
-        for name in ("lora_rank", "hpz", "micro_batch", "grad_accum"):
+        for name in ("lora_rank", "hpz", "sequence_parallel", "micro_batch", "grad_accum"):
             value = getattr(self, name)
             if not 1 <= value <= MAX_COUNT:
                 allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
@@ -205,6 +208,10 @@ class Recipe:
     @property
     def uses_deepspeed(self) -> bool:
         return self.zero_stage is not None
+
+    def samples_per_step(self, num_gpus: int) -> int:
+        """Samples of an optimizer step over all ranks: the global batch."""
+        return self.micro_batch * self.grad_accum * num_gpus // self.sequence_parallel
 
     @property
     def trains_adapters(self) -> bool:
@@ -334,6 +341,7 @@ MODEL_FIELDS = (
 """What a prepared model depends on."""
 ENGINE_FIELDS = (
     *("zero_stage", "gradient_as_bucket_view", "offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
+    "sequence_parallel",
 )
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (

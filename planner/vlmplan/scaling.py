@@ -27,6 +27,7 @@ class ScalingPoint:
 
     num_nodes: int
     num_gpus: int
+    sequence_parallel: int
     micro_batch: int
     grad_accum: int
     verdict: Verdict
@@ -38,7 +39,7 @@ class ScalingPoint:
 
     @property
     def samples_per_step(self) -> int:
-        return self.num_gpus * self.micro_batch * self.grad_accum
+        return self.num_gpus // self.sequence_parallel * self.micro_batch * self.grad_accum
 
     @property
     def samples_per_second(self) -> float:
@@ -66,12 +67,13 @@ def scaling(
     The samples of a step that strong scaling keeps are those of ``recipe`` on ``cluster``; ``usd_per_hour`` is of one
     node. Node counts that the engine or hpZ groups do not fit are left out.
     """
-    samples = recipe.micro_batch * recipe.grad_accum * cluster.num_gpus
+    samples, shares = recipe.samples_per_step(cluster.num_gpus), recipe.sequence_parallel
     clusters = [replace(cluster, num_nodes=count) for count in sorted(node_counts)]
     clusters = [
         one for one in clusters if recipe.zero_stage in stages_on(one.num_gpus) and one.num_gpus % recipe.hpz == 0
     ]
-    strong = [(_shared(recipe, samples, one), one) for one in clusters if one.num_gpus <= samples]
+    clusters = [one for one in clusters if one.num_gpus % shares == 0]
+    strong = [(_shared(recipe, samples, one), one) for one in clusters if one.num_gpus // shares <= samples]
     weak = [(recipe, one) for one in clusters]
     scans = [_points(estimator, setups, usd_per_hour) for setups in (strong, weak)]
     if scans[0] is None or scans[1] is None:
@@ -82,7 +84,7 @@ def scaling(
 def _shared(recipe: Recipe, samples: int, cluster: Cluster) -> Recipe:
     """``recipe`` with batches that make ``samples`` a step on the cluster: exactly where that divides, else the least
     number above it."""
-    per_gpu = -(-samples // cluster.num_gpus)
+    per_gpu = -(-samples // (cluster.num_gpus // recipe.sequence_parallel))
     micro_batch = max(size for size in divisors(per_gpu) if size <= recipe.micro_batch)
     return recipe.with_changes(micro_batch=micro_batch, grad_accum=per_gpu // micro_batch)
 
@@ -100,6 +102,7 @@ def _points(
             ScalingPoint(
                 num_nodes=cluster.num_nodes,
                 num_gpus=cluster.num_gpus,
+                sequence_parallel=recipe.sequence_parallel,
                 micro_batch=recipe.micro_batch,
                 grad_accum=recipe.grad_accum,
                 verdict=found.verdict,

@@ -12,6 +12,7 @@ from torch import Tensor
 from vlmplan_trainer.engines import Engine
 from vlmplan_trainer.measure import EVALUATION, Meter
 from vlmplan_trainer.schedule import learning_rate_at
+from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 from vlmplan_trainer.stopping import StopRequest, agreed
 
 IGNORED_LABEL = -100
@@ -199,4 +200,5 @@ class Trainer:
 
 def label_tokens(batch: Batch) -> int:
     """Tokens that the loss is over: labels are predicted from the token before them, so the first never counts."""
-    return int((batch["labels"][:, 1:] != IGNORED_LABEL).sum())
+    labels = batch[SHIFTED_LABELS] if SHIFTED_LABELS in batch else batch["labels"][:, 1:]
+    return int((labels != IGNORED_LABEL).sum())

@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy, pad
 from vlmplan.errors import InputError
 from vlmplan.recipe import chunk_tokens as chunk_tokens_of
 from vlmplan_trainer.cross_entropy import IGNORED, LogitRule, Product, chunked_cross_entropy
+from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 
 CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap")
 SCALE_KEYS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
@@ -42,7 +43,8 @@ def language_loss(
 ) -> Tensor:
     """The sum of the label tokens' losses over ``num_items``, a float32 scalar.
 
-    ``batch`` is what the model's forward takes and ``labels`` (batch, tokens), those of the tokens themselves.
+    ``batch`` is what the model's forward takes and ``labels`` (batch, tokens), those of the tokens themselves, or
+    ``shift_labels``, those of the tokens after them.
     ``num_items`` None: over the label tokens of this micro batch, so that the loss is their mean, and 0 without any.
     ``chunk_tokens`` None: as the planner counts. ``hold`` gets the logits of the plain path. Under DeepSpeed this has
     to run inside the forward of the engine's module, whose result the loss must be: the engine prepares backward from
@@ -50,12 +52,18 @@ def language_loss(
     Raises InputError for a model whose logits no rule here describes.
     """
     inputs = model_inputs(batch)
-    labels = pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:].reshape(-1)
+    labels = _labels_of_next(batch).reshape(-1)
     if num_items is None:
         num_items = (labels != IGNORED).sum().clamp(min=1)
     if is_chunked:
         return _chunked_sum(model, inputs, labels, chunk_tokens) / num_items
     return _plain_sum(model, inputs, labels, hold) / num_items
+
+
+def _labels_of_next(batch: Mapping[str, Any]) -> Tensor:
+    if SHIFTED_LABELS in batch:
+        return batch[SHIFTED_LABELS]
+    return pad(batch["labels"], (0, 1), value=IGNORED)[..., 1:]
 
 
 def model_loss(model: nn.Module, batch: Mapping[str, Any], *, num_items: Tensor | int | None = None) -> Tensor:
@@ -81,7 +89,7 @@ def model_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
     transformers would make a mask of micro_batch × tokens² for all layers, and torch's causal kernels, which are
     planned with, would not run. Models in which tokens look ahead get ``token_type_ids`` and need the mask.
     """
-    needless = {"labels"} if "token_type_ids" in batch else {"labels", "attention_mask"}
+    needless = {"labels", SHIFTED_LABELS} | (set() if "token_type_ids" in batch else {"attention_mask"})
     return {name: value for name, value in batch.items() if name not in needless}
 
 

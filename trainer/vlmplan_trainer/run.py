@@ -223,6 +223,7 @@ def _assembled(
         data.train.scan,
         data.encoder,
         engine,
+        sequence_parallel=recipe.sequence_parallel,
         micro_batch=recipe.micro_batch,
         seed=options.seed,
         grad_accum=recipe.grad_accum,
@@ -255,19 +256,25 @@ def _evaluation_of(plan: Plan, data: Data, engine: Engine) -> Evaluation | None:
         return None
     planned = plan.recipe.evaluation
     size = plan.recipe.micro_batch if planned is None else planned.batch
-    batches = _batches(found.scan, data.encoder, engine, micro_batch=size, seed=0, grad_accum=1)
+    batches = _batches(
+        found.scan,
+        data.encoder,
+        engine,
+        sequence_parallel=plan.recipe.sequence_parallel,
+        micro_batch=size,
+        seed=0,
+        grad_accum=1,
+    )
     return Evaluation(batches=batches, num_bad=found.account.num_bad)
 
 
-def _batches(scan: DatasetScan, encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
-    return Batches(
-        scan,
-        encoder,
-        num_ranks=engine.num_ranks,
-        rank=engine.rank,
-        seed=seed,
-        **more,
-    )
+def _batches(
+    scan: DatasetScan, encoder: Encoder, engine: Engine, *, sequence_parallel: int, seed: int, **more: Any
+) -> Batches:
+    group, part = divmod(engine.rank, sequence_parallel)
+    made = Batches(scan, encoder, num_ranks=engine.num_ranks // sequence_parallel, rank=group, seed=seed, **more)
+    made.take_part(part, sequence_parallel)
+    return made
 
 
 def _train(made: Run) -> list[StepReport]:

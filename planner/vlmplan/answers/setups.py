@@ -85,6 +85,8 @@ def engine_text(recipe: Recipe, num_gpus: int) -> str:
     text = engine_name(recipe.zero_stage, num_gpus)
     if recipe.hpz > 1:
         text += f", hpZ {recipe.hpz}"
+    if recipe.sequence_parallel > 1:
+        text += f", sequence parallel {recipe.sequence_parallel}"
     if recipe.offload_optimizer is not Offload.NONE:
         text += f", optimizer on {recipe.offload_optimizer.value}"
     if recipe.offload_params is not Offload.NONE:

@@ -83,6 +83,7 @@ class RecipeOptions(TypedDict, total=False):
     offload_optimizer: Literal["none", "cpu", "nvme"] | None
     offload_params: Literal["none", "cpu", "nvme"] | None
     hpz: int | None
+    sequence_parallel: int | None
     nvme_path: File | None
     micro_batch: int | None
     grad_accum: int | None

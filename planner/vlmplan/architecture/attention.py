@@ -5,11 +5,12 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 ``aten/src/ATen/native/transformers/cuda/{sdp_utils.cpp,attention.cu,attention_backward.cu}``.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.packed_lengths import PackedLengths
+from vlmplan.architecture.sequence_parallel import heads_gathered, tokens_gathered
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError
@@ -36,12 +37,14 @@ class AttentionBackend:
     """How attention runs on one GPU.
 
     ``implementation`` is transformers' ``attn_implementation``; ``compute_capability`` decides which kernel
-    ``sdpa`` reaches. ``has_workspaces`` is False only to compare with runs on CPU, whose kernel has none.
+    ``sdpa`` reaches. ``sequence_parallel`` ranks share each
+    sample. ``has_workspaces`` is False only to compare with runs on CPU, whose kernel has none.
     """
 
     implementation: str = "sdpa"
     compute_capability: tuple[int, int] = (8, 0)
     has_workspaces: bool = True
+    sequence_parallel: int = 1
 
     @property
     def has_small_shared_memory(self) -> bool:
@@ -131,6 +134,8 @@ def attend(
     ``calls``: the same where each sequence is a call of the kernel of its own, see ``joins_calls``.
     ``is_cached``: whether k and v are kept while text is generated; None: where attention is causal.
     """
+    if backend.sequence_parallel > 1:
+        return _attend_to_all_ranks(backend, q, k, v, is_causal=is_causal, scores=scores)
     if q.tape.key_cache is not None and (is_causal if is_cached is None else is_cached):
         k, v = q.tape.key_cache.kept(k), q.tape.key_cache.kept(v)
     batch, num_heads, num_tokens, head_dim = q.shape
@@ -163,6 +168,20 @@ def attend(
     is_causal = is_causal and mask is None  # a kernel with a mask skips nothing
     out = _fused(backend, kernel, q, k, v, num_pairs=num_pairs, is_causal=is_causal, mask=mask, calls=calls)
     return out.view(batch, num_tokens, num_heads * head_dim)
+
+
+def _attend_to_all_ranks(
+    backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scores: Scores
+) -> Tensor:
+    """Attention of this rank's heads over the tokens of all ranks of a sample. A mask of this rank's tokens is thrown
+    away (``uattn_wrapper``)."""
+    num_ranks, batch = backend.sequence_parallel, q.shape[0]
+    q, k, v = heads_gathered(q, k, v, num_ranks)
+    alone = replace(backend, sequence_parallel=1)
+    context = attend(alone, q, k, v, is_causal=is_causal, scores=scores)
+    if batch * q.shape[1] > 1:
+        context = heads_together(alone, q, k, context, has_mask=False)
+    return tokens_gathered(context, num_ranks)
 
 
 def joins_calls(backend: AttentionBackend, q: Tensor, lengths: PackedLengths) -> bool:

@@ -40,6 +40,8 @@ class Batch:
     num_tokens: int
     images_per_sample: int = 0
     image: "ImageShape | None" = None
+    sequence_parallel: int = 1
+    """Ranks that share each sample; ``num_tokens`` are those of one."""
 
     @property
     def num_images(self) -> int:
@@ -172,6 +174,8 @@ class Model(Module):
             shape = (batch.micro_batch, batch.num_tokens)
             # input_ids, labels and attention_mask; the pixels are cast to the compute type before they are sent.
             ids, *others = (tape.tensor(shape, DType.INT64) for _ in range(3))
+            if batch.sequence_parallel > 1:  # and the places of its tokens, the same for all samples
+                others.append(tape.tensor((1, batch.num_tokens), DType.INT64))
             pixel_shape = self.pixel_shape(batch) if batch.num_images else None
             pixels = None if pixel_shape is None else tape.tensor(pixel_shape, self.compute_dtype(tape))
             if batch.num_images:

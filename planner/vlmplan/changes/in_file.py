@@ -50,8 +50,7 @@ class FileSetups:
     @property
     def samples_per_step(self) -> int:
         """Of all GPUs, as it is."""
-        recipe = self.present.recipe
-        return recipe.micro_batch * recipe.grad_accum * self.present.cluster.num_gpus
+        return self.present.recipe.samples_per_step(self.present.cluster.num_gpus)
 
     def keys(self, request: Request) -> KeyChanges:
         """What changes of the file for ``request``. Raises InputError for what has no key."""

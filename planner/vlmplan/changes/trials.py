@@ -113,7 +113,7 @@ class Trials:
         timed = timed_step(estimator.table, trace, recipe, cluster, setup.workload)
         if timed is None:
             return None
-        return timed.expected.total / (recipe.micro_batch * recipe.grad_accum * cluster.num_gpus)
+        return timed.expected.total / recipe.samples_per_step(cluster.num_gpus)
 
     def run_hours(self, request: Request) -> float | None:
         """Of the whole training; None if a speed is not known."""

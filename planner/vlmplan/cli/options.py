@@ -167,6 +167,7 @@ RECIPE: tuple[Decorator, ...] = (
     _choice("--offload-optimizer", ("none", "cpu", "nvme"), "Where optimizer states live."),
     _choice("--offload-params", ("none", "cpu", "nvme"), "Where weights live between uses (stage 3)."),
     _count("--hpz", "Ranks that keep a copy of all weights between them: GPUs per node, under stage 3 (ZeRO++)."),
+    _count("--sequence-parallel", "GPUs that share each sample, which is cut along its tokens (DeepSpeed's Ulysses)."),
     click.option("--nvme-path", metavar="DIR", help="Folder on every node's NVMe drive for offload."),
     _count("--micro-batch", "Samples per GPU and forward pass."),
     _count("--grad-accum", "Micro batches per optimizer step."),

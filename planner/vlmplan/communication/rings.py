@@ -57,6 +57,8 @@ def collective_seconds(
     num_ranks = num_nodes * ranks_per_node
     if num_ranks == 1:
         return 0.0
+    if kind is CollectiveKind.ALL_TO_ALL:
+        return _exchange_seconds(num_bytes, num_nodes, ranks_per_node, links)
     rounds = 2 if kind is CollectiveKind.ALL_REDUCE else 1
     sent = rounds * num_bytes * (num_ranks - 1) / num_ranks
     is_sum_of_one_node = kind is CollectiveKind.ALL_REDUCE and num_nodes == 1
@@ -69,6 +71,19 @@ def collective_seconds(
         hops = 2 * (ranks_per_node - 1), 2 * log2(num_nodes)
         ways.append(_fastest(tree, 2 * num_bytes, num_nodes, links, *hops, is_tree=True))
     return LAUNCH_SECONDS + min(ways)
+
+
+def _exchange_seconds(num_bytes: int, num_nodes: int, ranks_per_node: int, links: Links) -> float:
+    """Each rank sends 1/N of S to every other, straight: (L-1)/N of it inside its node, and L ranks of a node (N-L)/N
+    each over its network, both at the same time. Sends to single ranks have no ring to wait for: one hop."""
+    num_ranks = num_nodes * ranks_per_node
+    inside = num_bytes * (ranks_per_node - 1) / num_ranks
+    across = ranks_per_node * num_bytes * (num_ranks - ranks_per_node) / num_ranks
+    moving = inside / links.local if ranks_per_node > 1 else 0.0
+    if num_nodes > 1:
+        assert links.network is not None
+        moving = max(moving, across / links.network)
+    return LAUNCH_SECONDS + _fastest(moving, inside + across, num_nodes, links, 1, num_nodes - 1, is_tree=False)
 
 
 def _moving_seconds(

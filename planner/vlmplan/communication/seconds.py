@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from vlmplan.communication.links import links_of
 from vlmplan.communication.rings import LAUNCH_SECONDS, collective_seconds
-from vlmplan.engines.collectives import Collectives, StepPhase
+from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.hardware import Cluster
 
 OVERLAP_FRACTION = 0.7
@@ -19,10 +19,12 @@ class CommunicationSeconds(NamedTuple):
     forward: float = 0.0
     backward: float = 0.0
     step: float = 0.0
+    exchange: float = 0.0
+    """All-to-alls in forward and backward, for which attention waits: nothing hides them."""
 
     @property
     def total(self) -> float:
-        return self.forward + self.backward + self.step
+        return self.forward + self.backward + self.step + self.exchange
 
 
 def communication_seconds(collectives: tuple[Collectives, ...], cluster: Cluster) -> CommunicationSeconds | None:
@@ -35,14 +37,20 @@ def communication_seconds(collectives: tuple[Collectives, ...], cluster: Cluster
     links = links_of(cluster)
     if links is None:
         return None
-    seconds = dict.fromkeys(StepPhase, 0.0)
+    seconds, exchange = dict.fromkeys(StepPhase, 0.0), 0.0
     for one in collectives:
         size = one.group_size or cluster.num_gpus
         per_node = min(size, cluster.node.num_gpus)
         one_takes = collective_seconds(
             one.kind, one.num_bytes // one.count, num_nodes=-(-size // per_node), ranks_per_node=per_node, links=links
         )
-        seconds[one.phase] += one.count * one_takes
+        if one.kind is CollectiveKind.ALL_TO_ALL:
+            exchange += one.count * one_takes
+        else:
+            seconds[one.phase] += one.count * one_takes
     return CommunicationSeconds(
-        forward=seconds[StepPhase.FORWARD], backward=seconds[StepPhase.BACKWARD], step=seconds[StepPhase.STEP]
+        forward=seconds[StepPhase.FORWARD],
+        backward=seconds[StepPhase.BACKWARD],
+        step=seconds[StepPhase.STEP],
+        exchange=exchange,
     )

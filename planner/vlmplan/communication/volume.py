@@ -5,14 +5,15 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.choice import engine_of
-from vlmplan.engines.collectives import Collectives
+from vlmplan.engines.collectives import Collectives, exchanges
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 
 
 def step_collectives(table: ParameterTable, recipe: Recipe, *, num_ranks: int, trace: Trace) -> tuple[Collectives, ...]:
     """What one rank sends in an optimizer step of ``grad_accum`` micro batches like ``trace``."""
-    return tuple(engine_of(table, recipe, num_ranks=num_ranks, rank=0).collectives(trace))
+    of_engine = engine_of(table, recipe, num_ranks=num_ranks, rank=0).collectives(trace)
+    return (*of_engine, *exchanges(trace, recipe.grad_accum, recipe.sequence_parallel))
 
 
 class KindTotal(NamedTuple):

@@ -47,6 +47,7 @@ class DsConfig:
     offload_optimizer: Offload | None
     offload_params: Offload | None
     hpz: int | None
+    sequence_parallel: int | None
     nvme_path: str | None
     precisions: tuple[Precision, ...] | None
     micro_batch: int | None
@@ -113,6 +114,7 @@ def settings_from_ds_config(config: str | Path | Mapping[str, Any], *, name: str
         offload_optimizer=_device(zero, "offload_optimizer"),
         offload_params=_device(zero, "offload_param"),
         hpz=zero.get("zero_hpz_partition_size"),
+        sequence_parallel=values.get("sequence_parallel_size"),
         nvme_path=nvme_path,
         precisions=precisions,
         micro_batch=values.get("train_micro_batch_size_per_gpu"),

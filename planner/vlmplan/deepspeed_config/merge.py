@@ -16,6 +16,7 @@ KEY_OF_FIELD = {
     "offload_optimizer": "zero_optimization.offload_optimizer.device",
     "offload_params": "zero_optimization.offload_param.device",
     "hpz": "zero_optimization.zero_hpz_partition_size",
+    "sequence_parallel": "sequence_parallel_size",
     "nvme_path": "zero_optimization.offload_optimizer.nvme_path",
     "precision": "the precision (bf16.enabled, fp16.enabled)",
     "gradient_clipping": "gradient_clipping",
@@ -23,6 +24,11 @@ KEY_OF_FIELD = {
     "micro_batch": "train_micro_batch_size_per_gpu",
     "grad_accum": "gradient_accumulation_steps",
 }
+
+SAID_FIELDS = (
+    *("zero_stage", "offload_optimizer", "offload_params", "hpz", "sequence_parallel", "nvme_path", "optimizer"),
+)
+"""Fields that are taken from the file as they are there."""
 
 
 def merged_recipe(
@@ -42,7 +48,7 @@ def merged_recipe(
     """
     mistakes = Mistakes(config.source)
     changes: dict[str, object] = {}
-    for name in ("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "optimizer"):
+    for name in SAID_FIELDS:
         said, current = getattr(config, name), getattr(recipe, name)
         if said is None:
             continue
@@ -52,8 +58,11 @@ def merged_recipe(
     stage = _stage(config, recipe, given, mistakes)
     changes["precision"] = _precision(config, recipe, given, mistakes)
     changes["gradient_clipping"] = _gradient_clipping(config, recipe, given, mistakes)
+    num_groups = num_gpus // (config.sequence_parallel or recipe.sequence_parallel)
     with mistakes.kept():
-        micro_batch, grad_accum = batch_sizes(config, recipe, num_gpus=num_gpus, given=given, global_batch=global_batch)
+        micro_batch, grad_accum = batch_sizes(
+            config, recipe, num_gpus=num_groups, given=given, global_batch=global_batch
+        )
         changes |= {"micro_batch": micro_batch, "grad_accum": grad_accum}
     with mistakes.kept():
         changes |= {"zero_stage": stage, "zero": config.zero_settings(stage, hidden_size=hidden_size)}
@@ -90,6 +99,7 @@ def fixed_by_file(config: DsConfig, *, hidden_size: int | None, stage: Stage | N
         offload_optimizer=config.offload_optimizer,
         offload_params=config.offload_params,
         hpz=config.hpz,
+        sequence_parallel=config.sequence_parallel,
         nvme_path=config.nvme_path,
         optimizer=config.optimizer,
         micro_batch=config.micro_batch,

@@ -79,8 +79,12 @@ def _decided(recipe: Recipe, num_gpus: int, base: Mapping[str, Any]) -> JsonDict
     for key, device in devices.items():
         if device is not Offload.NONE or key in base.get("zero_optimization", {}):
             zero[key] = {"device": device.value}
+    shares: JsonDict = {}
+    if recipe.sequence_parallel > 1 or "sequence_parallel_size" in base:
+        shares["sequence_parallel_size"] = recipe.sequence_parallel
     return {
-        "train_batch_size": recipe.micro_batch * recipe.grad_accum * num_gpus,
+        **shares,
+        "train_batch_size": recipe.samples_per_step(num_gpus),
         "train_micro_batch_size_per_gpu": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.grad_accum,
         "gradient_clipping": recipe.gradient_clipping,

@@ -21,6 +21,7 @@ class CollectiveKind(Choice):
     ALL_REDUCE = "allreduce"
     REDUCE_SCATTER = "reduce_scatter_base"
     ALL_GATHER = "allgather_base"
+    ALL_TO_ALL = "alltoall_base"
 
 
 class StepPhase(Choice):
@@ -43,6 +44,20 @@ class Collectives:
     count: int
     num_bytes: int
     group_size: int | None = None
+
+
+def exchanges(trace: Trace, num_micro_batches: int, group_size: int) -> list[Collectives]:
+    """The all-to-alls among the ranks that share a sample; layers that run again in backward start theirs again."""
+    if group_size == 1:
+        return []
+    forward, *in_backward = (work.exchanges for work in trace.works())
+    found: list[Collectives] = []
+    for phase, works in ((StepPhase.FORWARD, [forward]), (StepPhase.BACKWARD, in_backward)):
+        for sizes in works:
+            for num_bytes, count in sizes.items():
+                often = num_micro_batches * count
+                found.append(Collectives(CollectiveKind.ALL_TO_ALL, phase, often, often * num_bytes, group_size))
+    return found
 
 
 def padded(numel: int, num_ranks: int) -> int:

@@ -60,6 +60,7 @@ class Engine:
         self.weight_bytes, self.master_bytes = table.trained_dtype.num_bytes, recipe.master_dtype.num_bytes
         self.offloads_optimizer = recipe.offload_optimizer is not Offload.NONE
         self.offloads_weights = recipe.offload_params is not Offload.NONE
+        self.shares_samples = recipe.sequence_parallel > 1
         self._is_loaded = False
 
     @staticmethod

@@ -7,6 +7,7 @@ one of a step, as they arrive with ``overlap_comm`` and else after it. Buckets a
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import (
@@ -33,6 +34,7 @@ from vlmplan.engines.parameters import (
 )
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
+from vlmplan.units import DType
 
 PARTITION, EARLIER_PARTITION = "partition", "earlier partition"
 """Owners of this rank's gradients: of the micro batch that runs, and of those before it in the same step."""
@@ -47,6 +49,8 @@ class Zero12(Engine):
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self.reduced_bytes = DType.FLOAT32.num_bytes if self.shares_samples else self.weight_bytes
+        """Of an element of a gradient as it is sent: float32 where ranks share samples (``allreduce_bucket``)."""
         self._waiting: list[int] = []
         self._num_waiting = 0
         self._has_buckets = self._owns_partition = self._has_earlier = False
@@ -210,8 +214,10 @@ class Zero12(Engine):
         """All-reduce what waits, of several owners from a copy, and keep this rank's share, on the host by way of its
         norm and its cast."""
         sink = self.sink
-        if self._num_owners() > 1:
-            copied = self._num_waiting * self.weight_bytes
+        copied = self._num_waiting * self.weight_bytes if self._num_owners() > 1 else 0
+        if self.reduced_bytes != self.weight_bytes:
+            sink.transient(Component.COMMUNICATION_BUFFERS, self._cast_bytes(), Stream.REDUCTION)
+        elif copied:
             sink.transient(Component.COMMUNICATION_BUFFERS, [copied], Stream.REDUCTION)
         for ordinal in self._waiting:
             owned = self._owned_numel(ordinal)
@@ -226,6 +232,26 @@ class Zero12(Engine):
                 sink.free(ordinal)
         self._waiting.clear()
         self._num_waiting = 0
+
+    def _cast_bytes(self) -> list[int]:
+        """What a reduction in float32 takes: the cast, and before it a flat copy of several pieces. A gradient that is
+        larger than the bucket is cut where its owners change and sent once pieces exceed the bucket
+        (``allreduce_and_scatter``)."""
+        numel, size = self._num_waiting, self.partition.size
+        if numel <= self._bucket_elements:
+            copied = numel if self._num_owners() > 1 else 0
+            return [copied * self.weight_bytes, numel * self.reduced_bytes]
+        end = self.table.ends[self._waiting[0]]
+        cuts = [end - numel, *range(-(-(end - numel + 1) // size) * size, end, size), end]
+        most, running, count = (0, 0), 0, 0
+        for piece in (stop - start for start, stop in pairwise(cuts)):
+            running, count = running + piece, count + 1
+            if running > self._bucket_elements or piece == cuts[-1] - cuts[-2]:
+                copied = running * self.weight_bytes if count > 1 else 0
+                most = max(most, (copied, running * self.reduced_bytes), key=sum)
+            if running > self._bucket_elements:
+                running = count = 0
+        return list(most)
 
     def _owned_numel(self, ordinal: int) -> int:
         """Elements of the parameter inside this rank's partition."""
@@ -277,7 +303,8 @@ class Zero12(Engine):
         table, p, largest = self.table, self.weight_bytes, self.table.largest_trained * self.weight_bytes
         owned = 0 if self.offloads_optimizer else self.owned_bytes
         buckets = (2 if self.recipe.zero.overlap_comm else 1) * self._bucket_elements * p
-        copied = max(self._bucket_elements * p, largest)
+        cast = self.reduced_bytes if self.reduced_bytes != p else 0
+        copied = max(self._bucket_elements, table.largest_trained) * (p + cast)
         if self.recipe.zero_stage == 1:
             accumulated = table.trained_bytes if accumulates else 0
             kept = max(profile.kept_peak, profile.dropped_peak + accumulated, table.trained_bytes + copied)
@@ -297,7 +324,7 @@ class Zero12(Engine):
         is_late = self.recipe.zero_stage == 1 and not self.recipe.zero.overlap_comm
         reduced = reductions(self.table, trace, self._bucket_elements, in_parameter_order=is_late)
         count = reduced.num_buckets + self._num_cuts(reduced)
-        num_bytes = reduced.num_elements * self.weight_bytes
+        num_bytes = reduced.num_elements * self.reduced_bytes
         gradients = Collectives(CollectiveKind.ALL_REDUCE, StepPhase.BACKWARD, often * count, often * num_bytes)
         if self.num_ranks == 1:
             return (gradients,)

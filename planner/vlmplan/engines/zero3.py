@@ -33,6 +33,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.engines.shards import Shards
 from vlmplan.recipe import Recipe
+from vlmplan.units import DType
 
 NORM_ELEMENTS = 250_000_000
 """Elements at a time of the norm of an offloaded gradient (``_constant_buffered_norm2``)."""
@@ -49,6 +50,9 @@ class Zero3(Engine):
         self.gradient_bytes = recipe.precision.dtype.num_bytes
         """Of an element where gradients are reduced and accumulated, whatever type their weights have (``engine.py``
         ``communication_data_type``, ``get_data_types``): adapters may be float32 beside bf16."""
+        self.reduced_bytes = DType.FLOAT32.num_bytes if self.shares_samples else self.gradient_bytes
+        """The same as it is sent, and in the bucket: float32 where ranks share samples
+        (``seq_parallel_communication_data_type``)."""
         self._waiting: list[int] = []
         self._num_waiting = 0
         self._num_in_bucket = 0
@@ -103,7 +107,7 @@ class Zero3(Engine):
         if not self.offloads_optimizer:
             self._make_master_weights()
         if self.recipe.zero.contiguous_gradients:
-            bucket = self.recipe.zero.reduce_bucket_size * self.gradient_bytes
+            bucket = self.recipe.zero.reduce_bucket_size * self.reduced_bytes
             sink.keep(Component.COMMUNICATION_BUFFERS, bucket)
         if not self.offloads_optimizer:
             sink.keep(Component.GRADIENTS, trained * self.gradient_bytes)
@@ -191,12 +195,15 @@ class Zero3(Engine):
         sink, numels = self.sink, self.table.numels
         if not self._waiting:
             return
-        if self.gradient_bytes != self.weight_bytes:
-            cast = (self._num_waiting - self._num_in_bucket) * self.gradient_bytes
+        if self.reduced_bytes != self.weight_bytes:
+            cast = (self._num_waiting - self._num_in_bucket) * self.reduced_bytes
             sink.allocate("cast", Component.COMMUNICATION_BUFFERS, cast, Stream.REDUCTION)
         if len(self._waiting) > 1 or numels[self._waiting[0]] % self.num_ranks:
-            copied = self._num_waiting * self.gradient_bytes
+            copied = self._num_waiting * self.reduced_bytes
             sink.allocate("copy", Component.COMMUNICATION_BUFFERS, copied, Stream.REDUCTION)
+        if self.reduced_bytes != self.gradient_bytes:
+            own = sum([-(-numels[ordinal] // self.num_ranks) for ordinal in self._waiting])
+            sink.transient(Component.COMMUNICATION_BUFFERS, [own * self.gradient_bytes], Stream.REDUCTION)
         if self.offloads_optimizer:
             for ordinal in self._waiting:
                 self._offload_shard(-(-numels[ordinal] // self.num_ranks))
@@ -299,7 +306,7 @@ class Zero3(Engine):
         frozen_copies, trained_copies = self.shards.secondary_totals
         copies = Components(weights=trained_copies)
         weights = Components(weights=(0 if self.offloads_weights else shards) + frozen_copies)
-        bucket = recipe.zero.reduce_bucket_size * g if recipe.zero.contiguous_gradients else 0
+        bucket = recipe.zero.reduce_bucket_size * self.reduced_bytes if recipe.zero.contiguous_gradients else 0
         largest_shard = -(-self.table.largest_trained // num_ranks)
         hooked = largest_shard * p * (num_ranks + self.offloads_weights)
         start = weights + Components(communication_buffers=bucket)
@@ -339,11 +346,13 @@ class Zero3(Engine):
     def reduction_bound(self) -> int:
         """What gradients take at most beside the bucket on their way through it: those that wait outside it and their
         casts, the bucket's copy, and the shard that comes back for its norm where the host has it."""
-        zero, p, g, numel = self.recipe.zero, self.weight_bytes, self.gradient_bytes, self.table.largest_trained
+        zero, p, r, numel = self.recipe.zero, self.weight_bytes, self.reduced_bytes, self.table.largest_trained
+        g = self.gradient_bytes
         shard = numel if self.offloads_optimizer else 0
         waiting = numel if zero.contiguous_gradients else max(zero.reduce_bucket_size, numel)
-        outside = numel * p + (waiting * g if g != p else 0)
-        return max(zero.reduce_bucket_size, numel) * g + outside + shard * (g + NORM_BYTES)
+        outside = numel * p + (waiting * r if r != p else 0)
+        outside += max(zero.reduce_bucket_size, numel) * g if r != g else 0
+        return max(zero.reduce_bucket_size, numel) * r + outside + shard * (g + NORM_BYTES)
 
     def arriving_bound(self) -> int:
         """The most that this rank's shards take on their way from the host to an all-gather."""
@@ -374,7 +383,7 @@ class Zero3(Engine):
             num_small = sum([count for _, count in small])
             found.append(Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, num_small, num_bytes))
         reduced = reductions(self.table, trace, self.recipe.zero.reduce_bucket_size, in_parameter_order=False)
-        scattered = padded_total(reduced.sizes, num_ranks) * self.gradient_bytes
+        scattered = padded_total(reduced.sizes, num_ranks) * self.reduced_bytes
         kind, count = CollectiveKind.REDUCE_SCATTER, reduced.num_buckets
         found.append(Collectives(kind, StepPhase.BACKWARD, often * count, often * scattered))
         return [one for one in found if one.count]

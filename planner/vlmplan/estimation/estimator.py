@@ -98,7 +98,8 @@ class Estimator:
     def _batch(self, recipe: Recipe) -> Batch:
         return Batch(
             micro_batch=recipe.micro_batch,
-            num_tokens=self.workload.seq_len,
+            num_tokens=-(-self.workload.seq_len // recipe.sequence_parallel),
+            sequence_parallel=recipe.sequence_parallel,
             images_per_sample=self.workload.images_per_sample,
             image=self.image,
         )
@@ -180,13 +181,17 @@ class Estimator:
 
     def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
         """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""
-        key = (recipe.attention, capability)
+        key = (recipe.attention, capability, recipe.sequence_parallel)
         if key not in self._backends:
             self._backends[key] = self._new_backend(recipe, capability)
         return self._backends[key]
 
     def _new_backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
-        backend = AttentionBackend(implementation=recipe.attention.value, compute_capability=capability or (8, 0))
+        backend = AttentionBackend(
+            implementation=recipe.attention.value,
+            compute_capability=capability or (8, 0),
+            sequence_parallel=recipe.sequence_parallel,
+        )
         common = replace(backend, compute_capability=(8, 0))
         if recipe.attention is not AttentionImplementation.SDPA:
             return common

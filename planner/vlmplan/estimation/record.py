@@ -114,7 +114,7 @@ class Estimate:
 
     @property
     def samples_per_step(self) -> int:
-        return self.recipe.micro_batch * self.recipe.grad_accum * self.cluster.num_gpus
+        return self.recipe.samples_per_step(self.cluster.num_gpus)
 
     @property
     def step_time(self) -> StepTime | None:

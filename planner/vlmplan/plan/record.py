@@ -137,7 +137,7 @@ class Plan:
 
     @property
     def samples_per_step(self) -> int:
-        return self.recipe.micro_batch * self.recipe.grad_accum * self.hardware.num_gpus
+        return self.recipe.samples_per_step(self.hardware.num_gpus)
 
     def run_disk(self, saving: Saving) -> RunDisk:
         """What the whole run has in its output folder, saved like that."""
@@ -202,7 +202,9 @@ def _check_agreement(ds_config: Mapping[str, Any], recipe: Recipe, num_gpus: int
             )
     said = settings_from_ds_config(ds_config, name="the plan's ds_config")
     # What the file leaves out is off; the optimizer is the trainer's, and bitsandbytes' have no name there.
-    silent = recipe.with_changes(offload_optimizer=Offload.NONE, offload_params=Offload.NONE, hpz=1)
+    silent = recipe.with_changes(
+        offload_optimizer=Offload.NONE, offload_params=Offload.NONE, hpz=1, sequence_parallel=1
+    )
     merged = merged_recipe(said, silent, num_gpus=num_gpus)
     merged = merged.with_changes(optimizer=recipe.optimizer, nvme_path=recipe.nvme_path)
     for name, mine, theirs in _differences(recipe.as_json(), merged.as_json()):

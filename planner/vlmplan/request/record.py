@@ -74,6 +74,7 @@ VALUE_OPTIONS = (
     "micro_batch",
     "grad_accum",
     "hpz",
+    "sequence_parallel",
     "activation_checkpointing",
     "vision_activation_checkpointing",
     "fuses_optimizer",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
 
 OPTIONS_IN_FILE = (
-    *("zero_stage", "offload_optimizer", "offload_params", "hpz", "nvme_path", "optimizer"),
+    *("zero_stage", "offload_optimizer", "offload_params", "hpz", "sequence_parallel", "nvme_path", "optimizer"),
     *("micro_batch", "grad_accum", "precision"),
 )
 """Options that a ds_config.json decides too, in the order in which contradictions are named."""
@@ -127,11 +127,12 @@ def resolved_recipe(
     if ds_config is not None:
         recipe = _merged(ds_config, decided, cluster, model, given=given, global_batch=global_batch)
     else:
-        if global_batch is not None:
-            sizes = batch_sizes(global_batch, cluster.num_gpus, decided.micro_batch, decided.grad_accum)
+        groups = cluster.num_gpus // (decided.sequence_parallel or 1)
+        if global_batch is not None and groups:
+            sizes = batch_sizes(global_batch, groups, decided.micro_batch, decided.grad_accum)
             decided = replace(decided, **sizes)
         recipe = decided.recipe()
-    samples = recipe.micro_batch * recipe.grad_accum * cluster.num_gpus
+    samples = recipe.samples_per_step(cluster.num_gpus)
     if samples > MAX_NUM_SAMPLES:
         raise InputError(
             f"--micro-batch {recipe.micro_batch} x --grad-accum {recipe.grad_accum} x {cluster.num_gpus} GPUs are "

@@ -7,6 +7,7 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     engines   ZeRO stages, offload, optimizers
     devices   what a card or a processor can do
     models    attention, loss, adapters, batch
+    sequences what GPUs that share a sample can do
 
 Looked at and allowed: fp16 in plain PyTorch (trained weights are float32, so GradScaler takes their gradients), paged
 and 8-bit optimizers under every ZeRO stage, bitsandbytes on AMD and on CPUs, parameters offloaded without the

@@ -32,6 +32,10 @@ class ModelFacts:
     model_types: frozenset[str]
     weights_dtype: str | None = None
     is_mxfp4: bool = False
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    has_windows: bool = False
+    """Whether some layer's attention sees no further than a window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +107,22 @@ def model_facts(files: ModelFiles) -> ModelFacts:
     """The facts that config.json tells."""
     config = files.config
     dtype = config.get("dtype", config.get("torch_dtype"))
+    num_heads, num_kv_heads = (_count(config, name) for name in ("num_attention_heads", "num_key_value_heads"))
+    slides = isinstance(config.get("sliding_window"), int) and config.get("use_sliding_window") is not False
     return ModelFacts(
         id=files.id,
         model_types=frozenset(_model_types(config)),
         weights_dtype=dtype if isinstance(dtype, str) else None,
         is_mxfp4=files.is_mxfp4,
+        num_heads=num_heads,
+        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        has_windows=slides,
     )
+
+
+def _count(config: Mapping[str, Any], name: str) -> int | None:
+    value = config.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _model_types(config: Mapping[str, Any]) -> Iterator[str]:

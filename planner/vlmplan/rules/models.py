@@ -203,10 +203,11 @@ def batch_is_the_product(context: RuleContext) -> str | None:
     recipe, num_gpus, global_batch = context.recipe, context.num_gpus, context.global_batch
     if num_gpus is None or global_batch is None:
         return None
-    product = recipe.micro_batch * recipe.grad_accum * num_gpus
+    product = recipe.samples_per_step(num_gpus)
     if product == global_batch:
         return None
+    shared = f" / --sequence-parallel {recipe.sequence_parallel}" if recipe.sequence_parallel > 1 else ""
     return (
-        f"--global-batch is {global_batch}, but {num_gpus} GPU(s) x --micro-batch {recipe.micro_batch} x "
+        f"--global-batch is {global_batch}, but {num_gpus} GPU(s){shared} x --micro-batch {recipe.micro_batch} x "
         f"--grad-accum {recipe.grad_accum} are {product}"
     )

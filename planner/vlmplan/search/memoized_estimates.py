@@ -141,9 +141,16 @@ class MemoizedEstimates:
     """
 
     def __init__(
-        self, workload: Workload, switches: Sequence[Switches], largest: int, shared: SharedTraces | None = None
+        self,
+        workload: Workload,
+        switches: Sequence[Switches],
+        largest: int,
+        shared: SharedTraces | None = None,
+        *,
+        sequence_parallel: int = 1,
     ) -> None:
-        self.workload = workload
+        """``sequence_parallel`` is that of all recipes that are asked about."""
+        self.workload, self._sequence_parallel = workload, sequence_parallel
         self._switches, self._largest = switches, largest
         shared = shared or SharedTraces()
         self._estimators, self._traced = shared.estimators, shared.traced
@@ -304,7 +311,7 @@ class MemoizedEstimates:
         return self.num_steps(cluster, size) * besides.step_seconds(micro_batch)
 
     def num_steps(self, cluster: Cluster, size: BatchSize) -> int:
-        return self.workload.num_steps(size[0] * size[1] * cluster.num_gpus)
+        return self.workload.num_steps(size[0] * size[1] * cluster.num_gpus // self._sequence_parallel)
 
     def _micro_batch_seconds(self, recipe: Recipe, cluster: Cluster, micro_batch: int) -> PhaseSeconds | None:
         gpu = cluster.node.gpu
@@ -330,10 +337,11 @@ class MemoizedEstimates:
     def _order_of_weights(self, recipe: Recipe) -> int:
         """What tells apart recipes that start different collectives or update different states.
 
-        Stage 3 gathers weights again for layers that run again.
+        Stage 3 gathers weights again for layers that run again, and ranks that share samples trade heads again.
         """
         estimator, _ = self.estimator(recipe)
-        order = id(estimator), recipe.engine_key, checkpoints(recipe) if recipe.zero_stage == 3 else None
+        runs_again = recipe.zero_stage == 3 or recipe.sequence_parallel > 1
+        order = id(estimator), recipe.engine_key, checkpoints(recipe) if runs_again else None
         return self._orders.setdefault(order, len(self._orders))
 
     def _collectives(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> tuple[Collectives, ...]:
@@ -343,9 +351,13 @@ class MemoizedEstimates:
     def _new_collectives(
         self, recipe: Recipe, num_ranks: int, capability: Capability, size: BatchSize
     ) -> tuple[Collectives, ...]:
-        """What a step sends: weights and gradients, whatever the micro batch and the loss."""
-        trace = self.micro_batches(recipe, capability).with_loss(self._switches[0].loss).trace
+        """What a step sends: weights and gradients, whatever the micro batch and the loss; where ranks
+        share samples, heads too, by the micro batch."""
         batched = self.with_batch(recipe, size)
+        if recipe.sequence_parallel > 1:
+            trace = self.estimator(recipe)[0].trace(batched, capability)
+        else:
+            trace = self.micro_batches(recipe, capability).with_loss(self._switches[0].loss).trace
         return step_collectives(self.estimator(recipe)[0].table, batched, num_ranks=num_ranks, trace=trace)
 
 

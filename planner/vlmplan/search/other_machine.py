@@ -79,8 +79,11 @@ def _same_batch(request: Request, trials: Trials, cluster: Cluster) -> Options |
     if cluster.num_gpus == present.cluster.num_gpus or not is_said or present.ds_config is not None:
         return {}
     micro_batch = present.recipe.micro_batch
-    samples = micro_batch * present.recipe.grad_accum * present.cluster.num_gpus
-    each, rest = divmod(samples, cluster.num_gpus)
+    samples = present.recipe.samples_per_step(present.cluster.num_gpus)
+    shares = present.recipe.sequence_parallel
+    if cluster.num_gpus % shares:
+        return None
+    each, rest = divmod(samples, cluster.num_gpus // shares)
     if rest:
         return None
     size = max(size for size in divisors(each) if size <= micro_batch)

@@ -75,7 +75,13 @@ class SetupSpace:
         self.choices = RecipeChoices(
             workload, fixed, has_other_layers=workload.images_per_sample > 0, made_for=made_for
         )
-        self.models = MemoizedEstimates(workload, self.choices.switches, self.batch_sizes(1)[-1][0], shared)
+        self.models = MemoizedEstimates(
+            workload,
+            self.choices.switches,
+            self.batch_sizes(1)[-1][0],
+            shared,
+            sequence_parallel=fixed.sequence_parallel or 1,
+        )
         self.num_considered = 0
         self._sizes: dict[Any, ZeroSettings] = {}
         self._of = IdentityCache()
@@ -322,6 +328,7 @@ class SetupSpace:
         return self._batch_sizes[num_gpus]
 
     def _new_batch_sizes(self, num_gpus: int) -> list[BatchSize]:
+        num_gpus = max(1, num_gpus // (self.fixed.sequence_parallel or 1))  # what samples go to
         micro_batch, grad_accum = self.fixed.micro_batch, self.fixed.grad_accum
         if micro_batch is not None:
             return [(micro_batch, grad_accum or -(-self.global_batch // (micro_batch * num_gpus)))]

@@ -19,6 +19,7 @@ from vlmplan.errors import InputError
 from vlmplan.sampler import Shares, epoch_order
 from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
+from vlmplan_trainer.sequence_parallel import part_of_samples
 
 PADS_TO = 8
 """Tensor cores want multiples of 8 tokens."""
@@ -54,6 +55,7 @@ class Batches:
         num_workers: int = 0,
     ) -> None:
         self._shares = Shares(micro_batch=micro_batch, num_ranks=num_ranks, rank=rank, grad_accum=grad_accum)
+        self._part, self._num_parts = 0, 1
         self.scan = samples if isinstance(samples, DatasetScan) else scanned(encoder, samples)
         self._samples, self._encoder, self._seed = self.scan.samples, encoder, seed
         refuse_too_few(self.scan, samples_per_step=self._shares.samples_per_step)
@@ -61,6 +63,10 @@ class Batches:
         self._pads_to, self._num_workers = pads_to, num_workers
         self._shows_images = any(sample.images for sample in self._samples)
         self._epoch = self._position = self._start = 0
+
+    def take_part(self, part: int, num_parts: int) -> None:
+        """Give this part of the tokens of every micro batch: other ranks with the same samples have the others."""
+        self._part, self._num_parts = part, num_parts
 
     def __len__(self) -> int:
         """Micro batches in a whole epoch, the same on every rank."""
@@ -134,7 +140,9 @@ class Batches:
         if self._shows_images and not any("pixel_values" in row for row in rows):
             shortest = min(range(len(rows)), key=lambda index: rows[index]["input_ids"].shape[1])
             rows[shortest] = with_blank_image(rows[shortest], self._encoder)
-        return collated(rows, pad_id=self._encoder.pad_id, pads_to=self._pads_to, seq_len=self._encoder.seq_len)
+        pad_id = self._encoder.pad_id
+        whole = collated(rows, pad_id=pad_id, pads_to=self._pads_to, seq_len=self._encoder.seq_len)
+        return part_of_samples(whole, part=self._part, num_parts=self._num_parts, pad_id=pad_id)
 
 
 def refuse_too_few(scan: DatasetScan, *, samples_per_step: int) -> None:

@@ -105,7 +105,7 @@ def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
     if evaluation is not None:
         looked_at = _gathered(str(options.eval_data), *evaluation, encoder)
         try:
-            refuse_too_few(looked_at.scan, samples_per_step=plan.recipe.micro_batch * plan.hardware.num_gpus)
+            refuse_too_few(looked_at.scan, samples_per_step=plan.samples_per_step // plan.recipe.grad_accum)
         except InputError as error:
             raise InputError(f"--eval-data {options.eval_data}: {error}") from None
     return Data(processing=processing, encoder=encoder, train=train, evaluation=looked_at)

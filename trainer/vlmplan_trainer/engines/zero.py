@@ -11,6 +11,7 @@ from vlmplan.plan import Plan
 from vlmplan.recipe import Precision
 from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
 from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer
+from vlmplan_trainer.sequence_parallel import share_attention
 
 TAG = "engine"
 """The folder of DeepSpeed's files inside a checkpoint."""
@@ -32,11 +33,13 @@ class ZeroEngine:
             optimizer=optimizer,
             config=config,
             dist_init_required=False,
+            mpu=share_attention(module.model, plan.recipe),
         )
         self._engine = made[0]
         _forget_empty_step(optimizer)
         self._scales_loss = plan.recipe.zero_stage == 0 and plan.recipe.precision is Precision.FP16
         self._steps_per_update = plan.recipe.grad_accum
+        self._averages_over = _averaged_ranks(plan)
         self.device = torch.device(self._engine.device)
         self.rank, self.num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
@@ -47,7 +50,7 @@ class ZeroEngine:
     @property
     def loss_scale(self) -> int:
         """The engine takes means over micro batches and ranks; the loss is a sum over both."""
-        return self.num_ranks * self._steps_per_update
+        return self._averages_over * self._steps_per_update
 
     def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
         return self._engine(batch, num_items) * self.loss_scale
@@ -106,6 +109,15 @@ class ZeroEngine:
         if self.rank != 0 or whole is None:
             return None
         return {name.removeprefix("model."): tensor.detach() for name, tensor in whole.items()}
+
+
+def _averaged_ranks(plan: Plan) -> int:
+    """What DeepSpeed divides the sum of all ranks' gradients by: ranks that share samples count once
+    (``average_tensor`` in ``stage_1_and_2.py`` 0.19.8), but each under stage 3 where gradients are reduced and
+    scattered (``reduce_scatter_coalesced``, which knows nothing of sequence parallelism)."""
+    num_gpus, recipe = plan.hardware.num_gpus, plan.recipe
+    scatters = recipe.zero_stage == 3 and (plan.ds_config or {})["zero_optimization"].get("reduce_scatter", True)
+    return num_gpus if scatters else num_gpus // recipe.sequence_parallel
 
 
 def _forget_empty_step(optimizer: torch.optim.Optimizer) -> None:

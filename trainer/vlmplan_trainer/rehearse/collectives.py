@@ -77,13 +77,17 @@ class Collectives:
             for (phase, step, kind), one in self.traffic.items()
         ]
 
+    def count(self, kind: str, num_bytes: int) -> None:
+        """One more of ``num_bytes``."""
+        entry = self.traffic.setdefault((*self.key, kind), Traffic())
+        entry.count += 1
+        entry.num_bytes += num_bytes
+
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
         kind = func._schema.name.removeprefix("c10d::").strip("_")
         if kind != "barrier":
             sizes = [t.numel() * t.element_size() for t in tree_iter(args) if isinstance(t, torch.Tensor)]
-            entry = self.traffic.setdefault((*self.key, kind), Traffic())
-            entry.count += 1
-            entry.num_bytes += max(sizes, default=0)
+            self.count(kind, max(sizes, default=0))
         return ANSWERS[func._schema.name.removeprefix("c10d::")](*args, *kwargs.values())
 
 

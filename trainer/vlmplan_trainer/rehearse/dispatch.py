@@ -111,7 +111,7 @@ class Rehearsal(TorchDispatchMode):
         """What is to be known of an operation, when it comes for the first time."""
         found = self._operations[id(func)] = Operation(
             func=func,
-            special=SPECIAL.get(func),
+            special=_exchanged if func.namespace == "deepspeed" else SPECIAL.get(func),
             kernel=KERNELS.get(func),
             is_message=func.namespace == "c10d",
             is_mutable=func._schema.is_mutable,
@@ -334,6 +334,12 @@ def _is_pinned(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
 def _summed(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
     """Two gradients of one tensor, added where the engine would add them."""
     return args[0] if is_in_place(args, kwargs, depth=2) else NotImplemented
+
+
+def _exchanged(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
+    """DeepSpeed's all-to-all among the ranks of a sample, which is an operation of its own."""
+    mode.collectives.count("alltoall_base", args[0].numel() * args[0].element_size())
+    return NotImplemented
 
 
 SPECIAL: dict[Any, Special] = {

@@ -22,12 +22,13 @@ from vlmplan_trainer.loop import Rates, Trainer
 from vlmplan_trainer.models.load import load_model, torch_dtype
 from vlmplan_trainer.rehearse import autocast, collectives, device, kernels, shims
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
-from vlmplan_trainer.rehearse.batch import Samples, micro_batch
+from vlmplan_trainer.rehearse.batch import MicroBatch, Samples, micro_batch
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.rehearse.meter import PhaseMeter
+from vlmplan_trainer.sequence_parallel import part_of_samples
 
 SCHEMA = "vlmplan.rehearsed/1"
 NUM_EVALUATED = 2
@@ -54,9 +55,14 @@ class Request:
 class MicroBatches:
     """The same micro batch again and again, each made anew in host memory as a data loader's would be."""
 
-    def __init__(self, mode: Rehearsal, config: Any, samples: Samples, count: int) -> None:
+    def __init__(
+        self, mode: Rehearsal, config: Any, samples: Samples, count: int, *, part: int, num_parts: int
+    ) -> None:
+        """``part``: which of the ``num_parts`` of each sample's tokens."""
         with _disable_current_modes():
-            self._made = micro_batch(config, samples)
+            made = micro_batch(config, samples)
+            values = part_of_samples(made.values, part=part, num_parts=num_parts)
+            self._made = MicroBatch(values, made.shapes)
         self._mode, self._count = mode, count
 
     def __len__(self) -> int:
@@ -111,7 +117,7 @@ def rehearse(request: Request) -> dict[str, Any]:
             request,
             engine,
             meter,
-            MicroBatches(mode, config, request.samples, request.num_steps * plan.recipe.grad_accum),
+            _micro_batches(mode, config, request, request.samples, request.num_steps * plan.recipe.grad_accum),
             _evaluated(mode, config, request),
         )
     return {
@@ -161,7 +167,13 @@ def _evaluated(mode: Rehearsal, config: Any, request: Request) -> MicroBatches |
     evaluation = request.plan.recipe.evaluation
     if evaluation is None:
         return None
-    return MicroBatches(mode, config, replace(request.samples, micro_batch=evaluation.batch), NUM_EVALUATED)
+    samples = replace(request.samples, micro_batch=evaluation.batch)
+    return _micro_batches(mode, config, request, samples, NUM_EVALUATED)
+
+
+def _micro_batches(mode: Rehearsal, config: Any, request: Request, samples: Samples, count: int) -> MicroBatches:
+    num_parts = request.plan.recipe.sequence_parallel
+    return MicroBatches(mode, config, samples, count, part=request.rank % num_parts, num_parts=num_parts)
 
 
 def _train(

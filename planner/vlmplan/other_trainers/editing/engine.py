@@ -73,7 +73,7 @@ def deepspeed_changes(content: Mapping[str, Any], before: Recipe, after: Recipe,
         for key, name in BATCH_KEYS.items()
         if isinstance(content.get(key), int) and content[key] != getattr(after, name)
     }
-    total = after.micro_batch * after.grad_accum * num_gpus
+    total = after.samples_per_step(num_gpus)
     if isinstance(content.get("train_batch_size"), int) and content["train_batch_size"] != total:
         raise InputError(f"train_batch_size of the DeepSpeed file is {content['train_batch_size']}, not {total}")
     if after.optimizer is not OptimizerKind.ADAMW and content.get("zero_allow_untested_optimizer") is False:
