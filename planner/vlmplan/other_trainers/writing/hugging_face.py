@@ -89,6 +89,13 @@ COMMON_LIMITS: tuple[Limit, ...] = (
         is_behaviour=True,
     ),
     Limit(
+        field="sequence_parallel",
+        allowed=always(1),
+        sentence="--sequence-parallel is written for the bundled trainer alone",
+        source="vlmplan: the keys of others (accelerate's parallelism_config, ms-swift's sequence_parallel_size) share "
+        "samples and labels in ways of their own, of which there is no memory model",
+    ),
+    Limit(
         field="optimizer",
         allowed=always(*KNOWN_OPTIMIZERS),
         sentence="its SGD has no momentum (optim sgd), which --optimizer sgd plans",
