@@ -27,7 +27,6 @@ class ScalingPoint:
 
     num_nodes: int
     num_gpus: int
-    sequence_parallel: int
     micro_batch: int
     grad_accum: int
     verdict: Verdict
@@ -36,6 +35,7 @@ class ScalingPoint:
     run_seconds: float
     efficiency: float
     usd: float | None
+    sequence_parallel: int = 1
 
     @property
     def samples_per_step(self) -> int:

@@ -46,6 +46,10 @@ SDPA, FLASH, EAGER = (
 )
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
 LORA = Recipe(method=Method.LORA)
+SHARED = Recipe(zero_stage=3, sequence_parallel=2)
+LLAMA = ModelFacts(id="a-llama", model_types=frozenset({"llama"}), num_heads=32, num_kv_heads=8)
+SLIDING = ModelFacts(id="slides", model_types=frozenset({"mistral"}), has_windows=True)
+QWEN_3_5 = ModelFacts(id="qwen3.5", model_types=frozenset({"qwen3_5", "qwen3_5_text"}))
 FP16_LORA = LORA.with_changes(precision=Precision.FP16)
 CPU_OFFLOAD = {"offload_optimizer": Offload.CPU}
 
@@ -287,6 +291,44 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7),
             case(ZERO_2.with_changes(micro_batch=3), cluster(7)),
+        ],
+    ),
+    "tokens_are_mixed_in_attention_alone": (
+        [case(SHARED, cluster(2), QWEN), case(SHARED, cluster(2), GEMMA_2), case(SHARED, cluster(2), QWEN_3_5)],
+        [case(SHARED, cluster(2), LLAMA), case(ZERO_3, cluster(2), QWEN)],
+    ),
+    "ranks_of_a_sample_divide_the_gpus": (
+        [case(SHARED, cluster(7))],
+        [case(SHARED, cluster(6)), case(ZERO_3, cluster(7))],
+    ),
+    "heads_are_shared_evenly": (
+        [case(SHARED.with_changes(sequence_parallel=size), None, LLAMA) for size in (3, 12, 64)],
+        [case(SHARED.with_changes(sequence_parallel=size), None, LLAMA) for size in (2, 8, 16, 32)],
+    ),
+    "ranks_of_a_sample_need_zero": (
+        [case(PLAIN.with_changes(sequence_parallel=2)), case(SHARED.with_changes(zero_stage=0))],
+        [case(SHARED.with_changes(zero_stage=stage)) for stage in (1, 2, 3)],
+    ),
+    "shared_attention_has_no_mask": (
+        [case(SHARED.with_changes(attention=EAGER)), case(SHARED, None, SLIDING)],
+        [case(SHARED.with_changes(attention=FLASH), None, SLIDING), case(ZERO_3, None, SLIDING)],
+    ),
+    "shared_samples_have_the_bundled_losses": (
+        [case(SHARED.with_changes(loss=LossKind.MODEL)), case(SHARED.with_changes(loss=LossKind.TRL))],
+        [case(SHARED.with_changes(loss=LossKind.FULL)), case(ZERO_3.with_changes(loss=LossKind.MODEL))],
+    ),
+    "shared_samples_have_no_second_copies": (
+        [case(SHARED.with_changes(hpz=2))],
+        [case(SHARED), case(ZERO_3.with_changes(hpz=2))],
+    ),
+    "shared_samples_are_evaluated_as_trained": (
+        [
+            case(SHARED.with_changes(evaluation=Evaluation(batch=3))),
+            case(SHARED.with_changes(evaluation=Evaluation(batch=1, kept=Kept.PREDICTIONS), loss=LossKind.FULL)),
+        ],
+        [
+            case(SHARED.with_changes(evaluation=Evaluation(batch=3), micro_batch=3)),
+            case(ZERO_3.with_changes(evaluation=Evaluation(batch=3))),
         ],
     ),
 }
