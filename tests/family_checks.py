@@ -22,7 +22,10 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     real_config.get_text_config().use_cache = False  # the decoder of a composite model asks its own configuration
     has_vision = hasattr(real_config, "vision_config")
     auto_class = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
-    return auto_class.from_config(real_config, dtype=dtype, attn_implementation=attention)
+    chosen: Any = attention
+    if getattr(real_config, "audio_config", None) is not None:  # an audio tower has no other attention
+        chosen = dict.fromkeys(("", *real_config.sub_configs), attention) | {"audio_config": "eager"}
+    return auto_class.from_config(real_config, dtype=dtype, attn_implementation=chosen)
 
 
 def assert_parameters_and_linears_match(config: Mapping[str, Any], *, attention: str = "sdpa") -> None:

@@ -108,7 +108,7 @@ class ByteCounter(TorchDispatchMode):
             # Numbers that nobody knows, such as pixels, are taken not to be zero.
             with unset_fake_temporarily():
                 self.values[outputs[0]] = torch.zeros((), dtype=torch.bool).expand(outputs[0].shape)
-        small = all(t.numel() < 20_000_000 and not t.dtype.is_floating_point for t in outputs)
+        small = all(t.numel() < ((1 << 18) if t.dtype.is_floating_point else 20_000_000) for t in outputs)
         is_random = "rand" in str(func) or "empty" in str(func)
         if known and small and not is_random and outputs and all(isinstance(t, FakeTensor) for t in outputs):
             for fake, real in zip(

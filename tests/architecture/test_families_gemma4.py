@@ -67,7 +67,7 @@ def test_encoders_and_other_kinds_of_layers_are_refused():
 
 
 def test_heads_that_a_file_lists_by_layer_are_read():
-    listed = {**DENSE, "per_layer_config": {"5": {"head_dim": 48}, "11": {"head_dim": 48, "num_key_value_heads": 1}}}
+    listed = {**DENSE, "per_layer_config": {"05": {"head_dim": 48}, "11": {"head_dim": 48, "num_key_value_heads": 1}}}
     sizes = {entry.name: entry.parameter.shape for entry in build_model(listed).parameters()}
     assert sizes["model.layers.5.self_attn.k_proj.weight"] == (2 * 48, 96)
     assert sizes["model.layers.11.self_attn.k_proj.weight"] == (1 * 48, 96)

@@ -226,7 +226,7 @@ def _is_vision(config: Any) -> bool:
 
 def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any:
     model = kind._from_config(
-        config, dtype=torch_dtype(recipe.loaded_dtype), attn_implementation=recipe.attention.value
+        config, dtype=torch_dtype(recipe.loaded_dtype), attn_implementation=_attention(config, recipe)
     )
     if recipe.method is Method.QLORA:
         quantize(model, torch_dtype(recipe.precision.dtype), device, double_quantises=recipe.use_double_quant)
@@ -254,9 +254,17 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
         config=config,
         revision=source.revision,
         dtype=torch_dtype(recipe.loaded_dtype),
-        attn_implementation=recipe.attention.value,
+        attn_implementation=_attention(config, recipe),
         **more,
     )
+
+
+def _attention(config: Any, recipe: Recipe) -> str | dict[str, str]:
+    """``attn_implementation``: an audio tower has eager attention alone (``Gemma4AudioModel``), and refuses others."""
+    if getattr(config, "audio_config", None) is None:
+        return recipe.attention.value
+    sections = dict.fromkeys(("", *config.sub_configs), recipe.attention.value)
+    return sections | {"audio_config": "eager"}
 
 
 def _head_name(kind: Any, config: Any) -> str:

@@ -40,6 +40,7 @@ class ImageSpec:
     num_unpadded_columns: int = 0
     num_unpadded_rows: int = 0
     has_padded_sequences: bool = False
+    num_padding_patches: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +156,19 @@ def _squares(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor,
     return values, {"pixel_values": (samples.num_images, 3, image.resized_height, image.resized_width)}
 
 
+def _padded_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """Patches with their columns and rows, filled up to one number of patches for all images (Gemma 4)."""
+    columns, rows = image.num_patch_columns, image.num_patch_rows
+    grid = torch.stack(torch.meshgrid(torch.arange(columns), torch.arange(rows), indexing="xy"), dim=-1)
+    places = torch.full((columns * rows + image.num_padding_patches, 2), -1)
+    places[: columns * rows] = grid.reshape(-1, 2)
+    values = {
+        "image_position_ids": places.repeat(samples.num_images, 1, 1),
+        "mm_token_type_ids": (ids == token).long(),
+    }
+    return values, {"pixel_values": (samples.num_images, len(places), 3 * config.vision_config.patch_size**2)}
+
+
 def _anyres(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
     """Tiles of the best grid and a thumbnail (LLaVA-NeXT, LLaVA-OneVision)."""
     side = config.vision_config.image_size
@@ -220,6 +234,7 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     **dict.fromkeys(("llava_next", "llava_onevision"), _anyres),
     **dict.fromkeys(("idefics3", "smolvlm"), _idefics3),
     **dict.fromkeys(("blip-2", "instructblip"), _queries),
+    "gemma4": _padded_patches,
     "idefics2": _idefics2,
     "mllama": _mllama,
 }

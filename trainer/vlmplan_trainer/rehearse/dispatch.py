@@ -38,8 +38,9 @@ VALUE = "_rehearsed_value"
 """The attribute of a fake tensor that holds its real value."""
 KNOWN_ELEMENTS = 20_000_000
 """Integer tensors up to this size keep their values, ..."""
-KNOWN_FLOATS = 1 << 18
-"""... and tensors of floats: an optimizer's count of its steps, what the loss tries a model with."""
+KNOWN_FLOATS = 1 << 23
+"""... and tensors of floats: an optimizer's count of its steps, what the loss tries a model with, and the weights by
+which Gemma 4 pools patches, 705,600 an image, whose zeros tell what is padding."""
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:

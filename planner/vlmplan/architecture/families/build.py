@@ -12,6 +12,7 @@ from vlmplan.errors import InputError, UnknownNameError
 VISION_FAMILIES = {
     "blip-2": "blip_2",
     "gemma3": "gemma3",
+    "gemma4": "gemma4_vl",
     "glm4v": "glm4v",
     "idefics2": "idefics2",
     "idefics3": "idefics3",

@@ -371,7 +371,8 @@ def _heads(config: Config, index: int, layer_type: str) -> tuple[int, int]:
     """(width of a head, heads of keys) of one layer; files of transformers 5.23 list what differs by layer."""
     head_dim, num_kv_heads = config.integer("head_dim"), config.integer("num_key_value_heads")
     if config.get("per_layer_config"):
-        own = config.mapping("per_layer_config").mapping(str(index))
+        listed = config.mapping("per_layer_config")
+        own = listed.mapping(next((key for key in listed.names() if key.isdigit() and int(key) == index), str(index)))
         return own.integer("head_dim", head_dim), own.integer("num_key_value_heads", num_kv_heads)
     if layer_type != FULL:
         return head_dim, num_kv_heads

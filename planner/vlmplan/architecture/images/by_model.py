@@ -12,6 +12,7 @@ from vlmplan.architecture.images.fixed import (
     query_shape,
     qwen_shape,
 )
+from vlmplan.architecture.images.gemma4 import gemma4_shape
 from vlmplan.architecture.images.idefics import idefics2_shape, idefics3_shape
 from vlmplan.architecture.images.mllama import mllama_shape
 from vlmplan.architecture.images.pixtral import pixtral_shape
@@ -35,6 +36,7 @@ def _mistral3_shape(image: Image) -> ImageShape:
 _SHAPES: dict[str, Callable[[Image], ImageShape]] = {
     "blip-2": query_shape,
     "gemma3": gemma3_shape,
+    "gemma4": gemma4_shape,
     "glm4v": glm4v_shape,
     "idefics2": idefics2_shape,
     "idefics3": idefics3_shape,

@@ -32,7 +32,8 @@ class ImageShape:
     padding are cut off (llava_next, llava_onevision, before the latter shrinks them).
 
     ``has_padded_sequences`` where the pictures differ in size and are padded to the largest, so that the vision
-    encoder masks attention (idefics2).
+    encoder masks attention (idefics2). ``num_padding_patches`` behind those of the image fill up its sequence to the
+    length of all (gemma4).
     """
 
     num_tokens: int
@@ -48,6 +49,7 @@ class ImageShape:
     num_unpadded_columns: int = 0
     num_unpadded_rows: int = 0
     has_padded_sequences: bool = False
+    num_padding_patches: int = 0
 
     @property
     def num_patches_per_sequence(self) -> int:
