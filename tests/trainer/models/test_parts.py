@@ -9,7 +9,7 @@ from planned import MODELS
 from vlmplan.architecture.families import FAMILIES, build_model
 from vlmplan.architecture.generic import build_generic
 from vlmplan.architecture.layout import layout_from_json
-from vlmplan_trainer.models.adapters import attention_linears
+from vlmplan_trainer.models.adapters import attention_linears, lora_targets
 from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.probe import configuration, layout, model_class
 
@@ -51,6 +51,22 @@ def assert_same_parts(model, tree):
     assert planned.items() - found.items() <= {(f"{tree.HEAD}.weight", "language")}
     assert found.items() <= planned.items()
     assert set(attention_linears(model)) == set(tree.ATTENTION_LINEARS)
+
+
+def test_targets_that_are_also_modules_around_a_linear_are_the_linears_alone():
+    model = torch.nn.ModuleDict(
+        {
+            "text": torch.nn.ModuleDict({"q_proj": torch.nn.Linear(2, 3)}),
+            "tower": torch.nn.ModuleDict({"q_proj": torch.nn.Sequential(torch.nn.Linear(5, 7))}),
+        }
+    )
+    assert lora_targets(model, "q_proj") == ["text.q_proj"]
+    assert lora_targets(model.text, "q_proj") == ["q_proj"]
+
+
+def test_an_audio_tower_is_frozen_with_the_vision_encoder():
+    config = json.loads((MODELS / "gemma-4-e2b" / "config.json").read_text())
+    assert_same_parts(real_model(config), build_model(config))
 
 
 @pytest.mark.parametrize("key", PACKAGED, ids=lambda key: "-".join(filter(None, key)))

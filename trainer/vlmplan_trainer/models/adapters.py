@@ -2,7 +2,7 @@
 
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,21 @@ def lora_targets(model: Any, targets: str) -> str | list[str]:
     if targets == ALL_LINEAR:
         return ALL_LINEAR
     if targets == ATTENTION:
-        return list(attention_linears(model))
-    return [name.strip() for name in targets.split(",") if name.strip()]
+        return _of_linears(model, attention_linears(model))
+    return _of_linears(model, [name.strip() for name in targets.split(",") if name.strip()])
+
+
+def _of_linears(model: Any, suffixes: Sequence[str]) -> list[str]:
+    """The suffixes; where one is also the name of a module around a Linear (Gemma 4's towers), which peft refuses to
+    adapt, the whole names of what they mean."""
+    named = [(name, module) for name, module in model.named_modules() if any(_ends(name, one) for one in suffixes)]
+    if not any(list(module.children()) for _, module in named):
+        return list(suffixes)
+    return [name for name, module in named if not list(module.children())]
+
+
+def _ends(name: str, suffix: str) -> bool:
+    return name == suffix or name.endswith(f".{suffix}")
 
 
 def attention_linears(model: Any) -> tuple[str, ...]:
