@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from vlmplan.architecture.ops.base import Grads, cast_weight, pass_through, reduced, to
 from vlmplan.architecture.ops.elementwise import add, mul, scale
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
 from vlmplan.units import DType
 
 
-def embedding(ids: Tensor, weight: Parameter) -> Tensor:
+def embedding(ids: Tensor, weight: Operand) -> Tensor:
     """``F.embedding``: saves the ids; the weight's gradient is dense, vocabulary x width."""
     tape = ids.tape
     node = tape.node((weight,), _embedding_backward, (ids.detached(),), (weight.shape, weight.dtype))
