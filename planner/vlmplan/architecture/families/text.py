@@ -11,6 +11,8 @@ from vlmplan.architecture.model import Model
 from vlmplan.errors import UnknownNameError
 
 TEXT_FAMILIES = {
+    "cohere": "cohere",
+    "cohere2": "cohere",
     "exaone4": "exaone4",
     "gemma": "gemma",
     "gemma2": "gemma",
@@ -21,6 +23,7 @@ TEXT_FAMILIES = {
     "gpt_oss": "gpt_oss",
     "granite": "granite",
     "hunyuan_v1_dense": "hunyuan",
+    "lfm2": "lfm2",
     "llama": "llama",
     "ministral3": "ministral3",
     "mistral": "llama",

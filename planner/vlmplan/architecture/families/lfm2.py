@@ -1,0 +1,190 @@
+"""LFM2: short gated convolutions in most layers, grouped-query attention with normed heads in the others.
+
+Source: transformers 5.23 ``models/lfm2/modeling_lfm2.py``. The convolution is torch's own, which runs where no kernel of
+causal-conv1d is installed.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.llama import (
+    DecoderShape,
+    RotaryContext,
+    causal_masks,
+    decoder_shape,
+    stack_of_kinds,
+)
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm
+from vlmplan.architecture.ops import chunks
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.json_reader import not_allowed
+
+ATTENTION, CONVOLUTION = "full_attention", "conv"
+
+
+class Lfm2Attention(Module):
+    """``Lfm2Attention``."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        self.shape, width = shape, shape.hidden_size
+        key_width = shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(width, shape.num_heads * shape.head_dim)
+        self.k_proj = Linear(width, key_width)
+        self.v_proj = Linear(width, key_width)
+        self.out_proj = Linear(shape.num_heads * shape.head_dim, width)
+        self.q_layernorm = RMSNorm(shape.head_dim)
+        self.k_layernorm = RMSNorm(shape.head_dim)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = self.q_layernorm(self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim))
+        k = self.k_layernorm(self.k_proj(x).view(*keys))
+        v = self.v_proj(x).view(*keys)
+        q, k = ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
+        return self.out_proj(attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(None)))
+
+
+class Convolution(Module):
+    """``nn.Conv1d`` with one group per channel, whose result is cut to the tokens."""
+
+    def __init__(self, channels: int, num_taps: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = Parameter(channels, 1, num_taps)
+        self.bias: Parameter | None = Parameter(channels) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return chunks.causal_convolution(ops.to(x, self.weight.dtype), self.weight)
+
+
+class ShortConvolution(Module):
+    """``Lfm2ShortConv``: ``out(c * convolution(b * x))`` with b, c and x from one Linear."""
+
+    def __init__(self, config: Config, width: int) -> None:
+        super().__init__()
+        bias = config.boolean("conv_bias")
+        self.conv = Convolution(width, config.integer("conv_L_cache"), bias=bias)
+        self.in_proj = Linear(width, 3 * width, bias=bias)
+        self.out_proj = Linear(width, width, bias=bias)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, width = x.shape
+        part = (batch, width, num_tokens)
+        projected = self.in_proj(x)
+        b, c, x = ops.split(projected, part, part, part)
+        x = ops.mul(b, x)
+        x = ops.to(self.conv(x), x.dtype)
+        y = ops.mul(c, x)
+        return self.out_proj(y.view(batch, num_tokens, width))
+
+
+class Lfm2Mlp(Module):
+    """``Lfm2MLP``."""
+
+    def __init__(self, width: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.w1 = Linear(width, intermediate_size)
+        self.w3 = Linear(width, intermediate_size)
+        self.w2 = Linear(intermediate_size, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(ops.mul(ops.silu(self.w1(x)), self.w3(x)))
+
+
+class Lfm2Layer(Module):
+    """``Lfm2DecoderLayer``."""
+
+    def __init__(self, config: Config, shape: DecoderShape, kind: str) -> None:
+        super().__init__()
+        width = shape.hidden_size
+        mixer: Any = Lfm2Attention(shape) if kind == ATTENTION else ShortConvolution(config, width)
+        if kind == ATTENTION:
+            self.self_attn = mixer
+        else:
+            self.conv = mixer
+        self.mixer_name = "self_attn" if kind == ATTENTION else "conv"
+        self.feed_forward = Lfm2Mlp(width, shape.intermediate_size)
+        self.operator_norm = RMSNorm(width)
+        self.ffn_norm = RMSNorm(width)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        residual = x
+        x = self.modules_by_name[self.mixer_name](self.operator_norm(x), context)
+        x = ops.add(x, residual)
+        return ops.add(x, self.feed_forward(self.ffn_norm(x)))
+
+
+class Lfm2Decoder(Module):
+    """``Lfm2Model``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.shape = shape = lfm2_shape(config)
+        self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
+        self.layers = stack_of_kinds(layer_kinds(config), lambda kind: Lfm2Layer(config, shape, kind))
+        self.embedding_norm = RMSNorm(shape.hidden_size)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        with ids.tape.section("embedding"):
+            return self.embed_tokens(ids)
+
+    def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
+        tape = x.tape
+        with tape.section("positions"):
+            shape = (1, 1, x.shape[1], self.shape.head_dim)
+            cos, sin = tape.tensor(shape, x.dtype), tape.tensor(shape, x.dtype)
+            context = RotaryContext(backend, cos, sin, causal_masks(x, backend, (None,)))
+            del cos, sin
+        hidden = self.layers.run(x, lambda layer, hidden: layer(hidden, context))
+        with tape.section("norm"):
+            return self.embedding_norm(hidden)
+
+
+class Lfm2(CausalLM):
+    """``Lfm2ForCausalLM``."""
+
+    ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "self_attn.out_proj")
+
+
+def lfm2_shape(config: Config) -> DecoderShape:
+    """The dimensions of the decoder; the width of its MLPs is ``block_ff_dim``, made smaller where the file says so."""
+    shape = decoder_shape(config)
+    width = config.integer("block_ff_dim", config.integer("intermediate_size"))
+    if config.boolean("block_auto_adjust_ff_dim"):
+        width = 2 * width // 3
+        if config.get("block_ffn_dim_multiplier") is not None:
+            multiple = config.integer("block_multiple_of")
+            width = int(config.positive_number("block_ffn_dim_multiplier") * width)
+            width = multiple * ((width + multiple - 1) // multiple)
+    return replace(shape, intermediate_size=width, windows=())
+
+
+def layer_kinds(config: Config) -> tuple[str, ...]:
+    """The kind of each layer: ``layer_types``, or attention in ``full_attn_idxs``, or everywhere."""
+    num_layers = config.integer("num_hidden_layers")
+    kinds = config.layer_types()
+    if kinds is None:
+        chosen = config.integers("full_attn_idxs") if config.get("full_attn_idxs") is not None else range(num_layers)
+        kinds = tuple(ATTENTION if index in chosen else CONVOLUTION for index in range(num_layers))
+    if not set(kinds) <= {ATTENTION, CONVOLUTION}:
+        raise not_allowed(CONFIG, "layer_types", sorted(set(kinds)), f"names out of {ATTENTION} and {CONVOLUTION}")
+    return kinds
+
+
+def decoder(config: Config) -> Lfm2Decoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    return Lfm2Decoder(config)
+
+
+def build(config: Config) -> Lfm2:
+    """``Lfm2ForCausalLM``; the head is tied by ``tie_embedding`` where the file has it."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return Lfm2(model, head, ties_weights=config.boolean("tie_embedding", config.boolean("tie_word_embeddings")))
