@@ -56,6 +56,11 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(name):
     assert predicted.backward_peak == pytest.approx(measured.backward_peak, rel=0.001)
 
 
+def test_convolutions_with_a_bias_are_refused():
+    with pytest.raises(InputError, match="conv_bias is set"):
+        build_model({**LFM2, "conv_bias": True})
+
+
 def test_other_kinds_of_layers_are_refused():
     with pytest.raises(InputError, match="names out of full_attention and conv"):
         build_model({**LFM2, "layer_types": ["linear_attention"] * 6})

@@ -38,13 +38,15 @@ class Gemma4Model(Module):
 
     def __init__(self, config: Config, language_model: Gemma4Decoder) -> None:
         super().__init__()
-        vision, text_width = config.section("vision_config"), language_model.shape.hidden_size
-        self.vision_tower: Any = Gemma4Vision(vision)
+        vision = config.section("vision_config") if config.get("vision_config") else None
+        text_width = language_model.shape.hidden_size
+        self.vision_tower: Any = None if vision is None else Gemma4Vision(vision)
         self.language_model = language_model
         audio = config.section("audio_config") if config.get("audio_config") else None
         if audio is not None:
             self.audio_tower = Gemma4Audio(audio)
-        self.embed_vision = Embedder(vision.integer("hidden_size"), text_width)
+        if vision is not None:
+            self.embed_vision = Embedder(vision.integer("hidden_size"), text_width)
         if audio is not None:
             self.embed_audio = Embedder(self.audio_tower.output_width, text_width)
         self.sees_blocks = config.section("text_config").get("use_bidirectional_attention") == "vision"

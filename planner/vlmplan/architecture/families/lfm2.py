@@ -1,7 +1,7 @@
 """LFM2: short gated convolutions in most layers, grouped-query attention with normed heads in the others.
 
-Source: transformers 5.23 ``models/lfm2/modeling_lfm2.py``. The convolution is torch's own, which runs where no kernel of
-causal-conv1d is installed.
+Source: transformers 5.23 ``models/lfm2/modeling_lfm2.py``. The convolution is torch's own, which runs where no
+kernel of causal-conv1d is installed.
 """
 
 from dataclasses import replace
@@ -10,6 +10,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend, attend
 from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.gated_delta import CausalConvolution
 from vlmplan.architecture.families.llama import (
     DecoderShape,
     RotaryContext,
@@ -19,9 +20,8 @@ from vlmplan.architecture.families.llama import (
 )
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm
-from vlmplan.architecture.ops import chunks
-from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
 from vlmplan.json_reader import not_allowed
 
 ATTENTION, CONVOLUTION = "full_attention", "conv"
@@ -52,27 +52,16 @@ class Lfm2Attention(Module):
         return self.out_proj(attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(None)))
 
 
-class Convolution(Module):
-    """``nn.Conv1d`` with one group per channel, whose result is cut to the tokens."""
-
-    def __init__(self, channels: int, num_taps: int, *, bias: bool) -> None:
-        super().__init__()
-        self.weight = Parameter(channels, 1, num_taps)
-        self.bias: Parameter | None = Parameter(channels) if bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        return chunks.causal_convolution(ops.to(x, self.weight.dtype), self.weight)
-
-
 class ShortConvolution(Module):
     """``Lfm2ShortConv``: ``out(c * convolution(b * x))`` with b, c and x from one Linear."""
 
     def __init__(self, config: Config, width: int) -> None:
         super().__init__()
-        bias = config.boolean("conv_bias")
-        self.conv = Convolution(width, config.integer("conv_L_cache"), bias=bias)
-        self.in_proj = Linear(width, 3 * width, bias=bias)
-        self.out_proj = Linear(width, width, bias=bias)
+        if config.boolean("conv_bias"):
+            raise InputError("config.json: conv_bias is set; short convolutions with a bias are not planned")
+        self.conv = CausalConvolution(width, config.integer("conv_L_cache"))
+        self.in_proj = Linear(width, 3 * width)
+        self.out_proj = Linear(width, width)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         batch, num_tokens, width = x.shape

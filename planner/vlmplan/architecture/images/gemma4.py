@@ -21,6 +21,8 @@ def gemma4_shape(image: Image) -> ImageShape:
     The text holds one token before and one behind the features. Raises InputError for an image so thin that nothing is
     left of both sides, and for a budget that the processor refuses.
     """
+    if not image.config.get("vision_config"):
+        raise InputError("config.json has no vision_config: this Gemma 4 sees no images; give --images-per-sample 0")
     patch_size = count(image.preprocessor, "patch_size", 16)
     kernel = count(image.preprocessor, "pooling_kernel_size", 3)
     budget = count(image.preprocessor, "max_soft_tokens", 280)
