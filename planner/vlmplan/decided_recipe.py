@@ -66,6 +66,9 @@ class DecidedRecipe:
     expandable_segments: bool | None = None
     zero_stage: Stage | None = None
     gradient_as_bucket_view: bool | None = None
+    fsdp: bool | None = None
+    reshard_after_forward: bool | None = None
+    sync_each_batch: bool | None = None
     offload_optimizer: Offload | None = None
     offload_params: Offload | None = None
     hpz: int | None = None

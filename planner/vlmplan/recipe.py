@@ -118,10 +118,12 @@ PLAIN: Final = "none"
 """The ``--zero-stage`` that means PyTorch without DeepSpeed."""
 
 
-def engine_name(zero_stage: int | None, num_gpus: int) -> str:
-    """What answers call the engine of ``Recipe.zero_stage``: ``plain PyTorch``, ``DDP`` or ``ZeRO-2``."""
-    if zero_stage is not None:
-        return f"ZeRO-{zero_stage}"
+def engine_name(recipe: "Recipe", num_gpus: int) -> str:
+    """What answers call the engine of ``recipe``: ``plain PyTorch``, ``DDP``, ``FSDP2`` or ``ZeRO-2``."""
+    if recipe.zero_stage is not None:
+        return f"ZeRO-{recipe.zero_stage}"
+    if recipe.fsdp:
+        return "FSDP2"
     return "plain PyTorch" if num_gpus == 1 else "DDP"
 
 
@@ -168,6 +170,14 @@ class Recipe:
     """0 to 3, or None for PyTorch without DeepSpeed: plain on one GPU, ``DistributedDataParallel`` on several."""
     gradient_as_bucket_view: bool = True
     """Gradients lie in DistributedDataParallel's buckets; without it (torch's default) beside them."""
+    fsdp: bool = False
+    """PyTorch shards weights, gradients and states by itself (FSDP2, ``torch.distributed.fsdp.fully_shard``), layer by
+    layer; ``zero_stage`` is None then."""
+    reshard_after_forward: bool = True
+    """Under FSDP2 the weights of a layer are whole only while it runs; without it from its forward to its backward."""
+    sync_each_batch: bool = True
+    """Under FSDP2 every micro batch reduces its gradients to shards; without it (accelerate's default) the last of a
+    step does, and whole gradients wait for it."""
     offload_optimizer: Offload = Offload.NONE
     offload_params: Offload = Offload.NONE
     hpz: int = 1
@@ -214,6 +224,12 @@ class Recipe:
         return self.micro_batch * self.grad_accum * num_gpus // self.sequence_parallel
 
     @property
+    def casts_weights(self) -> bool:
+        """Whether the engine computes with weights that it has cast, and updates others: DeepSpeed with its master
+        weights, FSDP2 with its float32 shards (``MixedPrecisionPolicy``)."""
+        return self.uses_deepspeed or self.fsdp
+
+    @property
     def trains_adapters(self) -> bool:
         return self.method is not Method.FULL
 
@@ -230,8 +246,8 @@ class Recipe:
 
     @property
     def can_autocast(self) -> bool:
-        """Whether ``torch.autocast`` may be around forward: DeepSpeed computes in the type of its weights."""
-        return not self.uses_deepspeed and self.precision in (Precision.BF16, Precision.FP16)
+        """Whether ``torch.autocast`` may be around forward: DeepSpeed and FSDP2 compute in the type of the weights."""
+        return not self.casts_weights and self.precision in (Precision.BF16, Precision.FP16)
 
     @property
     def trained_dtype(self) -> DType:
@@ -253,7 +269,7 @@ class Recipe:
     @property
     def copy_dtype(self) -> DType:
         """Element type of the embeddings that adapters train beside them (peft's ``modules_to_save``)."""
-        if self.weight_dtype is WeightDtype.FLOAT32 and not self.uses_deepspeed:
+        if self.weight_dtype is WeightDtype.FLOAT32 and not self.casts_weights:
             return DType.FLOAT32
         says_type = self.adapter_dtype is not AdapterDtype.TABLE
         return self.precision.dtype if says_type or self.autocast is None else DType.FLOAT32
@@ -266,7 +282,7 @@ class Recipe:
     @property
     def frozen_dtype(self) -> DType:
         """Element type of frozen weights that are not 4-bit."""
-        is_wide = self.upcasts_frozen or (self.weight_dtype is WeightDtype.FLOAT32 and not self.uses_deepspeed)
+        is_wide = self.upcasts_frozen or (self.weight_dtype is WeightDtype.FLOAT32 and not self.casts_weights)
         return DType.FLOAT32 if is_wide else self.precision.dtype
 
     @property
@@ -275,7 +291,13 @@ class Recipe:
         on the way."""
         if self.weight_dtype is WeightDtype.FLOAT32:
             return DType.FLOAT32
-        return self.precision.dtype if self.trains_adapters else self.trained_dtype
+        return self.precision.dtype if self.trains_adapters else self.held_dtype
+
+    @property
+    def held_dtype(self) -> DType:
+        """Element type of trained weights as the model has them when the engine gets it: FSDP2 shards them as they are
+        and updates the shards."""
+        return self.master_dtype if self.fsdp else self.trained_dtype
 
     @property
     def casts_loaded(self) -> bool:
@@ -287,7 +309,7 @@ class Recipe:
     @property
     def master_dtype(self) -> DType:
         """Element type in which the optimizer updates weights: in plain PyTorch their own."""
-        if not self.uses_deepspeed:
+        if not self.casts_weights:
             return self.trained_dtype
         if self.precision is Precision.BF16_PURE:
             return DType.BFLOAT16
@@ -296,7 +318,7 @@ class Recipe:
     @property
     def model_key(self) -> tuple[Any, ...]:
         """What a prepared model depends on: which weights are trained, and in which types it is held and computes."""
-        return (self.uses_deepspeed, self.keeps_adapters_wide, *_OF_MODEL(self))
+        return (self.casts_weights, self.keeps_adapters_wide, *_OF_MODEL(self))
 
     @property
     def engine_key(self) -> tuple[Any, ...]:
@@ -340,7 +362,8 @@ MODEL_FIELDS = (
 )
 """What a prepared model depends on."""
 ENGINE_FIELDS = (
-    *("zero_stage", "gradient_as_bucket_view", "offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
+    *("zero_stage", "gradient_as_bucket_view", "fsdp", "reshard_after_forward", "sync_each_batch"),
+    *("offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
     "sequence_parallel",
 )
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")

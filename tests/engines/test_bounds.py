@@ -36,7 +36,7 @@ def estimator(alias: str, method: Method, zero_stage: int | None, precision: Pre
 
 
 def estimator_of(alias: str, recipe: Recipe) -> Estimator:
-    engine = None if recipe.zero_stage is None else 2  # stages hold weights alike
+    engine = 2 if recipe.casts_weights else None  # stages and FSDP2 hold weights alike
     return estimator(alias, recipe.method, engine, recipe.precision)
 
 
@@ -93,6 +93,32 @@ def sharded_recipes(draw: st.DrawFn) -> Recipe:
     thorough=150,
 )
 def test_bound_under_zero_is_never_below_the_timeline(alias: str, recipe: Recipe, num_ranks: int):
+    assert bound(alias, recipe, num_ranks) >= timeline_peak(alias, recipe, num_ranks)
+
+
+@law(
+    alias=st.sampled_from(list(LAYERS)),
+    method=st.sampled_from([Method.FULL, Method.LORA]),
+    recipe=st.builds(
+        Recipe,
+        fsdp=st.just(True),
+        reshard_after_forward=st.booleans(),
+        sync_each_batch=st.booleans(),
+        micro_batch=st.integers(1, 3),
+        grad_accum=st.integers(1, 2),
+        activation_checkpointing=st.booleans(),
+        loss=st.sampled_from(LossKind),
+    ),
+    offloads=st.booleans(),
+    num_ranks=st.sampled_from([1, 2, 3, 8]),
+    quick=10,
+    thorough=100,
+)
+def test_bound_under_fsdp2_is_never_below_the_timeline(
+    alias: str, method: Method, recipe: Recipe, offloads: bool, num_ranks: int
+):
+    host = Offload.CPU if offloads else Offload.NONE
+    recipe = recipe.with_changes(method=method, offload_optimizer=host, offload_params=host)
     assert bound(alias, recipe, num_ranks) >= timeline_peak(alias, recipe, num_ranks)
 
 

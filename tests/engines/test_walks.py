@@ -56,9 +56,27 @@ def walked(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[Compo
     return load_peak, ModelStates(start, resident, init_peak, tracker.peak, copied)
 
 
+SHARDED_BY_TORCH = st.builds(
+    Recipe,
+    fsdp=st.just(True),
+    reshard_after_forward=st.booleans(),
+    sync_each_batch=st.booleans(),
+    method=st.sampled_from([Method.FULL, Method.LORA]),
+    precision=st.sampled_from([Precision.BF16, Precision.BF16_PURE, Precision.FP32]),
+    optimizer=st.sampled_from([OptimizerKind.ADAMW, OptimizerKind.SGD]),
+    fuses_optimizer=st.booleans(),
+).flatmap(
+    lambda recipe: st.sampled_from(
+        [recipe, recipe.with_changes(offload_optimizer=Offload.CPU, offload_params=Offload.CPU)]
+    )
+)
+
+
 @st.composite
 def recipes(draw: Any) -> Recipe:
     stage = draw(st.sampled_from([None, 0, 1, 2, 3]))
+    if stage is None and draw(st.booleans()):
+        return draw(SHARDED_BY_TORCH)
     hosts = st.sampled_from([Offload.NONE, Offload.CPU])
     precisions = [one for one in Precision if stage is not None or one is not Precision.FP16]
     return Recipe(

@@ -45,6 +45,7 @@ SDPA, FLASH, EAGER = (
     AttentionImplementation.EAGER,
 )
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
+FSDP = Recipe(fsdp=True)
 LORA = Recipe(method=Method.LORA)
 SHARED = Recipe(zero_stage=3, sequence_parallel=2)
 LLAMA = ModelFacts(id="a-llama", model_types=frozenset({"llama"}), num_heads=32, num_kv_heads=8)
@@ -141,6 +142,38 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_3.with_changes(offload_params=Offload.CPU), cluster(1)),
             case(PLAIN, cluster(1)),
         ],
+    ),
+    "sharding_is_torchs_or_deepspeeds": (
+        [case(FSDP.with_changes(zero_stage=stage)) for stage in (0, 1, 2, 3)],
+        [case(FSDP), case(ZERO_3)],
+    ),
+    "switches_of_fsdp_need_it": (
+        [case(PLAIN.with_changes(reshard_after_forward=False)), case(ZERO_3.with_changes(sync_each_batch=False))],
+        [case(FSDP.with_changes(reshard_after_forward=False, sync_each_batch=False)), case(PLAIN)],
+    ),
+    "fsdp_offloads_all_or_nothing": (
+        [case(FSDP.with_changes(offload_params=Offload.CPU)), case(FSDP.with_changes(offload_optimizer=Offload.NVME))],
+        [case(FSDP.with_changes(offload_params=Offload.CPU, offload_optimizer=Offload.CPU)), case(FSDP)],
+    ),
+    "fsdp_updates_with_torchs_optimizers": (
+        [case(FSDP.with_changes(optimizer=OptimizerKind.ADAMW_8BIT))],
+        [case(FSDP.with_changes(optimizer=OptimizerKind.SGD)), case(FSDP)],
+    ),
+    "fsdp_has_no_fp16": (
+        [case(FSDP.with_changes(precision=Precision.FP16))],
+        [case(FSDP.with_changes(precision=Precision.BF16_PURE)), case(FSDP)],
+    ),
+    "fsdp_shards_no_packed_weights": (
+        [case(FSDP.with_changes(method=Method.QLORA))],
+        [case(FSDP.with_changes(method=Method.LORA)), case(FSDP)],
+    ),
+    "fsdp_decides_types": (
+        [case(FSDP.with_changes(weight_dtype=WeightDtype.FLOAT32))],
+        [case(FSDP.with_changes(method=Method.LORA)), case(PLAIN.with_changes(weight_dtype=WeightDtype.FLOAT32))],
+    ),
+    "fsdp_needs_several_gpus": (
+        [case(FSDP, cluster(1))],
+        [case(FSDP, cluster(2)), case(PLAIN, cluster(1))],
     ),
     "bf16_needs_ampere": (
         [case(PLAIN.with_changes(precision=p), cluster(1, **T4)) for p in (Precision.BF16, Precision.BF16_PURE)],

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,7 +28,8 @@ RESUME = "resume"
 
 
 class LiveStorages(TorchDispatchMode):
-    """Bytes of all storages that operations under this mode have made and that still exist."""
+    """Bytes of all storages that operations under this mode have made and that still exist. Fake tensors, by which
+    sharded ones find the shapes of results, have none."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,11 +43,13 @@ class LiveStorages(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it calls operations on this rank's part, which come here
         if func is torch.ops.aten.add.Tensor and is_in_place(args, kwargs, depth=1):
             return args[0].add_(args[1])
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
+            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and not isinstance(leaf, FakeTensor):
                 self._note(leaf.untyped_storage())
         return out
 
@@ -52,6 +57,13 @@ class LiveStorages(TorchDispatchMode):
         """Note tensors that were made outside the mode."""
         for tensor in tensors:
             self._note(tensor.untyped_storage())
+
+    def resized(self, tensor: torch.Tensor) -> None:
+        """The storage of a tensor that stays may have another size now."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.sizes:
+            self._change(key, storage.nbytes())
 
     def restart_peak(self) -> None:
         """Look for the highest moment from here on."""
@@ -62,14 +74,17 @@ class LiveStorages(TorchDispatchMode):
         if key in self.sizes:
             return
         num_bytes = storage.nbytes()
-        self.sizes[key] = num_bytes
-        self.num_bytes += num_bytes
-        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
-        weakref.finalize(storage, self._forget, key, num_bytes)
+        self.sizes[key] = 0
+        self._change(key, num_bytes)
+        weakref.finalize(storage, self._forget, key)
 
-    def _forget(self, key: int, num_bytes: int) -> None:
-        del self.sizes[key]
-        self.num_bytes -= num_bytes
+    def _change(self, key: int, num_bytes: int) -> None:
+        self.num_bytes += num_bytes - self.sizes[key]
+        self.sizes[key] = num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+
+    def _forget(self, key: int) -> None:
+        self.num_bytes -= self.sizes.pop(key)
 
 
 def quantisation_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
@@ -153,6 +168,11 @@ class Meter:
         if self._storages is not None:
             shards = [getattr(parameter, "ds_tensor", parameter) for parameter in model.parameters()]  # of ZeRO-3
             self._storages.count(*model.parameters(), *shards, *model.buffers(), *quantisation_tensors(model))
+
+    def resized(self, tensor: torch.Tensor) -> None:
+        """The storage of a tensor that stays may have another size now; a GPU counts it by itself."""
+        if self._storages is not None:
+            self._storages.resized(tensor)
 
     def count_earlier(self, name: str) -> None:
         """What a GPU has counted until now, as the phase ``name``; a CPU counts within phases alone."""

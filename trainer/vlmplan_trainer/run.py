@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from vlmplan_trainer.phases import is_first, rank_here, say_phase
 from vlmplan_trainer.progress import ProgressReporter
 from vlmplan_trainer.ranks import of_all_ranks
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
+from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.result import about_result, result_folder
 from vlmplan_trainer.signature import run_signature
 from vlmplan_trainer.stopping import exit_code
@@ -117,7 +119,8 @@ def _run(plan: Plan, options: Options) -> int:
     _join_ranks(plan, options)
     meter = Meter(device, num_steps=options.measured_steps)
     try:
-        return _measured_run(plan, options, data, device, meter)
+        with telling_of_resized_storages(meter.resized) if plan.recipe.fsdp else nullcontext():
+            return _measured_run(plan, options, data, device, meter)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -200,6 +203,11 @@ def _refuse_finished(made: Run, found: FoundCheckpoint) -> None:
 
 def _universal(found: FoundCheckpoint, plan: Plan) -> Path | None:
     """The form of a checkpoint that another number of ranks can read, where it was made by another number."""
+    if plan.recipe.fsdp and found.manifest.num_ranks != plan.hardware.num_gpus:
+        raise InputError(
+            f"--resume: {found.place} was written by {found.manifest.num_ranks} GPUs, and under --fsdp each reads its "
+            f"own part, but the plan is for {plan.hardware.num_gpus}; go on with as many"
+        )
     if not plan.recipe.zero_stage or found.manifest.num_ranks == plan.hardware.num_gpus:
         return None
     made = universal_form(found.place, TAG, is_first=torch.distributed.get_rank() == 0)

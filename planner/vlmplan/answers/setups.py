@@ -82,7 +82,7 @@ def _checkpointing_text(recipe: Recipe, *, sees: bool) -> str:
 
 def engine_text(recipe: Recipe, num_gpus: int) -> str:
     """The engine, copies of weights among neighbours, and what is offloaded."""
-    text = engine_name(recipe.zero_stage, num_gpus)
+    text = engine_name(recipe, num_gpus)
     if recipe.hpz > 1:
         text += f", hpZ {recipe.hpz}"
     if recipe.sequence_parallel > 1:

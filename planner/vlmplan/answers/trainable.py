@@ -100,7 +100,7 @@ def _time(way: FastestSetup) -> str:
 
 def _engine(recipe: Recipe, num_gpus: int) -> str:
     offloads = (recipe.offload_optimizer, recipe.offload_params) != (Offload.NONE, Offload.NONE)
-    name = engine_name(recipe.zero_stage, num_gpus).removeprefix("plain ")
+    name = engine_name(recipe, num_gpus).removeprefix("plain ")
     return f"{name}{' + host' if offloads else ''}"
 
 

@@ -77,6 +77,9 @@ class RecipeOptions(TypedDict, total=False):
     cached_casts: bool | None
     kbit_upcast: bool | None
     gradients_in_buckets: bool | None
+    fsdp: bool | None
+    reshard_after_forward: bool | None
+    sync_each_batch: bool | None
     expandable_segments: bool | None
     zero_stage: Literal["none", "0", "1", "2", "3", 0, 1, 2, 3] | None
     ds_config: File | Mapping[str, Any] | None

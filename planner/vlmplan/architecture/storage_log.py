@@ -104,7 +104,8 @@ Operation = StorageChange | EngineEvent
 
 
 class Operations(NamedTuple):
-    """One micro batch of the whole model, in order.
+    """One micro batch of the whole model, in order; ``forward_ends`` and ``backward_ends`` are the places where each
+    run of the ``schedule`` ends there, in the order of the phase.
 
     Storages of at most ``least_bytes`` are left out (their handle is 0); ``small_peak_bytes`` is what they take at
     most together.
@@ -114,6 +115,9 @@ class Operations(NamedTuple):
     backward: list[Operation]
     after: list[Operation]
     small_peak_bytes: int
+    schedule: Sequence[Run]
+    forward_ends: Sequence[int]
+    backward_ends: Sequence[int]
 
 
 def expanded(trace: Trace, *, least_bytes: int = 0) -> Operations:
@@ -123,16 +127,20 @@ def expanded(trace: Trace, *, least_bytes: int = 0) -> Operations:
     forward: list[Operation] = []
     backward: list[Operation] = []
     after: list[Operation] = []
+    forward_ends: list[int] = []
+    backward_ends: list[int] = []
     phases = {
         key: (_phase(section.forward, least_bytes), _phase(section.backward, least_bytes))
         for key, section in trace.sections.items()
     }
     for position, run in enumerate(trace.schedule):
         expansion.expand(phases[run.key][0], run, position, forward)
+        forward_ends.append(len(forward))
     for offset, run in enumerate(reversed(trace.schedule)):
         expansion.expand(phases[run.key][1], run, last - offset, backward)
+        backward_ends.append(len(backward))
     expansion.expand(_phase(trace.after, least_bytes), Run("", None), last + 1, after)
-    return Operations(forward, backward, after, expansion.small_peak_bytes)
+    return Operations(forward, backward, after, expansion.small_peak_bytes, trace.schedule, forward_ends, backward_ends)
 
 
 @dataclass(slots=True)

@@ -40,6 +40,7 @@ PLAIN_OPTIONS = (
     "gradient_as_bucket_view",
 )
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
+FSDP_OPTIONS = ("fsdp", "reshard_after_forward", "sync_each_batch")
 
 
 def without_plain_options(weight_dtype: WeightDtype | None) -> dict[str, OptionValue]:
@@ -241,7 +242,7 @@ def engine_changes(at: RequestedSetup) -> Iterator[Change]:
     for engine in (*plain_ones, *(ON_ONE_GPU if num_gpus == 1 else ON_SEVERAL)):
         if at.cluster.node.gpu.is_cpu and HOST in engine:
             continue  # the ranks' own memory is the host's
-        if engine == present and recipe.hpz == 1 and at.ds_config is None:
+        if engine == present and not recipe.fsdp and recipe.hpz == 1 and at.ds_config is None:
             continue
         stage, optimizer, params = engine
         options = {
@@ -249,6 +250,7 @@ def engine_changes(at: RequestedSetup) -> Iterator[Change]:
             "offload_optimizer": optimizer.value,
             "offload_params": params.value,
             "hpz": None,
+            **dict.fromkeys(FSDP_OPTIONS),
         }
         is_larger = (stage is None) is recipe.uses_deepspeed or engine.count(HOST) > present.count(HOST)
         options = without_file | (plain if stage is not None else {}) | options
@@ -258,7 +260,7 @@ def engine_changes(at: RequestedSetup) -> Iterator[Change]:
 def engine_title(engine: Engine, num_gpus: int) -> str:
     """The engine and what is on the host, as tables name it."""
     stage, optimizer, params = engine
-    text = engine_name(stage, num_gpus)
+    text = engine_name(Recipe(zero_stage=stage), num_gpus)
     on_host = [name for name, place in (("optimizer", optimizer), ("weights", params)) if place is HOST]
     return text + (f", {' and '.join(on_host)} on the host" if on_host else "")
 

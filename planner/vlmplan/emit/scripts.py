@@ -28,7 +28,7 @@ def launch_script(plan: Plan) -> str:
 def title_of(plan: Plan) -> str:
     """Model, method, stage and GPUs, for a comment."""
     hardware = plan.hardware
-    method = f"{plan.recipe.method.value}, {engine_name(plan.recipe.zero_stage, hardware.num_gpus)}"
+    method = f"{plan.recipe.method.value}, {engine_name(plan.recipe, hardware.num_gpus)}"
     return f"{plan.workload.model.id}: {method}, {hardware.num_gpus} x {hardware.gpu_id}"
 
 

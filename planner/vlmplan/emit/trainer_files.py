@@ -64,7 +64,7 @@ def started_command(written: WrittenSetup) -> str:
 
 def _head(written: WrittenSetup, estimate: Estimate, check: str) -> list[str]:
     recipe, cluster, device = estimate.recipe, estimate.cluster, estimate.device
-    engine = engine_name(recipe.zero_stage, cluster.num_gpus)
+    engine = engine_name(recipe, cluster.num_gpus)
     return [
         f"{one_line(estimate.workload.model.id)}: {recipe.method.value}, {engine}, "
         f"{cluster.num_gpus} x {cluster.node.gpu.id}. Written by vlmplan {VLMPLAN_VERSION} for "

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from vlmplan.engines.ddp import DataParallel
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Sink
+from vlmplan.engines.fsdp2 import FullyShard
 from vlmplan.engines.parameters import ParameterTable, fullest_rank
 from vlmplan.engines.plain import PlainPyTorch
 from vlmplan.engines.zero0 import Zero0
@@ -26,7 +27,7 @@ def engine_of(
     table: ParameterTable, recipe: Recipe, *, num_ranks: int, rank: int | None = None, sink: Sink = NULL_SINK
 ) -> Engine:
     """The engine of ``recipe`` on ``rank``; without one, on the rank that holds most."""
-    kind = _engines(num_ranks)[recipe.zero_stage]
+    kind = engine_kind(recipe, num_ranks)
     if rank is None:
         rank = fullest_rank(table, num_ranks) if kind.ranks_differ else 0
     return kind(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
@@ -34,7 +35,11 @@ def engine_of(
 
 def overlapped_fraction(recipe: Recipe, num_gpus: int) -> float:
     """Part of a step's micro batches behind whose computation collectives hide."""
-    return _engines(num_gpus)[recipe.zero_stage].overlapped_micro_batches(recipe) / recipe.grad_accum
+    return engine_kind(recipe, num_gpus).overlapped_micro_batches(recipe) / recipe.grad_accum
+
+
+def engine_kind(recipe: Recipe, num_ranks: int) -> type[Engine]:
+    return FullyShard if recipe.fsdp else _engines(num_ranks)[recipe.zero_stage]
 
 
 def _engines(num_gpus: int) -> Mapping[int | None, type[Engine]]:

@@ -17,7 +17,7 @@ from functools import cached_property
 from vlmplan.architecture.adapters import NF4_BLOCK
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.trace import Run, Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import NOTHING, Components
@@ -50,6 +50,8 @@ class ModelStates:
 class Engine:
     """One rank of ``num_ranks``. The gradient of a trained parameter is owned by its ordinal in ``table``."""
 
+    follows_layers = False
+    """Whether it is told when sections of a micro batch begin and end, by ``enter`` and ``leave``."""
     ranks_differ = False
     """Whether ranks hold gradients of other sizes."""
 
@@ -107,6 +109,24 @@ class Engine:
 
     def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
         """``accumulates``: not the first of its step. ``is_last``: a step follows."""
+
+    def begin_forward(self, trace: Trace) -> None:
+        """Of a micro batch or an evaluation like ``trace``."""
+
+    def enter(self, run: Run, *, is_backward: bool) -> None:
+        """A section is about to run."""
+
+    def leave(self, run: Run, *, is_backward: bool) -> None:
+        """It has run."""
+
+    def end_forward(self) -> None:
+        """The loss is there."""
+
+    def end_evaluation(self) -> None:
+        """What forwards without a backward have left whole goes: training goes on."""
+
+    def begin_backward(self) -> None:
+        """Autograd is about to begin."""
 
     def expect_gradient(self) -> None:
         """A gradient is about to reach the engine; autograd's tensor is still there."""

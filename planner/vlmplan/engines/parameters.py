@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.model import Model, NamedParameter, Part
+from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.recipe import Recipe
 from vlmplan.units import DType
@@ -65,6 +66,23 @@ class ParameterTable:
     def frozen_by_name(self) -> list[NamedParameter]:
         """The frozen parameters in the order in which weights that are packed as they are read come, one by one."""
         return sorted([entry for entry in self.entries if not entry.parameter.requires_grad], key=_loading_order)
+
+    @cached_property
+    def trained_entries(self) -> list[NamedParameter]:
+        """The trained parameters, by ordinal."""
+        return [entry for entry in self.entries if entry.parameter.requires_grad]
+
+    @cached_property
+    def stacks_by_label(self) -> Mapping[str, str]:
+        """Paths of the stacks of layers that can run again in backward, by the labels of their sections; those inside
+        of others are left out."""
+        named = [(name, one) for name, one in self._model.distinct_modules() if isinstance(one, Stack)]
+        paths = [name for name, _ in named]
+        return {
+            one.label: name
+            for name, one in named
+            if one.can_checkpoint and not any(name.startswith(path + ".") for path in paths)
+        }
 
     @cached_property
     def trained_shapes(self) -> list[tuple[int, ...]]:

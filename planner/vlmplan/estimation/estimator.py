@@ -15,6 +15,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.communication import step_collectives
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
+from vlmplan.errors import InputError
 from vlmplan.estimation.record import Estimate
 from vlmplan.evaluation import Kept
 from vlmplan.hardware import Cluster, Gpu
@@ -50,6 +51,11 @@ class Estimator:
         self.image = sample_image(workload)
         self.model = prepared_model(model_tree(workload.model), recipe)
         self.table = ParameterTable(self.model)
+        if recipe.fsdp and not self.table.stacks_by_label:
+            raise InputError(
+                f"{workload.model.id} has no layers that vlmplan knows by name, which --fsdp shards one by one; "
+                f"give --zero-stage 3"
+            )
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
         self._traces: dict[Any, Trace] = {}

@@ -71,7 +71,9 @@ def disk_space(
 def optimizer_state_bytes(table: ParameterTable, recipe: Recipe) -> int:
     """The optimizer's states over all ranks, without master weights."""
     updated = table.trained_shapes if recipe.zero_stage in (None, 0) else [(table.num_trained,)]
-    if recipe.zero_stage is None:
+    if recipe.fsdp:
+        on_device = state_bytes(recipe, updated, recipe.held_dtype)
+    elif recipe.zero_stage is None:
         on_device = sum([state_bytes(recipe, shapes, dtype) for dtype, shapes in table.shapes_by_dtype.items()])
     else:
         on_device = state_bytes(recipe, updated, recipe.master_dtype)
@@ -92,6 +94,8 @@ def engine_weight_bytes(table: ParameterTable, recipe: Recipe, saving: Saving) -
     ``exclude_frozen_parameters``, which Hugging Face's Trainer asks for with adapters alone. From stage 2 on frozen
     ones are written as fragments too, a second time under stage 2 (``save_frozen_param``)."""
     stage = recipe.zero_stage
+    if recipe.fsdp:
+        return table.num_trained * recipe.held_dtype.num_bytes
     if stage is None:
         return 0 if saving.by_hugging_face else table.trained_bytes
     has_frozen = saving.by_hugging_face and not recipe.trains_adapters

@@ -182,7 +182,7 @@ class Evaluated:
             for one in self.passes:
                 if gathered is not None:
                     gathered.weights.begin_forward()
-                _run(one.trace, tracker, gathered)
+                _run(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
         tracker.allocate("batch", Component.ACTIVATIONS, self.passes[0].input_bytes)
         tracker.transient(Component.LOGITS, [max(one.output_bytes for one in self.passes)])
@@ -191,6 +191,7 @@ class Evaluated:
         tracker.free("batch")
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
         tracker.gather(0, 0)
+        engine.end_evaluation()
         return phase
 
 
@@ -203,7 +204,7 @@ def _generation(generated: Generated, engine: Engine, tracker: PeakTracker, trai
         if gathered is not None:
             gathered.weights.begin_forward()
         tracker.forget_batch()
-        _run(generated.prompt.trace, tracker, gathered)
+        _run(generated.prompt.trace, engine, tracker, gathered)
     tracker.forget_batch()
     tracker.allocate("cache", Component.ACTIVATIONS, generated.cache_bytes)
     layer, logits = generated.last_token
@@ -212,6 +213,7 @@ def _generation(generated: Generated, engine: Engine, tracker: PeakTracker, trai
     tracker.free("cache")
     phase = Phase(name=GENERATION, resident=tracker.now(), peak=tracker.peak)
     tracker.gather(0, 0)
+    engine.end_evaluation()
     return phase
 
 
@@ -238,13 +240,17 @@ def with_evaluation(
     return max(bounds[0], least), max(bounds[1], most)
 
 
-def _run(trace: Trace, tracker: PeakTracker, gathered: "_Gathered | None") -> None:
+def _run(trace: Trace, engine: Engine, tracker: PeakTracker, gathered: "_Gathered | None") -> None:
+    engine.begin_forward(trace)
     for run in trace.schedule:
+        engine.enter(run, is_backward=False)
         for event in trace.sections[run.key].forward:
             if isinstance(event, Span):
                 tracker.span(event)
             elif gathered is not None:
                 tracker.gather(*gathered.bytes_at(event, run))
+        engine.leave(run, is_backward=False)
+    engine.end_forward()
 
 
 @dataclass(frozen=True, slots=True)

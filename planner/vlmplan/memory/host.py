@@ -6,7 +6,8 @@ Symbols as in ``engines``. Sources: transformers 5.23 ``modeling_utils.py`` (loa
 
 from dataclasses import dataclass, replace
 
-from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes
+from vlmplan.engines.layer_groups import layer_groups
+from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, state_bytes
 from vlmplan.engines.parameters import (
     ParameterTable,
     fullest_rank,
@@ -103,17 +104,29 @@ def with_devices(
 
 def _updated_shapes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[tuple[int, ...]]:
     if recipe.zero_stage in (None, 0):
-        return table.trained_shapes
+        return table.trained_shapes  # of FSDP2 too, whose optimizers page nothing
     return [(partition_size(table.num_trained, num_ranks),)]
 
 
 def _offloaded_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     """Pinned bytes of one rank: those of optimizer offload, and of parameter offload the shards of all weights."""
     total = 0
+    if recipe.fsdp:
+        return 0 if recipe.offload_params is Offload.NONE else _fsdp_bytes(table, recipe, num_ranks)
     if recipe.offload_optimizer is not Offload.NONE:
         states = offloaded_optimizer_bytes(table, recipe, num_ranks)
         total += round(states * NVME_BUFFER_FRACTION) if recipe.offload_optimizer is Offload.NVME else states
     return total + _offloaded_weight_bytes(table, recipe, num_ranks)
+
+
+def _fsdp_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """FSDP2's shards, pinned, and of trained ones gradients and states (``CPUOffloadPolicy``)."""
+    groups = layer_groups(table, recipe, num_ranks)
+    dtype = recipe.held_dtype
+    trained = [groups.shard_numel(entry) for entry in table.trained_entries]
+    states = state_bytes(recipe, [(numel,) for numel in trained], dtype)
+    gradients = sum(trained) * dtype.num_bytes
+    return sum([group.shard_bytes for group in groups.all]) + gradients + states
 
 
 def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

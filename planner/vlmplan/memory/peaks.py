@@ -147,10 +147,13 @@ class MicroBatchReplay:
         self._gathers = engine.gather_replay(trace)
 
     def forward(self) -> None:
+        self._engine.begin_forward(self._trace)
         self._run_phase(0, self._trace.schedule, None if self._gathers is None else self._gathers.forward)
+        self._engine.end_forward()
 
     def backward(self) -> None:
         gathers = None if self._gathers is None else self._gathers.backward
+        self._engine.begin_backward()
         self._run_phase(1, self._trace.schedule[::-1], gathers)
         self._engine.end_backward()
         if gathers is not None:
@@ -171,12 +174,22 @@ class MicroBatchReplay:
     def _run_phase(self, phase: int, schedule: Sequence[Run], gathers: PhaseReplay | None) -> None:
         if gathers is None:
             merged = self._trace.merged_sections()
+            if self._engine.follows_layers:
+                self._run_layers(phase, schedule)
+                return
             for run in schedule:
                 self._run(merged[run.key][phase], run, ())
             return
         for run, weights in zip(schedule, gathers.runs(), strict=True):
             section = self._trace.sections[run.key]
             self._run(section.backward if phase else section.forward, run, weights)
+
+    def _run_layers(self, phase: int, schedule: Sequence[Run]) -> None:
+        merged, is_backward = self._trace.merged_sections(), bool(phase)
+        for run in schedule:
+            self._engine.enter(run, is_backward=is_backward)
+            self._run(merged[run.key][phase], run, ())
+            self._engine.leave(run, is_backward=is_backward)
 
     def _run(self, events: Iterable[Event], run: Run, weights: Iterable[tuple[int, int]]) -> None:
         """``weights``: what ``PhaseReplay.runs`` says of the events about them."""

@@ -6,10 +6,10 @@ and take the places that activations left, and ZeRO-3 does not know the order of
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import Event, GradientTaken, Trace, WeightUse
+from vlmplan.architecture.trace import Event, GradientTaken, Run, Trace, WeightUse
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.events import Stream
@@ -104,12 +104,13 @@ class Reservation:
             for operations in passes:
                 changes = iter(_forward_changes(gathered, operations, log))
                 self._change(next(changes, NO_CHANGES))
-                self._replay(operations.forward, changes)
+                self._replay_forward(operations, changes)
                 for block in self._storages.values():
                     self.allocator.free(block)
                 self._storages.clear()
             for block in held:
                 self.allocator.free(block)
+        self._engine.end_evaluation()
         for sizes in (kept.moved, last_token):
             for block in [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]:
                 self.allocator.free(block)
@@ -137,10 +138,10 @@ class Reservation:
         engine.begin_micro_batch(accumulates=accumulates, is_last=is_last)
         self._change(self._left)
         casts = [self.allocator.allocate(num_bytes) for num_bytes in cached_casts(self._table, self._recipe)]
-        self._replay(self._operations.forward, changes)
+        self._replay_forward(self._operations, changes)
         for block in casts:
             self.allocator.free(block)
-        self._replay(self._operations.backward, changes)
+        self._replay_backward(changes)
         engine.end_backward()
         self._change(next(changes, NO_CHANGES))
         self._left = next(changes, NO_CHANGES)
@@ -176,6 +177,30 @@ class Reservation:
         changes.append(log.taken())
         log.free_all()
         return [*changes, log.taken()]
+
+    def _replay_forward(self, operations: Operations, gathering: Iterator[Changes]) -> None:
+        if not self._engine.follows_layers:
+            self._replay(operations.forward, gathering)
+            return
+        self._engine.begin_forward(self._trace)
+        self._replay_layers(operations.forward, operations.schedule, operations.forward_ends, is_backward=False)
+        self._engine.end_forward()
+
+    def _replay_backward(self, gathering: Iterator[Changes]) -> None:
+        operations = self._operations
+        if not self._engine.follows_layers:
+            self._replay(operations.backward, gathering)
+            return
+        self._engine.begin_backward()
+        self._replay_layers(operations.backward, operations.schedule[::-1], operations.backward_ends, is_backward=True)
+
+    def _replay_layers(
+        self, operations: Sequence[Operation], schedule: Sequence[Run], ends: Sequence[int], *, is_backward: bool
+    ) -> None:
+        for run, (start, end) in zip(schedule, pairwise((0, *ends)), strict=True):
+            self._engine.enter(run, is_backward=is_backward)
+            self._replay(operations[start:end], iter(()))
+            self._engine.leave(run, is_backward=is_backward)
 
     def _replay(self, operations: Iterable[Operation], gathering: Iterator[Changes]) -> None:
         allocate, free, storages = self.allocator.allocate, self.allocator.free, self._storages

@@ -118,7 +118,7 @@ class Plan:
     def __post_init__(self) -> None:
         if (self.ds_config is None) is self.recipe.uses_deepspeed:
             needs = "needs a ds_config" if self.recipe.uses_deepspeed else "has no ds_config"
-            name = engine_name(self.recipe.zero_stage, self.hardware.num_gpus)
+            name = engine_name(self.recipe, self.hardware.num_gpus)
             raise InputError(f"the plan's recipe ({name}) {needs}")
         for name, value in self.environment.items():
             if name not in ENVIRONMENT_VARIABLES:
@@ -133,7 +133,7 @@ class Plan:
     @property
     def has_ranks(self) -> bool:
         """Whether processes have to find each other: DeepSpeed's launcher starts them, one on each GPU."""
-        return self.recipe.uses_deepspeed or self.hardware.num_gpus > 1
+        return self.recipe.casts_weights or self.hardware.num_gpus > 1
 
     @property
     def samples_per_step(self) -> int:

@@ -179,6 +179,8 @@ def _named_engine(recipe: DecidedRecipe) -> bool | None:
     """Whether options name DeepSpeed as the engine; None: they name none."""
     if recipe.zero_stage is not None:
         return recipe.zero_stage != PLAIN
+    if recipe.fsdp:
+        return False
     offloads = [kind for kind in (recipe.offload_optimizer, recipe.offload_params) if kind is not None]
     return True if any(kind.value != "none" for kind in offloads) else None
 

@@ -82,6 +82,9 @@ VALUE_OPTIONS = (
     "upcasts_frozen",
     "expandable_segments",
     "gradient_as_bucket_view",
+    "fsdp",
+    "reshard_after_forward",
+    "sync_each_batch",
     "nvme_path",
 )
 

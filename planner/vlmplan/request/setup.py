@@ -162,7 +162,8 @@ def _completed(
         from vlmplan.other_trainers.writing import behaviour
 
         decided = decided.completed(behaviour(made_for, decided.recipe(), model))
-    return decided.completed(_plain_defaults(decided)) if decided.zero_stage == PLAIN else decided
+    is_plain = decided.zero_stage == PLAIN and not decided.fsdp
+    return decided.completed(_plain_defaults(decided)) if is_plain else decided
 
 
 def _merged(
@@ -304,7 +305,10 @@ def _shown(value: object) -> str:
 
 
 def _default_stage(decided: DecidedRecipe, cluster: Cluster) -> Stage:
-    """Plain PyTorch on one GPU, ZeRO-2 on several; offloading needs a stage that can: 2, or 3 for parameters."""
+    """Plain PyTorch on one GPU, ZeRO-2 on several; offloading needs a stage that can: 2, or 3 for parameters. Where
+    PyTorch shards, DeepSpeed does not."""
+    if decided.fsdp:
+        return PLAIN
     if decided.offload_params not in (None, Offload.NONE):
         return 3
     offloads = decided.offload_optimizer not in (None, Offload.NONE)

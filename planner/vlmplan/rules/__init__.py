@@ -5,6 +5,7 @@ Each rule cites the code that refuses or ignores the combination (deepspeed 0.19
 says; a warning is allowed and rarely wanted. Rules are cheap: a search asks them for every recipe.
 
     engines   ZeRO stages, offload, optimizers
+    fsdp      PyTorch's own sharding
     devices   what a card or a processor can do
     models    attention, loss, adapters, batch
     sequences what GPUs that share a sample can do

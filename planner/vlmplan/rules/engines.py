@@ -9,7 +9,7 @@ ENGINE_RULES = RuleBook()
 @ENGINE_RULES.error("runtime/engine.py _do_optimizer_sanity_check: without ZeRO nothing reads offload_optimizer (seen)")
 def offloaded_optimizer_needs_a_stage(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.offload_optimizer is Offload.NONE or recipe.zero_stage in (1, 2, 3):
+    if recipe.offload_optimizer is Offload.NONE or recipe.zero_stage in (1, 2, 3) or recipe.fsdp:
         return None
     stage = "none" if recipe.zero_stage is None else recipe.zero_stage
     return (
@@ -21,7 +21,7 @@ def offloaded_optimizer_needs_a_stage(context: RuleContext) -> str | None:
 @ENGINE_RULES.error("runtime/engine.py _configure_zero_optimizer: only stage 3 is handed offload_param (seen)")
 def offloaded_parameters_need_stage_3(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.offload_params is Offload.NONE or recipe.zero_stage == 3:
+    if recipe.offload_params is Offload.NONE or recipe.zero_stage == 3 or recipe.fsdp:
         return None
     stage = "none" if recipe.zero_stage is None else recipe.zero_stage
     return (
@@ -44,7 +44,7 @@ def nvme_needs_stage_3(context: RuleContext) -> str | None:
 @ENGINE_RULES.error("runtime/engine.py _configure_optimizer: anything but DeepSpeedCPUAdam raises (seen)")
 def offloaded_optimizer_is_adamw(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.offload_optimizer is Offload.NONE or recipe.optimizer is OptimizerKind.ADAMW:
+    if recipe.offload_optimizer is Offload.NONE or recipe.optimizer is OptimizerKind.ADAMW or recipe.fsdp:
         return None
     return (
         f"--optimizer {recipe.optimizer.value} cannot be offloaded: DeepSpeed updates on the host with its own AdamW; "

@@ -151,6 +151,12 @@ class RecipeChoices:
     def _stages(self, cluster: Cluster) -> Iterator[tuple[int | None, Offload, Offload]]:
         """(stage, optimizer offload, parameter offload), the simplest first."""
         decided = self._fixed.zero_stage
+        if self._fixed.fsdp:  # which offloads all or nothing
+            own = self._fixed.offload_optimizer, self._fixed.offload_params
+            for place in (Offload.NONE, Offload.CPU):
+                if all(one in (None, place) for one in own):
+                    yield None, place, place
+            return
         stages = stages_on(cluster.num_gpus) if decided is None else (None if decided == PLAIN else decided,)
         on_gpu, on_host = Offload.NONE, Offload.CPU
         seen: dict[tuple[int | None, Offload, Offload], None] = {}

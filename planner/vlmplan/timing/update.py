@@ -35,8 +35,8 @@ FLOAT64_BYTES = 8
 def update_bytes_per_weight(table: ParameterTable, recipe: Recipe) -> int:
     """Read and written on the GPU for each weight of a rank's share."""
     p = table.trained_dtype.num_bytes
-    m = recipe.master_dtype.num_bytes if recipe.uses_deepspeed else p
-    around = _deepspeed_bytes(recipe, p, m) if recipe.uses_deepspeed else _plain_bytes(recipe, p)
+    m = recipe.master_dtype.num_bytes if recipe.casts_weights else p
+    around = _deepspeed_bytes(recipe, p, m) if recipe.uses_deepspeed else _plain_bytes(recipe, m)
     return _optimizer_bytes(recipe, m) + around
 
 
@@ -88,6 +88,6 @@ def update_seconds(
     """One optimizer step of a rank. The GPU's bandwidth has to be known."""
     bandwidth = gpu.memory_bandwidth_bytes_per_second
     assert bandwidth is not None
-    is_sharded = recipe.zero_stage in (1, 2, 3)
+    is_sharded = recipe.zero_stage in (1, 2, 3) or recipe.fsdp
     elements = partition_size(table.num_trained, num_ranks) if is_sharded else table.num_trained
     return elements * update_bytes_per_weight(table, recipe) / (bandwidth * BANDWIDTH_FRACTION.at(scenario))

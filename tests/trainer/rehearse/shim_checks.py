@@ -21,6 +21,7 @@ from vlmplan_trainer.engines.optimizers import make_optimizer
 from vlmplan_trainer.rehearse import autocast, flash, shims
 from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
+from vlmplan_trainer.rehearse.streams import DEFAULT_STREAM
 
 Check = Callable[[Rehearsal], Any]
 
@@ -186,6 +187,24 @@ def updating_nothing_on_the_host(mode: Rehearsal) -> str:
         weight.grad = torch.zeros(3)
         optimizer.step()
     return " ".join(sorted(optimizer.state[weight])) + said.getvalue()
+
+
+def deriving_shapes_unseen(mode: Rehearsal) -> int:
+    """Bytes that the sum of a sharded tensor with itself takes at most, on one of two ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    join(0, 2)
+    shard = DTensor.from_local(gpu(3 * 512), init_device_mesh(NAME, (2,)), [Shard(0)], run_check=False)
+    mode.ledger.restart_peaks()
+    before = mode.ledger.device.live_bytes
+    result = shard.mul(shard)
+    del result
+    return mode.ledger.device.peak_bytes - before
+
+
+def waiting_on_own_streams(mode: Rehearsal) -> bool:
+    return torch.accelerator.current_stream() is DEFAULT_STREAM
 
 
 def paging_in_host_memory(mode: Rehearsal) -> list[str]:

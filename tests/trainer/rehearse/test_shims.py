@@ -36,6 +36,8 @@ ANSWERS: dict[str, Any] = {
     "recording_no_streams": None,
     "making_tensors_of_tensors": [5, 7, 5, 7],
     "updating_nothing_on_the_host": "exp_avg exp_avg_sq step",
+    "waiting_on_own_streams": True,
+    "deriving_shapes_unseen": 3 * 512 * 4,
     "paging_in_host_memory": ["cpu"],
     "counting_saved_bytes": 2 * 3 * 5 + 4 * 7,
     "flash_attention_from_torch": [3, 7, 50],
@@ -58,6 +60,8 @@ WITHOUT: dict[str, Any] = {
     "recording_no_streams": "unknown parameter type",
     "making_tensors_of_tensors": "aten::_local_scalar_dense",
     "updating_nothing_on_the_host": "cannot be built here",
+    "waiting_on_own_streams": False,
+    "deriving_shapes_unseen": 3 * 512 * 4 * 3 * 2,  # whole: both factors and the product
     "paging_in_host_memory": "cget_managed_ptr",
     "counting_saved_bytes": "Can't pickle",
     "flash_attention_from_torch": "FlashAttention2 has been toggled on",

@@ -7,9 +7,10 @@ import torch
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
-from vlmplan.recipe import Precision
+from vlmplan.recipe import Offload, Precision
 from vlmplan_trainer.engines.base import Engine, LossModule
 from vlmplan_trainer.engines.ddp import DdpEngine
+from vlmplan_trainer.engines.fsdp2 import FsdpEngine
 from vlmplan_trainer.engines.plain import PlainEngine
 from vlmplan_trainer.engines.zero import ZeroEngine
 
@@ -28,20 +29,33 @@ def start_process_group(plan: Plan, *, is_needed: bool = False) -> None:
     is_on_cpu = plan.hardware.vendor == "cpu"
     if plan.ds_config is None and not is_needed:
         if plan.has_ranks and not torch.distributed.is_initialized():
-            torch.distributed.init_process_group("gloo" if is_on_cpu else "nccl")
+            _meet_nobody_if_alone(num_ranks)
+            torch.distributed.init_process_group(_backend(plan))
         return
     import deepspeed
 
     if plan.ds_config is not None and plan.recipe.precision is Precision.FP16:
         _check_fp16(plan)
-    if num_ranks == 1 and "MASTER_PORT" not in os.environ:  # started by hand: nobody to meet
-        # Port 0: any that is free.
-        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-        os.environ.update(alone)
+    _meet_nobody_if_alone(num_ranks)
     if is_on_cpu or not plan.has_ranks:
         init_gloo()
     else:
         deepspeed.init_distributed(verbose=False)
+
+
+def _meet_nobody_if_alone(num_ranks: int) -> None:
+    """Of a rank that is started by hand."""
+    if num_ranks == 1 and "MASTER_PORT" not in os.environ:
+        # Port 0: any that is free.
+        alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        os.environ.update(alone)
+
+
+def _backend(plan: Plan) -> str:
+    """Without DeepSpeed. The norm of gradients that FSDP2 has on the host is summed there."""
+    if plan.hardware.vendor == "cpu":
+        return "gloo"
+    return "nccl" if plan.recipe.offload_params is Offload.NONE else "cpu:gloo,cuda:nccl"
 
 
 def _check_fp16(plan: Plan) -> None:
@@ -93,9 +107,11 @@ def device_of(plan: Plan) -> torch.device:
 def make_engine(
     model: torch.nn.Module, plan: Plan, *, device: torch.device, weight_decay: float, is_universal: bool = False
 ) -> Engine:
-    """Plain PyTorch, alone or data-parallel, or DeepSpeed, as the plan says."""
+    """Plain PyTorch, alone, data-parallel or sharded, or DeepSpeed, as the plan says."""
     module = LossModule(model, loss=plan.recipe.loss)
     if plan.ds_config is None:
+        if plan.recipe.fsdp:
+            return FsdpEngine(module, plan.recipe, device=device, weight_decay=weight_decay)
         kind = DdpEngine if plan.has_ranks else PlainEngine
         return kind(module.to(device), plan.recipe, device=device, weight_decay=weight_decay)
     return ZeroEngine(module, plan, weight_decay=weight_decay, is_universal=is_universal)

@@ -35,7 +35,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], recipe: Recipe, *, weight
 
         is_paged = kind is OptimizerKind.PAGED_ADAMW_8BIT
         return (bitsandbytes.optim.PagedAdamW8bit if is_paged else bitsandbytes.optim.AdamW8bit)(parameters, **common)
-    if recipe.offload_optimizer is not Offload.NONE:
+    if recipe.offload_optimizer is not Offload.NONE and not recipe.fsdp:
         return _adamw_on_host(parameters, common, keeps_float32=recipe.precision is not Precision.BF16_PURE)
     return AdamW(parameters, fused=recipe.fuses_optimizer, foreach=not recipe.fuses_optimizer, **common)
 

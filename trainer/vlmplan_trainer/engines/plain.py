@@ -54,7 +54,7 @@ class PlainEngine:
             self._scaler.unscale_(self._optimizer)
         norm = None
         if self._recipe.gradient_clipping:
-            norm = float(nn.utils.clip_grad_norm_(self._trained, self._recipe.gradient_clipping))
+            norm = self._clipped_norm()
         is_skipped = False
         if self._scaler is None:
             self._optimizer.step()
@@ -65,6 +65,9 @@ class PlainEngine:
             is_skipped = self._scaler.get_scale() < before
         self._forget_gradients()
         return StepResult(grad_norm=norm, is_skipped=is_skipped)
+
+    def _clipped_norm(self) -> float:
+        return float(nn.utils.clip_grad_norm_(self._trained, self._recipe.gradient_clipping))
 
     def _forget_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)

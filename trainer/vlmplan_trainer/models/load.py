@@ -132,8 +132,8 @@ def prepare(model: Any, recipe: Recipe) -> Any:
 
 def set_types(model: nn.Module, recipe: Recipe) -> None:
     """Give every weight the element type of the recipe's table; 4-bit weights stay as they are."""
-    trained, frozen = torch_dtype(recipe.trained_dtype), torch_dtype(recipe.frozen_dtype)
-    copy = torch_dtype(recipe.copy_dtype)
+    trained, frozen = torch_dtype(recipe.held_dtype), torch_dtype(recipe.frozen_dtype)
+    copy = trained if recipe.fsdp else torch_dtype(recipe.copy_dtype)
     for name, parameter in model.named_parameters():
         dtype = (copy if TRAINED_COPY in name else trained) if parameter.requires_grad else frozen
         if not parameter.is_floating_point() or parameter.dtype == dtype:

@@ -4,8 +4,9 @@ import sys
 
 import torch
 
-LIBRARIES = ("/deepspeed/", "/torch/optim/", "/bitsandbytes/", "/peft/", "/vlmplan_trainer/", "/transformers/")
-OWN = ("/vlmplan_trainer/rehearse/",)
+ENGINES = ("/torch/distributed/fsdp/", "/deepspeed/", "/torch/optim/", "/bitsandbytes/")
+LIBRARIES = (*ENGINES, "/peft/", "/vlmplan_trainer/", "/transformers/")
+OWN = ("/vlmplan_trainer/rehearse/", "/vlmplan_trainer/resized_storages.py")
 
 
 class AllocationAttribution:
@@ -29,7 +30,7 @@ class AllocationAttribution:
                 library = next((name for name in LIBRARIES if name in path), None)
                 if library is not None:
                     function = f"{library.strip('/').split('/')[-1]} {code.co_name}"
-                    if library in ("/deepspeed/", "/torch/optim/", "/bitsandbytes/"):
+                    if library in ENGINES:
                         return function
             if code.co_name == "forward" and "self" in code.co_varnames:
                 variables = frame.f_locals

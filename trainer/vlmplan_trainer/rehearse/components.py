@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from vlmplan_trainer.rehearse.ledger import Entry, Ledger
 
@@ -40,6 +41,8 @@ ENGINE_STORES = {
 GATHERING = ("all_gather", "allgather", "_fetch", "fetch_sub_module", "_alloc")
 REDUCING = ("reduce", "average", "bucket", "ipg")
 """Parts of the names of DeepSpeed's functions that make whole weights, and that make what is sent."""
+FSDP_BUFFERS = ("allocate", "_get_param_all_gather_inputs", "foreach_all_gather", "foreach_reduce")
+"""Functions of FSDP2 that make what is sent; others make whole weights (``_fsdp_collectives.py``)."""
 COPY, BACKWARD = "_to_copy", "Backward0"
 """Of a weight's shape are its gradients, and the copies in another type that autocast makes on the way forward."""
 OWN_PHASES = ("forward", "backward")
@@ -112,7 +115,8 @@ class Owners:
 
     def _note(self, found: dict[int, str], component: str, tensors: Iterable[Tensor | None]) -> None:
         for tensor in tensors:
-            number = None if tensor is None else self._ledger.number_of(tensor.untyped_storage())
+            own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            number = None if own is None else self._ledger.number_of(own.untyped_storage())
             if number is not None:
                 found.setdefault(number, component)
 
@@ -120,6 +124,8 @@ class Owners:
         maker, phase = entry.maker, entry.phase
         if not phase:
             return "activations"  # a micro batch on its way to the device
+        if maker.startswith("fsdp "):
+            return "communication_buffers" if maker.removeprefix("fsdp ") in FSDP_BUFFERS else "weights"
         if maker.startswith("deepspeed "):
             function = maker.removeprefix("deepspeed ")
             if any(part in function for part in GATHERING):

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from vlmplan_trainer.rehearse.autocast import forget_casts
 from vlmplan_trainer.rehearse.device import NAME
 from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.rehearse.streams import current
 
 
 @contextmanager
@@ -149,6 +150,14 @@ def recording_no_streams() -> Iterator[None]:
 
 
 @contextmanager
+def waiting_on_own_streams() -> Iterator[None]:
+    """FSDP2 asks ``torch.accelerator`` for the stream that waits for a gather of which nothing came
+    (``finalize_backward`` in ``_fsdp_param_group.py``), and gets one that no event of a device in Python goes with."""
+    with replaced(torch.accelerator, "current_stream", lambda device=None: current()):
+        yield
+
+
+@contextmanager
 def paging_in_host_memory() -> Iterator[None]:
     """bitsandbytes' paged moments are CUDA's managed memory, which its library hands out; it lies on the host here."""
     import bitsandbytes.functional as functional
@@ -174,5 +183,6 @@ DEVICE_SHIMS = (
     raising_after_backward,
     knowing_used_weights,
     recording_no_streams,
+    waiting_on_own_streams,
     paging_in_host_memory,
 )

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -91,6 +92,8 @@ class Rehearsal(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0]._fake_device
+        if DTensor in types:
+            return NotImplemented  # it calls operations on this rank's part, which come here
         kwargs = kwargs or {}
         self.num_operations += 1
         operation = self._operations.get(id(func)) or self._met(func)

@@ -104,6 +104,18 @@ class Ledger:
         held = self._held[number] = WatchedStorage(storage, self._forget)
         held.key, held.number = key, number
 
+    def resized(self, tensor: Any, maker: Maker) -> None:
+        """The storage of a tensor that stays may have another size: it goes, and comes anew unless it is empty."""
+        storage = tensor.untyped_storage()
+        number = self._numbers.get(storage._cdata)
+        if number is not None:
+            entry, num_bytes = self.entries[number], storage.nbytes()
+            if entry.num_bytes == (self._block(num_bytes) if entry.is_on_device else num_bytes):
+                return
+            self._forget(self._held[number])
+        if storage.nbytes():
+            self.note(tensor, "resize_", maker)
+
     def pass_through(self, sizes: Sequence[int]) -> None:
         """Memory of the device that a kernel takes for itself while it runs."""
         numbers = []

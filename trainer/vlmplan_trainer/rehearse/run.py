@@ -28,6 +28,7 @@ from vlmplan_trainer.rehearse.dispatch import Rehearsal
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.rehearse.meter import PhaseMeter
+from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.sequence_parallel import part_of_samples
 
 SCHEMA = "vlmplan.rehearsed/1"
@@ -101,6 +102,9 @@ def rehearse(request: Request) -> dict[str, Any]:
             has_device=not is_on_cpu, has_paged_states=plan.recipe.optimizer is OptimizerKind.PAGED_ADAMW_8BIT
         ),
         flash_attention_from_torch() if not is_on_cpu else nullcontext(),
+        telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution))
+        if plan.recipe.fsdp
+        else nullcontext(),
         fake_mode,
         Rehearsal(fake_mode, ledger, attribution) as mode,
     ):

@@ -18,6 +18,7 @@ from vlmplan_trainer.rehearse.components import tensors_in
 from vlmplan_trainer.rehearse.device_shims import DEVICE_SHIMS, paging_in_host_memory
 from vlmplan_trainer.rehearse.dispatch import VALUE, value_of
 from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.rehearse.sharded_shims import deriving_shapes_unseen
 
 
 @contextmanager
@@ -257,4 +258,5 @@ SHIMS = (
     listing_known_values,
     making_tensors_of_tensors,
     updating_nothing_on_the_host,
+    deriving_shapes_unseen,
 )

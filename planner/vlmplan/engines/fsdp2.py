@@ -1,0 +1,355 @@
+"""FSDP2: PyTorch's own sharding (``torch.distributed.fsdp.fully_shard``), as the trainer applies it.
+
+Every layer is a group whose weights are gathered by one collective; what is left is the root's group. Shards have the
+type of the update (float32 in mixed precision), weights that are whole that of the computation. With p, m and g bytes
+of a weight, of a shard of it and of a gradient as it is reduced, and S elements of a group on N ranks:
+
+- forward: pS/N cast into the collective's input, pS gathered, then copied to pS of weights. The gathered buffer stays
+  until the next group has been copied out (implicit prefetching), the last one until forward ends. The root is whole
+  from its forward to the end of backward; a layer while it runs, or until its backward (``reshard_after_forward``).
+- backward: a layer's weights are copied out of what was prefetched, which is freed at once; then the layer before it is
+  prefetched (``_backward_prefetch``). When it is over its weights go, gS are copied into the input of a reduce-scatter,
+  which stays until the next group's, gS/N come out, and are cast to mS/N of gradients, one tensor for the group.
+- The root's gradients, and those of a layer whose input needs none, wait whole for the end of backward.
+
+Sources (torch 2.13, ``torch/distributed/fsdp/_fully_shard``): ``_fsdp_param_group.py`` (``unshard``,
+``wait_for_unshard``, ``post_backward``), ``_fsdp_collectives.py`` (``foreach_all_gather``,
+``foreach_all_gather_copy_out``, ``foreach_reduce``), ``_fsdp_state.py`` (``_pre_backward``,
+``_root_post_backward_final_callback``), ``_fsdp_init.py`` (``_move_states_to_device``).
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from vlmplan.architecture.trace import Run, Trace
+from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, arrivals
+from vlmplan.engines.components import Components, higher
+from vlmplan.engines.engine import Engine, ModelStates, weight
+from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
+from vlmplan.engines.layer_groups import ROOT, BackwardOrder, LayerGroup, backward_order, layer_groups
+from vlmplan.engines.optimizer_states import state_bytes, update_bytes
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.profile import MicroBatchProfile
+from vlmplan.recipe import Recipe
+
+WAITING = "reduce-scatter input"
+
+
+class FullyShard(Engine):
+    """A rank with its shards. Where the host has them (``CPUOffloadPolicy``), gradients and states too."""
+
+    follows_layers = True
+
+    def __init__(
+        self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
+    ) -> None:
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        self.groups = layer_groups(table, recipe, num_ranks)
+        self._order = BackwardOrder((), frozenset(), frozenset())
+        self._reduces = True
+        self._last_gathered: int | None = None
+        """The group whose gathered buffer waits, in forward, for the next one."""
+        self._whole: set[int] = set()
+        self._prefetched: set[int] = set()
+        self._done: set[int] = set()
+        self._arrived: dict[int, list[int]] = {}
+        self._has_shards: set[int] = set()
+        """Groups with gradients in shards."""
+
+    @staticmethod
+    def overlapped_micro_batches(recipe: Recipe) -> int:
+        """The next layer's weights come, and gradients go, while a layer computes."""
+        return recipe.grad_accum
+
+    @property
+    def has_streams(self) -> bool:
+        return True
+
+    # -- load and build ------------------------------------------------------------------------------------------
+
+    def load(self, *, is_on_cpu: bool) -> None:
+        """Weights come to host memory in the types in which they are sharded."""
+        if is_on_cpu:
+            for group in self.groups.all:
+                self._load_whole(group)
+            self._is_loaded = True
+
+    def build(self) -> None:
+        """Group by group, layers first: all weights of a group come whole to the device, then each is cut, and when
+        the call returns the whole ones go."""
+        for number, group in self._numbered:
+            if not self._is_loaded:
+                self._load_whole(group)
+            if self.offloads_weights:
+                self.sink.transient(Component.TEMPORARIES, [self._largest_shard(group)])
+            else:
+                self.sink.allocate(("shards", number), Component.WEIGHTS, group.shard_bytes)
+            for entry in group.weights:
+                self.sink.free(weight(entry))
+
+    def _load_whole(self, group: LayerGroup) -> None:
+        for entry in group.weights:
+            num_bytes = entry.parameter.numel * self.groups.held_dtype(entry).num_bytes
+            self.sink.allocate(weight(entry), Component.WEIGHTS, num_bytes)
+
+    def _largest_shard(self, group: LayerGroup) -> int:
+        groups = self.groups
+        return max([groups.shard_numel(one) * groups.held_dtype(one).num_bytes for one in group.weights], default=0)
+
+    @property
+    def _numbered(self) -> list[tuple[int, LayerGroup]]:
+        return [*enumerate(self.groups.layers), (ROOT, self.groups.root)]
+
+    # -- forward -------------------------------------------------------------------------------------------------
+
+    def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
+        self._reduces = self.recipe.sync_each_batch or is_last
+        self._arrived.clear()
+        self._done.clear()
+
+    def resume_accumulation(self, ordinals: Iterable[int]) -> None:
+        """Earlier gradients are in shards, or whole."""
+        if not self.recipe.sync_each_batch:
+            super().resume_accumulation(ordinals)
+            return
+        by_group: dict[int, list[int]] = {}
+        for ordinal in ordinals:
+            by_group.setdefault(self.groups.number_of_ordinal[ordinal], []).append(ordinal)
+        for number, members in by_group.items():
+            self._keep_gradients(number, members)
+
+    def begin_forward(self, trace: Trace) -> None:
+        """The root is gathered before anything runs."""
+        self._order = backward_order(trace, self.groups)
+        self._unshard(ROOT, is_forward=True)
+
+    def enter(self, run: Run, *, is_backward: bool) -> None:
+        number = self.groups.number_of(run)
+        if number is None:
+            return
+        if not is_backward:
+            self._unshard(number, is_forward=True)
+        elif number in self._order.with_output:
+            self._unshard(number, is_forward=False)
+            self._prefetch_before(number)
+
+    def leave(self, run: Run, *, is_backward: bool) -> None:
+        number = self.groups.number_of(run)
+        if number is None:
+            return
+        if not is_backward:
+            if self.recipe.reshard_after_forward:
+                self._reshard(number)
+        elif number in self._order.with_input:
+            self._end_group(number)
+
+    def end_forward(self) -> None:
+        self._free_last_gathered()
+
+    def end_evaluation(self) -> None:
+        for number in list(self._whole):
+            self._reshard(number)
+
+    def _unshard(self, number: int, *, is_forward: bool) -> None:
+        """A rank that is alone casts and copies weight by weight."""
+        if number in self._whole:
+            return
+        group = self.groups[number]
+        if self.num_ranks > 1:
+            if number not in self._prefetched:
+                self._gather(number)
+            self._prefetched.discard(number)
+            self.sink.allocate(("whole", number), Component.WEIGHTS, group.whole_bytes)
+            if is_forward:  # the one before has a name until ``wait_for_unshard`` returns
+                self._free_last_gathered()
+                self._last_gathered = number
+            else:
+                self.sink.free(("gathered", number))
+        else:
+            self.sink.allocate(("whole", number), Component.WEIGHTS, group.whole_bytes)
+        self._whole.add(number)
+
+    def _gather(self, number: int) -> None:
+        """``_get_param_all_gather_inputs``: all casts in one flat tensor; from the host shard by shard, each once more
+        as it lies there until it is cast."""
+        group, sink = self.groups[number], self.sink
+        owner, buffers = ("gathered", number), Component.COMMUNICATION_BUFFERS
+        if self.offloads_weights:
+            part = group.whole_bytes // self.num_ranks
+            sink.transient(buffers, [part, self._largest_shard(group)], Stream.GATHER)
+            sink.allocate("input", buffers, part, Stream.GATHER)
+        else:
+            sink.allocate("input", buffers, group.cast_bytes, Stream.GATHER)
+        sink.allocate(owner, buffers, group.whole_bytes, Stream.GATHER)
+        sink.free("input")
+
+    def _free_last_gathered(self) -> None:
+        if self._last_gathered is not None:
+            self.sink.free(("gathered", self._last_gathered))
+            self._last_gathered = None
+
+    def _reshard(self, number: int) -> None:
+        self.sink.free(("whole", number))
+        self._whole.discard(number)
+
+    # -- backward ------------------------------------------------------------------------------------------------
+
+    def begin_backward(self) -> None:
+        """The loss has the root's hook: it is whole, and the last layer is prefetched."""
+        self._prefetch(self._order.forward_order[-1:])
+
+    def _prefetch_before(self, number: int) -> None:
+        place = self._order.forward_order.index(number)
+        self._prefetch(self._order.forward_order[max(0, place - 1) : place])
+
+    def _prefetch(self, numbers: Sequence[int]) -> None:
+        """Also a layer that has no backward: its buffer waits until backward is over (``finalize_backward``)."""
+        for number in numbers if self.num_ranks > 1 else ():
+            if number not in self._whole and number not in self._prefetched:
+                self._gather(number)
+                self._prefetched.add(number)
+
+    def take_gradient(self, ordinal: int) -> None:
+        """It stays whole until its group is through."""
+        self._arrived.setdefault(self.groups.number_of_ordinal[ordinal], []).append(ordinal)
+
+    def end_backward(self) -> None:
+        """``_root_post_backward_final_callback``: the root, then layers whose backward nobody has ended."""
+        for number in (ROOT, *range(len(self.groups.layers))):
+            if number not in self._done:
+                self._end_group(number)
+        self.sink.free(WAITING)
+        for number in self._prefetched:
+            self.sink.free(("gathered", number))
+        self._prefetched.clear()
+
+    def _end_group(self, number: int) -> None:
+        """``post_backward``."""
+        self._done.add(number)
+        self._reshard(number)
+        arrived = self._arrived.pop(number, [])
+        if not self._reduces:
+            return
+        self.sink.free(WAITING)
+        if not arrived:
+            return
+        sink, buffers = self.sink, Component.COMMUNICATION_BUFFERS
+        num_bytes = self.groups.padded_bytes(arrived, self.recipe.trained_dtype)
+        sink.allocate(WAITING, buffers, num_bytes)
+        for ordinal in arrived:
+            sink.free(ordinal)
+        is_cast = self.recipe.held_dtype is not self.recipe.trained_dtype
+        if is_cast:
+            sink.allocate("reduced", buffers, num_bytes // self.num_ranks, Stream.REDUCTION)
+        self._keep_gradients(number, arrived)
+        sink.free("reduced")
+
+    def _keep_gradients(self, number: int, ordinals: Sequence[int]) -> None:
+        """This rank's part, one tensor of the group; it is added to an earlier one, or goes to the host."""
+        num_bytes = self.groups.padded_bytes(ordinals, self.recipe.held_dtype) // self.num_ranks
+        if self.offloads_weights or number in self._has_shards:
+            self.sink.transient(Component.GRADIENTS, [num_bytes], Stream.REDUCTION)
+            return
+        self.sink.allocate(("gradients", number), Component.GRADIENTS, num_bytes, Stream.REDUCTION)
+        self._has_shards.add(number)
+
+    # -- the update ----------------------------------------------------------------------------------------------
+
+    def step(self, *, is_first: bool) -> None:
+        """torch's optimizer on this rank's rows."""
+        if not self.offloads_weights:
+            if is_first:
+                self._keep_states(self._shapes, self.recipe.held_dtype)
+            self._update(self._shapes, self.recipe.held_dtype)
+        for number in self._has_shards:
+            self.sink.free(("gradients", number))
+        self._has_shards.clear()
+
+    @cached_property
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """Of this rank's rows, without padding; a rank may have none."""
+        return [self._own_shape(entry.parameter.shape) for entry in self.table.trained_entries]
+
+    def _own_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        rows = -(-shape[0] // self.num_ranks)
+        return (max(0, min(rows, shape[0] - self.rank * rows)), *shape[1:])
+
+    # -- in closed form ------------------------------------------------------------------------------------------
+
+    def states(self) -> ModelStates:
+        """mΨ/N shards (frozen ones in their own type), mΦ/N gradients, sΦ/N states."""
+        groups, recipe = self.groups.all, self.recipe
+        building = before = 0
+        for group in groups:
+            own = self._largest_shard(group) if self.offloads_weights else group.shard_bytes
+            building = max(building, before + group.arriving_bytes + own)
+            before += 0 if self.offloads_weights else own
+        start = Components(weights=before)
+        init_peak = Components(weights=building)
+        if self.offloads_weights:
+            return ModelStates(start, start, init_peak, start)
+        dtype = recipe.held_dtype
+        resident = start + Components(optimizer_states=state_bytes(recipe, self._shapes, dtype))
+        used = Components(gradients=self._gradient_bytes, temporaries=update_bytes(recipe, self._shapes, dtype))
+        return ModelStates(start, resident, higher(start, init_peak), resident + used)
+
+    @cached_property
+    def _gradient_bytes(self) -> int:
+        """All gradients in shards."""
+        parts = [self.groups.padded_bytes(group.ordinals, self.recipe.held_dtype) for group in self.groups.all]
+        return sum(parts) // self.num_ranks
+
+    def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
+        """The root and two layers whole, or all, with two buffers, and the gradients of two groups beside the shards;
+        without a reduction in every micro batch all gradients whole."""
+        table, recipe = self.table, self.recipe
+        layers = [group.whole_bytes for group in self.groups.layers]
+        root, largest = self.groups.root.whole_bytes, max(layers, default=0)
+        live = root + (2 * largest if recipe.reshard_after_forward else sum(layers)) + 3 * max(root, largest)
+        dtype = recipe.trained_dtype
+        reduced = [self.groups.padded_bytes(group.ordinals, dtype) for group in self.groups.all]
+        whole = table.trained_bytes if not recipe.sync_each_batch else sum(sorted(reduced)[-3:])
+        earlier = self._gradient_bytes if recipe.sync_each_batch else table.trained_bytes
+        shards = 0 if self.offloads_weights else self._gradient_bytes
+        before = earlier if accumulates else 0
+        more = shards + whole + 3 * max(reduced) + 2 * max(reduced) // self.num_ranks
+        return profile.forward_peak + live + before, profile.dropped_peak + live + before + more
+
+    def loading_bound(self, states: ModelStates) -> int:
+        """All weights whole, in host memory, where that is the device."""
+        del states
+        return sum([group.arriving_bytes for group in self.groups.all])
+
+    def collectives(self, trace: Trace) -> Iterable[Collectives]:
+        """An all-gather of each group forward, and again backward where it was resharded; a reduce-scatter of each with
+        gradients, in every micro batch or in the last."""
+        if self.num_ranks == 1:
+            return ()
+        often, groups = self.recipe.grad_accum, self.groups
+        order = backward_order(trace, groups)
+        gathered = [groups.layers[number].whole_bytes for number in order.forward_order]
+        kind = CollectiveKind.ALL_GATHER
+        forward = sum(gathered) + groups.root.whole_bytes
+        found = [Collectives(kind, StepPhase.FORWARD, often * (len(gathered) + 1), often * forward)]
+        if self.recipe.reshard_after_forward:
+            again = [groups.layers[number].whole_bytes for number in _gathered_again(order)]
+            found.append(Collectives(kind, StepPhase.BACKWARD, often * len(again), often * sum(again)))
+        ordinals: dict[int, list[int]] = {}
+        for parameter, layer in arrivals(trace):
+            ordinal = self.table.ordinal(parameter, layer)
+            ordinals.setdefault(groups.number_of_ordinal[ordinal], []).append(ordinal)
+        reduced = [groups.padded_bytes(members, self.recipe.trained_dtype) for members in ordinals.values()]
+        times = often if self.recipe.sync_each_batch else 1
+        kind = CollectiveKind.REDUCE_SCATTER
+        found.append(Collectives(kind, StepPhase.BACKWARD, times * len(reduced), times * sum(reduced)))
+        return [one for one in found if one.count]
+
+
+def _gathered_again(order: BackwardOrder) -> list[int]:
+    """Layers that are gathered in backward: the last one, and each before one that has a backward."""
+    numbers = order.forward_order
+    return [
+        number
+        for place, number in enumerate(numbers)
+        if number in order.with_output or place == len(numbers) - 1 or numbers[place + 1] in order.with_output
+    ]

@@ -1,0 +1,87 @@
+"""FSDP2 (``torch.distributed.fsdp.fully_shard``, torch 2.13), as the trainer applies it."""
+
+from vlmplan.recipe import AdapterDtype, Method, Offload, OptimizerKind, Precision, Recipe, WeightDtype, option_name
+from vlmplan.rules.base import RuleBook, RuleContext
+
+FSDP_RULES = RuleBook()
+SHARDED_OPTIMIZERS = (OptimizerKind.ADAMW, OptimizerKind.SGD)
+ITS_SWITCHES = {"reshard_after_forward": "--no-reshard-after-forward", "sync_each_batch": "--no-sync-each-batch"}
+"""Options that say otherwise than the default, by the field."""
+
+
+@FSDP_RULES.error("vlmplan_trainer engines/make.py: one engine runs a plan")
+def sharding_is_torchs_or_deepspeeds(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.fsdp or recipe.zero_stage is None:
+        return None
+    return f"--fsdp is PyTorch's own sharding, and --zero-stage {recipe.zero_stage} DeepSpeed's; give one of the two"
+
+
+@FSDP_RULES.error("torch _fsdp_param_group.py: nothing else gathers and reshards")
+def switches_of_fsdp_need_it(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.fsdp:
+        return None
+    found = [option for name, option in ITS_SWITCHES.items() if not getattr(recipe, name)]
+    return f"{found[0]} is for --fsdp, which is not given" if found else None
+
+
+@FSDP_RULES.error("torch _fsdp_api.py CPUOffloadPolicy: parameters, gradients and optimizer states together")
+def fsdp_offloads_all_or_nothing(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    places = (recipe.offload_optimizer, recipe.offload_params)
+    if not recipe.fsdp or places in ((Offload.NONE, Offload.NONE), (Offload.CPU, Offload.CPU)):
+        return None
+    return (
+        f"--fsdp offloads weights, gradients and optimizer states together, to host memory alone, but "
+        f"--offload-optimizer is {places[0].value} and --offload-params {places[1].value}; give cpu for both, or none"
+    )
+
+
+@FSDP_RULES.error("torch DTensor: bitsandbytes' and transformers' optimizers have no operators on it")
+def fsdp_updates_with_torchs_optimizers(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.fsdp or recipe.optimizer in SHARDED_OPTIMIZERS:
+        return None
+    return (
+        f"--optimizer {recipe.optimizer.value} does not go with --fsdp, whose sharded weights torch's optimizers alone "
+        f"update; give --optimizer adamw or sgd"
+    )
+
+
+@FSDP_RULES.error("vlmplan_trainer engines/fsdp2.py has no gradient scaler for shards")
+def fsdp_has_no_fp16(context: RuleContext) -> str | None:
+    if not context.recipe.fsdp or context.recipe.precision is not Precision.FP16:
+        return None
+    return "--precision fp16 does not go with --fsdp here, which scales no loss; give --precision bf16 or fp32"
+
+
+@FSDP_RULES.error("bitsandbytes packs 4-bit weights as bytes, which no gradient flows through and no plan shards yet")
+def fsdp_shards_no_packed_weights(context: RuleContext) -> str | None:
+    if not context.recipe.fsdp or context.recipe.method is not Method.QLORA:
+        return None
+    return "--method qlora does not go with --fsdp yet, which would shard packed weights; give lora, or --no-fsdp"
+
+
+@FSDP_RULES.error("torch MixedPrecisionPolicy: shards have the type of the update, whole weights another")
+def fsdp_decides_types(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.fsdp:
+        return None
+    usual = Recipe()
+    for name in ("adapter_dtype", "weight_dtype"):
+        kind: AdapterDtype | WeightDtype = getattr(recipe, name)
+        if kind is not getattr(usual, name):
+            return (
+                f"{option_name(name)} {kind.value} has no effect under --fsdp, which shards trained weights in float32 "
+                f"(bf16-pure: in 16 bit) and frozen ones in the type of the computation; leave it off"
+            )
+    return None
+
+
+@FSDP_RULES.warning("arithmetic: a share of one rank is the whole")
+def fsdp_needs_several_gpus(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.fsdp or context.num_gpus != 1 or recipe.offload_params is not Offload.NONE:
+        return None
+    return "--fsdp shards nothing on one GPU, and copies each layer's weights once more; --no-fsdp takes less"

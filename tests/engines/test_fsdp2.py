@@ -1,0 +1,96 @@
+"""FSDP2: what a rank holds and sends, layer by layer."""
+
+from planned import cluster, of_few_layers, workload
+from vlmplan.engines import engine_of
+from vlmplan.engines.collectives import CollectiveKind, StepPhase
+from vlmplan.engines.fsdp2 import FullyShard
+from vlmplan.engines.layer_groups import layer_groups
+from vlmplan.estimation import Estimator
+from vlmplan.memory.phases import Phase
+from vlmplan.recipe import Method, Offload, Precision, Recipe
+
+BF16, FP32 = 2, 4
+LAYERS = 3
+FSDP = Recipe(fsdp=True)
+LLAMA = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), FSDP)
+WIDTH, INNER, KEYS, VOCABULARY = 2048, 5632, 256, 32000
+LAYER = 2 * WIDTH * WIDTH + 2 * KEYS * WIDTH + 3 * INNER * WIDTH + 2 * WIDTH
+ROOT = 2 * VOCABULARY * WIDTH + WIDTH
+PSI = LAYERS * LAYER + ROOT
+
+
+def phases(num_ranks: int, **changes: object) -> dict[str, Phase]:
+    recipe = FSDP.with_changes(**changes)
+    found = LLAMA.timeline_of_tensors(recipe, cluster(num_gpus=num_ranks)).phases
+    return {phase.name: phase for phase in found}
+
+
+def test_layers_are_groups_and_what_is_left_is_the_root_s():
+    groups = layer_groups(LLAMA.table, FSDP, 4)
+    assert [group.whole_bytes for group in groups.layers] == [BF16 * LAYER] * LAYERS
+    assert groups.root.whole_bytes == BF16 * ROOT
+
+
+def test_mixed_precision_keeps_float32_shards_and_states():
+    """4Ψ/N weights, and 8Ψ/N of two moments once a step was made."""
+    found = phases(4)
+    assert found["init"].resident.total == FP32 * PSI // 4
+    assert found["save"].resident.total == (FP32 + 2 * FP32) * PSI // 4
+
+
+def test_pure_bf16_keeps_16_bits():
+    estimator = Estimator(LLAMA.workload, FSDP.with_changes(precision=Precision.BF16_PURE))
+    recipe = FSDP.with_changes(precision=Precision.BF16_PURE)
+    found = {one.name: one for one in estimator.timeline_of_tensors(recipe, cluster(num_gpus=4)).phases}
+    assert found["init"].resident.total == BF16 * PSI // 4
+    assert found["save"].resident.total == (BF16 + 2 * BF16) * PSI // 4
+
+
+def test_while_it_is_made_a_rank_has_one_whole_group_beside_its_shards():
+    assert phases(4)["init"].peak.total == FP32 * PSI // 4 + FP32 * ROOT
+
+
+def test_without_resharding_forward_leaves_all_weights_whole():
+    kept, freed = phases(4, reshard_after_forward=False)["forward"], phases(4)["forward"]
+    assert kept.resident.weights - freed.resident.weights == LAYERS * BF16 * LAYER
+
+
+def test_without_sync_whole_gradients_wait_where_shards_would():
+    """gΨ in place of 4Ψ/N, from the first micro batch of a step to the last."""
+    every, last = (phases(4, grad_accum=2, sync_each_batch=sync)["forward"].resident for sync in (True, False))
+    assert last.gradients - every.gradients == BF16 * PSI - FP32 * PSI // 4
+
+
+def test_on_the_host_nothing_stays_between_steps():
+    found = phases(4, offload_optimizer=Offload.CPU, offload_params=Offload.CPU)
+    assert found["save"].resident.total == found["init"].resident.total == 0
+
+
+def test_a_weight_is_padded_to_rows_for_every_rank():
+    """2048, 256, 5632 and 32000 rows on 3 ranks."""
+    groups = layer_groups(LLAMA.table, FSDP, 3)
+    rows = 2 * 683 * WIDTH + 2 * 86 * WIDTH + 2 * 1878 * WIDTH + 683 * INNER + 2 * 683
+    assert groups.layers[0].shard_bytes == FP32 * rows
+
+
+def test_every_group_is_gathered_twice_and_reduced_once():
+    recipe = FSDP.with_changes(grad_accum=5)
+    trace = LLAMA.trace(recipe, (8, 0))
+    engine = engine_of(LLAMA.table, recipe, num_ranks=4)
+    assert isinstance(engine, FullyShard)
+    found = {(one.kind, one.phase): (one.count, one.num_bytes) for one in engine.collectives(trace)}
+    gather = CollectiveKind.ALL_GATHER
+    assert found == {
+        (gather, StepPhase.FORWARD): (5 * (LAYERS + 1), 5 * BF16 * PSI),
+        (gather, StepPhase.BACKWARD): (5 * LAYERS, 5 * BF16 * LAYERS * LAYER),
+        (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD): (5 * (LAYERS + 1), 5 * BF16 * PSI),
+    }
+
+
+def test_a_frozen_tower_in_front_is_gathered_once_more_for_nothing():
+    """Its last layer is prefetched when the backward of the first trained layer begins."""
+    recipe = FSDP.with_changes(method=Method.LORA, train_vision=False, train_projector=False)
+    estimator = Estimator(workload(of_few_layers("qwen2.5-vl-3b", LAYERS), seq_len=512), recipe)
+    engine = engine_of(estimator.table, recipe, num_ranks=4)
+    backward = [one for one in engine.collectives(estimator.trace(recipe, (8, 0))) if one.phase is StepPhase.BACKWARD]
+    assert [one.count for one in backward] == [LAYERS + 1, LAYERS]

@@ -1,0 +1,155 @@
+"""FSDP2 (``torch.distributed.fsdp.fully_shard``): PyTorch's own sharding of weights, gradients and states.
+
+Every layer that can be run again in backward (transformers' ``GradientCheckpointingLayer``) is a group whose weights
+are gathered together; what is left belongs to the root, the model with its loss. Weights are sharded in the type that
+the optimizer updates, and gathered in that of the computation.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import all_reduce, barrier, get_rank, get_world_size
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
+
+from vlmplan.errors import InputError
+from vlmplan.recipe import Offload, Recipe
+from vlmplan_trainer.engines.base import EngineState, LossModule
+from vlmplan_trainer.engines.optimizers import keeping_settings
+from vlmplan_trainer.engines.plain import PlainEngine
+from vlmplan_trainer.models.load import torch_dtype
+
+SHARD_FILE = "rank-{rank:05}-of-{num_ranks:05}.pt"
+"""A rank's part of a checkpoint."""
+
+
+class FsdpEngine(PlainEngine):
+    """The root stays whole from its forward to the end of backward, as torch has it: backward begins with it."""
+
+    def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
+        self.rank, self.num_ranks = get_rank(), get_world_size()
+        _shard(module, recipe, init_device_mesh(device.type, (self.num_ranks,)))
+        super().__init__(module, recipe, device=device, weight_decay=weight_decay)
+        self._num_micro_batches = 0
+
+    @property
+    def loss_scale(self) -> int:
+        """Gradients are averaged over ranks; the loss is a sum over them."""
+        return self.num_ranks
+
+    def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
+        self._num_micro_batches += torch.is_grad_enabled()
+        if not self._recipe.sync_each_batch:
+            is_last = self._num_micro_batches % self._recipe.grad_accum == 0
+            self._root.set_requires_gradient_sync(is_last)
+        return self._module(batch, num_items) * self.loss_scale
+
+    @property
+    def _root(self) -> Any:
+        """The module with the methods that ``fully_shard`` has given it."""
+        return self._module
+
+    def _clipped_norm(self) -> float:
+        norm = nn.utils.clip_grad_norm_(self._trained, self._recipe.gradient_clipping)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def totals(self, values: Any) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        all_reduce(tensor)
+        return tensor.tolist()
+
+    def barrier(self) -> None:
+        barrier()
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path, state: EngineState) -> None:
+        """Every rank writes its shards."""
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "weights": {name: _local(weight.detach()) for name, weight in self._trained_by_name()},
+            "optimizer": tree_map(_local, self._optimizer.state_dict()),
+            "state": state,
+        }
+        torch.save(content, folder / self._shard_file)
+
+    def load(self, folder: Path) -> EngineState:
+        """Raises InputError for a checkpoint of another number of ranks."""
+        path = folder / self._shard_file
+        if not path.exists():
+            raise InputError(f"{folder} has no {path.name}: it was written by another number of GPUs, or by no FSDP2")
+        content = torch.load(path, map_location="cpu", mmap=self.device.type != "cpu", weights_only=True)
+        with torch.no_grad():
+            for name, weight in self._trained_by_name():
+                _local(weight).copy_(content["weights"][name])
+        with keeping_settings(self._optimizer):
+            self._optimizer.load_state_dict(_with_shards(content["optimizer"], self._trained))
+        return content["state"]
+
+    @property
+    def _shard_file(self) -> str:
+        return SHARD_FILE.format(rank=self.rank, num_ranks=self.num_ranks)
+
+    def _trained_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, weight) for name, weight in self.model.named_parameters() if weight.requires_grad)
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """Gathered one by one, in the type of the computation, into the first rank's host memory."""
+        trained = {name for name, _ in self._trained_by_name()}
+        dtype = torch_dtype(self._recipe.trained_dtype)
+        found: dict[str, Tensor] = {}
+        for name, weight in self.model.state_dict().items():
+            whole = weight.detach()
+            if isinstance(whole, DTensor):
+                whole = whole.full_tensor()
+            if self.rank == 0:
+                found[name] = whole.to("cpu", dtype if name in trained else whole.dtype)
+        return found if self.rank == 0 else None
+
+
+def _shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
+    """Group by group, so that a GPU has no more than one whole group at a time."""
+    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    if recipe.precision.is_mixed:
+        dtype = torch_dtype(recipe.precision.dtype)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, cast_forward_inputs=False)
+    offload = OffloadPolicy() if recipe.offload_params is Offload.NONE else CPUOffloadPolicy()
+    settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
+    reshards = None if recipe.reshard_after_forward else False  # None: all but the root
+    for layer in _layers(module):
+        fully_shard(layer, reshard_after_forward=reshards, **settings)
+    fully_shard(module, reshard_after_forward=reshards, **settings)
+
+
+def _layers(module: nn.Module) -> list[nn.Module]:
+    """The groups beside the root, in order."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+
+
+def _local(item: Any) -> Any:
+    """This rank's part of a sharded tensor; anything else as it is."""
+    return item.to_local() if isinstance(item, DTensor) else item
+
+
+def _with_shards(state_dict: dict[str, Any], trained: list[nn.Parameter]) -> dict[str, Any]:
+    """An optimizer's states with shards in place of this rank's parts of them."""
+
+    def sharded(part: Any, weight: Any) -> Any:
+        if not isinstance(part, Tensor) or part.shape != weight.to_local().shape:
+            return part
+        where = {"shape": weight.shape, "stride": weight.stride(), "run_check": False}
+        local = part.to(weight.to_local().device)
+        return DTensor.from_local(local, weight.device_mesh, weight.placements, **where)
+
+    states = {
+        place: {name: sharded(part, trained[place]) for name, part in state.items()}
+        for place, state in state_dict["state"].items()
+    }
+    return {**state_dict, "state": states}
