@@ -8,6 +8,7 @@ from vlmplan.architecture.adapters import add_lora
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError
+from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.units import DType
 
 # peft warns of patterns for ranks that match no module; they match parameters.
@@ -34,6 +35,21 @@ QWEN3_MOE = {
     "eos_token_id": None,
 }
 MODELS = {"mixtral": MIXTRAL, "qwen3": QWEN3_MOE}
+GPT_OSS = packaged_config(
+    "gpt-oss-20b",
+    num_hidden_layers=2,
+    layer_types=["sliding_attention", "full_attention"],
+    vocab_size=4096,
+    hidden_size=512,
+    intermediate_size=384,
+    num_local_experts=8,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    head_dim=64,
+    pad_token_id=None,
+    eos_token_id=None,
+)
+STACKED = "experts.gate_up_proj,mlp.experts.down_proj"
 
 
 def adapted(config, targets, frozen=()):
@@ -55,10 +71,13 @@ def real_adapted(config, targets):
 
     from family_checks import real_model
 
-    targets = targets if targets == "all-linear" else targets.split(",")
+    layers, stacked = layer_targets(targets), stacked_targets(targets)
+    layers = layers if layers == "all-linear" else listed_targets(layers)
+    attention = "eager" if config["model_type"] == "gpt_oss" else "sdpa"
     # Fake tensors cannot be moved; the adapters are float32 from the start then, as peft makes them by a cast.
     with patch.object(torch.nn.Module, "to", lambda self, *args, **kwargs: self):
-        return peft.get_peft_model(real_model(config), peft.LoraConfig(target_modules=targets, r=RANK))
+        adapters = peft.LoraConfig(target_modules=layers, target_parameters=stacked, r=RANK)
+        return peft.get_peft_model(real_model(config, attention=attention), adapters)
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
@@ -76,6 +95,15 @@ def test_adapters_have_the_sizes_that_peft_gives_them(config, targets):
     }
     entries = [entry for entry in adapted(config, targets).parameters() if entry.parameter.requires_grad]
     assert {entry.name: entry.parameter.shape for entry in entries} == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "targets"),
+    [(GPT_OSS, f"all-linear,{STACKED}"), (GPT_OSS, "experts.down_proj"), (QWEN3_MOE, f"q_proj,{STACKED}")],
+    ids=["gpt-oss", "gpt-oss alone", "qwen3"],
+)
+def test_adapters_of_named_experts_have_the_sizes_that_peft_gives_them(config, targets):
+    test_adapters_have_the_sizes_that_peft_gives_them(config, targets)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +165,13 @@ def test_one_of_two_fused_names_is_refused():
 def test_a_frozen_language_model_has_no_adapted_experts():
     with pytest.raises(InputError, match="no layer is left"):
         adapted(MIXTRAL, "all-linear", frozen=[Part.LANGUAGE])
+
+
+def test_a_name_that_no_stack_of_experts_has_is_refused_with_those_that_there_are():
+    with pytest.raises(InputError, match=r"there are experts\.gate_up_proj, experts\.down_proj"):
+        adapted(GPT_OSS, "experts.up_proj")
+
+
+def test_experts_that_all_linear_adapts_already_are_refused():
+    with pytest.raises(InputError, match="another target adapts it already"):
+        adapted(MIXTRAL, "all-linear,experts.down_proj")

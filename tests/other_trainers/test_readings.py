@@ -439,3 +439,13 @@ def test_a_file_that_goes_on_from_a_checkpoint_is_told_where_that_is_counted(rea
     told = "goes on from a checkpoint"
     assert any(told in note for note in read(TRL | {"resume_from_checkpoint": "out/checkpoint-9"}).notes)
     assert not any(told in note for note in read(TRL | {"resume_from_checkpoint": False}).notes)
+
+
+def test_stacked_experts_are_targets_beside_layers(read):
+    values = {**TRL, "lora_target_parameters": ["mlp.experts.gate_up_proj", "experts.down_proj"]}
+    assert read(values).options["lora_targets"] == "all-linear,mlp.experts.gate_up_proj,experts.down_proj"
+
+
+def test_other_parameters_are_refused(read):
+    with pytest.raises(InputError, match=r"lora_target_parameters.*experts\.NAME"):
+        read({**TRL, "lora_target_parameters": ["mlp.gate.weight"]})

@@ -11,10 +11,11 @@ from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.parameter_adapters import adapted_parameters, wrap_parameters
+from vlmplan.architecture.parameter_adapters import AdaptableModule, adapted_parameters, wrap_parameters
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError, nearest
+from vlmplan.lora_targets import is_stacked, layer_targets, stacked_targets
 from vlmplan.units import DType
 
 NF4_BLOCK = 64
@@ -22,6 +23,8 @@ NF4_BLOCK = 64
 NF4_SCALE_BLOCK = 256
 """Scales per block of the second quantisation."""
 ADAPTABLE = (Linear, PatchEmbedding, Embedding)
+STACK_DIMENSIONS = 3
+"""Of the weights of all experts in one: (experts, out, in)."""
 
 
 def nf4_bytes(numel: int, *, double_quantises: bool = True) -> int:
@@ -201,14 +204,19 @@ def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part],
 
     Names match by suffix over the whole model. Raises InputError if a name matches nothing or no layer is left.
     """
-    names, ranks = adapted_parameters(model.PARAMETER_TARGETS, target_names(model, targets), rank)
+    stacked = stacked_targets(targets)
+    layers = layer_targets(targets)
+    asked: Collection[str] | None = () if stacked and not layers else target_names(model, layers)
+    names, ranks = adapted_parameters(model.PARAMETER_TARGETS, asked, rank)
+    places = list(_places(model))
+    _check_stacked(stacked, ranks, places)
+    ranks |= dict.fromkeys(stacked, rank)
     if ranks and dropout:
         raise InputError(
             f"--lora-dropout is {dropout}, but peft adapts the parameters {', '.join(ranks)} of this model "
             f"whole, which it does without dropout alone; give 0, or other --lora-targets"
         )
     absent, unfit = set(names or ()), set(names or ())
-    places = list(_places(model))
     num_adapted = wrap_parameters((place for place in places if model.part_of(place[2]) not in frozen), ranks)
     for parent, child_name, full_name, child in places:
         if names is None:
@@ -228,6 +236,23 @@ def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part],
         raise InputError(f"--lora-targets {','.join(sorted(unfit))}: only linear and embedding layers take adapters")
     if not num_adapted:
         raise InputError(f"--lora-targets {targets}: no layer is left to adapt outside the frozen parts")
+
+
+def _check_stacked(
+    stacked: Sequence[str], ranks: Collection[str], places: Sequence[tuple[Module, str, str, Module]]
+) -> None:
+    """Raises InputError for a name of stacked experts that no module has, or that something else adapts already."""
+    holders = [(full, child) for _, _, full, child in places if isinstance(child, AdaptableModule)]
+    stacks = ((full, name, one) for full, child in holders for name, one in child.parameters_by_name.items())
+    known = [f"{full}.{name}" for full, name, one in stacks if len(one.shape) == STACK_DIMENSIONS]
+    short = dict.fromkeys(".".join(name.split(".")[-2:]) for name in known)
+    for name in stacked:
+        if not any(f".{one}".endswith(f".{name}") for one in known):
+            there = [one for one in short if is_stacked(one)]
+            hint = f"there are {', '.join(there)}" if there else "this model has no stacked experts"
+            raise InputError(f"--lora-targets {name}: no stack of experts has such a name; {hint}")
+        if any(name.endswith(f".{other}") for other in ranks):
+            raise InputError(f"--lora-targets {name}: another target adapts it already; leave it out")
 
 
 def _absence(absent: Sequence[str], places: Sequence[tuple[Module, str, str, Module]]) -> str:

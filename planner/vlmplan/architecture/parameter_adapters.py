@@ -20,6 +20,9 @@ from vlmplan.errors import InputError
 class AdaptableModule(Module):
     """A module that uses parameters of its own and reads them through ``weight_of``, so that they can be adapted."""
 
+    is_transposed = False
+    """Whether stacked weights are (experts, in, out), in place of (experts, out, in)."""
+
     def __init__(self) -> None:
         super().__init__()
         self.adapted_weights: dict[str, Callable[[], Tensor]] = {}
@@ -41,6 +44,8 @@ class LoraParameter(Module):
         self.base_layer: Any = base
         parameter = owner.parameters_by_name[name]
         *experts, out_features, in_features = parameter.shape
+        if owner.is_transposed:
+            in_features, out_features = out_features, in_features
         self.num_experts = experts[0] if experts else 1
         self.rank = rank
         self.lora_A = Linear(in_features, rank * self.num_experts)

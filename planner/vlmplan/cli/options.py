@@ -120,7 +120,9 @@ RECIPE: tuple[Decorator, ...] = (
     _choice("--method", ("full", "lora", "qlora"), "What is trained."),
     _count("--lora-rank", "Rank of the adapters.  [default: 16]"),
     click.option(
-        "--lora-targets", metavar="NAMES", help="all-linear, attention, or names NAME,NAME.  [default: all-linear]"
+        "--lora-targets",
+        metavar="NAMES",
+        help="all-linear, attention, names NAME,NAME; experts.NAME for stacked experts.  [default: all-linear]",
     ),
     _count("--lora-alpha", "Numerator of the adapters' scale.  [default: twice the rank]"),
     click.option("--lora-dropout", type=float, metavar="P", help="Dropped part of what adapters see.  [default: 0]"),

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
 from vlmplan.recipe import ALL_LINEAR, Method, Recipe, WeightDtype
@@ -107,12 +108,13 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
 def _lora(recipe: Recipe, workload: Workload) -> dict[str, object] | None:
     if not recipe.trains_adapters:
         return None
-    names = [name.strip() for name in recipe.lora_targets.split(",")]
+    layers, stacked = layer_targets(recipe.lora_targets), stacked_targets(recipe.lora_targets)
     return {
         "r": recipe.lora_rank,
         "lora_alpha": recipe.adapter_alpha,
         "lora_dropout": recipe.lora_dropout,
         "use_rslora": recipe.use_rslora,
-        "target_modules": recipe.lora_targets if recipe.lora_targets == ALL_LINEAR else names,
+        "target_modules": layers if layers == ALL_LINEAR else listed_targets(layers),
+        **({"target_parameters": stacked} if stacked else {}),
         "modules_to_save": trained_embeddings(workload.model) if recipe.train_embeddings else None,
     }

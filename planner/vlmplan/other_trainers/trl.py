@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from vlmplan.data_rules import DataRules
+from vlmplan.lora_targets import is_stacked
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Defaults, attention_option, read_arguments
@@ -111,8 +112,10 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         "use_rslora": settings.flag("use_rslora", False),
     }
     settings.only("use_dora", f"DoRA: {NOT_PLANNED}")
-    settings.only("lora_target_parameters", f"adapters on stacked experts: {NOT_PLANNED}")
     targets = settings.names("lora_target_modules")
+    stacked = settings.names("lora_target_parameters")
+    if not all(is_stacked(name) for name in stacked):
+        settings.refuse("lora_target_parameters", f"adapters on weights other than experts.NAME: {NOT_PLANNED}")
     if targets == [ALL_LINEAR]:
         options["lora_targets"] = ALL_LINEAR
     elif targets:
@@ -127,6 +130,8 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         else:
             options["lora_targets"] = default
             settings.note(f"lora_target_modules is not said: peft adapts {default} of {model.model_type}")
+    if stacked and "lora_targets" in options:
+        options["lora_targets"] = ",".join([str(options["lora_targets"]), *stacked])
     copies = settings.names("lora_modules_to_save")
     if copies and EMBEDDINGS.issuperset(copies):
         options["train_embeddings"] = True

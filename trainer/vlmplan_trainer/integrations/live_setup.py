@@ -136,7 +136,8 @@ def _adapter_options(model: nn.Module) -> dict[str, Any]:
     options: dict[str, Any] = {key: getattr(config, own) for key, own in LORA_KEYS.items()}
     options |= {"method": "lora", "use_rslora": bool(config.use_rslora)}
     targets = config.target_modules
-    options["lora_targets"] = targets if isinstance(targets, str) else ",".join(sorted(targets))
+    layers = [targets] if isinstance(targets, str) else sorted(targets or ())
+    options["lora_targets"] = ",".join([*layers, *(config.target_parameters or ())])
     copies = set(getattr(config, "modules_to_save", None) or ())
     if copies and copies <= {"embed_tokens", "lm_head"}:
         options["train_embeddings"] = True

@@ -13,6 +13,7 @@ from torch import nn
 
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
+from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.recipe import ALL_LINEAR, Recipe
 from vlmplan.training import adapter_problem
 from vlmplan_trainer.models.parts import Part, Parts, frozen_parts
@@ -43,7 +44,8 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
         lora_alpha=recipe.adapter_alpha,
         lora_dropout=recipe.lora_dropout,
         use_rslora=recipe.use_rslora,
-        target_modules=lora_targets(model, recipe.lora_targets),
+        target_modules=lora_targets(model, layer_targets(recipe.lora_targets)),
+        target_parameters=stacked_targets(recipe.lora_targets) or None,
         exclude_modules=_frozen_pattern(parts, recipe),
         modules_to_save=embeddings,
         ensure_weight_tying=embeddings is not None and ties,
@@ -94,7 +96,7 @@ def lora_targets(model: Any, targets: str) -> str | list[str]:
         return ALL_LINEAR
     if targets == ATTENTION:
         return _of_linears(model, attention_linears(model))
-    return _of_linears(model, [name.strip() for name in targets.split(",") if name.strip()])
+    return _of_linears(model, listed_targets(targets))
 
 
 def _of_linears(model: Any, suffixes: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, Evaluation, Kept
 from vlmplan.hardware import Cluster
+from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.other_trainers.hugging_face import ATTENTION, OPTIMIZERS
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
@@ -209,8 +210,14 @@ def attention_name(kind: AttentionImplementation, names: Mapping[str, AttentionI
 
 
 def adapter_names(recipe: Recipe) -> list[str]:
-    """The modules of ``lora_targets``."""
-    return [name.strip() for name in recipe.lora_targets.split(",") if name.strip()]
+    """The modules of ``lora_targets``, without stacked experts."""
+    return listed_targets(layer_targets(recipe.lora_targets))
+
+
+def no_stacked_experts(context: LimitContext) -> tuple[str, ...] | None:
+    """Where a trainer has no key for peft's ``target_parameters``."""
+    has_stacked = context.recipe.trains_adapters and stacked_targets(context.recipe.lora_targets)
+    return () if has_stacked else None
 
 
 def trained_embeddings(model: ModelFiles) -> list[str]:

@@ -24,6 +24,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     leaves_adapters_wide,
     model_name,
     needs_processes,
+    no_stacked_experts,
     trained_embeddings,
     training_arguments,
 )
@@ -61,6 +62,12 @@ def _projector(context: LimitContext) -> tuple[bool, ...] | None:
 
 LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
+    Limit(
+        field="lora_targets",
+        allowed=no_stacked_experts,
+        sentence="adapters on stacked experts are not written for it; name layers alone",
+        source="hparams/finetuning_args.py LoraArguments has lora_target, and no key for parameters",
+    ),
     TIED_CHECKPOINTING,
     Limit(
         field="loss",

@@ -20,6 +20,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     loaded_type,
     model_name,
     needs_processes,
+    no_stacked_experts,
     one_type,
     peft_adapters,
     trained_embeddings,
@@ -43,6 +44,12 @@ def _named_parts(context: LimitContext) -> tuple[bool, ...] | None:
 
 MS_SWIFT_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
+    Limit(
+        field="lora_targets",
+        allowed=no_stacked_experts,
+        sentence="adapters on stacked experts are not written for it; name layers alone",
+        source="that its target_parameters does the same has not been tried",
+    ),
     Limit(
         field="loss",
         allowed=always(LossKind.MODEL),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
+from vlmplan.lora_targets import stacked_targets
 from vlmplan.other_trainers.trl import TRL
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
@@ -126,7 +127,10 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **adapter_settings(
             recipe,
             rank="lora_r",
-            targets={"lora_target_modules": adapter_names(recipe)},
+            targets={
+                "lora_target_modules": adapter_names(recipe),
+                **({"lora_target_parameters": stacked} if (stacked := stacked_targets(recipe.lora_targets)) else {}),
+            },
             embeddings={"lora_modules_to_save": trained_embeddings(workload.model)},
         ),
         **({"load_in_4bit": True} if recipe.method is Method.QLORA else {}),
