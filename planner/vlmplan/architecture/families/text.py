@@ -39,6 +39,8 @@ TEXT_FAMILIES = {
     "qwen3_moe": "mixtral",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
+    "stablelm": "stablelm",
+    "starcoder2": "starcoder2",
 }
 """Model_types of language models, and the modules of families with their ``build(config)`` and ``decoder(config)``."""
 

@@ -1,0 +1,121 @@
+"""StableLM: a Llama with layer norms, positions on part of each head, and perhaps attention beside the MLP.
+
+Source: transformers 5.23 ``models/stablelm/modeling_stablelm.py``.
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import Scores, attend, heads_together
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.glm4v import rotary_fraction
+from vlmplan.architecture.families.llama import (
+    Decoder,
+    DecoderShape,
+    GatedMlp,
+    RotaryContext,
+    decoder_shape,
+    with_head,
+)
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
+
+ROTARY_FRACTION = 0.25
+"""``StableLmConfig``: the part of each head that is rotated where the file does not say."""
+
+
+class StableLmAttention(Module):
+    """``StableLmAttention``."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+        super().__init__()
+        self.shape, self.rotary_width, width = shape, rotary_width, shape.hidden_size
+        key_width = shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(width, width, bias=shape.qkv_bias)
+        self.k_proj = Linear(width, key_width, bias=shape.qkv_bias)
+        self.v_proj = Linear(width, key_width, bias=shape.qkv_bias)
+        self.o_proj = Linear(width, width)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        k = self.k_proj(x).view(*keys)
+        v = self.v_proj(x).view(*keys)
+        q_part, q_rest = self._parts(q)
+        k_part, k_rest = self._parts(k)
+        q_part = ops.rotate(q_part, context.cos, context.sin)
+        k_part = ops.rotate(k_part, context.cos, context.sin)
+        q = ops.concatenate([q_part, q_rest], q.shape)
+        k = ops.concatenate([k_part, k_rest], k.shape)
+        mask = context.masks.get(None)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores)
+        return self.o_proj(heads_together(context.backend, q, k, out, has_mask=mask is not None))
+
+    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rest_width = x.shape[-1] - self.rotary_width
+        # A slice of everything is x itself, without an operation of its own.
+        return ops.slice_last(x, self.rotary_width) if rest_width else x, ops.slice_last(x, rest_width)
+
+
+class StableLmLayer(Module):
+    """``StableLmDecoderLayer``; with ``is_parallel`` one norm serves attention and MLP."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int, *, is_parallel: bool, dropout: float) -> None:
+        super().__init__()
+        self.is_parallel, self.dropout = is_parallel, dropout
+        self.self_attn = StableLmAttention(shape, rotary_width)
+        self.mlp = GatedMlp(shape.hidden_size, shape.intermediate_size, activation=shape.activation)
+        self.input_layernorm = LayerNorm(shape.hidden_size)
+        if not is_parallel:
+            self.post_attention_layernorm = LayerNorm(shape.hidden_size)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        attended = self.self_attn(x, context)
+        if self.is_parallel:
+            out = ops.dropout(self.mlp(x), self.dropout)
+            return ops.add(ops.add(residual, attended), out)
+        residual = ops.add(residual, attended)
+        out = ops.dropout(self.mlp(self.post_attention_layernorm(residual)), self.dropout)
+        return ops.add(residual, out)
+
+
+class StableLmDecoder(Decoder):
+    """``StableLmModel``."""
+
+    def __init__(self, shape: DecoderShape, rotary_width: int, *, is_parallel: bool, dropout: float) -> None:
+        layer = StableLmLayer(shape, rotary_width, is_parallel=is_parallel, dropout=dropout)
+        super().__init__(shape, Stack.of(layer, shape.num_layers, label="layers"))
+        self.norm = LayerNorm(shape.hidden_size)
+        self.rotary_width = rotary_width
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (1, 1, x.shape[1], self.rotary_width)
+        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+
+
+def decoder(config: Config) -> StableLmDecoder:
+    """The decoder alone, as composite models hold it (``families.text``). Raises InputError for norms of each head."""
+    if config.boolean("qk_layernorm"):
+        raise InputError("config.json: qk_layernorm is set; StableLM models with a norm for each head are not planned")
+    shape = decoder_shape(config)
+    shape = replace(
+        shape,
+        head_dim=shape.hidden_size // shape.num_heads,
+        qkv_bias=config.boolean("use_qkv_bias"),
+        windows=(),
+        scores=Scores(dropout=config.number("attention_dropout")),
+    )
+    rotary_width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
+    is_parallel = config.boolean("use_parallel_residual")
+    return StableLmDecoder(shape, rotary_width, is_parallel=is_parallel, dropout=config.number("hidden_dropout"))
+
+
+def build(config: Config) -> CausalLM:
+    """``StableLmForCausalLM``."""
+    return with_head(decoder(config), config)

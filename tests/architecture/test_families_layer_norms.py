@@ -1,0 +1,56 @@
+"""StarCoder 2 and StableLM against transformers: Llamas with layer norms."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from family_checks import assert_parameters_and_linears_match, assert_step_matches, text_inputs
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch
+from vlmplan.errors import InputError
+
+BATCH = Batch(micro_batch=2, num_tokens=150)
+SIZES = {"hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 4, "vocab_size": 100}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+DROPOUTS = {"residual_dropout": 0.1, "embedding_dropout": 0.1, "sliding_window": 64, "use_bias": False}
+CONFIGS = {
+    "starcoder2": {"model_type": "starcoder2", **SIZES, "residual_dropout": 0.0, "embedding_dropout": 0.0},
+    "starcoder2 with dropout and a window": {"model_type": "starcoder2", **SIZES, **DROPOUTS},
+    "stablelm": {"model_type": "stablelm", **SIZES},
+    "stablelm with attention beside the MLP": {
+        "model_type": "stablelm",
+        **SIZES,
+        "use_parallel_residual": True,
+        "use_qkv_bias": True,
+        "hidden_dropout": 0.1,
+        "partial_rotary_factor": 0.5,
+    },
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(name):
+    assert_parameters_and_linears_match(CONFIGS[name])
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_step_keeps_and_peaks_as_in_transformers(name):
+    # CPU keeps means and deviations of a layer norm in the model's type, CUDA in float32: 4 bytes a row and norm.
+    assert_step_matches(CONFIGS[name], BATCH, text_inputs(BATCH), tolerance=0.004)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(name):
+    # Integers of a few bytes a token (positions, shifted labels) show where so little is kept.
+    measured, predicted = assert_step_matches(
+        CONFIGS[name], BATCH, text_inputs(BATCH), checkpoints=True, tolerance=0.01
+    )
+    assert predicted.backward_peak == pytest.approx(measured.backward_peak, rel=0.002)
+
+
+def test_norms_of_each_head_are_refused():
+    with pytest.raises(InputError, match="qk_layernorm is set"):
+        build_model({"model_type": "stablelm", **SIZES, "qk_layernorm": True})
