@@ -29,7 +29,7 @@ from vlmplan.workload import Workload
 
 NUM_LAYERS = 5
 CONFIG = {
-    "model_type": "starcoder2",
+    "model_type": "arcee",
     "vocab_size": 1000,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -47,7 +47,7 @@ FIRST, FURTHER = 3_000_000, 500_000
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where layouts that were looked up are kept for all tests here."""
-    return tmp_path_factory.mktemp("starcoder2")
+    return tmp_path_factory.mktemp("arcee")
 
 
 @pytest.fixture(scope="module")
