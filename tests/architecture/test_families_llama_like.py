@@ -1,4 +1,4 @@
-"""Decoders that are Llamas but for a few things: Ministral 3, SmolLM3, OLMo, EXAONE 4, HunYuan, Granite, GLM-4, ..."""
+"""Decoders that are Llamas but for a few things: Ministral 3, SmolLM3, OLMo, EXAONE 4, HunYuan, Granite, GLM, ..."""
 
 import pytest
 
@@ -38,6 +38,11 @@ CONFIGS = {
         "exaone4 without windows": {"sliding_window": None, "layer_types": FULL, "tie_word_embeddings": True},
         "hunyuan_v1_dense": {},
         "granite": {"logits_scaling": 8.0, "residual_multiplier": 0.22, "mlp_bias": True},
+        "glm": {},
+        "glm without biases": {"attention_bias": False},
+        "internlm3": {"qkv_bias": True, "bias": True},
+        "ministral": {**WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 4},
+        "ministral with windows": WINDOW,
         "glm4": {},
         "glm4 without biases, all of a head rotated": {"attention_bias": False, "partial_rotary_factor": 1.0},
         "seed_oss": {"attention_dropout": 0.0},
