@@ -69,6 +69,7 @@ class DecidedRecipe:
     fsdp: bool | None = None
     reshard_after_forward: bool | None = None
     sync_each_batch: bool | None = None
+    reduces_in_float32: bool | None = None
     offload_optimizer: Offload | None = None
     offload_params: Offload | None = None
     hpz: int | None = None

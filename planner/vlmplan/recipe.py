@@ -178,6 +178,9 @@ class Recipe:
     sync_each_batch: bool = True
     """Under FSDP2 every micro batch reduces its gradients to shards; without it (accelerate's default) the last of a
     step does, and whole gradients wait for it."""
+    reduces_in_float32: bool = False
+    """Under FSDP2 gradients are reduced in float32 (``MixedPrecisionPolicy.reduce_dtype``), and wait so for the last
+    micro batch, not in the type of the computation."""
     offload_optimizer: Offload = Offload.NONE
     offload_params: Offload = Offload.NONE
     hpz: int = 1
@@ -294,6 +297,11 @@ class Recipe:
         return self.precision.dtype if self.trains_adapters else self.held_dtype
 
     @property
+    def reduce_dtype(self) -> DType:
+        """Element type in which FSDP2 reduces gradients."""
+        return DType.FLOAT32 if self.reduces_in_float32 else self.trained_dtype
+
+    @property
     def held_dtype(self) -> DType:
         """Element type of trained weights as the model has them when the engine gets it: FSDP2 shards them as they are
         and updates the shards."""
@@ -363,6 +371,7 @@ MODEL_FIELDS = (
 """What a prepared model depends on."""
 ENGINE_FIELDS = (
     *("zero_stage", "gradient_as_bucket_view", "fsdp", "reshard_after_forward", "sync_each_batch"),
+    "reduces_in_float32",
     *("offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
     "sequence_parallel",
 )

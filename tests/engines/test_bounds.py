@@ -104,6 +104,7 @@ def test_bound_under_zero_is_never_below_the_timeline(alias: str, recipe: Recipe
         fsdp=st.just(True),
         reshard_after_forward=st.booleans(),
         sync_each_batch=st.booleans(),
+        reduces_in_float32=st.booleans(),
         micro_batch=st.integers(1, 3),
         grad_accum=st.integers(1, 2),
         activation_checkpointing=st.booleans(),

@@ -61,6 +61,15 @@ def test_without_sync_whole_gradients_wait_where_shards_would():
     assert last.gradients - every.gradients == BF16 * PSI - FP32 * PSI // 4
 
 
+def test_a_reduction_in_float32_has_whole_gradients_wait_in_float32():
+    """4Ψ in place of 2Ψ."""
+    wide, narrow = (
+        phases(4, grad_accum=2, sync_each_batch=False, reduces_in_float32=wide)["forward"].resident
+        for wide in (True, False)
+    )
+    assert wide.gradients - narrow.gradients == FP32 * PSI - BF16 * PSI
+
+
 def test_on_the_host_nothing_stays_between_steps():
     found = phases(4, offload_optimizer=Offload.CPU, offload_params=Offload.CPU)
     assert found["save"].resident.total == found["init"].resident.total == 0

@@ -148,7 +148,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(FSDP), case(ZERO_3)],
     ),
     "switches_of_fsdp_need_it": (
-        [case(PLAIN.with_changes(reshard_after_forward=False)), case(ZERO_3.with_changes(sync_each_batch=False))],
+        [
+            case(PLAIN.with_changes(reshard_after_forward=False)),
+            case(ZERO_3.with_changes(sync_each_batch=False)),
+            case(PLAIN.with_changes(reduces_in_float32=True)),
+        ],
         [case(FSDP.with_changes(reshard_after_forward=False, sync_each_batch=False)), case(PLAIN)],
     ),
     "fsdp_offloads_all_or_nothing": (
@@ -170,6 +174,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "fsdp_decides_types": (
         [case(FSDP.with_changes(weight_dtype=WeightDtype.FLOAT32))],
         [case(FSDP.with_changes(method=Method.LORA)), case(PLAIN.with_changes(weight_dtype=WeightDtype.FLOAT32))],
+    ),
+    "fsdp_reduces_wider_in_mixed_precision": (
+        [case(FSDP.with_changes(precision=Precision.FP32, reduces_in_float32=True))],
+        [case(FSDP.with_changes(reduces_in_float32=True)), case(FSDP.with_changes(precision=Precision.FP32))],
     ),
     "fsdp_needs_several_gpus": (
         [case(FSDP, cluster(1))],

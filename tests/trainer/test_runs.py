@@ -40,7 +40,7 @@ STARTED_AGAIN = [("qwen2_vl", "lora", "3"), ("qwen2_vl", "qlora", "2")]
 
 OFFLOADED = {"offload_optimizer": "cpu"}
 LLAMA = ("llama", "full")
-STOPPED = ("none-stopped", "2-stopped", "2-offloaded-stopped")
+STOPPED = ("none-stopped", "2-stopped", "2-offloaded-stopped", "fsdp-stopped")
 RESUMED = {f"{name}-resumed": name for name in STOPPED}
 """In whose folder each goes on."""
 IN_EVERY_RUN = {
@@ -52,6 +52,7 @@ IN_EVERY_RUN = {
         "qwen2_vl-lora-3",
         "qwen2_vl-lora-3-again",
         "fp16-overflows",
+        "llama-full-fsdp",
     ),
     *("2-stopped", "2-stopped-resumed", "unbroken"),
 }
@@ -111,10 +112,17 @@ class Runs:
             "fp16-overflows": (fp16, (*QUICK, "--max-steps", "2")),
             "unbroken": (plan_of(models, *LLAMA, "2"), LONG),
         }
+        sharded = {"fsdp": True, "zero_stage": None}
+        jobs["llama-full-fsdp"] = (plan_of(models, *LLAMA, "none", **sharded), WORDS)
+        waiting = plan_of(models, "qwen2_vl", "lora", "none", micro_batch=1, sync_each_batch=False, **sharded)
+        jobs["qwen2_vl-lora-fsdp"] = (waiting, WORDS)
         mixed = ("--train-data", str(some_with_images(folder / "mixed")), *MIXED)
         jobs["none-mixed"] = (plan_of(models, "qwen2_vl", "full", "none", micro_batch=1), mixed)
         if can_compile():
             jobs["3-offloaded"] = (plan_of(models, *LLAMA, "3", **OFFLOADED, offload_params="cpu"), QUICK)
+        for name in ("fsdp-stopped", "fsdp-stopped-resumed"):
+            resumes = ("--resume",) if name.endswith("resumed") else ()
+            jobs[name] = (plan_of(models, *LLAMA, "none", **sharded), (*QUICK, "--monitor", "csv", *resumes))
         for name, options in (("none-stopped", {}), ("2-stopped", {}), ("2-offloaded-stopped", OFFLOADED)):
             if options and not can_compile():
                 continue
@@ -173,9 +181,9 @@ def test_the_loss_falls_without_deepspeed(models, tmp_path, method):
 @pytest.mark.parametrize(
     ("family", "method", "stages"),
     [
-        ("llama", "full", ("none", *"23")),
+        ("llama", "full", ("none", *"23", "fsdp")),
         pytest.param("llama", "full", "0123", marks=sweep),
-        pytest.param("qwen2_vl", "lora", ("none", *"23"), marks=sweep),
+        pytest.param("qwen2_vl", "lora", ("none", *"23", "fsdp"), marks=sweep),
         pytest.param("qwen2_vl", "qlora", "12", marks=sweep),
     ],
 )
@@ -185,7 +193,7 @@ def test_all_stages_take_the_same_steps(outcomes, family, method, stages):
         assert losses == pytest.approx(first, rel=0.004)  # bf16 has 8 bits: 1/256
 
 
-@pytest.mark.parametrize("stage", ["none", 2, 3, pytest.param(0, marks=sweep), pytest.param(1, marks=sweep)])
+@pytest.mark.parametrize("stage", ["none", 2, 3, "fsdp", pytest.param(0, marks=sweep), pytest.param(1, marks=sweep)])
 def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     outcome = outcomes[f"llama-full-{stage}"]
     # What a message, the last activations or a weight that a thread of transformers' reads held may go a moment later.
@@ -306,6 +314,7 @@ def test_a_signal_to_one_rank_ends_all_with_a_checkpoint(outcomes):
     [
         ("2-stopped-resumed", "llama-full-2", 0.0),
         pytest.param("none-stopped-resumed", "llama-full-none", 0.0, marks=sweep),
+        pytest.param("fsdp-stopped-resumed", "llama-full-fsdp", 0.0, marks=sweep),
         # The kernel on the host rounds in another order than torch's.
         pytest.param("2-offloaded-stopped-resumed", "llama-full-2", 0.004, marks=[sweep, needs_compiler]),
     ],

@@ -179,6 +179,7 @@ RECIPE: tuple[Decorator, ...] = (
         "no-sync-each-batch",
         "FSDP2 reduces gradients in every micro batch, or in the last of a step alone, with whole gradients till then.",
     ),
+    _switch("reduces_in_float32", "float32-reduce", "no-float32-reduce", "FSDP2 reduces gradients in float32."),
     _choice("--offload-optimizer", ("none", "cpu", "nvme"), "Where optimizer states live."),
     _choice("--offload-params", ("none", "cpu", "nvme"), "Where weights live between uses (stage 3)."),
     _count("--hpz", "Ranks that keep a copy of all weights between them: GPUs per node, under stage 3 (ZeRO++)."),

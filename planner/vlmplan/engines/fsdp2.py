@@ -53,6 +53,8 @@ class FullyShard(Engine):
         self._prefetched: set[int] = set()
         self._done: set[int] = set()
         self._arrived: dict[int, list[int]] = {}
+        self._wide: set[int] = set()
+        """Whole gradients in the type of the reduction, from earlier micro batches."""
         self._has_shards: set[int] = set()
         """Groups with gradients in shards."""
 
@@ -110,7 +112,11 @@ class FullyShard(Engine):
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """Earlier gradients are in shards, or whole."""
         if not self.recipe.sync_each_batch:
-            super().resume_accumulation(ordinals)
+            if self._accumulates_wide:
+                for ordinal in ordinals:
+                    self._keep_wide(ordinal)
+            else:
+                super().resume_accumulation(ordinals)
             return
         by_group: dict[int, list[int]] = {}
         for ordinal in ordinals:
@@ -149,6 +155,19 @@ class FullyShard(Engine):
     def end_evaluation(self) -> None:
         for number in list(self._whole):
             self._reshard(number)
+
+    @property
+    def _accumulates_wide(self) -> bool:
+        """Whether whole gradients wait in another type than they come in (``to_accumulated_grad_if_needed``)."""
+        return self.recipe.reduce_dtype is not self.recipe.trained_dtype
+
+    def _keep_wide(self, ordinal: int) -> None:
+        """The cast of a whole gradient, to which later ones are added."""
+        if ordinal not in self._wide:
+            num_bytes = self.table.numels[ordinal] * self.recipe.reduce_dtype.num_bytes
+            self.sink.allocate(("wide", ordinal), Component.GRADIENTS, num_bytes)
+            self._wide.add(ordinal)
+        self.sink.free(ordinal)
 
     def _unshard(self, number: int, *, is_forward: bool) -> None:
         """A rank that is alone casts and copies weight by weight."""
@@ -226,19 +245,27 @@ class FullyShard(Engine):
     def _end_group(self, number: int) -> None:
         """``post_backward``."""
         self._done.add(number)
-        self._reshard(number)
         arrived = self._arrived.pop(number, [])
+        wide = [one for one in self.groups[number].ordinals if one in self._wide]
+        for ordinal in wide:
+            self.sink.free(ordinal)  # added
+        self._reshard(number)
         if not self._reduces:
+            for ordinal in arrived if self._accumulates_wide else ():
+                self._keep_wide(ordinal)
             return
+        arrived = sorted({*arrived, *wide})
         self.sink.free(WAITING)
         if not arrived:
             return
         sink, buffers = self.sink, Component.COMMUNICATION_BUFFERS
-        num_bytes = self.groups.padded_bytes(arrived, self.recipe.trained_dtype)
+        num_bytes = self.groups.padded_bytes(arrived, self.recipe.reduce_dtype)
         sink.allocate(WAITING, buffers, num_bytes)
         for ordinal in arrived:
             sink.free(ordinal)
-        is_cast = self.recipe.held_dtype is not self.recipe.trained_dtype
+            sink.free(("wide", ordinal))
+        self._wide.difference_update(arrived)
+        is_cast = self.recipe.held_dtype is not self.recipe.reduce_dtype
         if is_cast:
             sink.allocate("reduced", buffers, num_bytes // self.num_ranks, Stream.REDUCTION)
         self._keep_gradients(number, arrived)
@@ -306,10 +333,11 @@ class FullyShard(Engine):
         layers = [group.whole_bytes for group in self.groups.layers]
         root, largest = self.groups.root.whole_bytes, max(layers, default=0)
         live = root + (2 * largest if recipe.reshard_after_forward else sum(layers)) + 3 * max(root, largest)
-        dtype = recipe.trained_dtype
+        dtype = recipe.reduce_dtype
         reduced = [self.groups.padded_bytes(group.ordinals, dtype) for group in self.groups.all]
-        whole = table.trained_bytes if not recipe.sync_each_batch else sum(sorted(reduced)[-3:])
-        earlier = self._gradient_bytes if recipe.sync_each_batch else table.trained_bytes
+        every = table.num_trained * dtype.num_bytes
+        whole = every if not recipe.sync_each_batch else sum(sorted(reduced)[-3:])
+        earlier = self._gradient_bytes if recipe.sync_each_batch else every
         shards = 0 if self.offloads_weights else self._gradient_bytes
         before = earlier if accumulates else 0
         more = shards + whole + 3 * max(reduced) + 2 * max(reduced) // self.num_ranks
@@ -338,7 +366,7 @@ class FullyShard(Engine):
         for parameter, layer in arrivals(trace):
             ordinal = self.table.ordinal(parameter, layer)
             ordinals.setdefault(groups.number_of_ordinal[ordinal], []).append(ordinal)
-        reduced = [groups.padded_bytes(members, self.recipe.trained_dtype) for members in ordinals.values()]
+        reduced = [groups.padded_bytes(members, self.recipe.reduce_dtype) for members in ordinals.values()]
         times = often if self.recipe.sync_each_batch else 1
         kind = CollectiveKind.REDUCE_SCATTER
         found.append(Collectives(kind, StepPhase.BACKWARD, times * len(reduced), times * sum(reduced)))

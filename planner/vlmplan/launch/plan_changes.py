@@ -15,7 +15,7 @@ SPREAD = (
     *("micro_batch", "grad_accum", "offload_optimizer", "offload_params", "nvme_path", "hpz", "zero"),
     *("activation_checkpointing", "vision_activation_checkpointing", "attention", "loss"),
     *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
-    *("reshard_after_forward", "sync_each_batch"),
+    *("reshard_after_forward", "sync_each_batch", "reduces_in_float32"),
 )
 """Settings of the recipe that change how a step is computed and where its memory is, not what it computes. All others,
 also those that this list does not know yet, stay."""

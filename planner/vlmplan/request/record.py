@@ -85,6 +85,7 @@ VALUE_OPTIONS = (
     "fsdp",
     "reshard_after_forward",
     "sync_each_batch",
+    "reduces_in_float32",
     "nvme_path",
 )
 

@@ -23,6 +23,7 @@ def switches_of_fsdp_need_it(context: RuleContext) -> str | None:
     if recipe.fsdp:
         return None
     found = [option for name, option in ITS_SWITCHES.items() if not getattr(recipe, name)]
+    found += ["--float32-reduce"] if recipe.reduces_in_float32 else []
     return f"{found[0]} is for --fsdp, which is not given" if found else None
 
 
@@ -77,6 +78,14 @@ def fsdp_decides_types(context: RuleContext) -> str | None:
                 f"(bf16-pure: in 16 bit) and frozen ones in the type of the computation; leave it off"
             )
     return None
+
+
+@FSDP_RULES.error("torch _fsdp_param.py init_dtype_attrs: a reduction in another type is for mixed precision")
+def fsdp_reduces_wider_in_mixed_precision(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.fsdp or not recipe.reduces_in_float32 or recipe.precision is Precision.BF16:
+        return None
+    return f"--float32-reduce is for --precision bf16, but --precision is {recipe.precision.value}; leave it off"
 
 
 @FSDP_RULES.warning("arithmetic: a share of one rank is the whole")

@@ -117,7 +117,8 @@ def _shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if recipe.precision.is_mixed:
         dtype = torch_dtype(recipe.precision.dtype)
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, cast_forward_inputs=False)
+        reduced = torch_dtype(recipe.reduce_dtype)
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False)
     offload = OffloadPolicy() if recipe.offload_params is Offload.NONE else CPUOffloadPolicy()
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
     reshards = None if recipe.reshard_after_forward else False  # None: all but the root
