@@ -10,12 +10,18 @@ from vlmplan.gpu_choice import LOCAL
 from vlmplan.machine.host import free_bytes_at
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.request import Request, requested_cluster, requested_setup
+from vlmplan.workload import ModelFiles
 
 
 def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tuple[Estimate, list[str]]:
     """The estimate of a request, and sentences about the hardware that the user should see with it."""
     machine = requested_cluster(request.hardware, load_catalog(catalog_files))
-    asked = requested_setup(request, machine, request.model_files)
+    model = request.model_files
+    if isinstance(model, ProbedModelFiles):
+        from vlmplan.rehearsal.layers import with_kept_layers
+
+        model = with_kept_layers(model)
+    asked = requested_setup(request, machine, model)
     run = estimate if asked.ds_config is not None else estimate_with_sizes
     found = run(asked.workload, asked.recipe, asked.cluster)
     if isinstance(asked.workload.model, ProbedModelFiles):
@@ -23,6 +29,16 @@ def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tup
 
         found = with_rehearsed_activations(found)
     return found, [*asked.notes, *disk_notes(request, found)]
+
+
+def searched_model(request: Request) -> ModelFiles:
+    """The model of a request for many setups, with what rehearsals have found of its layers where it has no family."""
+    model = request.model_files
+    if not isinstance(model, ProbedModelFiles):
+        return model
+    from vlmplan.rehearsal.layers import with_needed_layers
+
+    return with_needed_layers(model)
 
 
 def disk_notes(request: Request, found: Estimate) -> list[str]:

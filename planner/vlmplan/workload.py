@@ -38,6 +38,11 @@ class ModelFiles:
         return str(self.config.get("model_type", ""))
 
     @property
+    def attention(self) -> frozenset[str] | None:
+        """The values of ``attn_implementation`` that transformers says it takes; None where nobody asked."""
+        return None
+
+    @property
     def is_mxfp4(self) -> bool:
         """Whether the checkpoint holds its stacked weights in MXFP4 (``quantization_config.quant_method``)."""
         section = self.config.get("quantization_config")

@@ -18,6 +18,7 @@ from vlmplan import estimate as estimate_module
 from vlmplan.answers.estimate import document
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic import GenericModel, build_generic, generic_notes, has_attention
+from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes
 from vlmplan.architecture.layout import (
     LaidOutModule,
     ModelLayout,
@@ -290,13 +291,34 @@ def test_latent_attention_runs_over_the_latents_widths(probe: ModuleType):
     assert {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"} <= set(model.ATTENTION_LINEARS)
 
 
-def test_layers_that_keep_states_are_counted_but_not_estimated(probe: ModuleType):
+def test_layers_that_keep_states_are_counted_and_estimated_only_with_what_was_rehearsed(probe: ModuleType):
     config = {"model_type": "mamba2", "hidden_size": 256, "num_heads": 8, "head_dim": 64, "num_hidden_layers": 2}
     layout = probed(probe, config)
     model = build_generic(layout)
     assert sum(numel for _, numel, _ in listed(model)) == sum(math.prod(shape) for shape in layout.shapes.values())
-    with pytest.raises(InputError, match="layers of Mamba2Mixer, whose memory vlmplan does not know"):
+    with pytest.raises(InputError, match="layers of Mamba2Mixer, whose memory is known from a rehearsal alone"):
         predicted_step(model, BATCH)
+    plain = predicted_step(build_generic(layout, UNCORRECTED), BATCH)
+    kept, passing = TokenBytes(per_token=70_000.0, per_pair=0.0), TokenBytes(per_token=300_000.0, per_pair=11.0)
+    rehearsed = RehearsedLayers(kinds=[LayerBytes(kept=kept, passing=passing)])
+    found = predicted_step(build_generic(layout, rehearsed), BATCH)
+    tokens = BATCH.micro_batch * BATCH.num_tokens
+    assert found.forward_live - plain.forward_live == 2 * 70_000 * tokens
+    assert found.end_live == plain.end_live == 0
+    last = tokens * (300_000 + 11 * BATCH.num_tokens)
+    assert plain.backward_peak < found.backward_peak <= plain.backward_peak + 2 * 70_000 * tokens + last
+
+
+def test_kept_bytes_of_a_checkpointed_layer_are_there_while_it_runs_again_and_not_between(probe: ModuleType):
+    config = unknown("starcoder2")
+    layout = probed(probe, config)
+    kept = TokenBytes(per_token=70_000.0, per_pair=0.0)
+    rehearsed = RehearsedLayers(kinds=[LayerBytes(kept=kept, passing=TokenBytes(per_token=0.0, per_pair=0.0))])
+    plain = predicted_step(build_generic(layout, UNCORRECTED), BATCH, checkpoints=True)
+    found = predicted_step(build_generic(layout, rehearsed), BATCH, checkpoints=True)
+    tokens = BATCH.micro_batch * BATCH.num_tokens
+    assert found.forward_live == plain.forward_live
+    assert 0 < found.backward_peak - plain.backward_peak <= 70_000 * tokens
 
 
 @pytest.mark.parametrize(

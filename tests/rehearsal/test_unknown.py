@@ -17,14 +17,9 @@ from vlmplan.models import find_model
 from vlmplan.models import probe as model_probe
 from vlmplan.models.probe import probe_path
 from vlmplan.recipe import Method, Recipe
-from vlmplan.rehearsal.unknown import (
-    CORRECTED_PHASES,
-    Peaks,
-    Rehearse,
-    num_layers_of,
-    shortened,
-    with_rehearsed_activations,
-)
+from vlmplan.rehearsal.layers import Peaks, Rehearse, rehearsed_peaks
+from vlmplan.rehearsal.prefixes import num_layers_of
+from vlmplan.rehearsal.unknown import CORRECTED_PHASES, with_rehearsed_activations
 from vlmplan.workload import Workload
 
 NUM_LAYERS = 5
@@ -144,27 +139,12 @@ def test_a_model_with_a_family_is_left_alone():
     assert asked == []
 
 
-def test_a_shorter_configuration_keeps_everything_but_layers():
-    text = {"num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"], "rope": [1, 2, 3], "hidden_size": 8}
-    whole = {"model_type": "x", "text_config": text, "vision_config": {"num_hidden_layers": 4}}
-    assert shortened(whole, 1) == {
-        "model_type": "x",
-        "text_config": {"num_hidden_layers": 1, "layer_types": ["a"], "rope": [1, 2, 3], "hidden_size": 8},
-        "vision_config": {"num_hidden_layers": 4},
-    }
-    assert text["num_hidden_layers"] == 4
-    assert num_layers_of({"n_layer": 3}) == 3
-    assert num_layers_of({"model_type": "x"}) is None
-
-
 @pytest.mark.sweep
 def test_two_layers_tell_of_five(found: Estimate):
     """The real thing: what is drawn on from one and two layers is what a rehearsal of all five sees."""
-    from vlmplan.rehearsal.unknown import _rehearsed_peaks
-
     corrected = with_rehearsed_activations(found)
     assert "rehearsed, with one layer" in corrected.workload.model.notes[0], corrected.workload.model.notes
-    seen = _rehearsed_peaks(found)
+    seen = rehearsed_peaks(found)
     for phase in corrected.timeline.phases:
         if phase.name in CORRECTED_PHASES:
             assert phase.peak.total == pytest.approx(seen[phase.name][1], rel=1e-3)

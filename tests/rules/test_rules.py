@@ -37,6 +37,7 @@ GEMMA_2 = ModelFacts(id="gemma-2-2b", model_types=frozenset({"gemma2"}), weights
 GPT_OSS = ModelFacts(id="gpt-oss-20b", model_types=frozenset({"gpt_oss"}), is_mxfp4=True)
 PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
+MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
 QWEN = ModelFacts(id="qwen2-vl-2b", model_types=frozenset({"qwen2_vl"}), weights_dtype="bfloat16")
 
 SDPA, FLASH, EAGER = (
@@ -265,6 +266,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(method=Method.LORA, lora_targets="lm_head_norm")),
             case(PLAIN.with_changes(method=Method.LORA)),
             case(PLAIN.with_changes(method=Method.LORA, train_embeddings=True)),
+        ],
+    ),
+    "mamba_has_no_adapter_on_its_output": (
+        [case(LORA, model=MAMBA), case(LORA.with_changes(lora_targets="in_proj, mixer.out_proj"), model=MAMBA)],
+        [
+            case(LORA, model=QWEN),
+            case(PLAIN, model=MAMBA),
+            case(LORA.with_changes(lora_targets="in_proj"), model=MAMBA),
         ],
     ),
     "adapter_options_need_adapters": (

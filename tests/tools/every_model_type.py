@@ -31,6 +31,8 @@ from vlmplan.models.description import with_layout
 from vlmplan.models.tree import model_tree
 from vlmplan.plain_text import one_line
 from vlmplan.recipe import Method, Recipe
+from vlmplan.rehearsal.layers import with_kept_layers
+from vlmplan.rules import default_attention, model_facts
 from vlmplan.workload import ModelFiles, Workload
 from vlmplan_trainer.probe import RefusedModelError, configuration, layout, model_class
 
@@ -112,9 +114,10 @@ def row_of(model_type: str) -> TypeRow:
         class_name, num_params = "", 0
     refusal, counted = "", 0
     try:
-        files = with_layout(ModelFiles(id=model_type, config=config))
+        files = with_kept_layers(with_layout(ModelFiles(id=model_type, config=config)))
         counted = sum(named.parameter.numel for named in model_tree(files).parameters())
-        estimate(Workload(model=files, seq_len=NUM_TOKENS), RECIPE, cluster())
+        recipe = RECIPE.with_changes(attention=default_attention(model_facts(files)))
+        estimate(Workload(model=files, seq_len=NUM_TOKENS), recipe, cluster())
     except VlmplanError as error:
         refusal = one_line(str(error))
     assert counted in (0, num_params), f"{model_type}: {counted:,} parameters, transformers has {num_params:,}"

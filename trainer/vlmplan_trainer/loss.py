@@ -21,7 +21,7 @@ from vlmplan.recipe import chunk_tokens as chunk_tokens_of
 from vlmplan_trainer.cross_entropy import IGNORED, LogitRule, Product, chunked_cross_entropy
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 
-CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap")
+CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 SCALE_KEYS = ("logit_scale", "lm_head_multiplier", "output_multiplier", "logits_scaling")
 """Configuration keys of factors; Granite divides by ``logits_scaling``, HyperCLOVA X multiplies."""
 PROBE = (-24.0, -1.0, 0.5, 8.0)

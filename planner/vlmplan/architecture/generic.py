@@ -1,8 +1,9 @@
 """The module tree of a model that has no family, from transformers' own list of its parts (``layout``).
 
 Exact: parameters, their names and order, which Linears there are, what is tied, which layers can be checkpointed.
-Generic: what happens between the Linears of a layer (``generic_layers``). Images are not described: vision towers and
-projectors have their parameters but do not run. Layers that keep states instead of attending are refused.
+Generic: what happens between the Linears of a layer (``generic_layers``), and what rehearsals found it to lack
+(``layer_bytes``). Images are not described: vision towers and projectors have their parameters but do not run. Layers
+that keep states instead of attending are refused where they were not rehearsed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +12,10 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import AttentionBackend
-from vlmplan.architecture.generic_groups import Group, Role, use_own
+from vlmplan.architecture.generic_groups import Group, Role, keep_bytes, use_own
 from vlmplan.architecture.generic_layers import GenericContext, GenericShape, LayerRun, output_step
 from vlmplan.architecture.generic_tree import NORMS, TreeBuilder
+from vlmplan.architecture.layer_bytes import UNCORRECTED, RehearsedLayers
 from vlmplan.architecture.layout import ModelLayout, recurrent_classes, unmultiplied_classes
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Module, Stack
@@ -28,9 +30,11 @@ GENERIC_TERMS = "activations, FLOPs and time are those of a generic decoder"
 class GenericModel(Model):
     """A model described by its layout. ``build_generic`` makes a subclass for each, with its paths and parts."""
 
-    def __init__(self, layout: ModelLayout, shape: GenericShape, tree: Group) -> None:
+    def __init__(
+        self, layout: ModelLayout, shape: GenericShape, tree: Group, rehearsed: RehearsedLayers | None
+    ) -> None:
         super().__init__()
-        self.layout, self.shape = layout, shape
+        self.layout, self.shape, self.rehearsed = layout, shape, rehearsed
         self.modules_by_name.update(tree.modules_by_name)
         self.parameters_by_name.update(tree.parameters_by_name)
 
@@ -69,15 +73,32 @@ class GenericModel(Model):
     def _refuse_recurrence(self) -> None:
         """What mixers with states save depends on the kernels that are installed, by factors of ten: no guess."""
         mixers = recurrent_classes(self.layout)
-        if mixers:
+        if mixers and self.rehearsed is None:
             kinds = " and ".join(mixers[:3])
-            raise InputError(f"{self.layout.class_name} has layers of {kinds}, whose memory vlmplan does not know")
+            raise InputError(
+                f"{self.layout.class_name} has layers of {kinds}, whose memory is known from a rehearsal alone: "
+                f"pip install 'vlmplan[train]'"
+            )
+
+    @property
+    def layers(self) -> Stack | None:
+        """The language model's layers: its longest list of layers that share modules; None without any."""
+        stacks = [module for _, module in self._outside_stacks() if isinstance(module, Stack)]
+        return max(stacks, key=lambda stack: len(stack.pattern), default=None)
 
     def _through_layers(self, x: Tensor, context: GenericContext) -> Tensor:
         """x through all layers of the language model."""
+        layers, rehearsed = self.layers, self.rehearsed or UNCORRECTED
+        kinds = {} if layers is None else {id(layer): kind for kind, layer in enumerate(layers.kinds)}
+
+        def run(layer: Group, hidden: Tensor) -> Tensor:
+            out = LayerRun(context).layer(layer, hidden)
+            kind = kinds.get(id(layer))
+            return out if kind is None else keep_bytes(out, *rehearsed.of(kind, hidden))
+
         for name, module in self._outside_stacks():
             if isinstance(module, Stack):
-                x = module.run(x, lambda layer, hidden: LayerRun(context).layer(layer, hidden))
+                x = module.run(x, run)
             elif isinstance(module, Group) and module.role is Role.LIST:
                 for block in module.blocks:
                     layer = module.modules_by_name[block]
@@ -123,8 +144,11 @@ def _fits(norm: Module, x: Tensor) -> bool:
     return not widths or widths[0] == x.shape[-1]
 
 
-def build_generic(layout: ModelLayout) -> GenericModel:
-    """The tree of ``layout``. Raises InputError where its dimensions cannot be told."""
+def build_generic(layout: ModelLayout, rehearsed: RehearsedLayers | None = None) -> GenericModel:
+    """The tree of ``layout``, with what rehearsals found of its layers.
+
+    Raises InputError where its dimensions cannot be told.
+    """
     shape = generic_shape(layout)
     builder = TreeBuilder(layout, shape)
     tree = builder.group("")
@@ -134,7 +158,7 @@ def build_generic(layout: ModelLayout) -> GenericModel:
         "PARTS": builder.parts(),
         "ATTENTION_LINEARS": builder.attention_linears(),
     }
-    return type(layout.class_name, (GenericModel,), names)(layout, shape, tree)
+    return type(layout.class_name, (GenericModel,), names)(layout, shape, tree, rehearsed)
 
 
 def generic_shape(layout: ModelLayout) -> GenericShape:
@@ -176,7 +200,13 @@ def generic_notes(layout: ModelLayout, model_type: str) -> tuple[str, ...]:
     exact = f"its parameters and Linears are exact, as transformers {layout.transformers_version} builds them"
     if mixers:
         kinds = " and ".join(mixers[:3])
-        return (f"vlmplan does not describe {model_type}: {exact}; what {kinds} need in training is not known.",)
+        return (
+            Caveat(
+                f"vlmplan does not describe {model_type}: {exact}; what {kinds} need is that of transformers' own "
+                f"torch code, as rehearsed, and kernels of other packages need less. FLOPs and time are those of its "
+                f"Linears."
+            ),
+        )
     notes: list[str] = [Caveat(f"vlmplan does not describe {model_type}: {exact}; {GENERIC_TERMS}.")]
     if stacked:
         notes.append(Caveat(f"Of {' and '.join(stacked[:3])} only the weights are counted, not their products."))

@@ -137,6 +137,23 @@ def _use_backward(node: GraphNode, grads: Grads) -> Grads:
     return results
 
 
+def keep_bytes(x: Tensor, num_kept: int, num_passing: int) -> Tensor:
+    """x, for which so many bytes more are saved for backward, and so many allocated in backward alone."""
+    if not num_kept and not num_passing:
+        return x
+    kept = x.tape.tensor((num_kept,), DType.UINT8) if num_kept else None
+    node = x.tape.node((x,), _keep_backward, saved=(kept,), meta=num_passing)
+    return x if node is None else Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def _keep_backward(node: GraphNode, grads: Grads) -> Grads:
+    (g,) = grads
+    assert g is not None
+    passing = g.tape.tensor((node.meta,), DType.UINT8)
+    del passing
+    return [g]
+
+
 def use_rest(x: Tensor, module: Module, used: set[int]) -> Tensor:
     """x, with every weight inside ``module`` that was not used yet joined to it."""
     for _, part in module.named_modules():

@@ -66,6 +66,7 @@ def answered(request: "Request", catalog_files: tuple[Path, ...]) -> Answer:
     """The advice on a request; one that names no objective has time where a budget is all that it limits."""
     from vlmplan.catalog import load_catalog
     from vlmplan.request import Objective
+    from vlmplan.requested import searched_model
     from vlmplan.search.advice import advice
 
     wanted = request.search
@@ -73,7 +74,7 @@ def answered(request: "Request", catalog_files: tuple[Path, ...]) -> Answer:
         has_budget_alone = wanted.max_usd is not None and wanted.max_hours is None
         own = Objective.TIME if has_budget_alone else Objective.COST
         request = replace(request, search=replace(wanted, objective=own))
-    found = advice(request, load_catalog(catalog_files), request.model_files, today())
+    found = advice(request, load_catalog(catalog_files), searched_model(request), today())
     return Answer(found=found, data=of_search(request, None if found.base is None else found.base.estimate))
 
 

@@ -11,8 +11,9 @@ from vlmplan.search.comparison import Variant, comparison
 def compared(name: str, request: Request, catalog_files: tuple[Path, ...]) -> list[Variant]:
     """The variants of a request by one choice."""
     from vlmplan.catalog import load_catalog
+    from vlmplan.requested import searched_model
 
-    return comparison(name, request, load_catalog(catalog_files), request.model_files)
+    return comparison(name, request, load_catalog(catalog_files), searched_model(request))
 
 
 def run_comparison(name: str, request: Request, catalog_files: tuple[Path, ...], *, as_json: bool) -> bool:

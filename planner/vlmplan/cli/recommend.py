@@ -269,8 +269,9 @@ def requested_recommendation(
 ) -> "Recommendation":
     """The answer to a search; ``compares_all`` as in ``SearchQuery``."""
     from vlmplan.catalog import load_catalog
+    from vlmplan.requested import searched_model
     from vlmplan.search import recommend as searched
     from vlmplan.search.options import search_query
 
-    query = search_query(request, load_catalog(catalog_files), request.model_files, on)
+    query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
     return searched(replace(query, compares_all=compares_all))

@@ -1,8 +1,9 @@
 """Asking transformers, in a process of its own, how a model is built that vlmplan has no family for.
 
 The planner never imports torch: it runs ``vlmplan_trainer/probe.py`` as a script and reads the layout that it writes.
-What was asked once is kept for the installed version of transformers. Only transformers' own classes are built, on
-the meta device; code that a checkpoint brings along is never run.
+What was asked once is kept for a config.json: until another version of transformers is installed, and where none is,
+it is taken as it is. Only transformers' own classes are built, on the meta device; code that a checkpoint brings along
+is never run.
 """
 
 import hashlib
@@ -35,13 +36,17 @@ def probed_layout(config: Mapping[str, Any], *, brings_own_code: bool = False) -
     model_type or refuses the configuration.
     """
     model_type = str(config["model_type"])
-    installed = _installed_versions(model_type)
     text = json.dumps(config, sort_keys=True)
-    digest = hashlib.sha256(f"{LAYOUT_SCHEMA} {installed} {text}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{LAYOUT_SCHEMA} {text}".encode()).hexdigest()
     place = ("layouts", f"{digest[:32]}.json")
-    kept = _layout(kept_text(*place))
-    if kept is not None:
+    kept, installed = _layout(kept_text(*place)), _installed_transformers()
+    if kept is not None and installed in (None, kept.transformers_version):
         return kept
+    if installed is None:
+        raise MissingPackageError(
+            f"vlmplan describes no model_type {model_type!r} itself and needs transformers to look it up: "
+            f"pip install 'vlmplan[train]', or take one of `vlmplan models`"
+        )
     answer = _answer(config)
     error = answer.get("error")
     if error is not None:
@@ -53,14 +58,13 @@ def probed_layout(config: Mapping[str, Any], *, brings_own_code: bool = False) -
     return layout
 
 
-def _installed_versions(model_type: str) -> str:
+def _installed_transformers() -> str | None:
+    """The version of transformers, where it and torch are installed."""
     try:
-        return f"torch {version('torch')} transformers {version('transformers')}"
+        version("torch")
+        return version("transformers")
     except PackageNotFoundError:
-        raise MissingPackageError(
-            f"vlmplan describes no model_type {model_type!r} itself and needs transformers to look it up: "
-            f"pip install 'vlmplan[train]', or take one of `vlmplan models`"
-        ) from None
+        return None
 
 
 def _layout(text: str | None) -> ModelLayout | None:

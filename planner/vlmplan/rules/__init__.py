@@ -17,10 +17,11 @@ optimizer, chunked loss with capped logits (the trainer caps each chunk).
 
 from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity, model_facts
 from vlmplan.rules.check import RULES, check, objection, problems
-from vlmplan.rules.models import attention_implementations, default_attention
+from vlmplan.rules.models import TYPES_WITHOUT_OUT_PROJ, attention_implementations, default_attention
 
 __all__ = [
     "RULES",
+    "TYPES_WITHOUT_OUT_PROJ",
     "ModelFacts",
     "Problem",
     "Rule",

@@ -26,7 +26,8 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the rules need to know of a model: its model_type and those of its parts, and the type of its weights."""
+    """What the rules need to know of a model: its model_type and those of its parts, the type of its weights, and the
+    attention that transformers says it takes, where it was asked."""
 
     id: str
     model_types: frozenset[str]
@@ -36,6 +37,7 @@ class ModelFacts:
     num_kv_heads: int | None = None
     has_windows: bool = False
     """Whether some layer's attention sees no further than a window."""
+    attention: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,7 @@ def model_facts(files: ModelFiles) -> ModelFacts:
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
         has_windows=slides,
+        attention=files.attention,
     )
 
 

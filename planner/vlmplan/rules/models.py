@@ -18,6 +18,8 @@ MODEL_RULES = RuleBook()
 TYPES_WITHOUT_SDPA = frozenset({"gemma2", "gpt_oss"})
 TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "gpt_oss", "mllama"})
 """gpt_oss: transformers puts kernels that it downloads in the place of every other flash implementation."""
+TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
+"""On whose ``out_proj`` peft puts no adapters: the kernels of such mixers read its weight themselves."""
 HEAD = "lm_head"
 """The output head's name in every family."""
 ADAPTER_OPTIONS = (
@@ -32,6 +34,8 @@ def attention_implementations(model: ModelFacts) -> tuple[AttentionImplementatio
         AttentionImplementation.FLASH_ATTENTION_2: TYPES_WITHOUT_FLASH_ATTENTION,
     }
     order = (AttentionImplementation.FLASH_ATTENTION_2, AttentionImplementation.SDPA, AttentionImplementation.EAGER)
+    if model.attention is not None:
+        return tuple(kind for kind in order if kind.value in model.attention)
     return tuple(kind for kind in order if not refused.get(kind, frozenset()) & model.model_types)
 
 
@@ -88,6 +92,20 @@ def chunked_loss_has_no_adapter_on_the_head(context: RuleContext) -> str | None:
         return None
     return (
         f"--lora-targets {adapted[0]} does not go with --loss chunked, which skips the head's adapter; give --loss full"
+    )
+
+
+@MODEL_RULES.error("peft tuners/tuners_utils.py _check_lora_target_modules_mamba")
+def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITHOUT_OUT_PROJ:
+        return None
+    targets = [name.strip().rpartition(".")[2] for name in recipe.lora_targets.split(",")]
+    if recipe.lora_targets != "all-linear" and "out_proj" not in targets:
+        return None
+    return (
+        f"--lora-targets {recipe.lora_targets} is refused by peft for {model.id}, on whose out_proj it puts no "
+        f"adapters; give --lora-targets in_proj, or other names of `vlmplan models`"
     )
 
 

@@ -1,0 +1,218 @@
+"""The layers of a model that has no family, rehearsed once for every command: what the generic layer does not count.
+
+The generic tree (``architecture/generic.py``) knows weights and products exactly, and guesses what a layer keeps. So
+the first layers are rehearsed, LoRA on one card without checkpointing, with samples of two lengths, and what the
+formulas miss is added to every layer of the kind (``architecture/layer_bytes.py``). It is kept for the config.json
+alone, and where the training extra is not installed, what was found once is taken as it is.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes, token_bytes
+from vlmplan.architecture.layout import EXPERT_WIDTH, ModuleKind, recurrent_classes
+from vlmplan.errors import InputError, VlmplanError
+from vlmplan.estimation import Estimate, estimate
+from vlmplan.hardware import Cluster, Gpu, Node, Vendor
+from vlmplan.models import described
+from vlmplan.models.tree import ProbedModelFiles
+from vlmplan.plan import plan_from_estimate
+from vlmplan.recipe import Method, Recipe
+from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, shortened
+from vlmplan.rules import TYPES_WITHOUT_OUT_PROJ, default_attention, model_facts
+from vlmplan.user_cache import keep_text, kept_text
+from vlmplan.workload import ModelFiles, Workload
+
+TOKENS = (256, 512)
+"""Lengths of the samples: whole chunks of every mixer that computes in chunks (64 to 256 tokens)."""
+A_GPU = Gpu(
+    id="a100", name="A100", vendor=Vendor.NVIDIA, memory_bytes=80 * 2**30, supports_bf16=True, compute_capability=(8, 0)
+)
+"""Whose kernels of attention are rehearsed, as where a card's are not known."""
+EXPERT_NAMES = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+"""Names that peft 0.21 takes for experts in one parameter where a model has such
+(``utils/transformers_weight_conversion.py``)."""
+STACKED = 3
+"""Dimensions of such a parameter."""
+UNREHEARSED: Mapping[str, str] = {
+    "glm5_next": "how many tokens its indexer keeps depends on the samples, which a rehearsal does not have",
+    "nemotron_h": "config.json lists its layers in a form that is not cut to the first few",
+    "nemotron_h_omni": "config.json lists its layers in a form that is not cut to the first few",
+    "olmo_hybrid": "transformers builds none of its layers without one of attention behind them",
+    "rwkv": "transformers divides by the number of layers behind the first",
+    "zamba": "its layers share weights, so that the first few do not tell of the others",
+    "zamba2": "its layers share weights, so that the first few do not tell of the others",
+}
+"""Types with recurrent layers whose first layers cannot be rehearsed, and why (seen with transformers 5.23)."""
+SCHEMA = 1
+"""Version of what is kept."""
+
+Peaks = Mapping[str, tuple[int, int]]
+"""(resident, peak) bytes of a later step by phase."""
+Rehearse = Callable[[Estimate], Peaks]
+Gaps = tuple[int, int]
+"""Bytes that a rehearsal finds and the formulas do not: alive behind forward, and passing in backward besides."""
+
+
+def with_layers(model: ModelFiles, rehearse: Rehearse | None = None) -> ModelFiles:
+    """``model`` with what rehearsals found of its layers, where it has no family; others as they are.
+
+    Where they cannot be rehearsed a note says why. Raises what rehearsing does for layers that nothing else tells of.
+    """
+    model = with_kept_layers(model)
+    if not isinstance(model, ProbedModelFiles) or model.rehearsed is not UNCORRECTED:
+        return model
+    try:
+        layers = _rehearsed(model, rehearse or rehearsed_peaks)
+    except VlmplanError as error:
+        if recurrent_classes(model.layout):
+            raise
+        return replace(model, notes=(*model.notes, f"Its layers are not rehearsed: {str(error).rstrip('.')}."))
+    keep_text(json.dumps(layers_json(layers)), *_place(model))
+    return replace(model, rehearsed=layers)
+
+
+def with_kept_layers(model: ModelFiles) -> ModelFiles:
+    """The same with what was rehearsed before, or ``UNCORRECTED`` where nothing was: nothing is rehearsed here.
+
+    Raises InputError for layers that only a rehearsal tells of and none can.
+    """
+    if not isinstance(model, ProbedModelFiles):
+        return model
+    if model.model_type in UNREHEARSED:
+        mixers = " and ".join(recurrent_classes(model.layout)[:3])
+        raise InputError(
+            f"what {mixers} of model_type {model.model_type!r} need is known from rehearsals alone, and it cannot be "
+            f"rehearsed: {UNREHEARSED[model.model_type]}"
+        )
+    return replace(model, rehearsed=_read(kept_text(*_place(model))) or UNCORRECTED)
+
+
+def with_needed_layers(model: ModelFiles) -> ModelFiles:
+    """``with_layers`` where nothing else tells of a model's layers, ``with_kept_layers`` of all others: for searches,
+    which have many setups to try and cannot rehearse each."""
+    needs_rehearsal = isinstance(model, ProbedModelFiles) and recurrent_classes(model.layout)
+    return with_layers(model) if needs_rehearsal else with_kept_layers(model)
+
+
+def _rehearsed(model: ProbedModelFiles, rehearse: Rehearse) -> RehearsedLayers:
+    pattern = layer_pattern(model)
+    measured: dict[int, list[Gaps]] = {}
+    for num_tokens in TOKENS:
+        gaps = {count: _gaps(_of_layers(model, count, num_tokens), rehearse) for count in lengths(pattern)}
+        for kind, found in enumerate(_by_kind(pattern, gaps)):
+            measured.setdefault(kind, []).append(found)
+    return RehearsedLayers(
+        kinds=[
+            LayerBytes(
+                kept=token_bytes(dict(zip(TOKENS, (kept for kept, _ in found), strict=True))),
+                passing=token_bytes(dict(zip(TOKENS, (passing for _, passing in found), strict=True))),
+            )
+            for _, found in sorted(measured.items())
+        ]
+    )
+
+
+def _by_kind(pattern: Sequence[int], gaps: Mapping[int, Gaps]) -> list[Gaps]:
+    """What is missing of a layer of each kind: what it adds, or for a kind that only the first layer has, all of that.
+
+    Backward's passing bytes do not add up: those of a kind are those of the shortest rehearsal with two layers of which
+    the last has it.
+    """
+    kept = by_kind(pattern, {count: gap for count, (gap, _) in gaps.items()})
+    passing = {pattern[count - 1]: gap for count, (_, gap) in gaps.items() if count > 1}
+    kinds = range(max(pattern) + 1)
+    most_kept, most_passing = max(kept.further.values(), default=0), max(passing.values(), default=0)
+    only = {pattern[0]: (kept.first, gaps[1][1])} if pattern[0] not in kept.further else {}
+    return [only.get(kind, (kept.further.get(kind, most_kept), passing.get(kind, most_passing))) for kind in kinds]
+
+
+def _of_layers(model: ProbedModelFiles, num_layers: int, num_tokens: int) -> Estimate:
+    """The estimate of the same model with so many layers, as the formulas alone have it."""
+    short = described(model, shortened(model.config, num_layers))
+    assert isinstance(short, ProbedModelFiles)
+    layer_pattern(short)  # it has as many layers as it is asked for
+    recipe = Recipe(
+        method=Method.LORA,
+        zero_stage=None,
+        micro_batch=1,
+        activation_checkpointing=False,
+        attention=default_attention(model_facts(model)),
+        lora_targets=_targets(short),
+    )
+    workload = Workload(model=replace(short, notes=(), rehearsed=UNCORRECTED), seq_len=num_tokens)
+    return estimate(workload, recipe, Cluster(node=Node(gpu=A_GPU, num_gpus=1)))
+
+
+def _targets(model: ProbedModelFiles) -> str:
+    """``all-linear``, or without the Linears of which peft makes something else or nothing."""
+    layout = model.layout
+    left_out = {"out_proj"} if model.model_type in TYPES_WITHOUT_OUT_PROJ else set[str]()
+    if any(len(shape) == STACKED and min(shape[1:]) >= EXPERT_WIDTH for shape in layout.shapes.values()):
+        left_out |= EXPERT_NAMES
+    if not left_out:
+        return "all-linear"
+    linears = (module.name for module in layout.modules if module.kind is ModuleKind.LINEAR)
+    texts = [name for name in linears if not layout.text or name.startswith(layout.text)]
+    names = {name.rpartition(".")[2] for name in texts if name != layout.head} - left_out
+    return ",".join(sorted(name for name in names if not name.isdigit()))
+
+
+def _gaps(short: Estimate, rehearse: Rehearse) -> Gaps:
+    seen = rehearse(short)
+    phases = {phase.name: phase for phase in short.timeline.phases}
+    kept = seen["forward"][0] - phases["forward"].resident.total
+    return kept, seen["backward"][1] - phases["backward"].peak.total - kept
+
+
+def rehearsed_peaks(short: Estimate) -> Peaks:
+    """Of a later step, library workspaces included as the estimate has them."""
+    from vlmplan.memory.overhead import workspace_bytes
+    from vlmplan.rehearsal.process import run_rehearsal
+    from vlmplan.rehearsal.request import fullest_rank_of, request_json
+
+    plan = plan_from_estimate(short)
+    request = request_json(plan, short, rank=fullest_rank_of(short))
+    answer = run_rehearsal(request, plan, say=lambda text: None)
+    workspaces = workspace_bytes(short.cluster.node.gpu)
+    return {
+        phase.name: (phase.resident_bytes + workspaces, phase.peak_bytes + workspaces) for phase in answer.last_phases
+    }
+
+
+# -- keeping ---------------------------------------------------------------------------------------------------------
+
+
+def _place(model: ProbedModelFiles) -> tuple[str, str]:
+    """Where it is kept: of this config.json and no other, as this version of transformers builds it."""
+    asked = {"schema": SCHEMA, "transformers": model.layout.transformers_version, "config": dict(model.config)}
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+    return "layers", f"{digest[:32]}.json"
+
+
+def layers_json(layers: RehearsedLayers) -> list[list[float]]:
+    """The numbers of each kind, as they are kept."""
+    return [
+        [of.per_token if of_each else of.per_pair for of in (kind.kept, kind.passing) for of_each in (True, False)]
+        for kind in layers.kinds
+    ]
+
+
+def _read(text: str | None) -> RehearsedLayers | None:
+    try:
+        rows: list[Any] = json.loads(text or "null")
+        kinds = [[float(value) for value in row] for row in rows]
+        return RehearsedLayers(
+            kinds=[
+                LayerBytes(
+                    kept=TokenBytes(per_token=kept, per_pair=kept_pair),
+                    passing=TokenBytes(per_token=passing, per_pair=passing_pair),
+                )
+                for kept, kept_pair, passing, passing_pair in kinds
+            ]
+        )
+    except (TypeError, ValueError):
+        return None

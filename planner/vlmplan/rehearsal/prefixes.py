@@ -1,0 +1,111 @@
+"""A model whose layers are of several kinds, told from rehearsals of its first layers alone.
+
+Only prefixes can be rehearsed: config.json says how many layers there are, and few say which. So the model is cut
+behind the first layer, and behind each layer of a kind that none after the first has had. A difference of two such
+rehearsals is what a layer of the new kind adds.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, cast
+
+from vlmplan.architecture.generic import build_generic
+from vlmplan.errors import InputError
+from vlmplan.json_reader import JsonDict
+from vlmplan.models.description import TEXT_SECTIONS
+from vlmplan.models.tree import ProbedModelFiles
+
+NUM_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""What configurations call the number of layers of the language model."""
+OTHER_KEYS = ("num_blocks",)
+"""Keys that say the same number again (xLSTM)."""
+MOST_LAYERS = 16
+"""A kind that first comes behind so many is not rehearsed: each further layer makes rehearsing slower (assumed)."""
+LETTERS = "pattern"
+"""End of the names of texts with a letter for each layer (``hybrid_override_pattern``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BytesByKind:
+    """Bytes with the first layer alone, and what each further layer of a kind adds; below 0: takes away."""
+
+    first: int
+    further: Mapping[int, int]
+
+    def of(self, pattern: Sequence[int]) -> int:
+        """Bytes with all layers of ``pattern``; those of a kind that was not rehearsed add what most others do.
+
+        >>> BytesByKind(100, {0: 10, 1: 40}).of([0, 0, 1, 0, 2])
+        200
+        """
+        most = max(self.further.values(), default=0)
+        return self.first + sum(self.further.get(kind, most) for kind in pattern[1:])
+
+
+def lengths(pattern: Sequence[int]) -> list[int]:
+    """How many layers are rehearsed: the first, and up to each that is the first of its kind behind it.
+
+    >>> lengths([0, 0, 0]), lengths([0, 1, 1, 0, 2]), lengths([0])
+    ([1, 2], [1, 2, 4, 5], [1])
+    """
+    behind = pattern[1:MOST_LAYERS]
+    return [1, *(index + 2 for index, kind in enumerate(behind) if kind not in behind[:index])]
+
+
+def by_kind(pattern: Sequence[int], measured: Mapping[int, int]) -> BytesByKind:
+    """From the bytes at each of ``lengths``.
+
+    >>> by_kind([0, 1, 1, 0], {1: 100, 2: 140, 4: 190}).further
+    {1: 40, 0: 10}
+    """
+    further: dict[int, int] = {}
+    for length in lengths(pattern)[1:]:
+        before = measured[1] + sum(further[kind] for kind in pattern[1 : length - 1])
+        further[pattern[length - 1]] = measured[length] - before
+    return BytesByKind(measured[1], further)
+
+
+def layer_pattern(model: ProbedModelFiles) -> tuple[int, ...]:
+    """The kind of each layer of the language model. Raises InputError where its layers cannot be told."""
+    layers = build_generic(model.layout).layers
+    count = num_layers_of(model.config)
+    if layers is None or count is None:
+        raise InputError(f"config.json does not say how many layers {model.id} has")
+    if len(layers.pattern) != count:
+        raise InputError(f"config.json says {count} layers of {model.id}, whose model has {len(layers.pattern)}")
+    return layers.pattern
+
+
+def num_layers_of(config: Mapping[str, Any]) -> int | None:
+    """Layers of the language model that a config.json describes; None where it does not say."""
+    key = _key_of(_text_section(config))
+    return None if key is None else int(_text_section(config)[key])
+
+
+def shortened(config: Mapping[str, Any], num_layers: int) -> JsonDict:
+    """``config`` with the first ``num_layers`` layers of its language model; what has an entry for each is cut too."""
+    values = deepcopy(dict(config))
+    section = _text_section(values)
+    key = _key_of(section)
+    assert key is not None
+    whole = section[key]
+    for name, value in list(section.items()):
+        is_text = isinstance(value, str) and name.endswith(LETTERS)
+        if (is_text or isinstance(value, list)) and len(cast(Sequence[Any], value)) == whole:
+            section[name] = value[:num_layers]
+    counts = [name for name in (*NUM_LAYERS_KEYS, *OTHER_KEYS) if section.get(name) == whole]
+    section.update(dict.fromkeys(counts, num_layers))
+    return values
+
+
+def _text_section(config: Mapping[str, Any]) -> JsonDict:
+    for name in TEXT_SECTIONS:
+        section = config.get(name)
+        if isinstance(section, dict):
+            return cast(JsonDict, section)
+    return cast(JsonDict, config)
+
+
+def _key_of(section: Mapping[str, Any]) -> str | None:
+    return next((key for key in NUM_LAYERS_KEYS if isinstance(section.get(key), int) and section[key] > 0), None)
