@@ -42,8 +42,9 @@ class DataRules:
     """The bundled trainer's where nothing else is said.
 
     ``pads_to`` is the multiple of tokens that a micro batch is padded to. ``drops_long``: samples over the limit are
-    left out, where others are cut. ``packs`` samples into rows of the limit. Images of more than ``max_pixels`` are
-    made smaller, of fewer than ``min_pixels`` larger. ``names`` are the data sets of a dataset_info.json.
+    left out, where others are cut. ``packs`` samples into rows of the limit. Without ``pads`` a micro batch has the
+    tokens of its samples alone. Images of more than ``max_pixels`` are made smaller, of fewer than ``min_pixels``
+    larger. ``names`` are the data sets of a dataset_info.json.
     ``image_folder`` is where the trainer looks for images first, by its name in the configuration.
     ``videos`` is None where they are not planned.
     """
@@ -52,6 +53,7 @@ class DataRules:
     order: Order = Order.RANDOM
     pads_to: int = 8
     packs: bool = False
+    pads: bool = True
     drops_long: bool = False
     min_pixels: int = 0
     max_pixels: int | None = None

@@ -8,6 +8,7 @@ from vlmplan.recipe import (
     PLAIN,
     AdapterDtype,
     AttentionImplementation,
+    Batching,
     LossKind,
     Method,
     Offload,
@@ -77,6 +78,7 @@ class DecidedRecipe:
     nvme_path: str | None = None
     micro_batch: int | None = None
     grad_accum: int | None = None
+    batching: Batching | None = None
     activation_checkpointing: bool | None = None
     vision_activation_checkpointing: bool | None = None
     attention: AttentionImplementation | None = None

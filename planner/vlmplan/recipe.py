@@ -89,6 +89,22 @@ class AttentionImplementation(Choice):
     EAGER = "eager"
 
 
+class Batching(Choice):
+    """How the samples of a micro batch lie in its tensors."""
+
+    PADDED = "padded"
+    """A row for each, as long as the longest."""
+    PADDING_FREE = "padding-free"
+    """One row of all, one behind the other; each sees itself alone, by its positions (``position_ids``)."""
+    PACKED = "packed"
+    """The same of rows that samples fill together before they are put into micro batches."""
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether a micro batch is one row."""
+        return self is not Batching.PADDED
+
+
 class LossKind(Choice):
     CHUNKED = "chunked"
     """Logits chunk by chunk, with their gradient in forward."""
@@ -193,6 +209,7 @@ class Recipe:
     """The folder on every node's NVMe drive that offload to nvme writes to."""
     micro_batch: int = 1
     grad_accum: int = 1
+    batching: Batching = Batching.PADDED
     activation_checkpointing: bool = True
     vision_activation_checkpointing: bool = True
     attention: AttentionImplementation = AttentionImplementation.SDPA
@@ -377,7 +394,7 @@ ENGINE_FIELDS = (
 )
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
-    *("micro_batch", "grad_accum", "attention", "loss"),
+    *("micro_batch", "grad_accum", "batching", "attention", "loss"),
     *("activation_checkpointing", "vision_activation_checkpointing", "evaluation"),
 )
 """How a micro batch is computed, and how many there are, of evaluation too."""

@@ -7,6 +7,7 @@ training can go on from there with another number of ranks.
 """
 
 import random
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,28 @@ def epoch_order(num_samples: int, *, seed: int, epoch: int, lengths: Sequence[in
         runs.extend(part[first : first + RUN_SAMPLES] for first in range(0, len(part), RUN_SAMPLES))
     drawn.shuffle(runs)
     return [index for run in runs for index in run]
+
+
+def packed(lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Rows of at most ``limit`` tokens, each the indices of its samples: the longest sample first, each where least
+    room is left (best fit decreasing, as TRL's ``bfd``). No length is above the limit.
+
+    >>> packed([3, 5, 2, 6], 8)
+    [[3, 2], [1, 0]]
+    """
+    rows: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # (tokens that are free, row), in order
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index], reverse=True):
+        place = bisect_left(rooms, (lengths[index], -1))
+        if place < len(rooms):
+            room, row = rooms.pop(place)
+            rows[row].append(index)
+        else:
+            room, row = limit, len(rows)
+            rows.append([index])
+        if room > lengths[index]:
+            insort(rooms, (room - lengths[index], row))
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

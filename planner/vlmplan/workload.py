@@ -53,13 +53,15 @@ class ModelFiles:
 class Workload:
     """A model, a sample shape and an amount of training.
 
-    ``seq_len`` are tokens per sample in the language model, image tokens included. ``global_batch`` is samples per
-    optimizer step over all GPUs; None where micro batch and accumulation decide it. ``saving`` says when checkpoints
-    are written and how many stay, which no byte and second of training depends on.
+    ``seq_len`` are tokens per sample in the language model, image tokens included. Where rows are packed they are those
+    of a row, which counts as a sample everywhere, and ``sample_len`` those of the samples in it; None: one fills it.
+    ``global_batch`` is samples per optimizer step over all GPUs; None where micro batch and accumulation decide it.
+    ``saving`` says when checkpoints are written and how many stay, which no byte and second of training depends on.
     """
 
     model: ModelFiles
     seq_len: int = DEFAULT_SEQ_LEN
+    sample_len: int | None = None
     images_per_sample: int = 0
     image_width: int = DEFAULT_IMAGE_SIZE[0]
     image_height: int = DEFAULT_IMAGE_SIZE[1]
@@ -76,6 +78,11 @@ class Workload:
             if not minimum <= value <= most:
                 allowed = f"{minimum} or more" if value < minimum else f"at most {most:,}"
                 raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
+        if self.sample_len is not None and not 1 <= self.sample_len <= self.seq_len:
+            raise InputError(
+                f"--sample-len is {self.sample_len}; 1 to {self.seq_len}, the tokens of a packed row (--seq-len), is "
+                f"needed"
+            )
         if not 0 < self.epochs <= MAX_COUNT:
             raise InputError(f"--epochs is {self.epochs}; a number above 0 and at most {MAX_COUNT:,} is needed")
         if self.global_batch is not None and not 1 <= self.global_batch <= MAX_COUNT:
@@ -94,6 +101,7 @@ class Workload:
         return {
             "model": self.model.id,
             "seq_len": self.seq_len,
+            "sample_len": self.sample_len,
             "images_per_sample": self.images_per_sample,
             "image_size": f"{self.image_width}x{self.image_height}" if self.images_per_sample else None,
             "num_samples": self.num_samples,

@@ -114,7 +114,10 @@ def test_numbers_and_paths_are_taken_in_every_form_of_theirs():
     ("arguments", "sentence"),
     [
         ({"seq_len": -3}, "seq_len is -3; 1 or more is needed"),
-        ({"seq_length": 3}, "unknown argument 'seq_length'; did you mean 'seq_len' or 'sample_lengths'?"),
+        (
+            {"seq_length": 3},
+            "unknown argument 'seq_length'; did you mean 'seq_len' or 'sample_lengths' or ",
+        ),
         ({"global_batch": 7}, "global_batch is 7, but 2 GPUs x micro batch 1 make multiples of 2; the nearest is 8"),
         ({"num_nodes": 0}, "num_nodes is 0; 1 or more is needed"),
         ({"host_ram": 0}, "host_ram is 0; above 0 and at most 1,000,000 GiB is needed"),

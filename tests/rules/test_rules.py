@@ -1,7 +1,7 @@
 """Validity rules: each has a case that it refuses and a neighbour that it lets pass."""
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import deepspeed_probe
 import pytest
@@ -15,6 +15,7 @@ from vlmplan.hardware import Cluster, Vendor
 from vlmplan.recipe import (
     AdapterDtype,
     AttentionImplementation,
+    Batching,
     LossKind,
     Method,
     Offload,
@@ -381,6 +382,32 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_3.with_changes(evaluation=Evaluation(batch=3))),
         ],
     ),
+    "samples_of_a_row_are_told_apart": (
+        [
+            case(PLAIN.with_changes(batching=Batching.PADDING_FREE), model=GPT_OSS),
+            case(PLAIN.with_changes(batching=Batching.PACKED), model=PALIGEMMA_2),
+        ],
+        [
+            case(PLAIN.with_changes(batching=Batching.PADDING_FREE), model=replace(QWEN, model_type="qwen2_vl")),
+            case(PLAIN, model=GPT_OSS),
+            case(PLAIN.with_changes(batching=Batching.PACKED)),
+        ],
+    ),
+    "rows_of_samples_are_not_shared": (
+        [case(SHARED.with_changes(batching=Batching.PADDING_FREE))],
+        [case(SHARED), case(ZERO_3.with_changes(batching=Batching.PADDING_FREE))],
+    ),
+    "rows_without_padding_want_flash_attention": (
+        [
+            case(PLAIN.with_changes(batching=Batching.PADDING_FREE, micro_batch=2)),
+            case(PLAIN.with_changes(batching=Batching.PACKED, attention=EAGER)),
+        ],
+        [
+            case(PLAIN.with_changes(batching=Batching.PADDING_FREE)),
+            case(PLAIN.with_changes(batching=Batching.PACKED, attention=FLASH)),
+            case(PLAIN.with_changes(micro_batch=2)),
+        ],
+    ),
 }
 
 
@@ -445,7 +472,8 @@ def test_facts_name_the_types_of_the_model_and_its_parts():
         "quantization": None,
     }
     facts = model_facts(ModelFiles(id="p", config=config))
-    assert facts == ModelFacts(id="p", model_types=PALIGEMMA_2.model_types, weights_dtype="bfloat16")
+    known = {"model_type": "paligemma", "model_types": PALIGEMMA_2.model_types}
+    assert facts == ModelFacts(id="p", **known, weights_dtype="bfloat16")
 
 
 def test_the_attention_that_a_model_has_is_offered_fastest_first():

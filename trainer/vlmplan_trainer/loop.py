@@ -133,7 +133,7 @@ class Trainer:
         """One optimizer step, which began at ``start`` with waiting for its micro batches."""
         engine, meter, position = self.engine, self.meter, self.position
         num_labels = sum(label_tokens(batch) for batch in window)
-        num_tokens = sum(int(batch["attention_mask"].sum()) for batch in window)
+        num_tokens = sum(map(real_tokens, window))
         all_labels, all_tokens = map(int, engine.totals([num_labels, num_tokens]))
         meter.start_step()
         engine.model.train()
@@ -196,6 +196,12 @@ class Trainer:
                 del batch
         loss, num_labels = self.engine.totals([loss, num_labels])
         return loss / max(1.0, num_labels)
+
+
+def real_tokens(batch: Batch) -> int:
+    """Tokens that are no padding, of which a flat row has none."""
+    mask = batch.get("attention_mask")
+    return batch["input_ids"].numel() if mask is None else int(mask.sum())
 
 
 def label_tokens(batch: Batch) -> int:

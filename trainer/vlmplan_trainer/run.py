@@ -33,6 +33,7 @@ from vlmplan_trainer.checkpoint import (
 )
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.flat_batches import BATCHES
 from vlmplan_trainer.data.gather import Data, gathered_data
 from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import Engine, make_engine
@@ -242,10 +243,10 @@ def _assembled(
     # Synthetic samples have the shape of the plan, so that memory and speed can be held against it.
     pads_to = PADS_TO if options.dummy_data is None else workload.seq_len
     batches = _batches(
+        plan,
         data.train.scan,
         data.encoder,
         engine,
-        sequence_parallel=recipe.sequence_parallel,
         micro_batch=recipe.micro_batch,
         seed=options.seed,
         grad_accum=recipe.grad_accum,
@@ -278,24 +279,16 @@ def _evaluation_of(plan: Plan, data: Data, engine: Engine) -> Evaluation | None:
         return None
     planned = plan.recipe.evaluation
     size = plan.recipe.micro_batch if planned is None else planned.batch
-    batches = _batches(
-        found.scan,
-        data.encoder,
-        engine,
-        sequence_parallel=plan.recipe.sequence_parallel,
-        micro_batch=size,
-        seed=0,
-        grad_accum=1,
-    )
+    batches = _batches(plan, found.scan, data.encoder, engine, micro_batch=size, seed=0, grad_accum=1)
     return Evaluation(batches=batches, num_bad=found.account.num_bad)
 
 
-def _batches(
-    scan: DatasetScan, encoder: Encoder, engine: Engine, *, sequence_parallel: int, seed: int, **more: Any
-) -> Batches:
-    group, part = divmod(engine.rank, sequence_parallel)
-    made = Batches(scan, encoder, num_ranks=engine.num_ranks // sequence_parallel, rank=group, seed=seed, **more)
-    made.take_part(part, sequence_parallel)
+def _batches(plan: Plan, scan: DatasetScan, encoder: Encoder, engine: Engine, *, seed: int, **more: Any) -> Batches:
+    size = plan.recipe.sequence_parallel
+    group, part = divmod(engine.rank, size)
+    made_by = BATCHES[plan.recipe.batching]
+    made = made_by(scan, encoder, num_ranks=engine.num_ranks // size, rank=group, seed=seed, **more)
+    made.take_part(part, size)
     return made
 
 

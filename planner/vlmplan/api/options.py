@@ -24,6 +24,7 @@ class SampleOptions(TypedDict, total=False):
     """Samples, and how often they are trained on. ``image_size`` is (width, height) in pixels, or ``"448x336"``."""
 
     seq_len: int | None
+    sample_len: int | None
     images_per_sample: int | None
     image_size: str | tuple[int, int] | None
     num_samples: int | None
@@ -93,6 +94,7 @@ class RecipeOptions(TypedDict, total=False):
     grad_accum: int | None
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
+    batching: Literal["padded", "padding-free", "packed"] | None
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
     loss: Literal["chunked", "full", "model", "trl"] | None
 

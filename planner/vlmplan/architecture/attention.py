@@ -28,6 +28,9 @@ class Kernel(Choice):
 
 LARGE_HEAD_DIM = 256
 """Widest head of the flash kernel."""
+PADDED_ROWS = 128
+"""Rows more for each sample of a row in the workspaces of flash-attn's backward (``mha_varlen_bwd`` in
+``csrc/flash_attn/flash_api.cpp``)."""
 SMALL_HEAD_DIM = 224
 """Widest head that it can train where shared memory is small."""
 
@@ -36,15 +39,22 @@ SMALL_HEAD_DIM = 224
 class AttentionBackend:
     """How attention runs on one GPU.
 
-    ``implementation`` is transformers' ``attn_implementation``; ``compute_capability`` decides which kernel
-    ``sdpa`` reaches. ``sequence_parallel`` ranks share each
-    sample. ``has_workspaces`` is False only to compare with runs on CPU, whose kernel has none.
+    ``implementation`` is transformers' ``attn_implementation``; ``compute_capability`` decides which kernel ``sdpa``
+    reaches. ``sequence_parallel`` ranks share each sample. ``sequences`` are the lengths of the samples in the one row
+    of a micro batch, in each of which causal attention is by itself. ``has_workspaces`` is False only to compare with
+    runs on CPU, whose kernel has none.
     """
 
     implementation: str = "sdpa"
     compute_capability: tuple[int, int] = (8, 0)
     has_workspaces: bool = True
     sequence_parallel: int = 1
+    sequences: PackedLengths | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a row has more than one sample."""
+        return self.sequences is not None and self.sequences.count > 1
 
     @property
     def has_small_shared_memory(self) -> bool:
@@ -163,10 +173,13 @@ def attend(
         q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
     if kernel is Kernel.MATH:
         return _math(q, k, v, is_causal=is_causal, dropout=scores.dropout)
-    packed = lengths or calls
+    own = backend.sequences if is_causal and mask is None and backend.is_packed else None
+    packed = lengths or calls or own
     num_pairs = batch * num_tokens * k.shape[2] if packed is None else packed.num_pairs
     is_causal = is_causal and mask is None  # a kernel with a mask skips nothing
-    out = _fused(backend, kernel, q, k, v, num_pairs=num_pairs, is_causal=is_causal, mask=mask, calls=calls)
+    padded = 0 if own is None else PADDED_ROWS * own.count
+    given = (backend, kernel, q, k, v)
+    out = _fused(*given, num_pairs=num_pairs, is_causal=is_causal, mask=mask, calls=calls, num_padded_rows=padded)
     return out.view(batch, num_tokens, num_heads * head_dim)
 
 
@@ -241,6 +254,7 @@ def _fused(
     is_causal: bool,
     mask: Tensor | None,
     calls: PackedLengths | None = None,
+    num_padded_rows: int = 0,
 ) -> Tensor:
     """One kernel: saves q, k, v, the result and a log-sum-exp per row; a mask is saved as a bias in q's type."""
     tape = q.tape
@@ -256,7 +270,8 @@ def _fused(
         bias = _aligned(bias)
     flops = 2 * 2 * num_pairs * num_heads * head_dim
     num_calls, first = (1, num_tokens) if calls is None else (calls.count, calls.first)
-    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, backend.has_workspaces, num_calls, first)
+    num_padded = num_padded_rows if backend.has_workspaces else None
+    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, num_padded, num_calls, first)
     node = tape.node((q, k, v), _fused_backward, (q.detached(), k.detached(), v.detached(), bias), meta)
     out = tape.tensor(q.shape, q.dtype, node)
     log_sum_exp = tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32)
@@ -281,10 +296,11 @@ def _aligned(bias: Tensor) -> Tensor:
 
 def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     """dq, dk, dv. On CUDA also, while it runs, dq accumulated in fp32, a dot product per row, and for grouped heads dk
-    and dv of every query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike)."""
+    and dv of every query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike). Where a
+    row has several samples the first two have ``PADDED_ROWS`` more for each."""
     (g,) = grads
     assert g is not None
-    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, has_workspaces, num_calls, first = node.meta
+    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, num_padded, num_calls, first = node.meta
     tape = g.tape
     batch, num_heads, num_tokens, head_dim = q_shape
     if first < num_tokens:
@@ -293,10 +309,11 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
         num_tokens = first
     result = [tape.tensor(shape, dtype) for shape in (q_shape, k_shape, v_shape)]
     workspaces: list[Tensor] = []
-    if has_workspaces:
+    if num_padded is not None:
+        num_rows = num_tokens + num_padded
         with tape.charged_to(Kind.TEMPORARY):
-            workspaces.append(tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32))
-            workspaces.append(tape.tensor((batch, num_heads, num_tokens, head_dim), DType.FLOAT32))
+            workspaces.append(tape.tensor((batch, num_heads, num_rows), DType.FLOAT32))
+            workspaces.append(tape.tensor((batch, num_heads, num_rows, head_dim), DType.FLOAT32))
             if kernel is Kernel.FLASH and k_shape[1] != num_heads:
                 expanded = (batch, num_heads, *k_shape[2:])
                 workspaces += [tape.tensor(expanded, dtype), tape.tensor(expanded, dtype)]

@@ -40,7 +40,7 @@ def evaluation_pass(
     assert tape.is_evaluating
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
-    hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, backend)
+    hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, batch.attention(backend))
     num_bytes = num_elements = 0
     with tape.section("head"):
         if loss is LossKind.CHUNKED:

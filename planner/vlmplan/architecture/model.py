@@ -1,7 +1,7 @@
 """A whole trainable model: its parts, its parameters in order, and one micro batch through it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention import AttentionBackend
@@ -9,6 +9,7 @@ from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear, Module, Stack
+from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
@@ -33,7 +34,8 @@ class Batch:
     """The shape of one micro batch on one GPU.
 
     ``num_tokens`` are positions of the language model per sample, image tokens included; ``images_per_sample`` images
-    of equal shape ``image`` lie inside them.
+    of equal shape ``image`` lie inside them. ``sequences``: the samples are in one row, one behind the other, and these
+    are their lengths; None: a row for each.
     """
 
     micro_batch: int
@@ -42,6 +44,18 @@ class Batch:
     image: "ImageShape | None" = None
     sequence_parallel: int = 1
     """Ranks that share each sample; ``num_tokens`` are those of one."""
+    sequences: PackedLengths | None = None
+
+    @property
+    def token_shape(self) -> tuple[int, int]:
+        """(rows, tokens) of ``input_ids``."""
+        if self.sequences is None:
+            return self.micro_batch, self.num_tokens
+        return 1, self.micro_batch * self.num_tokens
+
+    def attention(self, backend: AttentionBackend) -> AttentionBackend:
+        """``backend``, whose causal attention is among the tokens of each sample."""
+        return backend if self.sequences is None else replace(backend, sequences=self.sequences)
 
     @property
     def num_images(self) -> int:
@@ -171,8 +185,9 @@ class Model(Module):
     def inputs(self, tape: Tape, batch: Batch) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """The tensors of a batch: token ids, pixels where there are images, and the others."""
         with tape.section("batch"):
-            shape = (batch.micro_batch, batch.num_tokens)
-            # input_ids, labels and attention_mask; the pixels are cast to the compute type before they are sent.
+            shape = batch.token_shape
+            # input_ids, labels and attention_mask, or position_ids where all are one row; the pixels are cast to the
+            # compute type before they are sent.
             ids, *others = (tape.tensor(shape, DType.INT64) for _ in range(3))
             if batch.sequence_parallel > 1:  # and the places of its tokens, the same for all samples
                 others.append(tape.tensor((1, batch.num_tokens), DType.INT64))
@@ -184,6 +199,7 @@ class Model(Module):
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
         ids, pixels, others = self.inputs(tape, batch)
+        backend = batch.attention(backend)
         hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, backend)
         outputs: Tensor | None = None
         with tape.section("head"):

@@ -100,6 +100,7 @@ WORKLOAD: tuple[Decorator, ...] = (
         help="Alias, Hugging Face id, folder or config.json.  [required]",
     ),
     _count("--seq-len", "Tokens per sample, image tokens included.  [default: 1024]"),
+    _count("--sample-len", "Tokens per sample where --seq-len is that of packed rows.  [default: one fills a row]"),
     _count("--images-per-sample", "Images in each sample.  [default: 1 for models that see, else 0]"),
     click.option("--image-size", metavar="WxH", help="Pixels of each image.  [default: 448x448]"),
     _count("--num-samples", "Samples in the dataset.  [default: 10000]"),
@@ -195,6 +196,12 @@ RECIPE: tuple[Decorator, ...] = (
         "vision-activation-checkpointing",
         "no-vision-activation-checkpointing",
         "Of the vision tower.  [default: as the language model]",
+    ),
+    _choice(
+        "--batching",
+        ("padded", "padding-free", "packed"),
+        "padding-free puts the samples of a micro batch one behind the other into one row; packed fills rows of "
+        "--seq-len with several samples before that.  [default: padded]",
     ),
     _choice("--attention", ("sdpa", "flash_attention_2", "eager"), "Attention implementation."),
     _choice(

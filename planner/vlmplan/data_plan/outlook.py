@@ -94,7 +94,8 @@ class Outlooks:
             key=lambda one: one.peak_bytes,
         )
         drawn_seconds = self._run_seconds(run, coverings, ranks.grad_accum)
-        num_rows = workload.num_samples * (run.num_rows / len(trained.samples.shapes))
+        planned_share = self._source.num_rows / len(self._source.trained.samples.shapes)
+        num_rows = workload.num_samples * (run.num_rows / len(trained.samples.shapes)) / planned_share
         num_steps = max(1, -(-round(num_rows * workload.epochs) // ranks.samples_per_step))
         return Outlook(
             order=rules.order,

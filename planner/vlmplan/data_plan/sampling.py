@@ -5,14 +5,13 @@ Sources: vlmplan's own sampler (``sampler.py``); of Hugging Face's Trainer ``Ran
 batch (``BatchSamplerShard``). torch's random numbers are not drawn here: another trainer's order is one like its own.
 """
 
-from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from vlmplan.data_plan.covering import padded
 from vlmplan.data_plan.lengths import Shape, Trained
 from vlmplan.data_rules import DataRules, Order
-from vlmplan.sampler import epoch_order
+from vlmplan.sampler import epoch_order, packed
 
 MEGABATCHES = 50
 """Batches that are sorted together (``mega_batch_mult``)."""
@@ -64,8 +63,12 @@ def micro_steps(
 
 
 def made_of(rows: Sequence[Shape], trained: Trained, rules: DataRules) -> MicroBatch:
-    """One micro batch. Packed rows have the limit's length."""
-    longest = trained.limit if rules.packs else max(row.tokens for row in rows)
+    """One micro batch. Packed rows have the limit's length; without padding all have that of the mean."""
+    if not rules.pads:
+        total = sum([row.tokens for row in rows])
+        longest = -(-total // len(rows))
+    else:
+        longest = trained.limit if rules.packs else max(row.tokens for row in rows)
     return MicroBatch(
         num_tokens=padded(longest, rules.pads_to, trained.limit),
         patches=sum([row.patches for row in rows]),
@@ -95,17 +98,7 @@ def order_of(lengths: Sequence[int], rules: DataRules, ranks: Ranks, *, epoch: i
 
 
 def packed_rows(trained: Trained) -> list[Shape]:
-    """Samples put together into rows of the limit: the longest first, each where least room is left (best fit)."""
-    rows: list[Shape] = []
-    rooms: list[tuple[int, int]] = []  # (tokens that are free, row), in order
-    for shape in sorted(trained.samples.shapes, reverse=True):
-        place = bisect_left(rooms, (shape.tokens, -1))
-        if place < len(rooms):
-            room, row = rooms.pop(place)
-            rows[row] = Shape(*(mine + other for mine, other in zip(rows[row], shape, strict=True)))
-        else:
-            room, row = trained.limit, len(rows)
-            rows.append(shape)
-        if room > shape.tokens:
-            insort(rooms, (room - shape.tokens, row))
-    return rows
+    """Samples put together into rows of the limit."""
+    shapes = sorted(trained.samples.shapes, reverse=True)
+    groups = packed([shape.tokens for shape in shapes], trained.limit)
+    return [Shape(*(sum(values) for values in zip(*(shapes[index] for index in row), strict=True))) for row in groups]

@@ -11,6 +11,7 @@ from vlmplan.data_rules import DataRules
 from vlmplan.dataset import Dataset, dataset
 from vlmplan.dataset.images import ImageAmounts, takes_videos
 from vlmplan.models import context_length
+from vlmplan.sampler import packed
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -58,6 +59,19 @@ class DataSource:
         return covering_every_order(
             self.trained.samples, self.amounts, limit=self.trained.limit, pads_to=self.rules.pads_to
         )
+
+    @property
+    def num_rows(self) -> int:
+        """What a micro batch counts: samples, or the rows that they are packed into."""
+        if not self.rules.packs:
+            return len(self.trained.samples.shapes)
+        return len(packed([shape.tokens for shape in self.trained.samples.shapes], self.trained.limit))
+
+    @property
+    def packed_sample_len(self) -> int:
+        """Tokens of equal samples with as many pairs of tokens that see each other as these have: Σl² / Σl."""
+        lengths = [shape.tokens for shape in self.trained.samples.shapes]
+        return min(self.trained.limit, max(1, round(sum(length**2 for length in lengths) / sum(lengths))))
 
     @property
     def num_changed(self) -> int:

@@ -8,6 +8,7 @@ from vlmplan.estimation.cautions import evaluation_hints
 from vlmplan.estimation.disk_room import disk_caveat, keep_last_key
 from vlmplan.estimation.estimator import Estimator, with_workspaces
 from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
+from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
 from vlmplan.memory.device import Verdict
 
@@ -21,6 +22,7 @@ __all__ = [
     "estimate_with_sizes",
     "evaluation_hints",
     "keep_last_key",
+    "packed_samples",
     "sized_estimate",
     "sized_recipes",
     "with_workspaces",

@@ -16,6 +16,7 @@ from vlmplan.communication import step_collectives
 from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
+from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate
 from vlmplan.evaluation import Kept
 from vlmplan.hardware import Cluster, Gpu
@@ -31,7 +32,7 @@ from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.models.tree import model_tree
-from vlmplan.recipe import AttentionImplementation, LossKind, Method, Recipe
+from vlmplan.recipe import AttentionImplementation, Batching, LossKind, Method, Recipe
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import TimedStep, step_flops, timed_step
@@ -86,7 +87,8 @@ class Estimator:
         checkpoints = (recipe.activation_checkpointing, self.checkpoints_others(recipe))
         is_sharded = recipe.zero_stage == 3
         keeps = recipe.keeps_linear_inputs
-        return (recipe.micro_batch, checkpoints, backend, recipe.loss, recipe.autocast, keeps, is_sharded)
+        batch = (recipe.micro_batch, recipe.batching)
+        return (*batch, checkpoints, backend, recipe.loss, recipe.autocast, keeps, is_sharded)
 
     def checkpoints_others(self, recipe: Recipe) -> bool:
         """Whether layers beside the language model's run again in backward: some models' vision encoders never do."""
@@ -108,6 +110,7 @@ class Estimator:
             sequence_parallel=recipe.sequence_parallel,
             images_per_sample=self.workload.images_per_sample,
             image=self.image,
+            sequences=packed_samples(recipe, self.workload),
         )
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
@@ -249,7 +252,8 @@ class Estimator:
         evaluation = recipe.evaluation
         if evaluation is None or not evaluation.new_tokens:
             return None
-        sized = recipe.with_changes(micro_batch=evaluation.batch * evaluation.beams)
+        rows = evaluation.batch * evaluation.beams
+        sized = recipe.with_changes(micro_batch=rows, batching=Batching.PADDED)  # prompts are padded on the left
         key = ("generation", kind, recipe.caches_casts, *self._trace_key(sized, backend))
         if key not in self._generations:
             tape = self._tape(kind, recipe, is_evaluating=True)

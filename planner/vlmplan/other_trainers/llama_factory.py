@@ -11,6 +11,7 @@ from typing import Final
 from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules, VideoRules
 from vlmplan.evaluation import Kept
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.batching import llama_factory_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -94,8 +95,11 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     options: dict[str, Value] = {"loss": LossKind.MODEL.value}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
-    options |= _samples(settings, model, packs=stage == "pt")
+    options |= _samples(settings, model)
     options |= attention_option(settings, "flash_attn", ATTENTION)
+    options |= llama_factory_batching(
+        settings, options.get("attention"), arguments.options["micro_batch"], packs=stage == "pt"
+    )
     options |= _parts(settings, model)
     options |= _adapters(settings, model) if method is not Method.FULL else {}
     _adapters_without_effect(settings)
@@ -151,7 +155,7 @@ def _method(settings: Settings) -> Method:
     return Method.QLORA
 
 
-def _samples(settings: Settings, model: ModelFiles | None, *, packs: bool) -> dict[str, Value]:
+def _samples(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     options: dict[str, Value] = {"seq_len": settings.count("cutoff_len", 2048, least=1)}
     samples = settings.maybe_count("max_samples", least=1)
     datasets = len(settings.names("dataset")) if "dataset" in settings else 1
@@ -159,11 +163,6 @@ def _samples(settings: Settings, model: ModelFiles | None, *, packs: bool) -> di
         options["num_samples"] = samples * max(1, datasets)
         if datasets > 1:
             settings.note(f"max_samples is of each of {datasets} data sets: {samples * datasets:,} at the most")
-    is_neat = settings.flag("neat_packing", False)
-    if settings.flag("packing", packs) or is_neat:
-        settings.note(
-            "packing: planned as samples of cutoff_len tokens; attention between samples of a row is counted too"
-        )
     largest = settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1)
     if sees(model):
         options["image_size"] = largest_image(largest)

@@ -13,6 +13,7 @@ from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
 from vlmplan.evaluation import Kept
 from vlmplan.models import context_length
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.batching import ms_swift_batching
 from vlmplan.other_trainers.evaluated import STRATEGIES, EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
@@ -110,6 +111,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     options |= {"model": name} if name else {}
     options |= _samples(settings, model, around)
     options |= attention_option(settings, "attn_impl", ATTENTION_NAMES)
+    options |= ms_swift_batching(settings, options.get("attention"), sees=sees(model))
     options |= _parts(settings, model)
     method = _method(settings)
     if method is not Method.FULL:
@@ -148,7 +150,7 @@ def _types(settings: Settings, arguments: Arguments) -> WeightDtype:
 
 
 def _samples(settings: Settings, model: ModelFiles | None, around: Surroundings) -> dict[str, Value]:
-    packs, flattens = settings.flag("packing", False), settings.flag("padding_free", False)
+    packs = settings.flag("packing", False)
     length = settings.maybe_count("max_length", least=1)
     packed = settings.maybe_count("packing_length", least=1)
     options: dict[str, Value] = {}
@@ -160,11 +162,6 @@ def _samples(settings: Settings, model: ModelFiles | None, around: Surroundings)
         longest = None if model is None else context_length(model)
         limit = "the model's own limit" if longest is None else f"{longest:,} tokens, the model's own limit"
         settings.note(f"max_length is not said, so a sample may have {limit}: give --seq-len for the longest of yours")
-    if packs or flattens:
-        settings.note(
-            f"{'packing' if packs else 'padding_free'}: planned as samples of the full length; attention between "
-            f"samples of a row is counted too"
-        )
     largest = settings.maybe_count("max_pixels", least=1) or _pixels(settings, around)
     if largest is not None and sees(model):
         options["image_size"] = largest_image(largest)

@@ -6,7 +6,8 @@ from typing import Final
 
 from vlmplan.data_rules import DataRules
 from vlmplan.lora_targets import is_stacked
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
+from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -30,7 +31,7 @@ LORA_TARGETS: Mapping[str, str] = dict.fromkeys(
 WITHOUT_EFFECT = frozenset(
     """dataset_name dataset_config dataset_train_split dataset_test_split dataset_streaming datasets streaming
     test_split_size ignore_bias_buffers gradient_checkpointing_use_reentrant chat_template_path dataset_text_field
-    dataset_kwargs dataset_num_proc eos_token pad_token truncation_mode shuffle_dataset packing_strategy eval_packing
+    dataset_kwargs dataset_num_proc eos_token pad_token truncation_mode shuffle_dataset eval_packing
     completion_only_loss assistant_only_loss model_revision trust_remote_code router_aux_loss_coef
     lora_task_type bnb_4bit_quant_type env config accelerate_config num_processes
     data_seed multi_gpu num_machines machine_rank main_process_ip main_process_port""".split()
@@ -49,7 +50,8 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     options: dict[str, Value] = {"loss": LossKind.TRL.value}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
-    options |= _lengths(settings)
+    options["seq_len"] = settings.count("max_length", 1024, least=1)
+    options |= trl_batching(settings, sees=sees(model))
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
     method = _method(settings)
     options |= _adapters(settings, model) if method is not Method.FULL else {}
@@ -79,18 +81,6 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     pads_to = settings.maybe_count("pad_to_multiple_of", least=1) or 1
     meaning.data_rules = DataRules(pads_to=pads_to, packs=settings.flag("packing", False))
     return assembled(settings, arguments, meaning, around)
-
-
-def _lengths(settings: Settings) -> dict[str, Value]:
-    packs, flattens = settings.flag("packing", False), settings.flag("padding_free", False)
-    length = settings.count("max_length", 1024, least=1)
-    if packs or flattens:
-        key = "packing" if packs else "padding_free"
-        settings.note(
-            f"{key}: planned as samples of {length:,} tokens; attention between samples of a row is counted too, which "
-            f"costs time that the run does not take"
-        )
-    return {"seq_len": length}
 
 
 def _method(settings: Settings) -> Method:

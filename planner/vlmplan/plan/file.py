@@ -79,6 +79,7 @@ def _workload(section: JsonObject, model: JsonObject) -> Workload:
             not_counted=model.texts("not_counted") if "not_counted" in model else (),
         ),
         **counts,
+        sample_len=section.maybe("sample_len", section.count) if "sample_len" in section else None,
         epochs=section.number("epochs"),
         global_batch=section.maybe("global_batch", section.count),
     )

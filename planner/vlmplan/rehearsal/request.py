@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from vlmplan.engines.parameters import fullest_rank
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimate, Estimator
+from vlmplan.estimation import Estimate, Estimator, packed_samples
 from vlmplan.evaluation import Kept
 from vlmplan.json_reader import JsonDict
 from vlmplan.plan import Plan
@@ -47,12 +47,13 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
             "--eval-new-tokens and --no-eval-loss are not rehearsed: the bundled trainer generates nothing"
         )
     workload, gpu = plan.workload, estimate.cluster.node.gpu
-    image = sample_image(workload)
+    image, packed = sample_image(workload), packed_samples(plan.recipe, workload)
     request: JsonDict = {
         "plan": plan.as_json(),
         "samples": {
             "micro_batch": plan.recipe.micro_batch,
             "num_tokens": workload.seq_len,
+            "sequences": None if packed is None else [length for length, count in packed.runs for _ in range(count)],
             "images_per_sample": workload.images_per_sample,
             "image": None if image is None else asdict(image),
             "width": workload.image_width,

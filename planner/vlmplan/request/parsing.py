@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import find_model
-from vlmplan.recipe import PLAIN, option_name
+from vlmplan.recipe import PLAIN, Batching, option_name
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, Request
 from vlmplan.units import counted
@@ -103,7 +103,12 @@ def _data_rules(whole: Request) -> "DataRules":
     from vlmplan.data_rules import rules_of
 
     tool = None if whole.made_for is None else whole.made_for.value
-    return rules_of(tool) if whole.configured is None else whole.configured.config.data_rules
+    rules = rules_of(tool) if whole.configured is None else whole.configured.config.data_rules
+    batching = whole.recipe.batching
+    if batching is None:
+        return rules
+    packs = batching is Batching.PACKED or (rules.packs and batching is Batching.PADDED)
+    return replace(rules, packs=packs, pads=not batching.is_flat, pads_to=1 if batching.is_flat else rules.pads_to)
 
 
 def with_samples(whole: Request, own: Request, sources: "DataSources", image_folder: Path | None = None) -> Request:
@@ -125,12 +130,14 @@ def with_samples(whole: Request, own: Request, sources: "DataSources", image_fol
         seq_len=covers.seq_len,
         images_per_sample=covers.images_per_sample,
         image_size=covers.image_size,
-        num_samples=len(source.trained.samples.shapes) if own.workload.num_samples is None else None,
+        sample_len=source.packed_sample_len if whole.recipe.batching is Batching.PACKED else None,
+        num_samples=source.num_rows if own.workload.num_samples is None else None,
     )
     said = whole.workload
     workload = replace(
         said,
         seq_len=alone.seq_len,
+        sample_len=said.sample_len or alone.sample_len,
         images_per_sample=alone.images_per_sample,
         image_size=alone.image_size or said.image_size,
         num_samples=said.num_samples or alone.num_samples,

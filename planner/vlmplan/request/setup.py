@@ -91,6 +91,7 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
     workload = Workload(
         model=model,
         seq_len=DEFAULT_SEQ_LEN if asked.seq_len is None else asked.seq_len,
+        sample_len=asked.sample_len,
         images_per_sample=images,
         image_width=width,
         image_height=height,

@@ -26,11 +26,12 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the rules need to know of a model: its model_type and those of its parts, the type of its weights, and the
-    attention that transformers says it takes, where it was asked."""
+    """What the rules need to know of a model: its model_type, all of them with its parts', the type of its weights, and
+    the attention that transformers says it takes, where it was asked."""
 
     id: str
     model_types: frozenset[str]
+    model_type: str = ""
     weights_dtype: str | None = None
     is_mxfp4: bool = False
     num_heads: int | None = None
@@ -114,6 +115,7 @@ def model_facts(files: ModelFiles) -> ModelFacts:
     return ModelFacts(
         id=files.id,
         model_types=frozenset(_model_types(config)),
+        model_type=files.model_type,
         weights_dtype=dtype if isinstance(dtype, str) else None,
         is_mxfp4=files.is_mxfp4,
         num_heads=num_heads,

@@ -12,7 +12,7 @@ from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_prof
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.host import PROCESS_BYTES
-from vlmplan.recipe import LossKind, Precision, Recipe, chunk_tokens
+from vlmplan.recipe import AttentionImplementation, LossKind, Precision, Recipe, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import (
     PhaseDemands,
@@ -24,6 +24,8 @@ from vlmplan.timing import (
     phases_between,
 )
 
+MAX_MASKED = 16
+"""A choice: beyond it the mask is what does not fit."""
 Capability = tuple[int, int] | None
 """Of a GPU, as its maker counts it; None where it has none."""
 
@@ -59,7 +61,8 @@ class TracedBatches:
     loss needs in between, each traced with its switches at either end.
 
     One chunk of logits grows with the batch only until it is full, so the last batch before that and the first one
-    after are looked at as well.
+    after are looked at as well. So is every batch up to ``MAX_MASKED`` where its samples are one row under a mask,
+    which begins with the second sample and grows with the square.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class TracedBatches:
     ) -> None:
         first_full = -(-chunk_tokens(estimator.model.head.weight.shape[0]) // estimator.workload.seq_len)
         inner = {size for size in (first_full - 1, first_full) if 1 < size < largest}
+        if recipe.batching.is_flat and recipe.attention is not AttentionImplementation.FLASH_ATTENTION_2:
+            inner |= set(range(2, min(largest, MAX_MASKED + 1)))
         self.sizes = sorted({1, largest} | inner)
         self._estimator, self._recipe, self._capability = estimator, recipe, capability
         self._ends = ends

@@ -58,8 +58,10 @@ class Batches:
         self._part, self._num_parts = 0, 1
         self.scan = samples if isinstance(samples, DatasetScan) else scanned(encoder, samples)
         self._samples, self._encoder, self._seed = self.scan.samples, encoder, seed
-        refuse_too_few(self.scan, samples_per_step=self._shares.samples_per_step)
-        self._lengths = self.scan.lengths if groups_by_length else None
+        self._rows = self.rows_of(self.scan, encoder.seq_len)
+        refuse_too_few(self.scan, num_rows=len(self._rows), samples_per_step=self._shares.samples_per_step)
+        row_lengths = [sum(self.scan.lengths[index] for index in row) for row in self._rows]
+        self._lengths = row_lengths if groups_by_length else None
         self._pads_to, self._num_workers = pads_to, num_workers
         self._shows_images = any(sample.images for sample in self._samples)
         self._epoch = self._position = self._start = 0
@@ -70,12 +72,12 @@ class Batches:
 
     def __len__(self) -> int:
         """Micro batches in a whole epoch, the same on every rank."""
-        return self._shares.num_micro_batches(len(self._samples))
+        return self._shares.num_micro_batches(len(self._rows))
 
     @property
     def num_left_over(self) -> int:
-        """Samples of an epoch that fill no whole step."""
-        return len(self._samples) % self._shares.samples_per_step
+        """Samples (packed rows) of an epoch that fill no whole step."""
+        return len(self._rows) % self._shares.samples_per_step
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. A position that ``resume`` was told stays."""
@@ -83,9 +85,9 @@ class Batches:
 
     def resume(self, position: int) -> None:
         """Let the next iteration begin after the first ``position`` samples of the epoch, counted over all ranks."""
-        if not 0 <= position <= len(self._samples):
+        if not 0 <= position <= len(self._rows):
             raise InputError(f"the run stopped after {position} samples of an epoch, but the data has "
-                             f"{len(self._samples)}; a run goes on with the data that it began with")  # fmt: skip
+                             f"{len(self._rows)}; a run goes on with the data that it began with")  # fmt: skip
         self._start = self._position = position
 
     def state(self) -> dict[str, int]:
@@ -94,7 +96,7 @@ class Batches:
             "epoch": self._epoch,
             "position": self._position,
             "seed": self._seed,
-            "num_samples": len(self._samples),
+            "num_samples": len(self._rows),
         }
 
     def restore(self, state: Mapping[str, int]) -> None:
@@ -110,7 +112,7 @@ class Batches:
     def __iter__(self) -> Iterator[Encoded]:
         start, self._start = self._start, 0
         self._position = start
-        order = epoch_order(len(self._samples), seed=self._seed, epoch=self._epoch, lengths=self._lengths)
+        order = epoch_order(len(self._rows), seed=self._seed, epoch=self._epoch, lengths=self._lengths)
         # A variable here would keep the micro batch for as long as it is trained on.
         yield from map(self._counted, self._prepared(self._shares.micro_batches(order, position=start)))
 
@@ -135,20 +137,36 @@ class Batches:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _batch(self, indices: Sequence[int]) -> Encoded:
-        rows = [self._encoder.encode_or_nothing(self._samples[index]) for index in indices]
+    def _batch(self, places: Sequence[int]) -> Encoded:
+        rows = [
+            self._encoder.encode_or_nothing(self._samples[index]) for place in places for index in self._rows[place]
+        ]
         if self._shows_images and not any("pixel_values" in row for row in rows):
             shortest = min(range(len(rows)), key=lambda index: rows[index]["input_ids"].shape[1])
             rows[shortest] = with_blank_image(rows[shortest], self._encoder)
-        pad_id = self._encoder.pad_id
-        whole = collated(rows, pad_id=pad_id, pads_to=self._pads_to, seq_len=self._encoder.seq_len)
-        return part_of_samples(whole, part=self._part, num_parts=self._num_parts, pad_id=pad_id)
+        whole = self._laid_out(rows, [len(self._rows[place]) for place in places])
+        return part_of_samples(whole, part=self._part, num_parts=self._num_parts, pad_id=self._encoder.pad_id)
+
+    @staticmethod
+    def rows_of(scan: DatasetScan, seq_len: int) -> list[list[int]]:
+        """Which samples are one row of a micro batch."""
+        return [[index] for index in range(len(scan.samples))]
+
+    def _laid_out(self, rows: Sequence[Encoded], counts: Sequence[int]) -> Encoded:
+        """A micro batch of encoded samples, of which ``counts`` has those of each of its rows."""
+        return collated(rows, pad_id=self._encoder.pad_id, pads_to=self._pads_to, seq_len=self._encoder.seq_len)
 
 
-def refuse_too_few(scan: DatasetScan, *, samples_per_step: int) -> None:
-    """Raise InputError if the samples of ``scan`` fill no step."""
-    if len(scan.samples) >= samples_per_step:
+def refuse_too_few(scan: DatasetScan, *, samples_per_step: int, num_rows: int | None = None) -> None:
+    """Raise InputError if the samples of ``scan``, which are packed into ``num_rows``, fill no step."""
+    num_rows = len(scan.samples) if num_rows is None else num_rows
+    if num_rows >= samples_per_step:
         return
+    if num_rows < len(scan.samples):
+        raise InputError(
+            f"the data's {len(scan.samples)} samples are packed into {num_rows} rows of --seq-len tokens, but one step "
+            f"of the plan takes {samples_per_step} rows; more samples or a smaller --global-batch are needed"
+        )
     left_out = f" after {scan.num_skipped} were left out" if scan.num_skipped else ""
     first = f" (the first: {scan.sentences[0]})" if scan.sentences else ""
     raise InputError(
@@ -183,11 +201,11 @@ def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int
             values = [row.get(name, torch.zeros_like(row["input_ids"])) for row in rows]
             result[name] = torch.cat([padded(value, (num_tokens,), fills.get(name, 0)) for value in values])
         else:
-            result[name] = _joined([row[name] for row in rows if name in row])
+            result[name] = joined([row[name] for row in rows if name in row])
     return result
 
 
-def _joined(values: Sequence[Tensor]) -> Tensor:
+def joined(values: Sequence[Tensor]) -> Tensor:
     """Tensors one after the other in dimension 0, other dimensions padded with zeros to the largest."""
     largest = tuple(max(sizes) for sizes in zip(*(value.shape[1:] for value in values), strict=True))
     return torch.cat([padded(value, largest, 0) for value in values])

@@ -17,6 +17,7 @@ from vlmplan.units import counted
 from vlmplan_trainer.data.batches import refuse_too_few
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.flat_batches import BATCHES
 from vlmplan_trainer.data.scan import DatasetScan, scanned
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
@@ -100,12 +101,16 @@ def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
     processing = load_processing(plan, random_weights=options.random_weights)
     encoder = _encoder(plan, options, processing)
     train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)
-    refuse_too_few(train.scan, samples_per_step=plan.samples_per_step)
+    made_into = BATCHES[plan.recipe.batching].rows_of
+    num_rows = len(made_into(train.scan, encoder.seq_len))
+    refuse_too_few(train.scan, num_rows=num_rows, samples_per_step=plan.samples_per_step)
     looked_at = None
     if evaluation is not None:
         looked_at = _gathered(str(options.eval_data), *evaluation, encoder)
         try:
-            refuse_too_few(looked_at.scan, samples_per_step=plan.samples_per_step // plan.recipe.grad_accum)
+            num_rows = len(made_into(looked_at.scan, encoder.seq_len))
+            at_once = plan.samples_per_step // plan.recipe.grad_accum
+            refuse_too_few(looked_at.scan, num_rows=num_rows, samples_per_step=at_once)
         except InputError as error:
             raise InputError(f"--eval-data {options.eval_data}: {error}") from None
     return Data(processing=processing, encoder=encoder, train=train, evaluation=looked_at)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import LossKind
+from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.loss import language_loss, model_loss
 
 EngineState = dict[str, Any]
@@ -42,11 +43,12 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor], num_items: Tensor | int | None = None) -> Tensor:
         """The sum of the label tokens' losses over ``num_items``."""
+        inputs = for_the_model(self.model, batch)
         if self.loss is LossKind.MODEL:
-            return model_loss(self.model, dict(batch), num_items=num_items)
+            return model_loss(self.model, inputs, num_items=num_items)
         hold = self._hold if torch.is_grad_enabled() else None
         is_chunked = self.loss is LossKind.CHUNKED
-        return language_loss(self.model, dict(batch), is_chunked=is_chunked, num_items=num_items, hold=hold)
+        return language_loss(self.model, inputs, is_chunked=is_chunked, num_items=num_items, hold=hold)
 
     def _hold(self, logits: Tensor) -> None:
         self._logits = logits

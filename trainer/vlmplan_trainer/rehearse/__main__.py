@@ -41,6 +41,8 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
     logging.set_verbosity_error()
     samples = dict(request.pop("samples"))
     image = samples.pop("image")
+    sequences = samples.pop("sequences", None)
+    samples["sequences"] = None if sequences is None else tuple(sequences)
     plan = plan_from_json(request.pop("plan"))
     capability = tuple(request.pop("compute_capability"))
     return rehearse(

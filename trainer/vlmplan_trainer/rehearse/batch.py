@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from vlmplan.errors import InputError
+from vlmplan_trainer.data.encode import SEQUENCE_KEYS
+from vlmplan_trainer.data.flat_rows import flat_row
 
 IGNORED_LABEL = -100
 FIRST_IMAGE = 4
@@ -45,7 +47,11 @@ class ImageSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """A micro batch of equal samples: ``num_tokens`` each, ``images_per_sample`` images of ``width`` x ``height``."""
+    """A micro batch of equal samples: ``num_tokens`` each, ``images_per_sample`` images of ``width`` x ``height``.
+
+    ``sequences``: all are one row, and each is made of parts of these lengths, which are samples of their own; None: a
+    row for each.
+    """
 
     micro_batch: int
     num_tokens: int
@@ -53,6 +59,7 @@ class Samples:
     image: ImageSpec | None = None
     width: int = 0
     height: int = 0
+    sequences: tuple[int, ...] | None = None
 
     @property
     def num_images(self) -> int:
@@ -76,12 +83,26 @@ def micro_batch(config: Any, samples: Samples) -> MicroBatch:
     labels[ids == token] = IGNORED_LABEL
     values = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}
     if samples.image is None:
-        return MicroBatch(values, {})
+        return MicroBatch(_laid_out(values, samples), {})
     make = _FAMILIES.get(config.model_type)
     if make is None:
         raise InputError(f"rehearse does not know how {config.model_type} takes images; give --images-per-sample 0")
     more, shapes = make(config, samples, samples.image, ids, token)
-    return MicroBatch(values | more, shapes)
+    return MicroBatch(_laid_out(values | more, samples), shapes)
+
+
+def _laid_out(values: dict[str, torch.Tensor], samples: Samples) -> dict[str, torch.Tensor]:
+    """As the trainer's data loader leaves them: where they are one row, with positions in place of the mask."""
+    if samples.sequences is None:
+        return values
+    parts = {
+        name: [part for row in tensor for part in row.split(samples.sequences)]
+        for name, tensor in values.items()
+        if name in SEQUENCE_KEYS
+    }
+    count = len(parts["input_ids"])
+    rows = [{name: tensors[index][None] for name, tensors in parts.items()} for index in range(count)]
+    return {name: value for name, value in values.items() if name not in SEQUENCE_KEYS} | flat_row(rows, pad_id=0)
 
 
 def _image_token(config: Any) -> int:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from vlmplan_trainer.gradient_sums import is_in_place
 from vlmplan_trainer.rehearse.collectives import Collectives
-from vlmplan_trainer.rehearse.flops import formula_of
+from vlmplan_trainer.rehearse.flops import VALUE, formula_of
 from vlmplan_trainer.rehearse.kernels import KERNELS
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.rehearse.shapes import (
@@ -35,8 +35,6 @@ from vlmplan_trainer.rehearse.shapes import (
 )
 
 aten = torch.ops.aten
-VALUE = "_rehearsed_value"
-"""The attribute of a fake tensor that holds its real value."""
 KNOWN_ELEMENTS = 20_000_000
 """Integer tensors up to this size keep their values, ..."""
 KNOWN_FLOATS = 1 << 23

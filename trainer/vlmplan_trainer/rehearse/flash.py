@@ -49,9 +49,33 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Any = None,
 ) -> Tensor:
-    """Sequences one behind the other, (tokens, heads, head_dim)."""
+    """Sequences one behind the other, (tokens, heads, head_dim).
+
+    Those of texts, which are causal, by torch's own operations of this kind; a vision tower's as one.
+    """
+    if causal:
+        return _Varlen.apply(q, k, v, cu_seqlens_q, max_seqlen_q, dropout_p)
     query, key, value = (x.unsqueeze(0) for x in (q, k, v))
     return flash_attn_func(query, key, value, dropout_p, softmax_scale, causal).squeeze(0)
+
+
+class _Varlen(torch.autograd.Function):
+    """``FlashAttnVarlenFunc``: keeps q, k, v, the result, the log-sum-exps and the lengths."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, dropout: float) -> Tensor:
+        ctx.settings = (longest, longest, dropout, True)
+        attention = torch.ops.aten._flash_attention_forward
+        out, sums, state, unused, _ = attention(q, k, v, ends, ends, *ctx.settings, False)
+        ctx.save_for_backward(q, k, v, out, sums, ends, state, unused)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, sums, ends, state, unused = ctx.saved_tensors
+        attention = torch.ops.aten._flash_attention_backward
+        grads = attention(grad, q, k, v, out, sums, ends, ends, *ctx.settings, state, unused)
+        return (*grads, None, None, None)
 
 
 @contextmanager

@@ -6,14 +6,18 @@ backward of attention with its scores computed anew.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
+VALUE = "_rehearsed_value"
+"""The attribute of a fake tensor that holds its real value."""
 Formula = Callable[..., int]
 
 
@@ -29,6 +33,24 @@ def attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, 
     batch, heads, tokens, head_dim = query.shape
     pairs = batch * heads * tokens * key.shape[-2]
     return 2 * pairs * (3 * head_dim + 2 * value.shape[-1])
+
+
+def varlen_forward(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, *args: Any, **kwargs: Any) -> int:
+    """(tokens, heads, head_dim). The same, of each sequence that lies between two of the ``ends`` by itself."""
+    return 2 * query.shape[1] * _num_pairs(ends) * (query.shape[2] + value.shape[2])
+
+
+def varlen_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Of each sequence by itself; behind the result and the log-sum-exps there are the ``ends``."""
+    ends = args[2]
+    return 2 * query.shape[1] * _num_pairs(ends) * (3 * query.shape[2] + 2 * value.shape[2])
+
+
+def _num_pairs(ends: Tensor) -> int:
+    """Pairs of tokens of a sequence. Lengths of fake sequences are known: they come of the batch."""
+    with unset_fake_temporarily():
+        places = getattr(ends, VALUE, ends).tolist()
+    return sum((end - start) ** 2 for start, end in pairwise(places))
 
 
 def convolution_backward(grad: Tensor, inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
@@ -49,6 +71,8 @@ def packed_product(inputs: Tensor, packed: Tensor, shape: Any, *args: Any, **kwa
 FORMULAS: dict[Any, Formula] = {
     aten._scaled_dot_product_fused_attention_overrideable: attention_forward,
     aten._scaled_dot_product_fused_attention_overrideable_backward: attention_backward,
+    aten._flash_attention_forward: varlen_forward,
+    aten._flash_attention_backward: varlen_backward,
     aten.convolution_backward: convolution_backward,
     aten.addmm_: flop_registry[aten.addmm],
     aten.baddbmm_: flop_registry[aten.baddbmm],

@@ -124,6 +124,27 @@ def _backward(
     return grads, passing
 
 
+def _varlen_forward(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Result:
+    """(tokens, heads, head_dim) of sequences one behind the other: the result and a log-sum-exp per row."""
+    tokens, heads, _ = query.shape
+    sums = query.new_empty((heads, tokens), dtype=torch.float32)
+    state, offset = query.new_empty((2,), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
+    return (torch.empty_like(query), sums, state, offset, query.new_empty((0,))), []
+
+
+def _varlen_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, sums: Tensor, ends: Tensor, *args: Any
+) -> Result:
+    """As ``_backward``; the sums have ``FLASH_TILE`` rows more for each sequence (``mha_varlen_bwd``)."""
+    tokens, heads, head_dim = query.shape
+    rows = tokens + FLASH_TILE * (ends.shape[0] - 1)
+    width = -(-head_dim // FLASH_HEAD) * FLASH_HEAD
+    passing = [4 * heads * rows, 4 * heads * rows * width]
+    if key.shape[1] != heads:
+        passing += [key.shape[0] * heads * head_dim * query.element_size()] * 2
+    return (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)), passing
+
+
 def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Result:
     """The softmax, and while it runs, of each score whether it is masked (``_safe_softmax`` in ``attention.cpp``)."""
     return torch.empty_like(scores, dtype=dtype or scores.dtype), [scores.numel()]
@@ -132,5 +153,7 @@ def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) ->
 KERNELS: dict[Any, Callable[..., Result]] = {
     aten._scaled_dot_product_fused_attention_overrideable.default: _forward,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _backward,
+    aten._flash_attention_forward.default: _varlen_forward,
+    aten._flash_attention_backward.default: _varlen_backward,
     aten._safe_softmax.default: _safe_softmax,
 }

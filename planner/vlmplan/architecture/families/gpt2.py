@@ -115,7 +115,8 @@ class GPT2Decoder(Module):
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape = x.tape
-        require_positions(x.shape[1], self.shape.num_positions)
+        longest = x.shape[1] if backend.sequences is None else backend.sequences.longest
+        require_positions(longest, self.shape.num_positions)
         with tape.section("positions"):
             position_ids = tape.tensor((1, x.shape[1]), DType.INT64)
             positions = self.wpe(position_ids)

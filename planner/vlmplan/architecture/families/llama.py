@@ -54,8 +54,9 @@ class RotaryContext:
 def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | None]) -> dict[int | None, Tensor]:
     """The masks that transformers builds before the layers run, by attention window; none where a flag does.
 
-    sdpa skips a purely causal mask, and a window's while the sequence is shorter (``_ignore_causal_mask_sdpa``); then
-    it is boolean. Eager attention adds one in x's type. flash_attention_2 needs none. All are (batch, 1, t, t).
+    sdpa skips a purely causal mask, and a window's while the sequence is shorter (``_ignore_causal_mask_sdpa``), but
+    not where a row has several samples, which it tells by their positions (``find_packed_sequence_indices``); then it
+    is boolean. Eager attention adds one in x's type. flash_attention_2 needs none. All are (batch, 1, t, t).
     """
     batch, num_tokens, _ = x.shape
     shape = (batch, 1, num_tokens, num_tokens)
@@ -63,7 +64,7 @@ def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | N
     for window in dict.fromkeys(windows):
         if backend.implementation == "eager":
             masks[window] = x.tape.tensor(shape, x.dtype)
-        elif backend.implementation == "sdpa" and window is not None and num_tokens >= window:
+        elif backend.implementation == "sdpa" and (backend.is_packed or (window is not None and num_tokens >= window)):
             masks[window] = x.tape.tensor(shape, DType.BOOL)
     return masks
 

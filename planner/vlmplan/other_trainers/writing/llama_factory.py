@@ -10,6 +10,7 @@ from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY
+from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     MASTER_ADDR,
@@ -69,6 +70,7 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         source="hparams/finetuning_args.py LoraArguments has lora_target, and no key for parameters",
     ),
     TIED_CHECKPOINTING,
+    LLAMA_FACTORY_BATCHING,
     Limit(
         field="loss",
         allowed=always(LossKind.MODEL),
@@ -119,6 +121,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **(_frozen(recipe) if sees(workload.model) else {}),
         **{key: placeholder(key) for key in TO_FILL_IN},
         "cutoff_len": workload.seq_len,
+        **neat_packing_keys(recipe),
         **({"image_max_pixels": workload.image_width * workload.image_height} if workload.images_per_sample else {}),
         **training_arguments(recipe, workload),
         **({"pure_bf16": True} if _is_pure(recipe) else {}),

@@ -10,6 +10,7 @@ from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.ms_swift import MS_SWIFT
+from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     MASTER_PORT,
@@ -44,6 +45,7 @@ def _named_parts(context: LimitContext) -> tuple[bool, ...] | None:
 
 MS_SWIFT_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
+    MS_SWIFT_BATCHING,
     Limit(
         field="lora_targets",
         allowed=no_stacked_experts,
@@ -96,6 +98,7 @@ def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str,
         **(_frozen(recipe) if has_parts else {}),
         **{key: placeholder(key) for key in TO_FILL_IN},
         "max_length": workload.seq_len,
+        **packing_keys(recipe),
         **({"max_pixels": workload.image_width * workload.image_height} if workload.images_per_sample else {}),
         **training_arguments(recipe, workload),
         "gradient_checkpointing": recipe.activation_checkpointing,

@@ -10,6 +10,7 @@ from typing import Any, Final
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.plain_trainer import TRAINER
 from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.writing.batching import SCRIPT_BATCHING
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     TIED_CHECKPOINTING,
@@ -37,6 +38,7 @@ FREEZES_NOTHING = "the script that is written for it freezes no part of a model"
 PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     TIED_CHECKPOINTING,
+    SCRIPT_BATCHING,
     Limit(
         field="loss",
         allowed=always(LossKind.MODEL),

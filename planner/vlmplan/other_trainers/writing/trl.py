@@ -10,6 +10,7 @@ from typing import Any, Final
 from vlmplan.hardware import Cluster
 from vlmplan.lora_targets import stacked_targets
 from vlmplan.other_trainers.trl import TRL
+from vlmplan.other_trainers.writing.batching import TRL_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     MASTER_ADDR,
@@ -69,6 +70,7 @@ PARTS_SOURCE = "trl/scripts/sft.py: the model goes into SFTTrainer as it is load
 TRL_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     TIED_CHECKPOINTING,
+    TRL_BATCHING,
     Limit(
         field="loss",
         allowed=always(LossKind.TRL),
@@ -112,6 +114,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         "attn_implementation": attention_name(recipe.attention),
         **{key: placeholder(key) for key in TO_FILL_IN},
         "max_length": workload.seq_len,
+        **packing_keys(recipe),
         **_adapter_settings(recipe, workload),
         **training_arguments(recipe, workload),
         "gradient_checkpointing": recipe.activation_checkpointing,

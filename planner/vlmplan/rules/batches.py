@@ -1,0 +1,50 @@
+"""How micro batches are made: what cannot be laid out without padding. "seen": tests/trainer/data/test_flat_rows.py."""
+
+from vlmplan.recipe import AttentionImplementation, Batching
+from vlmplan.rules.base import RuleBook, RuleContext
+
+BATCH_RULES = RuleBook()
+
+TYPES_WITHOUT_PADDING = frozenset(
+    """exaone4 gemma gemma2 gemma3_text glm4 gpt2 granite hunyuan_v1_dense llama ministral3 mistral mixtral olmo2 olmo3
+    phi3 qwen2 qwen3 qwen3_moe seed_oss smollm3
+    glm4v idefics3 internvl llava llava_next llava_onevision mistral3 ovis2 qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe
+    smolvlm""".split()
+)
+"""Models in which transformers tells the samples of a row apart by their positions: their losses are those of the
+samples alone. opt makes positions of the mask, gpt_oss's eager attention and the recurrent mixers of qwen3_5 see the
+samples before; tokens of gemma3 and paligemma look ahead by ``token_type_ids``."""
+
+
+@BATCH_RULES.error("transformers masking_utils.py _preprocess_mask_arguments: by position_ids without a mask (seen)")
+def samples_of_a_row_are_told_apart(context: RuleContext) -> str | None:
+    model, batching = context.model, context.recipe.batching
+    if model is None or not batching.is_flat or model.model_type in TYPES_WITHOUT_PADDING:
+        return None
+    return (
+        f"--batching {batching.value} is not for {model.id} ({model.model_type}), in which the samples of a row would "
+        f"see each other, or are not known not to; give --batching padded"
+    )
+
+
+@BATCH_RULES.error("vlmplan: the cut along tokens and the mask of a row's samples are not planned together")
+def rows_of_samples_are_not_shared(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.batching.is_flat or recipe.sequence_parallel == 1:
+        return None
+    return (
+        f"--batching {recipe.batching.value} and --sequence-parallel {recipe.sequence_parallel} are not planned "
+        f"together; leave one of them off"
+    )
+
+
+@BATCH_RULES.warning("transformers masking_utils.py sdpa_mask, eager_mask: a mask of all tokens of the row squared")
+def rows_without_padding_want_flash_attention(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    is_alone = recipe.batching is Batching.PADDING_FREE and recipe.micro_batch == 1
+    if not recipe.batching.is_flat or is_alone or recipe.attention is AttentionImplementation.FLASH_ATTENTION_2:
+        return None
+    return (
+        f"--batching {recipe.batching.value} with --attention {recipe.attention.value} builds a mask of all tokens of "
+        f"a micro batch squared, and computes all of it; --attention flash_attention_2 needs none"
+    )

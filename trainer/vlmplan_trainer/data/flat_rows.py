@@ -1,0 +1,94 @@
+"""Samples one behind the other in one row, without padding: how they lie there, and what a model is told of it.
+
+transformers tells the samples of a row apart by ``position_ids`` that begin anew, where there is no attention mask:
+flash_attention_2 runs over their lengths, all other attention gets a mask in which each sample sees itself
+(transformers 5.23 ``masking_utils.py`` ``find_packed_sequence_indices``, ``modeling_flash_attention_utils.py``).
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from vlmplan_trainer.data.encode import IGNORED_LABEL, SEQUENCE_KEYS, Encoded
+
+FILLS = {"labels": IGNORED_LABEL}
+
+
+def flat_row(rows: Sequence[Encoded], *, pad_id: int, lengths: Sequence[int] | None = None) -> Encoded:
+    """``rows`` as one, (1, tokens), with ``position_ids`` in place of the attention mask.
+
+    No token has the first of a sample as its label. ``lengths`` are those that samples are padded to, where they are
+    to have them.
+    """
+    result: Encoded = {}
+    fills = FILLS | {"input_ids": pad_id}
+    tokens = [row["input_ids"].shape[1] for row in rows]
+    wanted = tokens if lengths is None else lengths
+    for name in dict.fromkeys(name for row in rows for name in row if name in SEQUENCE_KEYS):
+        values = [row.get(name, torch.zeros_like(row["input_ids"])) for row in rows]
+        values = [
+            pad(value, (0, want - have), value=fills.get(name, 0))
+            for value, have, want in zip(values, tokens, wanted, strict=True)
+        ]
+        if name == "labels":
+            for value in values:
+                value[:, :1] = IGNORED_LABEL
+        result[name] = torch.cat(values, dim=1)
+    del result["attention_mask"]
+    result["position_ids"] = torch.cat([torch.arange(want) for want in wanted])[None]
+    return result
+
+
+def for_the_model(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """``batch`` with what the model's forward takes beside ``position_ids`` of a flat row: positions in time, height
+    and width where it has those, and the lengths that flash attention runs over. Any other batch as it is."""
+    positions = batch.get("position_ids")
+    if positions is None or "attention_mask" in batch:
+        return dict(batch)
+    base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    inner = getattr(base, "model", base)
+    if hasattr(inner, "get_rope_index"):
+        return {**batch, "position_ids": _in_three_dimensions(inner, batch, positions)}
+    if "pixel_values" in batch or base.config.get_text_config()._attn_implementation != "flash_attention_2":
+        return dict(batch)
+    # Without them every layer finds them out by itself, and waits for the GPU each time.
+    starts = (positions[0] == 0).nonzero()[:, 0]
+    ends = torch.cat([starts, starts.new_full((1,), positions.shape[1])]).to(torch.int32)
+    longest = int(ends.diff().max())
+    return {
+        **batch,
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def _in_three_dimensions(inner: Any, batch: Mapping[str, Tensor], positions: Tensor) -> Tensor:
+    """(4, 1, tokens): the positions in the samples, and those in time, height and width that the model's
+    ``get_rope_index`` finds for each sample by itself."""
+    lengths = [*_lengths(positions[0])]
+    longest = max(lengths)
+    rows = {
+        name: torch.stack([pad(part, (0, longest - part.shape[0])) for part in batch[name][0].split(lengths)])
+        for name in ("input_ids", "mm_token_type_ids")
+        if name in batch
+    }
+    if "mm_token_type_ids" not in rows:  # text alone
+        return torch.stack([positions] * 4)
+    mask = torch.arange(longest, device=positions.device)[None] < positions.new_tensor(lengths)[:, None]
+    taken = inspect.signature(inner.get_rope_index).parameters
+    grids = {name: value for name, value in batch.items() if name.endswith("_grid_thw") and name in taken}
+    found, _ = inner.get_rope_index(**rows, **grids, attention_mask=mask.long())
+    flat = torch.cat([found[:, index, :length] for index, length in enumerate(lengths)], dim=1)
+    return torch.cat([positions[None], flat[:, None].to(positions.dtype)])
+
+
+def _lengths(positions: Tensor) -> list[int]:
+    """Tokens of each sample, by positions that begin anew."""
+    starts = [index for index, place in enumerate(positions.tolist()) if place == 0]
+    return [end - start for start, end in zip(starts, [*starts[1:], positions.shape[0]], strict=True)]
