@@ -49,6 +49,21 @@ GPT_OSS = packaged_config(
     pad_token_id=None,
     eos_token_id=None,
 )
+GLM4_MOE = {
+    "model_type": "glm4_moe",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 3,
+    "vocab_size": 1000,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "use_qk_norm": True,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 192,
+    "n_shared_experts": 1,
+}
 STACKED = "experts.gate_up_proj,mlp.experts.down_proj"
 
 
@@ -99,8 +114,14 @@ def test_adapters_have_the_sizes_that_peft_gives_them(config, targets):
 
 @pytest.mark.parametrize(
     ("config", "targets"),
-    [(GPT_OSS, f"all-linear,{STACKED}"), (GPT_OSS, "experts.down_proj"), (QWEN3_MOE, f"q_proj,{STACKED}")],
-    ids=["gpt-oss", "gpt-oss alone", "qwen3"],
+    [
+        (GPT_OSS, f"all-linear,{STACKED}"),
+        (GPT_OSS, "experts.down_proj"),
+        (QWEN3_MOE, f"q_proj,{STACKED}"),
+        (GLM4_MOE, "all-linear"),
+        ({**QWEN3_MOE, "mlp_only_layers": [0]}, "all-linear"),
+    ],
+    ids=["gpt-oss", "gpt-oss alone", "qwen3", "glm-4.5", "qwen3 with a dense layer"],
 )
 def test_adapters_of_named_experts_have_the_sizes_that_peft_gives_them(config, targets):
     test_adapters_have_the_sizes_that_peft_gives_them(config, targets)

@@ -220,13 +220,14 @@ def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part],
     num_adapted = wrap_parameters((place for place in places if model.part_of(place[2]) not in frozen), ranks)
     for parent, child_name, full_name, child in places:
         if names is None:
-            is_target = isinstance(child, Linear) and child is not model.head
+            is_expert_name = full_name.rpartition(".")[2] in model.PARAMETER_TARGETS  # peft takes it for an expert's
+            is_linear = isinstance(child, Linear | Linear4bit) and child is not model.head
+            is_target = is_linear and not is_expert_name
         else:
             matching = {name for name in names if full_name == name or full_name.endswith("." + name)}
             is_target = bool(matching) and isinstance(child, (*ADAPTABLE, Linear4bit))
             absent -= matching
             unfit -= matching if is_target else set()
-        is_target = is_target or (names is None and isinstance(child, Linear4bit))
         if is_target and model.part_of(full_name) not in frozen:
             parent.replace(child_name, _adapted(child, rank, dropout))
             num_adapted += 1

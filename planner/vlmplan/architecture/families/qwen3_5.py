@@ -12,6 +12,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import GatedDeltaNet, delta_shape
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext
 from vlmplan.architecture.families.packed_patches import MultimodalDecoder
+from vlmplan.architecture.families.partial_rotary import partly_rotated
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
@@ -27,9 +28,9 @@ FULL_ATTENTION_INTERVAL = 4
 class GatedAttention(Module):
     """``Qwen3_5Attention``: queries and keys are normed and partly rotated, the result is gated."""
 
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
+    def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        self.shape, self.rotary_width = shape, rotary_width
+        self.shape = shape
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, 2 * query_width, bias=shape.qkv_bias)
         self.k_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
@@ -47,23 +48,12 @@ class GatedAttention(Module):
         q = self.q_norm(q)
         k = self.k_norm(self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim))
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        q, k = self._rotated(q, k, context)
+        q, k = partly_rotated(q, k, context.cos, context.sin)
         mask = context.masks.get(None)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
         out = heads_together(context.backend, q, k, out, has_mask=mask is not None)
         out = ops.mul(out, ops.sigmoid(gate))
         return self.o_proj(out)
-
-    def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
-        """``apply_rotary_pos_emb``: the rotated part and the rest of each head, however narrow, in new tensors."""
-        rest = self.shape.head_dim - self.rotary_width
-        q_part, q_rest = ops.slice_last(q, self.rotary_width), ops.slice_last(q, rest)
-        k_part, k_rest = ops.slice_last(k, self.rotary_width), ops.slice_last(k, rest)
-        q_rotated = ops.rotate(q_part, context.cos, context.sin)
-        k_rotated = ops.rotate(k_part, context.cos, context.sin)
-        q_rotated = ops.concatenate([q_rotated, q_rest], q.shape)
-        k_rotated = ops.concatenate([k_rotated, k_rest], k.shape)
-        return q_rotated, k_rotated
 
 
 class DecoderLayer(Module):
@@ -142,7 +132,7 @@ def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> HybridDe
     kinds: list[Module] = []
     for name in dict.fromkeys(types):
         is_linear = name == LINEAR
-        mixer = GatedDeltaNet(delta_shape(config)) if is_linear else GatedAttention(shape, width)
+        mixer = GatedDeltaNet(delta_shape(config)) if is_linear else GatedAttention(shape)
         kinds.append(DecoderLayer(shape.hidden_size, {"linear_attn" if is_linear else "self_attn": mixer}, mlp))
     order = list(dict.fromkeys(types))
     return HybridDecoder(shape, Stack(kinds, [order.index(name) for name in types], label="layers"), width)

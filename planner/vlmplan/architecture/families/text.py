@@ -20,6 +20,7 @@ TEXT_FAMILIES = {
     "gemma4_text": "gemma4",
     "glm": "glm",
     "glm4": "glm4",
+    "glm4_moe": "glm4_moe",
     "gpt2": "gpt2",
     "gpt_oss": "gpt_oss",
     "granite": "granite",

@@ -1,0 +1,97 @@
+"""GLM-4.5 and 4.6: positions on half of each head, and DeepSeek-V3's mixture of experts behind the first layers.
+
+Source: transformers 5.23 ``models/glm4_moe/modeling_glm4_moe.py``. The last layer of published checkpoints, which
+predicts more than one token, is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
+"""
+
+from dataclasses import replace
+
+from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.glm4v import rotary_fraction
+from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.llama import (
+    Attention,
+    Decoder,
+    DecoderLayer,
+    DecoderShape,
+    RotaryContext,
+    decoder_shape,
+    stack_of_kinds,
+)
+from vlmplan.architecture.families.partial_rotary import partly_rotated
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear
+from vlmplan.architecture.tensor import Tensor
+
+ROTARY_FRACTION = 0.5
+"""``partial_rotary_factor`` that ``Glm4MoeConfig`` sets where the file has none."""
+
+
+class Glm4MoeAttention(Attention):
+    """``Glm4MoeAttention``."""
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        q, k, v = self.heads(x)
+        q, k = partly_rotated(q, k, context.cos, context.sin)
+        mask = context.masks.get(None)
+        out = attend(context.backend, q, k, v, is_causal=True, mask=mask)
+        return self.o_proj(heads_together(context.backend, q, k, out, has_mask=mask is not None))
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, num_tokens, _ = x.shape
+        shape = self.shape
+        q = self.q_proj(x).view(batch, num_tokens, shape.num_heads, shape.head_dim)
+        k = self.k_proj(x).view(batch, num_tokens, shape.num_kv_heads, shape.head_dim)
+        v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        if shape.qk_norm:
+            q = self.q_norm(q)
+            k = self.k_norm(k)
+        q = q.view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        return q, k.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim), v
+
+
+class Glm4MoeLayer(DecoderLayer):
+    """``Glm4MoeDecoderLayer``: a dense MLP, or a mixture of experts."""
+
+    def __init__(self, shape: DecoderShape, block: SharedExpertsBlock | None) -> None:
+        super().__init__(shape)
+        self.self_attn = Glm4MoeAttention(shape, None)
+        if block is not None:
+            self.mlp = block
+
+
+class Glm4MoeDecoder(Decoder):
+    """``Glm4MoeModel``: the first ``first_k_dense_replace`` layers are dense."""
+
+    def __init__(self, config: Config, shape: DecoderShape, rotary_width: int) -> None:
+        num_dense = config.integer("first_k_dense_replace")
+        is_sparse = [index >= num_dense for index in range(shape.num_layers)]
+        layers = stack_of_kinds(
+            is_sparse, lambda sparse: Glm4MoeLayer(shape, shared_experts_block(config, shape) if sparse else None)
+        )
+        super().__init__(shape, layers)
+        self.rotary_width = rotary_width
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (1, 1, x.shape[1], self.rotary_width)
+        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+
+
+def decoder(config: Config) -> Glm4MoeDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    shape = replace(decoder_shape(config), output_bias=False, qk_norm=config.boolean("use_qk_norm"))
+    return Glm4MoeDecoder(config, shape, int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION)))
+
+
+class Glm4Moe(CausalLM):
+    """``Glm4MoeForCausalLM``. peft takes its names for those of Qwen2-MoE's experts in transformers 4."""
+
+    PARAMETER_TARGETS = OLD_EXPERT_NAMES
+
+
+def build(config: Config) -> CausalLM:
+    """``Glm4MoeForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return Glm4Moe(model, head, ties_weights=config.boolean("tie_word_embeddings"))

@@ -1,0 +1,102 @@
+"""Mixtures of experts as DeepSeek-V3 has them, and GLM-4.5 after it: sigmoid scores, and experts that see all tokens.
+
+Source: transformers 5.23 ``models/deepseek_v3/modeling_deepseek_v3.py`` (``DeepseekV3TopkRouter``, ``DeepseekV3MoE``)
+and its copies. Symbols as in ``moe``. The router computes in float32 whatever the model's type, and its scores stay
+so: what they weight becomes float32 too, as in Mixtral. ``e_score_correction_bias`` is a buffer and takes no part in
+anything that is trained.
+
+peft 0.21 (``utils/transformers_weight_conversion.py``) takes ``gate_proj``, ``up_proj`` and ``down_proj`` for names of
+experts in transformers 4: with LoRA on all Linears routers and experts are adapted, and the Linears of these names, in
+dense layers and shared experts, are not (seen).
+"""
+
+from collections.abc import Mapping
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import DecoderShape, GatedMlp
+from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
+from vlmplan.architecture.modules import Module
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter_adapters import AdaptableModule
+from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
+
+BEST_OF_GROUP = 2
+"""Experts by whose scores a group is chosen: ``topk(2)``."""
+
+
+OLD_EXPERT_NAMES: Mapping[str, str] = {
+    "gate": "gate.weight",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "down_proj": "down_proj",
+}
+"""``PARAMETER_TARGETS`` of these models."""
+
+
+class GroupRouter(AdaptableModule):
+    """``DeepseekV3TopkRouter``: (logits, scores, indices) of the k experts of each token, out of the best groups."""
+
+    def __init__(
+        self, num_experts: int, hidden_size: int, num_per_token: int, *, num_groups: int, normalizes: bool
+    ) -> None:
+        super().__init__()
+        self.weight = Parameter(num_experts, hidden_size)
+        self.num_per_token, self.num_groups, self.normalizes = num_per_token, num_groups, normalizes
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tape = x.tape
+        num_tokens = x.shape[0]
+        wide = ops.to(x, DType.FLOAT32)
+        logits = ops.linear(wide, ops.cast_weight(self.weight_of("weight"), DType.FLOAT32, tape))
+        del wide
+        scores = ops.sigmoid(logits)
+        # What only decides which experts are chosen: no gradient comes back, all of it goes when this returns.
+        choice = tape.tensor(scores.shape, DType.FLOAT32)
+        best = tape.tensor((num_tokens, self.num_groups, BEST_OF_GROUP), DType.INT64)
+        group_scores = tape.tensor((num_tokens, self.num_groups), DType.FLOAT32)
+        group_mask = tape.tensor((num_tokens, self.num_groups), DType.FLOAT32)
+        score_mask = tape.tensor(scores.shape if self.num_groups > 1 else (0,), DType.FLOAT32)
+        is_outside = tape.tensor(scores.shape, DType.BOOL)
+        choice = tape.tensor(scores.shape, DType.FLOAT32)
+        tape.move(6 * choice.num_bytes)
+        picked, indices = top(scores, self.num_per_token)
+        if self.normalizes:
+            picked = normalized_in_place(picked)
+        picked = ops.scale(picked)
+        del best, group_scores, group_mask, score_mask, is_outside, choice
+        return logits, picked, indices
+
+
+class SharedExpertsBlock(Module):
+    """``DeepseekV3MoE``: routed experts, and a gated MLP that sees every token."""
+
+    def __init__(self, gate: GroupRouter, experts: Experts, shared: GatedMlp) -> None:
+        super().__init__()
+        self.experts = experts
+        self.gate = gate
+        self.shared_experts = shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = x.shape[-1]
+        flat = x.view(x.numel // width, width)
+        # The router's logits live to the end of the block.
+        _logits, scores, indices = self.gate(flat)
+        routed = self.experts(flat, indices, scores).view(*x.shape)
+        return ops.add(routed, self.shared_experts(x))
+
+
+def shared_experts_block(config: Config, shape: DecoderShape) -> SharedExpertsBlock:
+    """The mixture of experts of a text configuration (deepseek_v3, glm4_moe)."""
+    num_experts, inner = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
+    gate = GroupRouter(
+        num_experts,
+        shape.hidden_size,
+        config.integer("num_experts_per_tok"),
+        num_groups=config.integer("n_group"),
+        normalizes=config.boolean("norm_topk_prob"),
+    )
+    experts = Experts(num_experts, shape.hidden_size, inner, activation=shape.activation)
+    shared = inner * config.integer("n_shared_experts")
+    return SharedExpertsBlock(gate, experts, GatedMlp(shape.hidden_size, shared, activation=shape.activation))
