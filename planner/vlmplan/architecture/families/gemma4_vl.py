@@ -16,7 +16,7 @@ from vlmplan.architecture.families.gemma4_vision import Gemma4Vision
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.families.text import ties_word_embeddings
 from vlmplan.architecture.model import Batch, Model, Part
-from vlmplan.architecture.modules import Linear, Module
+from vlmplan.architecture.modules import Embedding, Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -31,6 +31,15 @@ class Embedder(Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.embedding_projection(self.embedding_pre_projection_norm(features))
+
+
+class ReadWeight(Module):
+    """A weight that a model reads outside of its module, of one row: ZeRO-3 then gathers it until that model returns
+    (``ZeROOrderedDict`` in DeepSpeed's ``zero/parameter_offload.py``)."""
+
+    def __init__(self, owner: Embedding) -> None:
+        super().__init__()
+        self.weight = owner.weight
 
 
 class Gemma4Model(Module):
@@ -58,6 +67,9 @@ class Gemma4Model(Module):
         # What lives until this function returns: ids and embeddings without images, each layer's part of the second
         # embedding, and what the tower returned.
         held: list[Tensor] = [text_ids]
+        read = ReadWeight(language_model.embed_tokens) if language_model.shape.per_layer_width else None
+        if read is not None and tape.follows_weights:
+            tape.fetch(read)
         per_layer = language_model.embed_per_layer(text_ids)
         if per_layer is not None:
             held += [tape.tensor(embeddings.shape, embeddings.dtype), per_layer]
@@ -79,7 +91,10 @@ class Gemma4Model(Module):
                 mask = tape.tensor((batch_size, 1, num_tokens, num_tokens), DType.BOOL)
                 masks = {**masks, language_model.shape.window: mask}
                 del mask
-        return language_model(embeddings, [] if per_layer is None else [per_layer], backend, masks)
+        hidden = language_model(embeddings, [] if per_layer is None else [per_layer], backend, masks)
+        if read is not None and tape.follows_weights:
+            tape.release(read)
+        return hidden
 
 
 def _compare_sizes(features: Tensor) -> None:
