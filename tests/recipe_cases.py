@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.deepspeed_config import deepspeed_config
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster, Gpu, Node, Vendor
@@ -68,6 +69,7 @@ DEEPSPEED_RECIPES = st.builds(
     offload_params=st.sampled_from(Offload),
     gradient_as_bucket_view=st.booleans(),
     hpz=st.integers(1, 64),
+    batches_on_gpu=st.sampled_from(BatchesOnGpu),
     evaluation=st.none() | EVALUATIONS,
     nvme_path=st.just("/nvme"),
     micro_batch=st.integers(1, 64),

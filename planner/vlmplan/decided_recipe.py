@@ -3,6 +3,7 @@
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
+from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.evaluation import Evaluation
 from vlmplan.recipe import (
     PLAIN,
@@ -79,6 +80,7 @@ class DecidedRecipe:
     micro_batch: int | None = None
     grad_accum: int | None = None
     batching: Batching | None = None
+    batches_on_gpu: BatchesOnGpu | None = None
     activation_checkpointing: bool | None = None
     vision_activation_checkpointing: bool | None = None
     attention: AttentionImplementation | None = None

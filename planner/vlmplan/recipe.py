@@ -18,6 +18,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, Final
 
+from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.errors import InputError
 from vlmplan.evaluation import Evaluation
 from vlmplan.json_reader import JsonDict
@@ -210,6 +211,7 @@ class Recipe:
     micro_batch: int = 1
     grad_accum: int = 1
     batching: Batching = Batching.PADDED
+    batches_on_gpu: BatchesOnGpu = BatchesOnGpu.TURN
     activation_checkpointing: bool = True
     vision_activation_checkpointing: bool = True
     attention: AttentionImplementation = AttentionImplementation.SDPA
@@ -341,6 +343,25 @@ class Recipe:
         return DType.FLOAT32
 
     @property
+    def pixel_dtypes(self) -> tuple[DType, ...]:
+        """Element types that a micro batch's pixels are there in, as they came first and as the model gets them last:
+        under DeepSpeed Hugging Face's Trainer casts them (``_prepare_input``), else the model does."""
+        if self.batches_on_gpu is not BatchesOnGpu.STEP_FLOAT32:
+            return (self.precision.dtype,)
+        is_cast = self.uses_deepspeed and self.precision.dtype is not DType.FLOAT32
+        return (DType.FLOAT32, self.precision.dtype) if is_cast else (DType.FLOAT32,)
+
+    @property
+    def keeps_batches(self) -> bool:
+        """Whether all micro batches of a step are on the GPU until the next step begins."""
+        return self.batches_on_gpu is not BatchesOnGpu.TURN
+
+    @property
+    def num_waiting(self) -> int:
+        """Micro batches of the step that are on the GPU beside the one that is computed."""
+        return self.grad_accum - 1 if self.keeps_batches else 0
+
+    @property
     def model_key(self) -> tuple[Any, ...]:
         """What a prepared model depends on: which weights are trained, and in which types it is held and computes."""
         return (self.casts_weights, self.keeps_adapters_wide, *_OF_MODEL(self))
@@ -394,7 +415,7 @@ ENGINE_FIELDS = (
 )
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
-    *("micro_batch", "grad_accum", "batching", "attention", "loss"),
+    *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "loss"),
     *("activation_checkpointing", "vision_activation_checkpointing", "evaluation"),
 )
 """How a micro batch is computed, and how many there are, of evaluation too."""

@@ -94,13 +94,16 @@ class Trainer:
         *,
         grad_accum: int,
         samples_per_step: int,
-        dtype: torch.dtype = torch.float32,
+        pixel_dtypes: tuple[torch.dtype, ...] = (torch.float32,),
+        keeps_batches: bool = False,
         save_seconds: float | None = None,
     ) -> None:
-        """``dtype``: the type that the model computes in, and gets pixels in. ``save_seconds``: after how many a
+        """``pixel_dtypes`` and ``keeps_batches`` are those of the plan's ``Recipe``. ``save_seconds``: after how many a
         checkpoint is due; None: never."""
         self.engine, self.meter, self.rates = engine, meter, rates
-        self._dtype = dtype
+        self._pixel_dtypes, self._keeps_batches = pixel_dtypes, keeps_batches
+        self._kept: list[Batch] = []
+        """Micro batches of the last step on the device, until those of the next are there."""
         self._grad_accum, self._samples_per_step = grad_accum, samples_per_step
         self.position = Position()
         self.stop = StopRequest()
@@ -138,8 +141,11 @@ class Trainer:
         meter.start_step()
         engine.model.train()
         loss_sum = 0.0
-        while window:  # a micro batch is gone once it has been used, on a CPU too
-            loss_sum += self._micro_batch(window.pop(0), max(1, all_labels))
+        self._kept = kept = [self._sent(batch) for batch in window] if self._keeps_batches else []
+        while window:  # a micro batch that is not kept is gone once it has been used, on a CPU too
+            batch = window.pop(0)
+            loss_sum += self._micro_batch(kept[-1 - len(window)] if kept else self._sent(batch), max(1, all_labels))
+            del batch
         rate = self.rates.at(position.step)
         with meter.phase("step"):
             result = engine.step(rate)
@@ -165,9 +171,9 @@ class Trainer:
         )
 
     def _micro_batch(self, batch: Batch, num_items: int) -> float:
-        """Forward and backward; the micro batch's share of the loss on this rank."""
+        """Forward and backward of what is on the device; the micro batch's share of the loss on this rank."""
         engine, meter = self.engine, self.meter
-        batch = self._sent(batch)
+        batch = self._computed(batch)
         with meter.phase("forward"):
             loss = engine.forward(batch, num_items)
         share = float(loss.detach()) / engine.loss_scale
@@ -177,11 +183,13 @@ class Trainer:
         return share
 
     def _sent(self, batch: Batch) -> Batch:
-        """``batch`` on the engine's device. Pixels go as the plan counts them: in the type that the model's first layer
-        would make of them."""
-        types = {name: self._dtype for name in batch if name.startswith("pixel_values")}
-        typed = {name: tensor.to(types.get(name, tensor.dtype)) for name, tensor in batch.items()}
+        """``batch`` on the engine's device, pixels in the type that the plan counts them in there."""
+        typed = _with_pixels(batch, self._pixel_dtypes[0])
         return {name: tensor.to(self.engine.device, non_blocking=True) for name, tensor in typed.items()}
+
+    def _computed(self, batch: Batch) -> Batch:
+        """``batch`` with pixels in the type that the model gets them in."""
+        return _with_pixels(batch, self._pixel_dtypes[-1])
 
     @torch.no_grad()
     def evaluate(self, batches: MicroBatches) -> float:
@@ -192,7 +200,7 @@ class Trainer:
         with self.meter.phase(EVALUATION):
             for batch in batches:
                 num_labels += label_tokens(batch)
-                loss += float(self.engine.forward(self._sent(batch), 1)) / self.engine.loss_scale
+                loss += float(self.engine.forward(self._computed(self._sent(batch)), 1)) / self.engine.loss_scale
                 del batch
         loss, num_labels = self.engine.totals([loss, num_labels])
         return loss / max(1.0, num_labels)
@@ -202,6 +210,10 @@ def real_tokens(batch: Batch) -> int:
     """Tokens that are no padding, of which a flat row has none."""
     mask = batch.get("attention_mask")
     return batch["input_ids"].numel() if mask is None else int(mask.sum())
+
+
+def _with_pixels(batch: Batch, dtype: torch.dtype) -> Batch:
+    return {name: tensor.to(dtype) if name.startswith("pixel_values") else tensor for name, tensor in batch.items()}
 
 
 def label_tokens(batch: Batch) -> int:

@@ -266,7 +266,8 @@ def _assembled(
         rates,
         grad_accum=recipe.grad_accum,
         samples_per_step=plan.samples_per_step,
-        dtype=torch_dtype(recipe.precision.dtype),
+        pixel_dtypes=tuple(torch_dtype(dtype) for dtype in recipe.pixel_dtypes),
+        keeps_batches=recipe.keeps_batches,
         save_seconds=options.save_seconds,
     )
     evaluation = _evaluation_of(plan, data, engine)

@@ -1,5 +1,6 @@
 """A whole trainable model: its parts, its parameters in order, and one micro batch through it."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -35,7 +36,8 @@ class Batch:
 
     ``num_tokens`` are positions of the language model per sample, image tokens included; ``images_per_sample`` images
     of equal shape ``image`` lie inside them. ``sequences``: the samples are in one row, one behind the other, and these
-    are their lengths; None: a row for each.
+    are their lengths; None: a row for each. ``pixel_dtypes`` are as ``Recipe.pixel_dtypes`` has them; none is the type
+    that the model computes in.
     """
 
     micro_batch: int
@@ -45,6 +47,7 @@ class Batch:
     sequence_parallel: int = 1
     """Ranks that share each sample; ``num_tokens`` are those of one."""
     sequences: PackedLengths | None = None
+    pixel_dtypes: tuple[DType, ...] = ()
 
     @property
     def token_shape(self) -> tuple[int, int]:
@@ -183,19 +186,27 @@ class Model(Module):
             return self._run(tape.again(), batch, backend, loss=loss)
 
     def inputs(self, tape: Tape, batch: Batch) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """The tensors of a batch: token ids, pixels where there are images, and the others."""
+        """The tensors of a batch: token ids, pixels as the model gets them where there are images, and the others."""
         with tape.section("batch"):
-            shape = batch.token_shape
-            # input_ids, labels and attention_mask, or position_ids where all are one row; the pixels are cast to the
-            # compute type before they are sent.
-            ids, *others = (tape.tensor(shape, DType.INT64) for _ in range(3))
-            if batch.sequence_parallel > 1:  # and the places of its tokens, the same for all samples
-                others.append(tape.tensor((1, batch.num_tokens), DType.INT64))
-            pixel_shape = self.pixel_shape(batch) if batch.num_images else None
-            pixels = None if pixel_shape is None else tape.tensor(pixel_shape, self.compute_dtype(tape))
-            if batch.num_images:
-                others += [tape.tensor(*described) for described in self.more_inputs(batch)]
+            ids, *others = (tape.tensor(*described) for described in _id_inputs(batch))
+            if not batch.num_images:
+                return ids, None, others
+            pixel_shape = self.pixel_shape(batch)
+            dtypes = batch.pixel_dtypes or (self.compute_dtype(tape),)
+            of_images = [] if pixel_shape is None else [tape.tensor(pixel_shape, dtype) for dtype in dtypes]
+            pixels = of_images.pop() if of_images else None
+            others += [*of_images, *(tape.tensor(*described) for described in self.more_inputs(batch))]
         return ids, pixels, others
+
+    def sent_bytes(self, batch: Batch) -> list[int]:
+        """Of each tensor of a batch as it comes to the GPU, of one that says its ``pixel_dtypes``."""
+        described = _id_inputs(batch)
+        pixel_shape = self.pixel_shape(batch) if batch.num_images else None
+        if pixel_shape is not None:
+            described.append((pixel_shape, batch.pixel_dtypes[0]))
+        if batch.num_images:
+            described += self.more_inputs(batch)
+        return [math.prod(shape) * dtype.num_bytes for shape, dtype in described]
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
         ids, pixels, others = self.inputs(tape, batch)
@@ -234,6 +245,13 @@ class Model(Module):
         if tape.autocast is not None:
             return tape.autocast
         return self.head.weight.dtype
+
+
+def _id_inputs(batch: Batch) -> list[tuple[tuple[int, ...], DType]]:
+    """input_ids, labels and attention_mask, or position_ids where all are one row; and the places of tokens where ranks
+    share samples, the same for all."""
+    inputs: list[tuple[tuple[int, ...], DType]] = [(batch.token_shape, DType.INT64)] * 3
+    return inputs if batch.sequence_parallel == 1 else [*inputs, ((1, batch.num_tokens), DType.INT64)]
 
 
 def _collect_parameters(

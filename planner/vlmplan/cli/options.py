@@ -188,6 +188,11 @@ RECIPE: tuple[Decorator, ...] = (
     click.option("--nvme-path", metavar="DIR", help="Folder on every node's NVMe drive for offload."),
     _count("--micro-batch", "Samples per GPU and forward pass."),
     _count("--grad-accum", "Micro batches per optimizer step."),
+    _choice(
+        "--batches-on-gpu",
+        ("turn", "step", "step-float32"),
+        "Micro batches there at once: one, or a step's; Hugging Face's Trainer has pixels in float32.",
+    ),
     _switch(
         "activation_checkpointing", "activation-checkpointing", "no-activation-checkpointing", "Of the language model."
     ),

@@ -39,7 +39,7 @@ def loaded_model(is_checkpointing):
     model = ModelClass.from_pretrained(
         MODEL, dtype=DTYPE, attn_implementation=ATTENTION, quantization_config=quantization
     )
-    model.config.use_cache = False
+    model.config.use_cache = model.config.get_text_config().use_cache = False
     if LORA is None:
         return model
     from peft import LoraConfig, get_peft_model

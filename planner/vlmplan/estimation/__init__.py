@@ -6,7 +6,7 @@ for many clusters and sizes cheaply.
 
 from vlmplan.estimation.cautions import evaluation_hints
 from vlmplan.estimation.disk_room import disk_caveat, keep_last_key
-from vlmplan.estimation.estimator import Estimator, with_workspaces
+from vlmplan.estimation.estimator import Estimator
 from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
@@ -25,5 +25,4 @@ __all__ = [
     "packed_samples",
     "sized_estimate",
     "sized_recipes",
-    "with_workspaces",
 ]

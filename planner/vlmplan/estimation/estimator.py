@@ -13,20 +13,19 @@ from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.communication import step_collectives
-from vlmplan.engines.components import Components
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate
 from vlmplan.evaluation import Kept
-from vlmplan.hardware import Cluster, Gpu
+from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
-from vlmplan.memory.evaluation import EVALUATION, GENERATION, Evaluated, Generated, kept_outputs
+from vlmplan.memory.evaluation import Evaluated, Generated, kept_outputs
 from vlmplan.memory.host import HostMemory, host_memory, mxfp4_savings, read_bytes, with_devices
-from vlmplan.memory.overhead import workspace_bytes, workspace_sizes
-from vlmplan.memory.phases import Phase
+from vlmplan.memory.lasting import with_lasting
+from vlmplan.memory.overhead import workspace_sizes
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
@@ -88,7 +87,8 @@ class Estimator:
         is_sharded = recipe.zero_stage == 3
         keeps = recipe.keeps_linear_inputs
         batch = (recipe.micro_batch, recipe.batching)
-        return (*batch, checkpoints, backend, recipe.loss, recipe.autocast, keeps, is_sharded)
+        computed = (recipe.loss, recipe.autocast, recipe.pixel_dtypes)
+        return (*batch, checkpoints, backend, *computed, keeps, is_sharded)
 
     def checkpoints_others(self, recipe: Recipe) -> bool:
         """Whether layers beside the language model's run again in backward: some models' vision encoders never do."""
@@ -111,6 +111,7 @@ class Estimator:
             images_per_sample=self.workload.images_per_sample,
             image=self.image,
             sequences=packed_samples(recipe, self.workload),
+            pixel_dtypes=recipe.pixel_dtypes,
         )
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
@@ -142,6 +143,7 @@ class Estimator:
         micro_batches: Sequence[MicroBatch] = (),
     ) -> Callable[[int | None], int]:
         evaluated = self._evaluated_operations(recipe, cluster)
+        waiting = self._sent_bytes(recipe) * recipe.num_waiting
 
         def replay(capacity_bytes: int | None) -> int:
             return peak_reserved_bytes(
@@ -150,7 +152,7 @@ class Estimator:
                 operations,
                 recipe,
                 num_ranks=cluster.num_gpus,
-                workspaces=workspace_sizes(cluster.node.gpu),
+                lasting=[*workspace_sizes(cluster.node.gpu), *waiting],
                 capacity_bytes=capacity_bytes,
                 micro_batches=micro_batches,
                 evaluated=evaluated,
@@ -214,12 +216,20 @@ class Estimator:
         return common if self.widest_head <= SMALL_HEAD_DIM else replace(backend, compute_capability=(8, 6))
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
-        """The memory timeline of the fullest GPU, library workspaces included."""
-        return with_workspaces(self.timeline_of_tensors(recipe, cluster), cluster.node.gpu)
+        """The memory timeline of the fullest GPU, with library workspaces and the micro batches that wait."""
+        timeline = self.timeline_of_tensors(recipe, cluster)
+        return with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe))
+
+    def batch_bytes(self, recipe: Recipe) -> int:
+        """Of one micro batch as it comes to the GPU, where those of a step are there together; else 0."""
+        return sum(self._sent_bytes(recipe)) if recipe.keeps_batches else 0
+
+    def _sent_bytes(self, recipe: Recipe) -> list[int]:
+        return self.model.sent_bytes(self._batch(recipe))
 
     def timeline_of_tensors(self, recipe: Recipe, cluster: Cluster) -> Timeline:
-        """The same without workspaces: of a cluster it asks the number of GPUs, the kernels that they meet, and whether
-        they are the host itself."""
+        """The same without what lasts over steps: of a cluster it asks the number of GPUs, the kernels that they meet,
+        and whether they are the host itself."""
         gpu = cluster.node.gpu
         trace = self.trace(recipe, gpu.compute_capability)
         started = self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu)
@@ -391,17 +401,3 @@ class Estimator:
             collectives=step_collectives(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
             timed=self.step_time(recipe, cluster),
         )
-
-
-WORKSPACE_PHASES = ("forward", "backward", "step", EVALUATION, GENERATION, "save")
-
-
-def with_workspaces(timeline: Timeline, gpu: Gpu) -> Timeline:
-    """cuBLAS workspaces come with the first matrix product and stay."""
-    extra = Components(temporaries=workspace_bytes(gpu))
-    phases: list[Phase] = []
-    for phase in timeline.phases:
-        if phase.name in WORKSPACE_PHASES:
-            phase = Phase(name=phase.name, resident=phase.resident + extra, peak=phase.peak + extra)
-        phases.append(phase)
-    return Timeline(phases=tuple(phases))

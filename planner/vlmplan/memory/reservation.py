@@ -33,7 +33,8 @@ MicroBatch = tuple[Trace, Operations]
 
 
 class Reservation:
-    """One replay on the fullest rank. ``trace`` is of a ``LoggingTape``, ``operations`` its expansion.
+    """One replay on the fullest rank. ``trace`` is of a ``LoggingTape``, ``operations`` its expansion. ``lasting``:
+    blocks that come before the first step and stay.
 
     ``micro_batches``: those of a run whose samples differ in length, in order, all of the same weights; without them
     every micro batch is that of ``trace``.
@@ -47,7 +48,7 @@ class Reservation:
         recipe: Recipe,
         *,
         num_ranks: int,
-        workspaces: Sequence[int] = (),
+        lasting: Sequence[int] = (),
         capacity_bytes: int | None = None,
         micro_batches: Sequence[MicroBatch] = (),
         evaluated: EvaluatedOperations | None = None,
@@ -55,7 +56,7 @@ class Reservation:
         self._evaluated = evaluated
         self.allocator = CachingAllocator(capacity_bytes=capacity_bytes)
         self._table, self._trace, self._recipe = table, trace, recipe
-        self._operations, self._num_ranks, self._workspaces = operations, num_ranks, workspaces
+        self._operations, self._num_ranks, self._lasting = operations, num_ranks, lasting
         self._count = min(recipe.grad_accum, 2)
         self._micro_batches = micro_batches or [(trace, operations)] * (NUM_STEPS * self._count)
         self._gatherings: dict[tuple[int, bool], list[Changes]] = {}
@@ -74,7 +75,7 @@ class Reservation:
         """Load, init and the optimizer steps. Raises OutOfDeviceMemory."""
         self._engine.load(is_on_cpu=False)
         self._engine.build()
-        for num_bytes in self._workspaces:
+        for num_bytes in self._lasting:
             self.allocator.allocate(num_bytes)
         self._engine.use_first()
         count = self._count
@@ -262,7 +263,7 @@ def peak_reserved_bytes(
     recipe: Recipe,
     *,
     num_ranks: int,
-    workspaces: Sequence[int] = (),
+    lasting: Sequence[int] = (),
     capacity_bytes: int | None = None,
     micro_batches: Sequence[MicroBatch] = (),
     evaluated: EvaluatedOperations | None = None,
@@ -277,7 +278,7 @@ def peak_reserved_bytes(
         operations,
         recipe,
         num_ranks=num_ranks,
-        workspaces=workspaces,
+        lasting=lasting,
         capacity_bytes=capacity_bytes,
         micro_batches=micro_batches,
         evaluated=evaluated,

@@ -6,6 +6,7 @@ Keys and defaults of transformers 5.23 (``training_args.py``, ``trainer.py``, ``
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.data_rules import Order
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, EvaluationRules, read_evaluation
 from vlmplan.other_trainers.record import Value
@@ -97,6 +98,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     if defaults.accumulation is not None or "gradient_accumulation_steps" in settings:
         options["grad_accum"] = settings.count("gradient_accumulation_steps", defaults.accumulation or 1, least=1)
     settings.ignore(("gradient_accumulation_steps",))
+    options["batches_on_gpu"] = BatchesOnGpu.STEP_FLOAT32.value
     options["epochs"] = settings.number("num_train_epochs", 3.0)
     options |= _optimizer(settings, defaults)
     deepspeed = settings.raw("deepspeed")

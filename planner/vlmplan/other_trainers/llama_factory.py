@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules, VideoRules
 from vlmplan.evaluation import Kept
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
@@ -92,7 +93,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
         settings.refuse("do_train", "a run that does not train is not planned")
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)
-    options: dict[str, Value] = {"loss": LossKind.MODEL.value}
+    options: dict[str, Value] = {"loss": LossKind.MODEL.value, "batches_on_gpu": BatchesOnGpu.STEP.value}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model)

@@ -10,6 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.decided_recipe import DecidedRecipe, completed
 from vlmplan.evaluation import Kept
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
@@ -61,6 +62,7 @@ ENUM_OPTIONS: Mapping[str, type[Enum]] = {
     "batching": Batching,
     "adapter_dtype": AdapterDtype,
     "weight_dtype": WeightDtype,
+    "batches_on_gpu": BatchesOnGpu,
 }
 VALUE_OPTIONS = (
     "lora_rank",

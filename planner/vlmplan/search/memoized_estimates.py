@@ -14,11 +14,12 @@ from vlmplan.engines import Engine, ModelStates
 from vlmplan.engines.bounds import gathered_bounds, peak_bound, peak_floor
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.zero3 import Zero3
-from vlmplan.estimation import Estimator, with_workspaces
+from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.evaluation import with_evaluation
+from vlmplan.memory.lasting import with_lasting
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
@@ -63,9 +64,12 @@ class RecipeBounds:
         states: ModelStates,
         workspace_bytes: int,
         beside: tuple[int, int] = (0, 0),
+        waiting_sample_bytes: int = 0,
     ) -> None:
-        """``beside``: bounds of what is evaluated beside training."""
+        """``beside``: bounds of what is evaluated beside training. ``waiting_sample_bytes``: of each sample of a step,
+        where all of them are on the GPU together."""
         self._beside = beside
+        self._waiting_sample_bytes = waiting_sample_bytes
         self._batches, self._engine, self._states = batches, engine, states
         self._workspace_bytes = workspace_bytes
         self._known: dict[tuple[int, bool], Bounds] = {}
@@ -76,16 +80,23 @@ class RecipeBounds:
         bounds = self._known.get(key)
         if bounds is None:
             bounds = self._known[key] = self._of(self._batches.profile(size[0]), accumulates=size[1] > 1)
-        return bounds
+        return self._with_waiting(bounds, size)
 
     def close_at(self, size: BatchSize) -> Bounds:
         """Closer: from a trace of that very micro batch, which its estimate needs too."""
         peaks = self._batches.exact_profile(size[0])
         if not isinstance(self._engine, Zero3):
-            return self._of(peaks, accumulates=size[1] > 1)
+            return self._with_waiting(self._of(peaks, accumulates=size[1] > 1), size)
         most, least = gathered_bounds(self._engine, self._states, self._batches.traced(size[0]).trace)
         bounds = self._of(peaks, accumulates=size[1] > 1, micro_batch_bytes=most)
-        return Bounds(least=max(bounds.least, least - peaks.below_bytes), most=bounds.most)
+        bounds = Bounds(least=max(bounds.least, least - peaks.below_bytes), most=bounds.most)
+        return self._with_waiting(bounds, size)
+
+    def _with_waiting(self, bounds: Bounds, size: BatchSize) -> Bounds:
+        """The lower bound as it is: the highest moment may lie before the first micro batch is there."""
+        if not self._waiting_sample_bytes:
+            return bounds
+        return bounds._replace(most=bounds.most + size[0] * size[1] * self._waiting_sample_bytes)
 
     def _of(self, peaks: Peaks, *, accumulates: bool, micro_batch_bytes: int | None = None) -> Bounds:
         profile, above_bytes, below_bytes = peaks
@@ -242,7 +253,9 @@ class MemoizedEstimates:
             recipe, num_ranks=on.num_ranks, capability=on.capability, is_on_cpu=on.is_on_cpu
         )
         beside = with_evaluation((0, 0), engine, states, evaluated)
-        return RecipeBounds(self.micro_batches(recipe, on.capability), engine, states, on.workspace_bytes, beside)
+        waiting = estimator.batch_bytes(recipe.with_changes(micro_batch=1))
+        batches = self.micro_batches(recipe, on.capability)
+        return RecipeBounds(batches, engine, states, on.workspace_bytes, beside, waiting)
 
     def budget_bytes(self, cluster: Cluster) -> int:
         """What tensors may take on a GPU of the cluster."""
@@ -264,7 +277,7 @@ class MemoizedEstimates:
         )
         if key not in self._timelines:
             self._timelines[key] = estimator.timeline_of_tensors(recipe, cluster)
-        return with_workspaces(self._timelines[key], gpu)
+        return with_lasting(self._timelines[key], gpu, recipe, estimator.batch_bytes(recipe))
 
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """Host memory that each node needs."""

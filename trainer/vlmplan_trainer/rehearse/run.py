@@ -193,7 +193,8 @@ def _train(
         rates,
         grad_accum=plan.recipe.grad_accum,
         samples_per_step=plan.samples_per_step,
-        dtype=torch_dtype(plan.recipe.precision.dtype),
+        pixel_dtypes=tuple(torch_dtype(dtype) for dtype in plan.recipe.pixel_dtypes),
+        keeps_batches=plan.recipe.keeps_batches,
     )
     for report in trainer.epoch(batches):
         if report.step == request.num_steps:

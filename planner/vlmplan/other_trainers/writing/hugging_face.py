@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
@@ -117,6 +118,14 @@ COMMON_LIMITS: tuple[Limit, ...] = (
 )
 """Of all trainers that build on Hugging Face's."""
 
+BATCHES_OF_A_STEP = Limit(
+    field="batches_on_gpu",
+    allowed=always(BatchesOnGpu.STEP_FLOAT32),
+    sentence="all micro batches of a step are on the GPU at once, with pixels in float32; --batches-on-gpu "
+    "step-float32 is what it has",
+    source="transformers 5.23 trainer.py get_batch_samples; accelerate 1.15 data_loader.py DataLoaderShard moves each",
+    is_behaviour=True,
+)
 TIED_CHECKPOINTING = Limit(
     field="vision_activation_checkpointing",
     allowed=_tied_checkpointing,

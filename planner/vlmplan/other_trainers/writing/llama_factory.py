@@ -6,6 +6,7 @@ Sources: ``hparams/*.py`` for keys, ``hparams/parser.py`` for what they do not g
 from collections.abc import Mapping
 from typing import Any, Final
 
+from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
@@ -68,6 +69,15 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         allowed=no_stacked_experts,
         sentence="adapters on stacked experts are not written for it; name layers alone",
         source="hparams/finetuning_args.py LoraArguments has lora_target, and no key for parameters",
+    ),
+    Limit(
+        field="batches_on_gpu",
+        allowed=always(BatchesOnGpu.STEP),
+        sentence="all micro batches of a step are on the GPU at once, with pixels in 16 bit; --batches-on-gpu step is "
+        "what it has",
+        source="transformers 5.23 trainer.py get_batch_samples; data/collator.py SFTDataCollatorWith4DAttentionMask "
+        "casts what is no whole number to compute_dtype",
+        is_behaviour=True,
     ),
     TIED_CHECKPOINTING,
     LLAMA_FACTORY_BATCHING,

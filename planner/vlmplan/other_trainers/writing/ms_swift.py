@@ -12,6 +12,7 @@ from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.ms_swift import MS_SWIFT
 from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.hugging_face import (
+    BATCHES_OF_A_STEP,
     COMMON_LIMITS,
     MASTER_PORT,
     adapter_names,
@@ -46,6 +47,7 @@ def _named_parts(context: LimitContext) -> tuple[bool, ...] | None:
 MS_SWIFT_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     MS_SWIFT_BATCHING,
+    BATCHES_OF_A_STEP,
     Limit(
         field="lora_targets",
         allowed=no_stacked_experts,

@@ -12,6 +12,7 @@ from vlmplan.other_trainers.plain_trainer import TRAINER
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.batching import SCRIPT_BATCHING
 from vlmplan.other_trainers.writing.hugging_face import (
+    BATCHES_OF_A_STEP,
     COMMON_LIMITS,
     TIED_CHECKPOINTING,
     all_parts_trained,
@@ -37,6 +38,7 @@ FREEZES_NOTHING = "the script that is written for it freezes no part of a model"
 
 PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
+    BATCHES_OF_A_STEP,
     TIED_CHECKPOINTING,
     SCRIPT_BATCHING,
     Limit(

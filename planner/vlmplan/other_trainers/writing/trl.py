@@ -12,6 +12,7 @@ from vlmplan.lora_targets import stacked_targets
 from vlmplan.other_trainers.trl import TRL
 from vlmplan.other_trainers.writing.batching import TRL_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.hugging_face import (
+    BATCHES_OF_A_STEP,
     COMMON_LIMITS,
     MASTER_ADDR,
     MASTER_PORT,
@@ -69,6 +70,7 @@ FREEZES_NOTHING = (
 PARTS_SOURCE = "trl/scripts/sft.py: the model goes into SFTTrainer as it is loaded"
 TRL_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
+    BATCHES_OF_A_STEP,
     TIED_CHECKPOINTING,
     TRL_BATCHING,
     Limit(

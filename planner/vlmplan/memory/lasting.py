@@ -1,0 +1,29 @@
+"""What is on a GPU through all optimizer steps beside what an engine and a micro batch tell of."""
+
+from vlmplan.engines.components import Components
+from vlmplan.hardware import Gpu
+from vlmplan.memory.evaluation import EVALUATION, GENERATION
+from vlmplan.memory.overhead import workspace_bytes
+from vlmplan.memory.phases import Phase
+from vlmplan.memory.timeline import Timeline
+from vlmplan.recipe import Recipe
+
+MICRO_BATCH_PHASES = ("forward", "backward")
+LASTING_PHASES = (*MICRO_BATCH_PHASES, "step", EVALUATION, GENERATION, "save")
+
+
+def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int) -> Timeline:
+    """``timeline`` with cuBLAS' workspaces, which come with the first matrix product and stay, and with micro batches
+    that wait for their turn or have had it: each takes ``batch_bytes``. Of those that a phase runs through one is in
+    the timeline already; between the steps, where evaluations and checkpoints are, all of the last step's are there
+    still.
+    """
+    workspaces = Components(temporaries=workspace_bytes(gpu))
+    phases: list[Phase] = []
+    for phase in timeline.phases:
+        if phase.name in LASTING_PHASES:
+            num_waiting = recipe.num_waiting + (phase.name not in MICRO_BATCH_PHASES)
+            extra = workspaces + Components(activations=num_waiting * batch_bytes)
+            phase = Phase(name=phase.name, resident=phase.resident + extra, peak=phase.peak + extra)
+        phases.append(phase)
+    return Timeline(phases=tuple(phases))

@@ -1,0 +1,71 @@
+"""Micro batches that are on the GPU together, as Hugging Face's Trainer has those of a step.
+
+A micro batch is two samples of eight tokens: input_ids, labels and attention_mask of 8 bytes each. What it takes with
+pixels is held to rehearsals (``tests/rehearsed``).
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from cli_calls import request_of_words
+from planned import cluster
+from vlmplan.batches_on_gpu import BatchesOnGpu
+from vlmplan.cli.estimate import estimate as command
+from vlmplan.estimation import Estimate, Estimator
+from vlmplan.recipe import Recipe
+from vlmplan.requested import requested_estimate
+from vlmplan.units import DType
+from vlmplan.workload import ModelFiles, Workload
+
+SIZES = {"vocab_size": 35, "hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
+CONFIG = {"model_type": "llama", **SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "torch_dtype": "bfloat16"}
+BATCH_BYTES = 3 * 2 * 8 * 8
+
+
+def peaks(zero_stage: int | None, **changes: Any) -> dict[str, int]:
+    recipe = Recipe(zero_stage=zero_stage, micro_batch=2, **changes)
+    estimator = Estimator(Workload(model=ModelFiles(id="tiny", config=CONFIG), seq_len=8), recipe)
+    timeline = estimator.timeline(recipe, cluster(num_gpus=2))
+    return {phase.name: phase.peak.total for phase in timeline.phases}
+
+
+@pytest.mark.parametrize("zero_stage", [None, 2, 3])
+def test_the_others_of_a_step_wait_beside_the_one_that_is_computed_and_all_stay_until_the_next_step(zero_stage):
+    turn = peaks(zero_stage, grad_accum=5)
+    step = peaks(zero_stage, grad_accum=5, batches_on_gpu=BatchesOnGpu.STEP)
+    more = {name: step[name] - turn[name] for name in turn}
+    assert more == {
+        "load": 0,
+        "init": 0,
+        "forward": 4 * BATCH_BYTES,
+        "backward": 4 * BATCH_BYTES,
+        "step": 5 * BATCH_BYTES,
+        "save": 5 * BATCH_BYTES,
+    }
+
+
+def estimated(words: str) -> Estimate:
+    return requested_estimate(request_of_words(command, *words.split()), ())[0]
+
+
+SEES = "--model smolvlm-256m --gpu rtx-3090:1 --micro-batch 2 --seq-len 1200 --image-size 448x448 --method lora"
+
+
+@pytest.mark.parametrize("words", ["--zero-stage none", "--zero-stage 2", "--zero-stage 2 --no-expandable-segments"])
+def test_more_accumulation_takes_more_where_a_step_is_there_at_once_and_nothing_where_it_is_not(words):
+    def device(kind: str) -> list[int]:
+        said = [f"{SEES} {words} --batches-on-gpu {kind} --grad-accum {count}" for count in (2, 4, 8)]
+        return [estimated(one).device.device_bytes for one in said]
+
+    assert len(set(device("turn"))) == 1
+    for kind in ("step", "step-float32"):
+        assert all(less < more for less, more in pairwise(device(kind)))
+
+
+def test_deepspeed_has_float32_pixels_and_their_cast_and_plain_pytorch_what_the_model_gets():
+    recipe = Recipe(batches_on_gpu=BatchesOnGpu.STEP_FLOAT32)
+    assert recipe.pixel_dtypes == (DType.FLOAT32,)
+    assert recipe.with_changes(zero_stage=2).pixel_dtypes == (DType.FLOAT32, DType.BFLOAT16)
+    assert recipe.with_changes(batches_on_gpu=BatchesOnGpu.STEP).pixel_dtypes == (DType.BFLOAT16,)
