@@ -10,6 +10,8 @@ from vlmplan.zero_settings import ZeroSettings
 
 BASE = Recipe(zero_stage=3, method=Method.LORA, adapter_dtype=AdapterDtype.MODEL)
 OTHERS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: value + 0.5}
+OPEN = {"lora_alpha": 8, "loraplus_lr_ratio": 16.0, "lora_init": "pissa"}
+"""Values of fields that are open, or text of few kinds."""
 
 
 def test_every_field_is_in_exactly_one_group():
@@ -25,7 +27,7 @@ def changed(name: str) -> Recipe:
     if hasattr(type(value), "__members__"):
         return BASE.with_changes(**{name: next(one for one in type(value) if one is not value)})
     if value is None or isinstance(value, str):
-        return BASE.with_changes(**{name: 8 if name == "lora_alpha" else "/drive"})
+        return BASE.with_changes(**{name: OPEN.get(name, "/drive")})
     return BASE.with_changes(**{name: OTHERS[type(value)](value) if name != "zero_stage" else 2})
 
 

@@ -32,7 +32,7 @@ from vlmplan.zero_settings import ZeroSettings
 SEES, READS = find_model("Qwen/Qwen2.5-VL-3B-Instruct"), find_model("Qwen/Qwen2.5-0.5B")
 CARD = "a100-sxm4-80gb"
 OF_ADAPTERS = (
-    *("lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "train_embeddings"),
+    *("lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "train_embeddings"),
     "adapter_dtype",
 )
 SIZES = st.integers(1, 3 * 5 * 7 * 10**6).map(lambda size: 2 * size)
@@ -53,6 +53,7 @@ ANY_RECIPE = st.fixed_dictionaries(
         "lora_dropout": st.sampled_from((0.0, 0.05, 0.1)),
         "lora_targets": st.sampled_from(("all-linear", "q_proj,v_proj", "q_proj", "attention")),
         "use_rslora": st.booleans(),
+        "use_dora": st.booleans(),
         "use_double_quant": st.booleans(),
         "train_embeddings": st.booleans(),
         "adapter_dtype": st.sampled_from(AdapterDtype),

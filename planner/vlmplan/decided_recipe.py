@@ -52,6 +52,10 @@ class DecidedRecipe:
     lora_alpha: int | None = None
     lora_dropout: float | None = None
     use_rslora: bool | None = None
+    use_dora: bool | None = None
+    lora_init: str | None = None
+    loraplus_lr_ratio: float | None = None
+    lora_exclude: str | None = None
     use_double_quant: bool | None = None
     adapter_dtype: AdapterDtype | None = None
     weight_dtype: WeightDtype | None = None

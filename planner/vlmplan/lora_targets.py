@@ -5,6 +5,8 @@ transformers 5 holds all experts of a layer in two parameters, which are no laye
 ``experts.gate_up_proj``, by suffix.
 """
 
+from vlmplan.recipe import REGEX
+
 EXPERTS = "experts"
 """What the module that holds stacked experts is called in every model of transformers 5 that has one."""
 
@@ -20,10 +22,15 @@ def is_stacked(name: str) -> bool:
 
 
 def layer_targets(targets: str) -> str:
-    """``targets`` without weights of stacked experts; empty where nothing else is adapted."""
+    """``targets`` without weights of stacked experts; empty where nothing else is adapted. A regular expression means
+    layers alone."""
+    if targets.startswith(REGEX):
+        return targets
     return ",".join(name for name in listed_targets(targets) if not is_stacked(name))
 
 
 def stacked_targets(targets: str) -> list[str]:
     """The weights of stacked experts among ``targets``."""
+    if targets.startswith(REGEX):
+        return []
     return [name for name in listed_targets(targets) if is_stacked(name)]

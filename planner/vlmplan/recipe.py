@@ -13,6 +13,7 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 ``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights.
 """
 
+import re
 from dataclasses import dataclass, fields
 from enum import Enum
 from operator import attrgetter
@@ -55,6 +56,25 @@ class OptimizerKind(Choice):
     PAGED_ADAMW_8BIT = "paged-adamw-8bit"
     ADAFACTOR = "adafactor"
     SGD = "sgd"
+    LION = "lion"
+    """bitsandbytes' Lion: one moment, in float32 whatever the type of the weights is."""
+    LION_8BIT = "lion-8bit"
+    PAGED_LION_8BIT = "paged-lion-8bit"
+
+    @property
+    def is_bitsandbytes(self) -> bool:
+        """Whether bitsandbytes updates; all of its kernels work in place."""
+        return self.value in ("adamw-8bit", "paged-adamw-8bit", "lion", "lion-8bit", "paged-lion-8bit")
+
+    @property
+    def is_8bit(self) -> bool:
+        """Whether moments are bytes with scales."""
+        return self.value.endswith("-8bit")
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether large moments lie in host memory, from which the card pages them."""
+        return self.value.startswith("paged-")
 
 
 class AdapterDtype(Choice):
@@ -148,6 +168,18 @@ ALPHA_PER_RANK = 2
 """``lora_alpha`` is this times the rank where it is not said. A choice."""
 ALL_LINEAR = "all-linear"
 """peft's name for every Linear but the output head."""
+ATTENTION = "attention"
+"""The value of ``lora_targets`` that means the Linears of the language model's attention."""
+REGEX = "regex:"
+"""How ``lora_targets`` and ``lora_exclude`` begin that are a regular expression of whole names, as peft has it."""
+MAX_PATTERN_CHARACTERS = 1000
+"""Of a regular expression. A choice: names of modules have 100 at the most."""
+DEFAULT_INIT, OLORA, PISSA = "default", "olora", "pissa"
+LORA_INITS = (DEFAULT_INIT, "gaussian", OLORA, PISSA)
+PISSA_ITERATIONS = "pissa_niter_"
+"""Before a number: PiSSA with so many subspace iterations in place of a whole decomposition."""
+MAX_PISSA_ITERATIONS = 1000
+"""A choice, far above the 16 that its authors use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +195,14 @@ class Recipe:
     """Probability with which an input of ``lora_A`` is dropped."""
     use_rslora: bool = False
     """The scale is alpha by the root of the rank, not by the rank."""
+    use_dora: bool = False
+    """Adapters turn weights, and a trained vector says how long each row of the result is (peft's ``use_dora``)."""
+    lora_init: str = DEFAULT_INIT
+    """peft's ``init_lora_weights``: ``default``, ``gaussian``, ``olora``, ``pissa`` or ``pissa_niter_N``."""
+    loraplus_lr_ratio: float | None = None
+    """LoRA+: how many times the learning rate of ``lora_A`` that of ``lora_B`` is; None: they have one."""
+    lora_exclude: str | None = None
+    """Modules that take no adapter though ``lora_targets`` means them, written as those are."""
     use_double_quant: bool = True
     """The scales of 4-bit weights are quantised too (bitsandbytes' ``compress_statistics``), in QLoRA."""
     adapter_dtype: AdapterDtype = AdapterDtype.TABLE
@@ -226,16 +266,29 @@ class Recipe:
             if not 1 <= value <= MAX_COUNT:
                 allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
                 raise InputError(f"{option_name(name)} is {value}; {allowed} is needed")
-        if self.lora_alpha is not None and not 1 <= self.lora_alpha <= MAX_COUNT:
-            raise InputError(f"--lora-alpha is {self.lora_alpha}; a whole number from 1 to {MAX_COUNT:,} is needed")
-        if not 0 <= self.lora_dropout < 1:
-            raise InputError(f"--lora-dropout is {self.lora_dropout}; 0 or more and less than 1 is needed")
+        self._check_adapters()
         if self.zero_stage not in (None, 0, 1, 2, 3):
             raise InputError(f"--zero-stage is {self.zero_stage}; none, 0, 1, 2 or 3 is needed")
         if self.nvme_path is not None and not self.nvme_path.strip():
             raise InputError("--nvme-path is empty; a folder on the NVMe drive of every node is needed")
         if self.gradient_clipping < 0:
             raise InputError(f"gradient_clipping is {self.gradient_clipping}; 0 (off) or more is needed")
+
+    def _check_adapters(self) -> None:
+        if self.lora_alpha is not None and not 1 <= self.lora_alpha <= MAX_COUNT:
+            raise InputError(f"--lora-alpha is {self.lora_alpha}; a whole number from 1 to {MAX_COUNT:,} is needed")
+        if not 0 <= self.lora_dropout < 1:
+            raise InputError(f"--lora-dropout is {self.lora_dropout}; 0 or more and less than 1 is needed")
+        if not is_lora_init(self.lora_init):
+            raise InputError(
+                f"--lora-init is {self.lora_init}; one of {', '.join(LORA_INITS)}, or {PISSA_ITERATIONS}N with N "
+                f"iterations is needed"
+            )
+        if self.loraplus_lr_ratio is not None and not 1 <= self.loraplus_lr_ratio <= MAX_COUNT:
+            raise InputError(f"--loraplus-lr-ratio is {self.loraplus_lr_ratio:g}; 1 or more is needed")
+        for name in ("lora_targets", "lora_exclude"):
+            if (getattr(self, name) or "").startswith(REGEX):
+                pattern_of(getattr(self, name), option_name(name))
 
     @property
     def uses_deepspeed(self) -> bool:
@@ -295,6 +348,11 @@ class Recipe:
             return DType.FLOAT32
         says_type = self.adapter_dtype is not AdapterDtype.TABLE
         return self.precision.dtype if says_type or self.autocast is None else DType.FLOAT32
+
+    @property
+    def changes_base(self) -> bool:
+        """Whether adapters start as parts of the weights, which keep the rest (PiSSA, OLoRA)."""
+        return self.trains_adapters and self.lora_init.startswith((PISSA, OLORA))
 
     @property
     def adapter_alpha(self) -> int:
@@ -402,7 +460,8 @@ class Recipe:
 
 
 MODEL_FIELDS = (
-    *("method", "lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "use_double_quant"),
+    *("method", "lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
+    *("lora_init", "loraplus_lr_ratio", "use_double_quant"),
     *("adapter_dtype", "train_embeddings", "train_vision", "train_projector", "train_language"),
     *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen"),
 )
@@ -430,6 +489,29 @@ _FILLS = tuple(getattr(Recipe, name).__set__ for name in _NAMES)
 _OF_MODEL = attrgetter(*MODEL_FIELDS)
 _OF_ENGINE = attrgetter(*(name for name in ENGINE_FIELDS if name != "zero"))
 _ANY_MICRO_BATCH = {field.name: field.default for field in fields(Recipe) if field.name in MICRO_BATCH_FIELDS}
+
+
+def is_lora_init(name: str) -> bool:
+    """Whether ``name`` is a value of ``Recipe.lora_init``.
+
+    >>> is_lora_init("pissa_niter_16"), is_lora_init("pissa_niter_0"), is_lora_init("svd")
+    (True, False, False)
+    """
+    number = name.removeprefix(PISSA_ITERATIONS)
+    if number == name:
+        return name in LORA_INITS
+    return number.isascii() and number.isdigit() and 1 <= int(number[:9]) <= MAX_PISSA_ITERATIONS and len(number) <= 9
+
+
+def pattern_of(text: str, option: str) -> re.Pattern[str]:
+    """The regular expression of a ``lora_targets`` or ``lora_exclude`` that is one. Raises InputError."""
+    pattern = text.removeprefix(REGEX)
+    if not 1 <= len(pattern) <= MAX_PATTERN_CHARACTERS:
+        raise InputError(f"{option}: a regular expression of 1 to {MAX_PATTERN_CHARACTERS:,} characters is needed")
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InputError(f"{option} {text} is no regular expression: {error}") from None
 
 
 def option_name(field: str) -> str:

@@ -1,6 +1,6 @@
 """A recipe read back from the JSON that ``Recipe.as_json`` writes."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from enum import Enum
 from typing import Any
@@ -9,6 +9,14 @@ from vlmplan.evaluation import evaluation_from_json
 from vlmplan.json_reader import JsonObject
 from vlmplan.recipe import PLAIN, Recipe, enum_value, option_name
 from vlmplan.zero_settings import ZeroSettings
+
+_OPEN_FIELDS: Mapping[str, Callable[[JsonObject], Callable[[str], Any]]] = {
+    "nvme_path": lambda section: section.text,
+    "lora_exclude": lambda section: section.text,
+    "lora_alpha": lambda section: section.count,
+    "loraplus_lr_ratio": lambda section: section.number,
+}
+"""How fields are read whose default is None."""
 
 
 def recipe_from_json(values: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
@@ -26,10 +34,8 @@ def _field_value(section: JsonObject, field: Field[Any]) -> Any:
         return None if section.raw(name) == PLAIN else section.count(name)
     if name == "evaluation":
         return section.maybe(name, lambda key: evaluation_from_json(section.object(key)))
-    if name == "nvme_path":
-        return section.maybe(name, section.text)
-    if name == "lora_alpha":
-        return section.maybe(name, section.count)
+    if default is None:
+        return section.maybe(name, _OPEN_FIELDS[name](section))
     if isinstance(default, ZeroSettings):
         sizes = section.object(name)
         sizes.close(item.name for item in fields(ZeroSettings))

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.files import open_regular
+from vlmplan.recipe import Recipe
 
 CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
 """Where checkpoints are, and what each has once it is whole."""
@@ -120,10 +121,15 @@ class TrainerOptions:
         return words
 
 
-def adapter_problem(folder: Path, *, trains_adapters: bool) -> str | None:
+def adapter_problem(folder: Path, recipe: Recipe) -> str | None:
     """Why a run cannot start from the adapter in ``folder``."""
-    if not trains_adapters:
+    if not recipe.trains_adapters:
         return "--adapter goes with --method lora or qlora; full fine-tuning has no adapters"
+    if recipe.changes_base:
+        return (
+            f"--adapter does not go with --lora-init {recipe.lora_init}, whose adapters start from the weights; give "
+            f"--lora-init default"
+        )
     if not (folder / ADAPTER_CONFIG).is_file():
         return f"--adapter {folder} has no {ADAPTER_CONFIG}, so it is not an adapter that peft saved"
     weights = next((folder / name for name in ADAPTER_WEIGHTS if os.path.lexists(folder / name)), None)

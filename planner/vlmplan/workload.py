@@ -43,10 +43,22 @@ class ModelFiles:
         return None
 
     @property
-    def is_mxfp4(self) -> bool:
-        """Whether the checkpoint holds its stacked weights in MXFP4 (``quantization_config.quant_method``)."""
+    def quant_method(self) -> str | None:
+        """What the checkpoint's weights are packed with (``quantization_config.quant_method``); None: with nothing."""
         section = self.config.get("quantization_config")
-        return isinstance(section, Mapping) and cast(Mapping[str, Any], section).get("quant_method") == "mxfp4"
+        if not isinstance(section, Mapping) or not section:
+            return None
+        return str(cast(Mapping[str, Any], section).get("quant_method", "an unnamed method"))
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """Whether the checkpoint holds its stacked weights in MXFP4."""
+        return self.quant_method == "mxfp4"
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether it holds its Linears in FP8, with a scale for each block (DeepSeek-V3, Qwen3-8B-FP8)."""
+        return self.quant_method == "fp8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

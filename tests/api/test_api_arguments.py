@@ -62,7 +62,7 @@ def test_an_argument_has_the_type_and_the_default_of_its_option(function, name, 
         return
     assert argument.default == default_of(option)
     assert (NoneType in members) is (argument.default is None)
-    assert takes_several is option.multiple or name == "lora_targets"
+    assert takes_several is option.multiple or name in ("lora_targets", "lora_exclude")
 
 
 def kinds_of(members: Sequence[Any]) -> set[Any]:

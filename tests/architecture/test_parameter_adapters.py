@@ -4,7 +4,7 @@ import pytest
 
 from model_table import packaged_config
 from tape_probe import predicted_step
-from vlmplan.architecture.adapters import add_lora
+from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.errors import InputError
@@ -73,7 +73,7 @@ def adapted(config, targets, frozen=()):
     for entry in tree.parameters():
         entry.parameter.requires_grad = False
     before = {id(entry.parameter) for entry in tree.parameters()}
-    add_lora(tree, rank=RANK, targets=targets, frozen=frozen)
+    add_lora(tree, AdapterSettings(rank=RANK), targets=targets, frozen=frozen)
     for entry in tree.parameters():
         if id(entry.parameter) not in before:
             entry.parameter.requires_grad, entry.parameter.dtype = True, DType.FLOAT32

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import vlmplan
 from hub_server import Answer, isolated_cache, running_hub
-from vlmplan.architecture.adapters import add_lora
+from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.images import image_shape
 from vlmplan.cli.models import count, models
@@ -215,7 +215,7 @@ def test_lora_counts_are_those_of_the_adapted_tree(run: Run, alias: str, targets
     found = document(run, alias)["model"]["lora"]["targets"][targets]
     tree = model_tree(find_model(alias))
     before = {id(entry.parameter) for entry in tree.parameters()}
-    add_lora(tree, rank=LORA_RANK, targets=targets, frozen=())
+    add_lora(tree, AdapterSettings(rank=LORA_RANK), targets=targets)
     added = [entry for entry in tree.parameters() if id(entry.parameter) not in before]
     assert found["num_params"] == sum(entry.parameter.numel for entry in added)
     assert found["num_modules"] == len(added) / 2

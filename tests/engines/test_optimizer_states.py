@@ -23,6 +23,9 @@ def recipe(kind: OptimizerKind, **changes) -> Recipe:
         (OptimizerKind.ADAFACTOR, DType.FLOAT32, 4 * (4096 + 11008)),
         (OptimizerKind.ADAMW_8BIT, DType.FLOAT32, (1 + 1) * NUMEL + 2 * 4 * (NUMEL // 256)),
         (OptimizerKind.PAGED_ADAMW_8BIT, DType.FLOAT32, 2 * 4 * (NUMEL // 256)),
+        (OptimizerKind.LION, DType.BFLOAT16, 4 * NUMEL),
+        (OptimizerKind.LION_8BIT, DType.FLOAT32, 1 * NUMEL + 4 * (NUMEL // 256)),
+        (OptimizerKind.PAGED_LION_8BIT, DType.FLOAT32, 4 * (NUMEL // 256)),
     ],
 )
 def test_states_of_a_matrix(kind, dtype, expected):

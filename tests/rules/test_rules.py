@@ -35,7 +35,10 @@ M60 = T4 | {"name": "Tesla M60", "compute_capability": (5, 2)}
 MI300X = {"vendor": Vendor.AMD, "compute_capability": None, "supports_flash_attention_2": None}
 CPU = {"vendor": Vendor.CPU, "compute_capability": None, "supports_flash_attention_2": None}
 GEMMA_2 = ModelFacts(id="gemma-2-2b", model_types=frozenset({"gemma2"}), weights_dtype="bfloat16")
-GPT_OSS = ModelFacts(id="gpt-oss-20b", model_types=frozenset({"gpt_oss"}), is_mxfp4=True)
+GPT_OSS = ModelFacts(id="gpt-oss-20b", model_types=frozenset({"gpt_oss"}), quant_method="mxfp4")
+FP8 = ModelFacts(id="deepseek-v3", model_types=frozenset({"deepseek_v3"}), quant_method="fp8")
+GPTQ = ModelFacts(id="a-gptq", model_types=frozenset({"llama"}), quant_method="gptq")
+PACKED = ModelFacts(id="a-bnb-4bit", model_types=frozenset({"llama"}), quant_method="bitsandbytes")
 PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
@@ -249,11 +252,20 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(attention=FLASH), model=QWEN),
         ],
     ),
-    "mxfp4_is_not_quantised_again": (
-        [case(PLAIN.with_changes(method=Method.QLORA), model=GPT_OSS)],
+    "packed_checkpoints_are_not_quantised_again": (
+        [case(PLAIN.with_changes(method=Method.QLORA), model=model) for model in (GPT_OSS, FP8)],
         [
             case(PLAIN.with_changes(method=Method.LORA), model=GPT_OSS),
             case(PLAIN.with_changes(method=Method.QLORA), model=GEMMA_2),
+        ],
+    ),
+    "packed_checkpoints_are_known": (
+        [case(PLAIN, model=GPTQ), case(PLAIN.with_changes(method=Method.LORA), model=PACKED)],
+        [
+            case(PLAIN, model=FP8),
+            case(PLAIN, model=GPT_OSS),
+            case(PLAIN.with_changes(method=Method.QLORA), model=PACKED),
+            case(PLAIN, model=GEMMA_2),
         ],
     ),
     "fp16_may_overflow": (
@@ -280,6 +292,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "adapter_options_need_adapters": (
         [case(PLAIN, given=["lora_rank"]), case(PLAIN.with_changes(train_embeddings=True))],
         [case(PLAIN, given=["precision"]), case(PLAIN.with_changes(method=Method.LORA), given=["lora_rank"])],
+    ),
+    "packed_weights_are_not_taken_apart": (
+        [case(PLAIN.with_changes(method=Method.QLORA, lora_init=init)) for init in ("pissa", "pissa_niter_4", "olora")],
+        [
+            case(PLAIN.with_changes(method=Method.LORA, lora_init="pissa")),
+            case(PLAIN.with_changes(method=Method.QLORA, lora_init="gaussian")),
+        ],
     ),
     "float32_adapters_are_of_plain_pytorch": (
         [case(LORA.with_changes(zero_stage=stage, adapter_dtype=AdapterDtype.FLOAT32)) for stage in (0, 1, 2)]

@@ -19,6 +19,7 @@ from vlmplan.files import READABLE
 from vlmplan.plan import Plan
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan_trainer.engines import Engine
+from vlmplan_trainer.models.adapters import converted_config, with_what_was_taken_out
 from vlmplan_trainer.models.load import LoadedModel, Processing, load_base
 from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_classes
 
@@ -30,7 +31,9 @@ def export(engine: Engine, loaded: LoadedModel, processing: Processing, output_d
     if engine.rank == 0 and weights is not None:
         with _unfinished(place) as folder:
             if is_adapter:
-                _write_adapter(engine.model, processing, folder, weights)
+                with _for_plain_weights(engine.model, is_changed=bool(loaded.taken_out)):
+                    whole = with_what_was_taken_out(weights, loaded.taken_out)
+                    _write_adapter(engine.model, processing, folder, whole)
             else:
                 with _untrained_config(engine.model, loaded):
                     _write_model(engine.model, processing, folder, state_dict=weights)
@@ -96,6 +99,18 @@ def _write_adapter(model: Any, processing: Processing, folder: Path, weights: di
 def _write_model(model: Any, processing: Processing, folder: Path, **more: Any) -> None:
     model.save_pretrained(folder, safe_serialization=True, **more)
     copy_files(processing.files, folder)
+
+
+@contextmanager
+def _for_plain_weights(model: Any, *, is_changed: bool) -> Iterator[None]:
+    """Inside, ``model`` has the settings of adapters that belong to the weights as they were before PiSSA or OLoRA."""
+    kept = dict(model.peft_config)
+    if is_changed:
+        model.peft_config.update({name: converted_config(config) for name, config in kept.items()})
+    try:
+        yield
+    finally:
+        model.peft_config.update(kept)
 
 
 @contextmanager

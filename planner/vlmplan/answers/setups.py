@@ -1,7 +1,7 @@
 """A recipe in words: everything of it that decides memory and time."""
 
 from vlmplan.evaluation import Evaluation, Kept
-from vlmplan.recipe import ALL_LINEAR, LossKind, Method, Offload, Recipe, engine_name
+from vlmplan.recipe import ALL_LINEAR, DEFAULT_INIT, LossKind, Method, Offload, Recipe, engine_name
 from vlmplan.units import DType
 
 LOSS_WORDS = {
@@ -48,8 +48,11 @@ def _method_text(recipe: Recipe) -> str:
     """``lora r16``, with its targets unless they are all Linears."""
     text = recipe.method.value
     if recipe.trains_adapters:
+        text += " with DoRA" if recipe.use_dora else ""
         text += f" r{recipe.lora_rank}"
+        text += "" if recipe.lora_init == DEFAULT_INIT else f" from {recipe.lora_init}"
         text += "" if recipe.lora_targets == ALL_LINEAR else f" on {recipe.lora_targets}"
+        text += "" if recipe.lora_exclude is None else f" without {recipe.lora_exclude}"
         text += " and embeddings" if recipe.train_embeddings else ""
         text += f" with dropout {recipe.lora_dropout:g}" if recipe.lora_dropout else ""
     return text

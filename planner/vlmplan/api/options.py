@@ -56,6 +56,11 @@ class MachineOptions(TypedDict, total=False):
     inter_node_gbit: float | None
 
 
+Optimizer = Literal[
+    "adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd", "lion", "lion-8bit", "paged-lion-8bit"
+]
+
+
 class RecipeOptions(TypedDict, total=False):
     """How to train. ``ds_config`` is a ds_config.json, or what one holds."""
 
@@ -64,7 +69,11 @@ class RecipeOptions(TypedDict, total=False):
     lora_targets: str | Sequence[str] | None
     lora_alpha: int | None
     lora_dropout: float | None
+    lora_exclude: str | Sequence[str] | None
     use_rslora: bool | None
+    use_dora: bool | None
+    lora_init: str | None
+    loraplus_lr_ratio: float | None
     adapter_dtype: Literal["table", "float32", "model"] | None
     weight_dtype: Literal["table", "float32", "model"] | None
     autocast: bool | None
@@ -73,7 +82,7 @@ class RecipeOptions(TypedDict, total=False):
     train_projector: bool | None
     train_language: bool | None
     precision: Literal["bf16", "fp16", "fp32", "bf16-pure"] | None
-    optimizer: Literal["adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"] | None
+    optimizer: Optimizer | None
     fused_optimizer: bool | None
     cached_casts: bool | None
     kbit_upcast: bool | None

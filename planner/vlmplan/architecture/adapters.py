@@ -4,11 +4,14 @@ Sources: peft 0.21 ``tuners/lora/layer.py`` and ``tuners/lora/bnb.py``; bitsandb
 (``MatMul4Bit``) and ``nn/modules.py`` (``Linear4bit``); transformers 5.23 ``quantizers/base.py``.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.adapter_names import ModuleNames, Place, places_of, target_names
+from vlmplan.architecture.dora import DoraLayer, UsedWeights
 from vlmplan.architecture.model import Model, Part
-from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, PatchEmbedding, Stack
+from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, PatchEmbedding
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule, adapted_parameters, wrap_parameters
@@ -37,6 +40,15 @@ def nf4_bytes(numel: int, *, double_quantises: bool = True) -> int:
     num_blocks = -(-numel // NF4_BLOCK)
     scales = num_blocks + 4 * -(-num_blocks // NF4_SCALE_BLOCK) if double_quantises else 4 * num_blocks
     return -(-numel // 2) + scales
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSettings:
+    """What adapters are, wherever they are; names as in ``Recipe``."""
+
+    rank: int
+    dropout: float = 0.0
+    use_dora: bool = False
 
 
 class Linear4bit(Module):
@@ -80,13 +92,6 @@ def _matmul_4bit_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | No
     return (grad_x,)
 
 
-class BorrowedWeight:
-    """A weight of another module that a module uses, as ZeRO-3 sees it."""
-
-    def __init__(self, weight: Parameter) -> None:
-        self.parameters_by_name = {"weight": weight}
-
-
 class Lora(Module):
     """``peft.tuners.lora.Linear`` (or ``Linear4bit``, ``Conv3d``): the base layer plus a product of two thin ones.
 
@@ -95,12 +100,14 @@ class Lora(Module):
     (``ZeROOrderedDict``).
     """
 
-    def __init__(self, base: Module, in_features: int, out_features: int, rank: int, *, dropout: float = 0.0) -> None:
+    def __init__(self, base: Module, in_features: int, out_features: int, settings: AdapterSettings) -> None:
         super().__init__()
-        self.base_layer, self.dropout = base, dropout
-        self.lora_A = Linear(in_features, rank)
-        self.lora_B = Linear(rank, out_features)
-        self._looked_at = BorrowedWeight(self.lora_A.weight)
+        self.base_layer, self.dropout = base, settings.dropout
+        self.lora_A = Linear(in_features, settings.rank)
+        self.lora_B = Linear(settings.rank, out_features)
+        if settings.use_dora:
+            self.lora_magnitude_vector = DoraLayer(base, self.weight, out_features)
+        self._looked_at = UsedWeights({"weight": self.lora_A.weight}, is_container=True)
 
     @property
     def weight(self) -> Parameter:
@@ -126,10 +133,21 @@ class Lora(Module):
         autocasts = x.tape.autocast is not None
         if not (is_4bit and autocasts):
             x = ops.to(x, self.lora_A.weight.dtype)
+        if "lora_magnitude_vector" in self.modules_by_name:
+            turned = self._turned(x, result)
+            return turned if is_4bit and autocasts else ops.to(turned, dtype)
         update = ops.scale(self.lora_B(self.lora_A(ops.dropout(x, self.dropout))))
         if is_4bit and not autocasts:
             update = ops.to(update, dtype)
         return ops.add(result, update) if is_4bit else ops.to(ops.add(result, update), dtype)
+
+    def _turned(self, x: Tensor, result: Tensor) -> Tensor:
+        """``DoraLinearVariant.forward``: where x is dropped out, the base layer's result is made of that again."""
+        drops = self.dropout > 0 and not x.tape.is_evaluating
+        factors = (self.lora_A, self.lora_B)
+        if not drops:
+            return ops.add(result, self.lora_magnitude_vector(x, result, factors))
+        return ops.add(result, self.lora_magnitude_vector(ops.dropout(x, self.dropout), None, factors))
 
 
 class LoraEmbedding(Module):
@@ -172,78 +190,84 @@ class TrainedCopy(Module):
         return self.modules_to_save(x)
 
 
-def _places(module: Module, prefix: str = "") -> Iterator[tuple[Module, str, str, Module]]:
-    """(parent, child's name, full name, child) for every module once; equal layers share one."""
-    seen: set[int] = set()
-    for name, child in list(module.children()):
-        if isinstance(module, Stack):
-            if id(child) in seen:
-                continue
-            seen.add(id(child))
-        full = f"{prefix}.{name}" if prefix else name
-        yield module, name, full, child
-        yield from _places(child, full)
-
-
-def target_names(model: Model, targets: str) -> Collection[str] | None:
-    """The suffixes that ``targets`` means; None for every Linear but the output head."""
-    if targets == "all-linear":
-        return None
-    if targets == "attention":
-        return model.ATTENTION_LINEARS
-    names = [name.strip() for name in targets.split(",") if name.strip()]
-    if not names:
-        raise InputError("--lora-targets is empty; give all-linear, attention or names such as q_proj,v_proj")
-    if "all-linear" in names:
-        raise InputError(f"--lora-targets is {targets}; all-linear stands alone")
-    return names
-
-
-def add_lora(model: Model, *, rank: int, targets: str, frozen: Collection[Part], dropout: float = 0.0) -> None:
+def add_lora(
+    model: Model,
+    settings: AdapterSettings,
+    *,
+    targets: str,
+    exclude: str | None = None,
+    frozen: Collection[Part] = (),
+) -> None:
     """Wrap the targeted layers outside ``frozen`` parts in adapters, as ``peft.get_peft_model`` does.
 
-    Names match by suffix over the whole model. Raises InputError if a name matches nothing or no layer is left.
+    Names match by suffix over the whole model, or by a regular expression; ``exclude`` leaves some of them out.
+    ``split_layers`` has to be done before where they tell equal layers apart.
+    Raises InputError if a name matches nothing or no layer is left.
     """
-    stacked = stacked_targets(targets)
-    layers = layer_targets(targets)
-    asked: Collection[str] | None = () if stacked and not layers else target_names(model, layers)
-    names, ranks = adapted_parameters(model.PARAMETER_TARGETS, asked, rank)
-    places = list(_places(model))
+    stacked, layers = stacked_targets(targets), layer_targets(targets)
+    wanted: ModuleNames | None = ModuleNames()
+    if layers or not stacked:
+        wanted = target_names(layers, "--lora-targets", attention=model.ATTENTION_LINEARS)
+    suffixes, ranks = adapted_parameters(model.PARAMETER_TARGETS, wanted and wanted.suffixes, settings.rank)
+    if wanted is not None and suffixes is not None:
+        wanted = wanted.with_suffixes(suffixes)
+    unwanted = None if exclude is None else target_names(exclude, "--lora-exclude")
+    places = places_of(model)
     _check_stacked(stacked, ranks, places)
-    ranks |= dict.fromkeys(stacked, rank)
-    if ranks and dropout:
-        raise InputError(
-            f"--lora-dropout is {dropout}, but peft adapts the parameters {', '.join(ranks)} of this model "
-            f"whole, which it does without dropout alone; give 0, or other --lora-targets"
-        )
-    absent, unfit = set(names or ()), set(names or ())
-    num_adapted = wrap_parameters((place for place in places if model.part_of(place[2]) not in frozen), ranks)
-    for parent, child_name, full_name, child in places:
-        if names is None:
-            is_expert_name = full_name.rpartition(".")[2] in model.PARAMETER_TARGETS  # peft takes it for an expert's
-            is_linear = isinstance(child, Linear | Linear4bit) and child is not model.head
-            is_target = is_linear and not is_expert_name
-        else:
-            matching = {name for name in names if full_name == name or full_name.endswith("." + name)}
-            is_target = bool(matching) and isinstance(child, (*ADAPTABLE, Linear4bit))
-            absent -= matching
-            unfit -= matching if is_target else set()
-        if is_target and model.part_of(full_name) not in frozen:
-            parent.replace(child_name, _adapted(child, rank, dropout))
-            num_adapted += 1
-    if absent:
-        raise InputError(_absence(sorted(absent), places))
-    if unfit:
-        raise InputError(f"--lora-targets {','.join(sorted(unfit))}: only linear and embedding layers take adapters")
-    if not num_adapted:
+    ranks |= dict.fromkeys(stacked, settings.rank)
+    if ranks:
+        _check_parameters(ranks, settings)
+    _check_names(places, wanted, unwanted)
+    open_places = [
+        place
+        for place in places
+        if model.part_of(place.name) not in frozen and not (unwanted is not None and unwanted.match(place.name))
+    ]
+    targeted = [place for place in open_places if _is_target(place, wanted, model)]
+    num_parameters = wrap_parameters(open_places, ranks)
+    for place in targeted:
+        place.parent.replace(place.child_name, _adapted(place, settings))
+    if not targeted and not num_parameters:
         raise InputError(f"--lora-targets {targets}: no layer is left to adapt outside the frozen parts")
 
 
-def _check_stacked(
-    stacked: Sequence[str], ranks: Collection[str], places: Sequence[tuple[Module, str, str, Module]]
-) -> None:
+ADAPTS_LINEARS = "only linear and embedding layers take adapters"
+
+
+def _is_target(place: Place, wanted: ModuleNames | None, model: Model) -> bool:
+    """Whether a module gets an adapter. Raises InputError where a regular expression means one that takes none."""
+    if wanted is None:
+        is_expert_name = place.name.rpartition(".")[2] in model.PARAMETER_TARGETS  # peft takes it for an expert's
+        is_linear = isinstance(place.child, Linear | Linear4bit) and place.child is not model.head
+        return is_linear and not is_expert_name
+    if not wanted.match(place.name):
+        return False
+    takes_one = isinstance(place.child, (*ADAPTABLE, Linear4bit))
+    if wanted.is_regex and not takes_one:
+        raise InputError(f"--lora-targets {','.join(wanted.names)} means {place.name} too; {ADAPTS_LINEARS}")
+    return takes_one
+
+
+def _check_names(places: Sequence[Place], wanted: ModuleNames | None, unwanted: ModuleNames | None) -> None:
+    """Raise InputError for names that mean no module, or none that takes an adapter."""
+    if unwanted is not None:
+        unused = unwanted.names.difference(*(unwanted.match(place.name) for place in places))
+        if unused:
+            raise InputError(f"--lora-exclude {','.join(sorted(unused))}: no module of this model has such a name")
+    if wanted is None:
+        return
+    absent = wanted.names.difference(*(wanted.match(place.name) for place in places))
+    if absent:
+        raise InputError(_absence(sorted(absent), places))
+    fit = [place for place in places if isinstance(place.child, (*ADAPTABLE, Linear4bit))]
+    unfit = wanted.names.difference(*(wanted.match(place.name) for place in fit))
+    if unfit:
+        raise InputError(f"--lora-targets {','.join(sorted(unfit))}: {ADAPTS_LINEARS}")
+
+
+def _check_stacked(stacked: Sequence[str], ranks: Collection[str], places: Sequence[Place]) -> None:
     """Raises InputError for a name of stacked experts that no module has, or that something else adapts already."""
-    holders = [(full, child) for _, _, full, child in places if isinstance(child, AdaptableModule)]
+    holders = [(place.name, place.child) for place in places if isinstance(place.child, AdaptableModule)]
     stacks = ((full, name, one) for full, child in holders for name, one in child.parameters_by_name.items())
     known = [f"{full}.{name}" for full, name, one in stacks if len(one.shape) == STACK_DIMENSIONS]
     short = dict.fromkeys(".".join(name.split(".")[-2:]) for name in known)
@@ -256,29 +280,47 @@ def _check_stacked(
             raise InputError(f"--lora-targets {name}: another target adapts it already; leave it out")
 
 
-def _absence(absent: Sequence[str], places: Sequence[tuple[Module, str, str, Module]]) -> str:
+def _check_parameters(ranks: Collection[str], settings: AdapterSettings) -> None:
+    """Raise InputError for what peft's ``ParamWrapper`` does not do."""
+    said = {"--lora-dropout": f"is {settings.dropout}" if settings.dropout else ""}
+    said["--use-dora"] = "is set" if settings.use_dora else ""
+    for option, value in said.items():
+        if value:
+            raise InputError(
+                f"{option} {value}, but peft adapts the parameters {', '.join(ranks)} of this model whole, which it "
+                f"does without that alone; leave it off, or give other --lora-targets"
+            )
+
+
+def _absence(absent: Sequence[str], places: Sequence[Place]) -> str:
     """What to say of names that no layer has: the nearest that there are, or all."""
-    known = [full.rpartition(".")[2] for _, _, full, child in places if isinstance(child, (*ADAPTABLE, Linear4bit))]
+    known = [place.name.rpartition(".")[2] for place in places if isinstance(place.child, (*ADAPTABLE, Linear4bit))]
     names = list(dict.fromkeys([*(name for name in known if not name.isdigit()), "all-linear", "attention"]))
     near = [match for name in absent for match in nearest(name, names)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     return f"--lora-targets {','.join(absent)}: no layer of this model has such a name; {hint}"
 
 
-def _adapted(base: Module, rank: int, dropout: float) -> Module:
-    if isinstance(base, Embedding):
-        return LoraEmbedding(base, rank)
-    if isinstance(base, PatchEmbedding):
-        return Lora(base, base.weight.numel // base.weight.shape[0], base.weight.shape[0], rank, dropout=dropout)
+def _adapted(place: Place, settings: AdapterSettings) -> Module:
+    base = place.child
+    if isinstance(base, Embedding | PatchEmbedding):
+        if settings.use_dora:
+            raise InputError(
+                f"--lora-targets means {place.name}, which is no linear layer: --use-dora is planned for those alone"
+            )
+        if isinstance(base, Embedding):
+            return LoraEmbedding(base, settings.rank)
+        return Lora(base, base.weight.numel // base.weight.shape[0], base.weight.shape[0], settings)
     assert isinstance(base, Linear | Linear4bit)
-    return Lora(base, base.in_features, base.out_features, rank, dropout=dropout)
+    return Lora(base, base.in_features, base.out_features, settings)
 
 
 def quantize(model: Model, compute_dtype: DType, *, double_quantises: bool = True) -> None:
     """Turn every Linear but the output head into ``Linear4bit``, as ``load_in_4bit`` does; 1-D convolutions too."""
-    for parent, child_name, _, child in list(_places(model)):
-        if isinstance(child, Linear) and child is not model.head:
-            parent.replace(child_name, Linear4bit(child, compute_dtype, double_quantises=double_quantises))
+    for place in places_of(model):
+        if isinstance(place.child, Linear) and place.child is not model.head:
+            packed = Linear4bit(place.child, compute_dtype, double_quantises=double_quantises)
+            place.parent.replace(place.child_name, packed)
 
 
-__all__ = ["Conv1D", "Linear4bit", "Lora", "add_lora", "nf4_bytes", "quantize"]
+__all__ = ["AdapterSettings", "Conv1D", "Linear4bit", "Lora", "add_lora", "nf4_bytes", "quantize"]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.adapter_names import Place
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
@@ -123,18 +124,19 @@ def adapted_parameters(
     return (None if names is None else [name for name in names if name not in targets]), ranks
 
 
-def wrap_parameters(places: Iterable[tuple[Module, str, str, Module]], ranks: Mapping[str, int]) -> int:
+def wrap_parameters(places: Iterable[Place], ranks: Mapping[str, int]) -> int:
     """Wrap the modules that hold parameters of ``ranks``, named by suffix; returns how many adapters were made."""
     num_adapted = 0
-    for parent, child_name, full_name, child in places:
+    for place in places:
+        child = place.child
         if not isinstance(child, AdaptableModule):
             continue
         module: Module = child
         for name in child.parameters_by_name:
-            rank = next((r for suffix, r in ranks.items() if f"{full_name}.{name}".endswith("." + suffix)), None)
+            rank = next((r for suffix, r in ranks.items() if f"{place.name}.{name}".endswith("." + suffix)), None)
             if rank is not None:
                 module = LoraParameter(module, child, name, rank)
                 num_adapted += 1
         if module is not child:
-            parent.replace(child_name, module)
+            place.parent.replace(place.child_name, module)
     return num_adapted

@@ -6,7 +6,8 @@ The steps and their order are those of the trainer: load (quantised or not), fre
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from vlmplan.architecture.adapters import TrainedCopy, add_lora, quantize
+from vlmplan.architecture.adapter_names import split_layers
+from vlmplan.architecture.adapters import AdapterSettings, TrainedCopy, add_lora, quantize
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Stack
@@ -22,6 +23,8 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     """
     model = model if isinstance(model, Model) else build_model(model)
     frozen = frozen_parts(model, recipe)
+    if recipe.trains_adapters:
+        split_layers(model, recipe.lora_targets, recipe.lora_exclude)
     set_checkpointing(model.stacks(), recipe)
     if recipe.method is Method.QLORA:
         quantize(model, recipe.precision.dtype, double_quantises=recipe.use_double_quant)
@@ -33,7 +36,8 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
         parameters.append(parameter)
     if recipe.trains_adapters:
         loaded = set(map(id, parameters))
-        add_lora(model, rank=recipe.lora_rank, targets=recipe.lora_targets, dropout=recipe.lora_dropout, frozen=frozen)
+        settings = AdapterSettings(rank=recipe.lora_rank, dropout=recipe.lora_dropout, use_dora=recipe.use_dora)
+        add_lora(model, settings, targets=recipe.lora_targets, exclude=recipe.lora_exclude, frozen=frozen)
         copies = _copy_embeddings(model) if recipe.train_embeddings else []
         parameters = [parameter for _, parameter in model.distinct_parameters()]
         for parameter in parameters:

@@ -117,17 +117,32 @@ SAVING: tuple[Decorator, ...] = (
         help="Room that the output folder has.  [default: this machine's with local and cpu, else unknown]",
     ),
 )
+OPTIMIZERS = (
+    *("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"),
+    *("lion", "lion-8bit", "paged-lion-8bit"),
+)
 RECIPE: tuple[Decorator, ...] = (
     _choice("--method", ("full", "lora", "qlora"), "What is trained."),
     _count("--lora-rank", "Rank of the adapters.  [default: 16]"),
     click.option(
         "--lora-targets",
         metavar="NAMES",
-        help="all-linear, attention, names NAME,NAME; experts.NAME for stacked experts.  [default: all-linear]",
+        help="all-linear, attention, names NAME,NAME, regex:PATTERN of whole names; experts.NAME for stacked experts.  "
+        "[default: all-linear]",
     ),
+    click.option("--lora-exclude", metavar="NAMES", help="Of these, NAME,NAME or regex:PATTERN take no adapter."),
     _count("--lora-alpha", "Numerator of the adapters' scale.  [default: twice the rank]"),
     click.option("--lora-dropout", type=float, metavar="P", help="Dropped part of what adapters see.  [default: 0]"),
     _switch("use_rslora", "use-rslora", "no-rslora", "Adapters' scale by the root of the rank."),
+    _switch("use_dora", "use-dora", "no-dora", "Adapters turn weights; a trained vector has their lengths (DoRA)."),
+    click.option(
+        "--lora-init",
+        metavar="NAME",
+        help="What adapters start from: default, gaussian, olora, pissa or pissa_niter_N.  [default: default]",
+    ),
+    click.option(
+        "--loraplus-lr-ratio", type=float, metavar="N", help="Learning rate of lora_B by that of lora_A (LoRA+)."
+    ),
     _choice(
         "--adapter-dtype",
         ("table", "float32", "model"),
@@ -145,7 +160,7 @@ RECIPE: tuple[Decorator, ...] = (
     _switch("train_projector", "train-projector", "freeze-projector", "What maps vision to language."),
     _switch("train_language", "train-language", "freeze-language", "The language model."),
     _choice("--precision", ("bf16", "fp16", "fp32", "bf16-pure"), "bf16 and fp16 keep fp32 master weights."),
-    _choice("--optimizer", ("adamw", "adamw-8bit", "paged-adamw-8bit", "adafactor", "sgd"), "The optimizer."),
+    _choice("--optimizer", OPTIMIZERS, "The optimizer."),
     _switch("fuses_optimizer", "fused-optimizer", "foreach-optimizer", "Kernel of plain PyTorch's update."),
     _switch("caches_casts", "cached-casts", "no-cached-casts", "Plain PyTorch keeps 16-bit copies until forward ends."),
     _switch("upcasts_frozen", "kbit-upcast", "no-kbit-upcast", "peft's float32 copies of what QLoRA leaves in 16 bit."),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
-from vlmplan.recipe import ALL_LINEAR, Method, Recipe, WeightDtype
+from vlmplan.recipe import ALL_LINEAR, DEFAULT_INIT, REGEX, Method, Recipe, WeightDtype
 from vlmplan.workload import Workload
 
 PROGRAM = '''
@@ -108,13 +108,23 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
 def _lora(recipe: Recipe, workload: Workload) -> dict[str, object] | None:
     if not recipe.trains_adapters:
         return None
-    layers, stacked = layer_targets(recipe.lora_targets), stacked_targets(recipe.lora_targets)
+    stacked = stacked_targets(recipe.lora_targets)
     return {
         "r": recipe.lora_rank,
         "lora_alpha": recipe.adapter_alpha,
         "lora_dropout": recipe.lora_dropout,
         "use_rslora": recipe.use_rslora,
-        "target_modules": layers if layers == ALL_LINEAR else listed_targets(layers),
+        **({"use_dora": True} if recipe.use_dora else {}),
+        **({} if recipe.lora_init == DEFAULT_INIT else {"init_lora_weights": recipe.lora_init}),
+        "target_modules": _modules(layer_targets(recipe.lora_targets)),
         **({"target_parameters": stacked} if stacked else {}),
+        **({} if recipe.lora_exclude is None else {"exclude_modules": _modules(recipe.lora_exclude)}),
         "modules_to_save": trained_embeddings(workload.model) if recipe.train_embeddings else None,
     }
+
+
+def _modules(names: str) -> str | list[str]:
+    """Names as peft takes them: all-linear and regular expressions are text, names a list."""
+    if names == ALL_LINEAR or names.startswith(REGEX):
+        return names.removeprefix(REGEX)
+    return listed_targets(names)

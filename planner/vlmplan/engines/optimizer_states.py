@@ -20,12 +20,21 @@ MOMENT_BLOCK = 256
 """Elements per scale of an 8-bit moment (bitsandbytes' blockwise optimizers)."""
 MIN_PAGED_ELEMENTS = 100_000
 """Smaller moments are not paged (``get_state_buffer``)."""
+NUM_MOMENTS: Mapping[OptimizerKind, int] = {
+    OptimizerKind.ADAMW_8BIT: 2,
+    OptimizerKind.PAGED_ADAMW_8BIT: 2,
+    OptimizerKind.LION: 1,
+    OptimizerKind.LION_8BIT: 1,
+    OptimizerKind.PAGED_LION_8BIT: 1,
+}
+"""Of bitsandbytes' optimizers: ``Optimizer2State`` and ``Optimizer1State``."""
 
 
 def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> int:
     """Bytes of optimizer states on the device after the first step, for tensors of ``shapes``.
 
-    AdamW keeps two moments in the tensor's type; 8-bit AdamW two bytes and two scales per block; SGD a momentum;
+    AdamW keeps two moments in the tensor's type; 8-bit AdamW two bytes and two scales per block; SGD a momentum; Lion
+    one moment in float32, 8-bit Lion a byte and a scale per block;
     Adafactor a float32 row and column sum per matrix, but a whole float32 tensor for what is one-dimensional.
     Paged moments live in host memory and are not counted here.
     """
@@ -43,20 +52,22 @@ def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> li
         if len(shape) < 2:
             return [numel * DType.FLOAT32.num_bytes]
         return [numel // shape[axis] * DType.FLOAT32.num_bytes for axis in (-1, -2)]
-    if numel < MIN_8BIT_ELEMENTS:
-        return [numel * DType.FLOAT32.num_bytes] * 2
+    num_moments = NUM_MOMENTS[kind]
+    if not kind.is_8bit or numel < MIN_8BIT_ELEMENTS:
+        return [numel * DType.FLOAT32.num_bytes] * num_moments
     scales = -(-numel // MOMENT_BLOCK) * DType.FLOAT32.num_bytes
-    if kind is OptimizerKind.PAGED_ADAMW_8BIT and numel >= MIN_PAGED_ELEMENTS:
-        return [scales] * 2
-    return [numel, numel, scales, scales]
+    if kind.is_paged and numel >= MIN_PAGED_ELEMENTS:
+        return [scales] * num_moments
+    return [numel] * num_moments + [scales] * num_moments
 
 
 def paged_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]]) -> int:
     """Bytes of moments in paged (host) memory."""
-    if recipe.optimizer is not OptimizerKind.PAGED_ADAMW_8BIT:
+    if not recipe.optimizer.is_paged:
         return 0
     numels = [prod(shape) for shape in shapes]
-    return sum(2 * numel for numel in numels if numel >= MIN_PAGED_ELEMENTS)
+    num_moments = NUM_MOMENTS[recipe.optimizer]
+    return sum(num_moments * numel for numel in numels if numel >= MIN_PAGED_ELEMENTS)
 
 
 def update_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType) -> int:

@@ -23,7 +23,7 @@ from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import Evaluated, Generated, kept_outputs
-from vlmplan.memory.host import HostMemory, host_memory, mxfp4_savings, read_bytes, with_devices
+from vlmplan.memory.host import HostMemory, fp8_savings, host_memory, mxfp4_savings, read_bytes, with_devices
 from vlmplan.memory.lasting import with_lasting
 from vlmplan.memory.overhead import workspace_sizes
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
@@ -355,6 +355,8 @@ class Estimator:
 
     @property
     def _packed_bytes(self) -> int:
+        if self.workload.model.is_fp8:
+            return fp8_savings(self.table)
         return mxfp4_savings(self.table) if self.workload.model.is_mxfp4 else 0
 
     def _read_bytes(self, recipe: Recipe) -> int:

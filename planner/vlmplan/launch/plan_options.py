@@ -17,7 +17,8 @@ from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
 
 ADAPTER_OPTIONS = (
-    *("lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "adapter_dtype", "train_embeddings"),
+    *("lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
+    *("lora_init", "loraplus_lr_ratio", "adapter_dtype", "train_embeddings"),
 )
 
 

@@ -250,7 +250,7 @@ def _model_problems(plan: Plan) -> Iterator[str]:
 def data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     """What is wrong with data that can be seen without looking into samples."""
     if options.adapter is not None:
-        problem = adapter_problem(options.adapter, trains_adapters=plan.recipe.trains_adapters)
+        problem = adapter_problem(options.adapter, plan.recipe)
         if problem is not None:
             yield problem
     needed = plan.samples_per_step

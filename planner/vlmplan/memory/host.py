@@ -5,6 +5,7 @@ Symbols as in ``engines``. Sources: transformers 5.23 ``modeling_utils.py`` (loa
 """
 
 from dataclasses import dataclass, replace
+from math import prod
 
 from vlmplan.engines.layer_groups import layer_groups
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, state_bytes
@@ -81,6 +82,25 @@ def mxfp4_savings(table: ParameterTable) -> int:
     scale of 8 bits for every 32 (OCP Microscaling Formats 1.0; ``integrations/mxfp4.py`` of transformers 5.23)."""
     num_packed = table.stacked_numel
     return 2 * num_packed - (num_packed // 2 + num_packed // 32)
+
+
+FP8_BLOCK = 128
+"""Rows and columns that share a float32 scale (``weight_block_size`` of DeepSeek-V3 and of Qwen's FP8 checkpoints)."""
+
+
+def fp8_savings(table: ParameterTable) -> int:
+    """Bytes that a checkpoint in FP8 takes less than one in 16 bits: a byte an element of Linears and stacked experts,
+    and a scale for each block (``integrations/finegrained_fp8.py`` of transformers 5.23). Embeddings, the output head
+    and whatever the checkpoint leaves out besides stay as they are; the latter is small and counted as packed."""
+    saved = 0
+    for entry in table.entries:
+        *experts, rows, columns = (1, *entry.parameter.shape)
+        is_kept = len(entry.parameter.shape) < 2 or entry.name.endswith(("embed_tokens.weight", "lm_head.weight"))
+        if is_kept or "lora_" in entry.name:
+            continue
+        blocks = -(-rows // FP8_BLOCK) * -(-columns // FP8_BLOCK)
+        saved += entry.parameter.numel - 4 * prod(experts) * blocks
+    return saved
 
 
 def read_bytes(table: ParameterTable, recipe: Recipe, stored: DType) -> int:

@@ -17,7 +17,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.disk import engine_weight_bytes, master_weight_bytes, optimizer_state_bytes
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
-from vlmplan.recipe import OptimizerKind, Recipe
+from vlmplan.recipe import Recipe
 from vlmplan.saving import Saving
 
 RESUME = "resume"
@@ -123,4 +123,4 @@ def _reads_to_gpu(recipe: Recipe, saving: Saving, num_ranks: int) -> bool:
 
 
 def _copies_states(recipe: Recipe) -> bool:
-    return recipe.optimizer in (OptimizerKind.ADAMW_8BIT, OptimizerKind.PAGED_ADAMW_8BIT)
+    return recipe.optimizer.is_bitsandbytes

@@ -41,12 +41,18 @@ def files_of_texts(
             f"There is no preprocessor_config.json of {name}, so image sizes are the defaults of its processor."
         )
     files = ModelFiles(id=name, config=config, preprocessor=preprocessor, hub_id=hub_id, notes=tuple(notes))
-    if not files.is_mxfp4:
+    if files.is_mxfp4:
+        note = (
+            f"The checkpoint of {name} holds its experts in MXFP4, which cannot be trained: they are dequantised while "
+            f"loading, and planned in 16 bits."
+        )
+    elif files.is_fp8:
+        note = (
+            f"The checkpoint of {name} holds its weights in FP8, which transformers keeps frozen under adapters at the "
+            f"best: they are dequantised while loading, and planned in 16 bits."
+        )
+    else:
         return files
-    note = (
-        f"The checkpoint of {name} holds its experts in MXFP4, which cannot be trained: they are dequantised while "
-        f"loading, and planned in 16 bits."
-    )
     return replace(files, notes=(*files.notes, note))
 
 

@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vlmplan.architecture.adapters import add_lora, target_names
+from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.images import ImageShape, image_shape
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
 from vlmplan.models.description import context_length, takes_images
 from vlmplan.models.tree import model_tree
+from vlmplan.recipe import ALL_LINEAR, ATTENTION
 from vlmplan.workload import ModelFiles
 
 LORA_RANK = 16
@@ -117,7 +118,7 @@ def model_anatomy(model: ModelFiles) -> ModelAnatomy:
         ties_embeddings=tree.ties_weights,
         stacks=tuple(sorted(stacks, key=lambda stack: stack.name)),
         linears=_linears(tree),
-        lora=tuple(found for targets in ("all-linear", "attention") if (found := _lora(model, targets))),
+        lora=tuple(found for targets in (ALL_LINEAR, ATTENTION) if (found := _lora(model, targets))),
     )
 
 
@@ -138,13 +139,13 @@ def _lora(model: ModelFiles, targets: str) -> LoraTargets | None:
     tree = model_tree(model)
     before = {id(entry.parameter) for entry in tree.parameters()}
     try:
-        add_lora(tree, rank=LORA_RANK, targets=targets, frozen=())
+        add_lora(tree, AdapterSettings(rank=LORA_RANK), targets=targets)
     except InputError:
         return None
     added = [entry for entry in tree.parameters() if id(entry.parameter) not in before]
     return LoraTargets(
         targets=targets,
-        names=tuple(target_names(tree, targets) or ()),
+        names=() if targets == ALL_LINEAR else tuple(tree.ATTENTION_LINEARS),
         num_modules=sum(".lora_A." in entry.name or entry.name.endswith("lora_embedding_A") for entry in added),
         num_params=sum(entry.parameter.numel for entry in added),
     )

@@ -17,7 +17,10 @@ from vlmplan.recipe import PLAIN, AdapterDtype, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 OF_ADAPTERS = frozenset(
-    ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "use_rslora", "train_embeddings", "adapter_dtype")
+    (
+        *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "use_rslora", "train_embeddings", "adapter_dtype"),
+        *("use_dora", "lora_init", "loraplus_lr_ratio", "lora_exclude"),
+    )
 )
 LOADED_WIDE = (
     "weights are loaded in float32 and then cast by DeepSpeed: every process has the whole model in float32 in host "

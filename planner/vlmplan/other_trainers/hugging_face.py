@@ -28,6 +28,9 @@ OPTIMIZERS: Mapping[str, tuple[OptimizerKind, bool]] = {
     "adamw_bnb_8bit": (OptimizerKind.ADAMW_8BIT, False),
     "paged_adamw_8bit": (OptimizerKind.PAGED_ADAMW_8BIT, False),
     "adafactor": (OptimizerKind.ADAFACTOR, False),
+    "lion_32bit": (OptimizerKind.LION, False),
+    "lion_8bit": (OptimizerKind.LION_8BIT, False),
+    "paged_lion_8bit": (OptimizerKind.PAGED_LION_8BIT, False),
 }
 """Optimizer, and whether torch's update is one kernel."""
 ATTENTION: Mapping[str, AttentionImplementation] = {

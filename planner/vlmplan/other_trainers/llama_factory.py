@@ -17,7 +17,16 @@ from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe import (
+    ALL_LINEAR,
+    PISSA,
+    PISSA_ITERATIONS,
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Precision,
+    WeightDtype,
+)
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
@@ -66,11 +75,11 @@ WITHOUT_EFFECT = frozenset(
     init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef use_reentrant_gc
     infer_backend offload_folder use_kv_cache infer_dtype hf_hub_token ms_hub_token om_hub_token print_param_status
     trust_remote_code quantization_type double_quantization use_audio_in_video audio_sampling_rate
-    image_min_pixels loraplus_lr_ratio loraplus_lr_embedding create_new_adapter plot_loss
+    image_min_pixels loraplus_lr_embedding create_new_adapter plot_loss
     compute_accuracy disable_shuffling early_stopping_steps include_effective_tokens_per_second use_swanlab
     swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key swanlab_logdir
     swanlab_lark_webhook_url swanlab_lark_secret ray_num_workers ray_init_kwargs ray_run_name ray_storage_path
-    resources_per_worker placement_strategy master_addr master_port adapter_folder ref_model pissa_convert pissa_iter
+    resources_per_worker placement_strategy master_addr master_port adapter_folder ref_model pissa_convert
     freeze_trainable_layers freeze_trainable_modules freeze_extra_modules fp8_backend generation_max_length
     do_sample temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty length_penalty
     skip_special_tokens""".split()
@@ -219,7 +228,11 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         "lora_alpha": settings.count("lora_alpha", 2 * rank, least=1),
         "lora_dropout": settings.number("lora_dropout", 0.0),
         "use_rslora": settings.flag("use_rslora", False),
+        "use_dora": settings.flag("use_dora", False),
     }
+    options |= _initial(settings)
+    if "loraplus_lr_ratio" in settings:
+        options["loraplus_lr_ratio"] = settings.number("loraplus_lr_ratio", 1.0, least=1.0)
     targets = settings.names("lora_target", "all")
     if targets == ["all"]:
         options["lora_targets"] = ALL_LINEAR
@@ -234,14 +247,25 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     return options
 
 
+def _initial(settings: Settings) -> dict[str, Value]:
+    """What adapters start from: PiSSA, by iterations unless their number is -1."""
+    if not settings.flag("pissa_init", False):
+        settings.ignore(("pissa_iter",))
+        return {}
+    if settings.raw("pissa_iter") in (-1, "-1"):
+        return {"lora_init": PISSA}
+    return {"lora_init": f"{PISSA_ITERATIONS}{settings.count('pissa_iter', 16, least=1)}"}
+
+
 def _adapters_without_effect(settings: Settings) -> None:
     """Keys of adapters in a configuration that has none."""
     settings.ignore(("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "additional_target"))
+    settings.ignore(("use_dora", "pissa_init", "pissa_iter", "loraplus_lr_ratio"))
 
 
 def _refuse_techniques(settings: Settings) -> None:
     settings.only(
-        "use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro mixture_of_depths shift_attn use_dora "
+        "use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro mixture_of_depths shift_attn "
         "use_unsloth use_kt use_mca use_hyper_parallel fp8 fp8_enable_fsdp_float8_all_gather use_v1_kernels",
         NOT_PLANNED,
     )
@@ -251,5 +275,3 @@ def _refuse_techniques(settings: Settings) -> None:
     settings.only("resize_vocab add_tokens add_special_tokens new_special_tokens_config", f"new tokens: {NOT_PLANNED}")
     settings.only("train_from_scratch", NOT_PLANNED)
     settings.only("adapter_name_or_path", "a run that goes on with an adapter is not planned")
-    if settings.flag("pissa_init", False):
-        settings.note("pissa_init: the decomposition of every weight at the start is not in the estimate")

@@ -25,7 +25,16 @@ from vlmplan.other_trainers.hugging_face import (
 )
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
-from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe import (
+    ALL_LINEAR,
+    REGEX,
+    AttentionImplementation,
+    LossKind,
+    Method,
+    Precision,
+    WeightDtype,
+    is_lora_init,
+)
 from vlmplan.workload import ModelFiles
 
 MS_SWIFT: Final = "ms-swift 4.6.0"
@@ -86,7 +95,7 @@ WITHOUT_EFFECT = frozenset(
     add_non_thinking_prefix disable_ignore_empty_think model_type model_revision local_repo_path init_strategy
     experts_impl temperature top_k top_p repetition_penalty num_beams stream stop_words logprobs top_logprobs
     max_new_tokens structured_outputs_regex hqq_axis bnb_4bit_compute_dtype bnb_4bit_quant_type
-    bnb_4bit_use_double_quant lora_bias lora_dtype lorap_lr_ratio init_weights add_version create_checkpoint_symlink
+    bnb_4bit_use_double_quant lora_bias lora_dtype add_version create_checkpoint_symlink
     ddp_timeout ddp_backend check_model acc_strategy train_dataloader_shuffle max_epochs aligner_lr vit_lr
     use_logits_to_keep ds3_gather_for_generation resume_only_model eval_metric early_stop_interval eval_use_evalscope
     eval_dataset eval_dataset_args eval_limit eval_generation_config extra_eval_args router_aux_loss_coef
@@ -120,6 +129,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
             settings.note("modules that target_modules names are adapted in every part of the model, frozen or not")
             options |= {"train_vision": True, "train_projector": True, "train_language": True}
     settings.ignore("lora_rank lora_alpha lora_dropout use_rslora target_modules modules_to_save".split())
+    settings.ignore("use_dora init_weights lorap_lr_ratio target_regex".split())
     vision = settings.maybe_flag("vit_gradient_checkpointing")
     if vision is not None and sees(model):
         options["vision_activation_checkpointing"] = vision
@@ -234,9 +244,20 @@ def _adapters(settings: Settings) -> dict[str, Value]:
         "lora_alpha": int(alpha),
         "lora_dropout": settings.number("lora_dropout", 0.05),
         "use_rslora": settings.flag("use_rslora", False),
+        "use_dora": settings.flag("use_dora", False),
     }
+    initial = settings.text("init_weights", "true").casefold()
+    if initial != "true" and not is_lora_init(initial):
+        settings.refuse("init_weights", NOT_PLANNED)
+    elif initial != "true":
+        options["lora_init"] = initial
+    if settings.text("optimizer", "default") == "lorap":
+        options["loraplus_lr_ratio"] = settings.number("lorap_lr_ratio", 1.0, least=1.0)
+    pattern = settings.text("target_regex", "")
     targets = settings.names("target_modules", ALL_LINEAR)
     options["lora_targets"] = ALL_LINEAR if ALL_LINEAR in targets else ",".join(targets)
+    if pattern:
+        options["lora_targets"] = REGEX + pattern
     copies = settings.names("modules_to_save")
     if copies and {"embed_tokens", "lm_head", "all-embedding"}.issuperset(copies):
         options["train_embeddings"] = True
@@ -258,9 +279,9 @@ def _accumulation(arguments: Arguments, around: Surroundings) -> dict[str, Value
 def _refuse_techniques(settings: Settings) -> None:
     settings.only("sequence_parallel_size deepspeed_autotp_size", f"more than one GPU a sample: {NOT_PLANNED}", 1)
     settings.only("tuner_backend", f"{NOT_PLANNED}; peft is planned", "peft")
-    settings.only("use_dora use_galore enable_dft_loss target_parameters target_regex", NOT_PLANNED)
+    settings.only("use_galore enable_dft_loss target_parameters", NOT_PLANNED)
     settings.only("lisa_activated_layers", NOT_PLANNED)
-    settings.only("optimizer", NOT_PLANNED, "default", "multimodal")
+    settings.only("optimizer", NOT_PLANNED, "default", "multimodal", "lorap")
     settings.only("loss_type", f"another loss: {NOT_PLANNED}", "cross_entropy")
     settings.only("device_map max_memory", "layers on several GPUs, one after another, are not planned")
     settings.only("new_special_tokens", f"new tokens: {NOT_PLANNED}")
@@ -268,4 +289,3 @@ def _refuse_techniques(settings: Settings) -> None:
     settings.only("num_labels problem_type", "a head of classes is not planned")
     settings.only("zero_hpz_partition_size", "say it in the DeepSpeed file, or with --hpz")
     settings.only("use_ray", NOT_PLANNED)
-    settings.only("init_weights", NOT_PLANNED, "true", "gaussian", "pissa", "olora")

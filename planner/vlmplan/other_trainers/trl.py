@@ -12,7 +12,7 @@ from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe import ALL_LINEAR, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 TRL: Final = "TRL 1.16.0"
@@ -100,16 +100,18 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         "lora_alpha": settings.count("lora_alpha", 32, least=1),
         "lora_dropout": settings.number("lora_dropout", 0.05),
         "use_rslora": settings.flag("use_rslora", False),
+        "use_dora": settings.flag("use_dora", False),
     }
-    settings.only("use_dora", f"DoRA: {NOT_PLANNED}")
     targets = settings.names("lora_target_modules")
     stacked = settings.names("lora_target_parameters")
     if not all(is_stacked(name) for name in stacked):
         settings.refuse("lora_target_parameters", f"adapters on weights other than experts.NAME: {NOT_PLANNED}")
     if targets == [ALL_LINEAR]:
         options["lora_targets"] = ALL_LINEAR
+    elif len(targets) == 1:
+        options["lora_targets"] = _pattern(settings, targets[0], has_more=bool(stacked))
     elif targets:
-        options["lora_targets"] = ",".join(targets)
+        options["lora_targets"] = ",".join(dict.fromkeys(targets))
     elif model is not None:
         default = LORA_TARGETS.get(model.model_type)
         if default is None:
@@ -128,6 +130,16 @@ def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     elif copies:
         settings.refuse("lora_modules_to_save", f"copies of {', '.join(copies)}: {NOT_PLANNED}")
     return options
+
+
+def _pattern(settings: Settings, name: str, *, has_more: bool) -> str:
+    """A name that stands alone goes to peft as text, which is a regular expression there."""
+    if has_more:
+        settings.refuse("lora_target_modules", "one name is a regular expression, planned without target parameters")
+    settings.note(
+        f"lora_target_modules is {name} alone, which TRL hands to peft as a regular expression of whole names"
+    )
+    return REGEX + name
 
 
 def _weights(settings: Settings) -> tuple[WeightDtype, Precision]:

@@ -33,12 +33,13 @@ class ModelFacts:
     model_types: frozenset[str]
     model_type: str = ""
     weights_dtype: str | None = None
-    is_mxfp4: bool = False
     num_heads: int | None = None
     num_kv_heads: int | None = None
     has_windows: bool = False
     """Whether some layer's attention sees no further than a window."""
     attention: frozenset[str] | None = None
+    quant_method: str | None = None
+    """What its checkpoint is packed with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +118,11 @@ def model_facts(files: ModelFiles) -> ModelFacts:
         model_types=frozenset(_model_types(config)),
         model_type=files.model_type,
         weights_dtype=dtype if isinstance(dtype, str) else None,
-        is_mxfp4=files.is_mxfp4,
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
         has_windows=slides,
         attention=files.attention,
+        quant_method=files.quant_method,
     )
 
 

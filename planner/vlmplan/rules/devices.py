@@ -1,13 +1,12 @@
 """What a card or a processor can do."""
 
-from vlmplan.recipe import AttentionImplementation, Method, OptimizerKind, Precision
+from vlmplan.recipe import AttentionImplementation, Method, Precision
 from vlmplan.rules.base import RuleBook, RuleContext
 
 DEVICE_RULES = RuleBook()
 
 FP16_CAPABILITY = (7, 0)
 BITSANDBYTES_CAPABILITY = (6, 0)
-BITSANDBYTES_OPTIMIZERS = (OptimizerKind.ADAMW_8BIT, OptimizerKind.PAGED_ADAMW_8BIT)
 
 
 @DEVICE_RULES.error("NVIDIA CUDA programming guide; torch cuda/__init__.py is_bf16_supported: older cards emulate")
@@ -78,7 +77,7 @@ def flash_attention_needs_16_bit(context: RuleContext) -> str | None:
 @DEVICE_RULES.error("huggingface.co/docs/bitsandbytes/v0.50.2/installation: compute capability 6.0+")
 def bitsandbytes_needs_pascal(context: RuleContext) -> str | None:
     recipe, gpu = context.recipe, context.gpu
-    uses_it = recipe.method is Method.QLORA or recipe.optimizer in BITSANDBYTES_OPTIMIZERS
+    uses_it = recipe.method is Method.QLORA or recipe.optimizer.is_bitsandbytes
     if not uses_it or gpu is None or not context.is_before(BITSANDBYTES_CAPABILITY):
         return None
     option = "--method qlora" if recipe.method is Method.QLORA else f"--optimizer {recipe.optimizer.value}"
@@ -87,6 +86,7 @@ def bitsandbytes_needs_pascal(context: RuleContext) -> str | None:
 
 @DEVICE_RULES.warning("bitsandbytes optim/optimizer.py get_state_buffer: falls back on CPU (seen)")
 def paging_needs_a_gpu(context: RuleContext) -> str | None:
-    if context.recipe.optimizer is not OptimizerKind.PAGED_ADAMW_8BIT or not context.is_on_cpu:
+    kind = context.recipe.optimizer
+    if not kind.is_paged or not context.is_on_cpu:
         return None
-    return "--optimizer paged-adamw-8bit does not page on a CPU; it runs as adamw-8bit"
+    return f"--optimizer {kind.value} does not page on a CPU; it runs as {kind.value.removeprefix('paged-')}"

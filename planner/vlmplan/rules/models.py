@@ -2,6 +2,7 @@
 
 from vlmplan.evaluation import Kept
 from vlmplan.recipe import (
+    REGEX,
     AdapterDtype,
     AttentionImplementation,
     LossKind,
@@ -9,6 +10,7 @@ from vlmplan.recipe import (
     Precision,
     WeightDtype,
     option_name,
+    pattern_of,
 )
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
 from vlmplan.units import DType
@@ -23,7 +25,8 @@ TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba
 HEAD = "lm_head"
 """The output head's name in every family."""
 ADAPTER_OPTIONS = (
-    *("lora_rank", "lora_targets", "lora_alpha", "lora_dropout", "use_rslora", "adapter_dtype", "train_embeddings"),
+    *("lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
+    *("lora_init", "loraplus_lr_ratio", "adapter_dtype", "train_embeddings"),
 )
 
 
@@ -59,14 +62,37 @@ def attention_is_one_the_model_has(context: RuleContext) -> str | None:
     )
 
 
+DEQUANTISED = {"mxfp4": "MXFP4", "fp8": "FP8"}
+"""What checkpoints may be packed with that are trained all the same, in 16 bits."""
+BITSANDBYTES = "bitsandbytes"
+
+
 @MODEL_RULES.error("transformers quantizers/auto.py merge_quantization_configs: a checkpoint's own method stays")
-def mxfp4_is_not_quantised_again(context: RuleContext) -> str | None:
+def packed_checkpoints_are_not_quantised_again(context: RuleContext) -> str | None:
     model = context.model
-    if model is None or not model.is_mxfp4 or context.recipe.method is not Method.QLORA:
+    if model is None or context.recipe.method is not Method.QLORA or model.quant_method not in DEQUANTISED:
         return None
     return (
-        f"--method qlora is refused by transformers for {model.id}, whose checkpoint is quantised to MXFP4 already; "
-        f"give --method lora, or a folder with its weights in bfloat16"
+        f"--method qlora is refused by transformers for {model.id}, whose checkpoint is quantised to "
+        f"{DEQUANTISED[model.quant_method]} already; give --method lora, or a folder with its weights in bfloat16"
+    )
+
+
+@MODEL_RULES.error("transformers quantizers/: how each method's weights are held and trained; NF4 is planned (seen)")
+def packed_checkpoints_are_known(context: RuleContext) -> str | None:
+    model = context.model
+    if model is None or model.quant_method is None or model.quant_method in DEQUANTISED:
+        return None
+    if model.quant_method == BITSANDBYTES:
+        if context.recipe.method is Method.QLORA:
+            return None
+        return (
+            f"the checkpoint of {model.id} is in 4 or 8 bits of bitsandbytes, but --method is "
+            f"{context.recipe.method.value}; give --method qlora, or the model's checkpoint in 16 bits"
+        )
+    return (
+        f"the checkpoint of {model.id} is quantised with {model.quant_method}, and training on that is not planned; "
+        f"give the model's checkpoint in 16 bits, with --method qlora for 4-bit weights"
     )
 
 
@@ -88,6 +114,8 @@ def chunked_loss_has_no_adapter_on_the_head(context: RuleContext) -> str | None:
         return None
     targets = [name.strip() for name in recipe.lora_targets.split(",")]
     adapted = [name for name in targets if name.rpartition(".")[2] == HEAD]
+    if recipe.lora_targets.startswith(REGEX):
+        adapted = [recipe.lora_targets] if pattern_of(recipe.lora_targets, "--lora-targets").fullmatch(HEAD) else []
     if not adapted:
         return None
     return (
@@ -120,6 +148,20 @@ def adapter_options_need_adapters(context: RuleContext) -> str | None:
     if not named:
         return None
     return f"{option_name(named[0])} is for --method lora and qlora, but --method is full"
+
+
+@MODEL_RULES.error(
+    "peft 0.21 tuners/lora/layer.py pissa_init: 'Please initialize PiSSA under float32, float16, or bfloat16'; "
+    "olora_init packs what is left anew and keeps its whole R"
+)
+def packed_weights_are_not_taken_apart(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.method is not Method.QLORA or not recipe.changes_base:
+        return None
+    return (
+        f"--lora-init {recipe.lora_init} takes adapters out of the weights, which --method qlora has packed in 4 bit; "
+        f"give --method lora, or --lora-init default"
+    )
 
 
 @MODEL_RULES.error("deepspeed runtime/engine.py _cast_module_mixed_precision: every weight becomes 16 bit (seen)")

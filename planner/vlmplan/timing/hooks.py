@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.architecture.adapters import BorrowedWeight
+from vlmplan.architecture.dora import UsedWeights
 from vlmplan.architecture.trace import Event, Fetch, GradientReady, GradientTaken, Section, Trace
 from vlmplan.timing.rates import HookSeconds
 
@@ -101,7 +101,7 @@ def _calls(modules: Iterable[Any], threshold: int, containers: int) -> HookedCal
     with_weights = gathers = 0
     empty = containers
     for module in modules:
-        if isinstance(module, BorrowedWeight):
+        if isinstance(module, UsedWeights) and module.is_container:
             empty += EMPTY_PER_ADAPTER
             continue
         with_weights += 1

@@ -54,6 +54,10 @@ def _optimizer_bytes(recipe: Recipe, m: int) -> int:
             return (FLAT_ADAFACTOR_VALUES if is_flat else ADAFACTOR_VALUES) * f + copies
         case OptimizerKind.ADAMW_8BIT | OptimizerKind.PAGED_ADAMW_8BIT:
             return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES
+        case OptimizerKind.LION_8BIT | OptimizerKind.PAGED_LION_8BIT:
+            return BLOCKWISE_8BIT_VALUES * m + MOMENTS_8BIT_BYTES // 2
+        case OptimizerKind.LION:
+            return BLOCKWISE_8BIT_VALUES * m + 2 * DType.FLOAT32.num_bytes  # its moment is read and written
 
 
 def _plain_bytes(recipe: Recipe, p: int) -> int:

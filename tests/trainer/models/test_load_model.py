@@ -50,7 +50,11 @@ def planned_parameters(config, recipe):
 def plain_name(name):
     """A name without what peft puts around the model and the adapter."""
     name = name.removeprefix("base_model.model.")
-    return re.sub(r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|modules_to_save)\.default", r".\1", name)
+    return re.sub(
+        r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|modules_to_save)\.default",
+        r".\1",
+        name,
+    )
 
 
 def real_parameters(model):

@@ -1,4 +1,4 @@
-"""A checkpoint whose experts are in MXFP4 is trained in 16 bits."""
+"""A checkpoint whose experts are in MXFP4, or whose Linears are in FP8, is trained in 16 bits."""
 
 import json
 
@@ -51,3 +51,30 @@ def test_experts_are_dequantised_while_loading(folder):
         experts = {name: one for name, one in model.named_parameters() if name.endswith(("gate_up_proj", "down_proj"))}
         assert [tuple(one.shape) for one in experts.values()] == [(3, 64, 2 * 32), (3, 32, 64)]
         assert all(one.dtype is torch.bfloat16 and bool((one == 4.0).all()) for one in experts.values())
+
+
+BLOCK = 16
+
+
+@pytest.fixture
+def fp8_folder(tmp_path):
+    sizes = {name: SIZES[name] for name in SIZES if "experts" not in name and name != "sliding_window"}
+    config = AutoConfig.for_model("llama", **sizes)
+    weights = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).state_dict()
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        rows, columns = weights[name].shape
+        weights[name] = torch.full((rows, columns), 2.0).to(torch.float8_e4m3fn)
+        weights[f"{name}_scale_inv"] = torch.full((rows // BLOCK, columns // BLOCK), 3.0)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    quantization = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
+    (tmp_path / "config.json").write_text(json.dumps({**config.to_dict(), "quantization_config": quantization}))
+    return tmp_path
+
+
+def test_linears_in_fp8_are_dequantised_while_loading(fp8_folder):
+    plan = tiny_plan(fp8_folder, Recipe(method=Method.LORA, zero_stage=2))
+    assert plan.workload.model.is_fp8
+    for model in (load_model(plan).model, load_base(plan)):
+        linears = {name: one for name, one in model.named_parameters() if "_proj" in name and "lora" not in name}
+        assert len(linears) == 7
+        assert all(one.dtype is torch.bfloat16 and bool((one == 2.0 * 3.0).all()) for one in linears.values())

@@ -183,7 +183,7 @@ def updating_nothing_on_the_host(mode: Rehearsal) -> str:
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(said):  # no compiler, so that it is not built
         os.environ |= {"TORCH_EXTENSIONS_DIR": folder, "CXX": "false", "PATH": ""}
         weight = torch.nn.Parameter(torch.zeros(3))
-        optimizer = make_optimizer([weight], recipe, weight_decay=0.0)
+        optimizer = make_optimizer({"weight": weight}, recipe, weight_decay=0.0)
         weight.grad = torch.zeros(3)
         optimizer.step()
     return " ".join(sorted(optimizer.state[weight])) + said.getvalue()

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,15 @@ COMPILING = "compiling DeepSpeed's cpu_adam: once on this machine, two minutes o
 """Measured: 130 seconds on two cores."""
 
 
-def make_optimizer(parameters: Sequence[nn.Parameter], recipe: Recipe, *, weight_decay: float) -> Optimizer:
-    """The optimizer of the plan. Learning rates are set at every step."""
+def trained_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trained parameters of a module by name, in its order."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def make_optimizer(trained: Mapping[str, nn.Parameter], recipe: Recipe, *, weight_decay: float) -> Optimizer:
+    """The optimizer of the plan. ``set_learning_rate`` sets learning rates at every step."""
     kind = recipe.optimizer
+    parameters = _groups(trained, recipe)
     if kind is OptimizerKind.SGD:
         return SGD(parameters, lr=0.0, momentum=0.9, weight_decay=weight_decay)
     if kind is OptimizerKind.ADAFACTOR:
@@ -30,14 +36,50 @@ def make_optimizer(parameters: Sequence[nn.Parameter], recipe: Recipe, *, weight
 
         return Adafactor(parameters, lr=0.0, relative_step=False, scale_parameter=False, weight_decay=weight_decay)
     common: dict[str, Any] = {"lr": 0.0, "betas": ADAM_BETAS, "eps": ADAM_EPSILON, "weight_decay": weight_decay}
-    if kind in (OptimizerKind.ADAMW_8BIT, OptimizerKind.PAGED_ADAMW_8BIT):
+    if kind.is_bitsandbytes:
         import bitsandbytes
 
-        is_paged = kind is OptimizerKind.PAGED_ADAMW_8BIT
-        return (bitsandbytes.optim.PagedAdamW8bit if is_paged else bitsandbytes.optim.AdamW8bit)(parameters, **common)
+        if kind in LION_CLASSES:
+            lion = {"lr": 0.0, "betas": LION_BETAS, "weight_decay": weight_decay}
+            return getattr(bitsandbytes.optim, LION_CLASSES[kind])(parameters, **lion)
+        return (bitsandbytes.optim.PagedAdamW8bit if kind.is_paged else bitsandbytes.optim.AdamW8bit)(
+            parameters, **common
+        )
     if recipe.offload_optimizer is not Offload.NONE and not recipe.fsdp:
         return _adamw_on_host(parameters, common, keeps_float32=recipe.precision is not Precision.BF16_PURE)
     return AdamW(parameters, fused=recipe.fuses_optimizer, foreach=not recipe.fuses_optimizer, **common)
+
+
+LION_CLASSES = {
+    OptimizerKind.LION: "Lion",
+    OptimizerKind.LION_8BIT: "Lion8bit",
+    OptimizerKind.PAGED_LION_8BIT: "PagedLion8bit",
+}
+LION_BETAS = (0.9, 0.99)
+"""As in its paper (Chen et al., arXiv 2302.06675, table 12) and in bitsandbytes."""
+LR_FACTOR = "lr_factor"
+"""The key of a group of parameters that says what its learning rate is of the step's."""
+
+
+def _groups(trained: Mapping[str, nn.Parameter], recipe: Recipe) -> Sequence[Any]:
+    """All parameters in one group, or with LoRA+ those that peft's ``create_loraplus_optimizer`` gives the larger
+    learning rate in another: ``lora_B``, and vectors such as DoRA's magnitude."""
+    ratio = recipe.loraplus_lr_ratio
+    if ratio is None:
+        return list(trained.values())
+    faster = {name for name, parameter in trained.items() if "lora_B" in name or num_dimensions(parameter) == 1}
+    groups = {1.0: [p for name, p in trained.items() if name not in faster], ratio: [trained[name] for name in faster]}
+    return [{"params": parameters, LR_FACTOR: factor} for factor, parameters in groups.items() if parameters]
+
+
+def num_dimensions(parameter: Any) -> int:
+    """Of a parameter whole: ZeRO-3 leaves an empty vector of one that it has sharded."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get(LR_FACTOR, 1.0)
 
 
 @contextmanager
@@ -53,7 +95,7 @@ def keeping_settings(optimizer: Any) -> Iterator[None]:
         group.update(settings)
 
 
-def _adamw_on_host(parameters: Sequence[nn.Parameter], common: dict[str, Any], *, keeps_float32: bool) -> Optimizer:
+def _adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_float32: bool) -> Optimizer:
     """DeepSpeed's AdamW for offloaded states, whose kernel is compiled at its first use on a machine (0.19.8).
 
     The build calls ``ninja`` by name, which in a virtual environment that is not activated only its interpreter's

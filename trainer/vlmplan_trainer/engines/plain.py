@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlmplan.recipe import Precision, Recipe
 from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
-from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer
+from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer, set_learning_rate, trained_of
 
 STATE_FILE = "state.pt"
 
@@ -24,8 +24,9 @@ class PlainEngine:
 
     def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
         self._module, self._recipe, self.device = module, recipe, device
-        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._optimizer = make_optimizer(self._trained, recipe, weight_decay=weight_decay)
+        trained = trained_of(module)
+        self._trained = list(trained.values())
+        self._optimizer = make_optimizer(trained, recipe, weight_decay=weight_decay)
         self._scaler = torch.amp.GradScaler(device.type) if recipe.precision is Precision.FP16 else None
 
     @property
@@ -48,8 +49,7 @@ class PlainEngine:
         self._module.release_logits()
 
     def step(self, learning_rate: float) -> StepResult:
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self._optimizer, learning_rate)
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from vlmplan.plan import Plan
 from vlmplan.recipe import Precision
 from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
-from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer
+from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer, set_learning_rate, trained_of
 from vlmplan_trainer.sequence_parallel import share_attention
 
 TAG = "engine"
@@ -22,14 +22,14 @@ class ZeroEngine:
         """``is_universal``: a checkpoint in DeepSpeed's universal form, of any number of ranks, will be loaded."""
         import deepspeed
 
-        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        trained = trained_of(module)
         optimizer = make_optimizer(trained, plan.recipe, weight_decay=weight_decay)
         config: dict[str, Any] = dict(plan.ds_config or {})
         if is_universal:
             config["checkpoint"] = {**config.get("checkpoint", {}), "load_universal": True}
         made: tuple[Any, ...] = deepspeed.initialize(
             model=module,
-            model_parameters=trained,  # pyright: ignore[reportArgumentType]: parameters, as its docstring has it
+            model_parameters=list(trained.values()),  # pyright: ignore[reportArgumentType]: parameters, as its docstring has it
             optimizer=optimizer,
             config=config,
             dist_init_required=False,
@@ -72,8 +72,7 @@ class ZeroEngine:
             self._engine.step()  # counts the micro batch; the update itself is ``step``
 
     def step(self, learning_rate: float) -> StepResult:
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self._engine.optimizer, learning_rate)
         skipped, scale = self._engine.skipped_steps, self._missing_scale
         self._engine.step()
         norm = self._engine.get_global_grad_norm()

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from vlmplan.errors import InputError
+from vlmplan.recipe import ALL_LINEAR, REGEX
 from vlmplan_trainer.models.parts import Part, Parts
 
 OWN_KEYS = ("output_dir", "logging_dir", "hub_token", "deepspeed", "use_cpu", "accelerator_config", "fsdp_config")
@@ -134,14 +135,28 @@ def _adapter_options(model: nn.Module) -> dict[str, Any]:
     if kind != "LORA":
         raise InputError(f"the model has adapters of type {kind}; plans are made of LoRA")
     options: dict[str, Any] = {key: getattr(config, own) for key, own in LORA_KEYS.items()}
-    options |= {"method": "lora", "use_rslora": bool(config.use_rslora)}
-    targets = config.target_modules
-    layers = [targets] if isinstance(targets, str) else sorted(targets or ())
+    options |= {"method": "lora", "use_rslora": bool(config.use_rslora), "use_dora": bool(config.use_dora)}
+    if not isinstance(config.init_lora_weights, bool):
+        options["lora_init"] = str(config.init_lora_weights)
+    layers = [_names(config.target_modules)] if config.target_modules else []
+    if config.target_parameters and layers and layers[0].startswith(REGEX):
+        raise InputError(
+            f"target_modules is {layers[0].removeprefix(REGEX)}; beside target_parameters names are planned"
+        )
     options["lora_targets"] = ",".join([*layers, *(config.target_parameters or ())])
+    if config.exclude_modules:
+        options["lora_exclude"] = _names(config.exclude_modules)
     copies = set(getattr(config, "modules_to_save", None) or ())
     if copies and copies <= {"embed_tokens", "lm_head"}:
         options["train_embeddings"] = True
     return options
+
+
+def _names(modules: Any) -> str:
+    """peft's names of modules as options have them: text that is no word of its own is a regular expression."""
+    if isinstance(modules, str):
+        return modules if modules == ALL_LINEAR else REGEX + modules
+    return ",".join(sorted(modules))
 
 
 def _frozen_options(base: Any) -> dict[str, Any]:

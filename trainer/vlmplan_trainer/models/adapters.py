@@ -1,5 +1,6 @@
 """LoRA adapters as the recipe says, through peft; which layers ``attention`` adapts; 4-bit weights."""
 
+import copy
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import nn
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
 from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
-from vlmplan.recipe import ALL_LINEAR, Recipe
+from vlmplan.recipe import ALL_LINEAR, DEFAULT_INIT, REGEX, Recipe
 from vlmplan.training import adapter_problem
 from vlmplan_trainer.models.parts import Part, Parts, frozen_parts
 from vlmplan_trainer.probe import kind_of, name_of
@@ -44,16 +45,66 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
         lora_alpha=recipe.adapter_alpha,
         lora_dropout=recipe.lora_dropout,
         use_rslora=recipe.use_rslora,
+        use_dora=recipe.use_dora,
+        init_lora_weights=True if recipe.lora_init == DEFAULT_INIT else recipe.lora_init,  # pyright: ignore[reportArgumentType]: pissa_niter_N too
         target_modules=lora_targets(model, layer_targets(recipe.lora_targets)),
         target_parameters=stacked_targets(recipe.lora_targets) or None,
-        exclude_modules=_frozen_pattern(parts, recipe),
+        exclude_modules=_excluded_pattern(parts, recipe),
         modules_to_save=embeddings,
         ensure_weight_tying=embeddings is not None and ties,
     )
     try:
-        return get_peft_model(model, config, autocast_adapter_dtype=False)
+        adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         raise InputError(f"--lora-targets {recipe.lora_targets}: {error}") from None
+    if recipe.changes_base:
+        _own_storage(adapted)
+    return adapted
+
+
+FACTORS = (".lora_A.", ".lora_B.")
+"""What is in the names of the two factors of an adapter."""
+
+
+def _own_storage(model: Any) -> None:
+    """Factors that are slices of a whole decomposition (``olora_init``) are copied, so that the rest of it goes."""
+    for name, parameter in model.named_parameters():
+        is_slice = parameter.numel() * parameter.element_size() < parameter.untyped_storage().nbytes()
+        if is_slice and any(factor in name for factor in FACTORS):
+            parameter.data = parameter.data.clone()
+
+
+def initial_factors(model: Any) -> dict[str, torch.Tensor]:
+    """Copies of all factors in host memory, as peft has made them."""
+    named = model.named_parameters()
+    return {name: one.detach().float().cpu().clone() for name, one in named if any(key in name for key in FACTORS)}
+
+
+def with_what_was_taken_out(
+    trained: Mapping[str, torch.Tensor], taken_out: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Adapters for the weights as they were, of ``trained`` ones for those without ``taken_out``: of twice the rank.
+
+    ``W - s B0 A0 + s B A = W + s [B, -B0] [A; A0]``, with the scale s of either rank, see ``converted_config``.
+    """
+    result = dict(trained)
+    for name, initial in taken_out.items():
+        dim, sign = (0, 1.0) if FACTORS[0] in name else (1, -1.0)
+        now = trained[name].float().cpu()
+        result[name] = torch.cat([now, sign * initial.to(now.device)], dim=dim)
+    return result
+
+
+def converted_config(config: Any) -> Any:
+    """peft's configuration of such adapters: the scale stays alpha by the rank, or by its root.
+
+    As ``save_mutated_as_lora`` in peft 0.21 ``peft_model.py`` has it.
+    """
+    changed = copy.deepcopy(config)
+    changed.init_lora_weights = True
+    changed.r = 2 * config.r
+    changed.lora_alpha = config.lora_alpha * (2**0.5 if config.use_rslora else 2)
+    return changed
 
 
 def load_adapter(model: Any, folder: Path, recipe: Recipe) -> None:
@@ -64,7 +115,7 @@ def load_adapter(model: Any, folder: Path, recipe: Recipe) -> None:
     from peft import set_peft_model_state_dict
     from peft.utils import load_peft_weights
 
-    problem = adapter_problem(folder, trains_adapters=recipe.trains_adapters)
+    problem = adapter_problem(folder, recipe)
     if problem is not None:
         raise InputError(problem)
     try:
@@ -91,7 +142,10 @@ def _gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
 
 
 def lora_targets(model: Any, targets: str) -> str | list[str]:
-    """What peft takes for ``--lora-targets``: its own name for all linear layers, or suffixes of names."""
+    """What peft takes for ``--lora-targets``: its own name for all linear layers, a regular expression of whole names,
+    or suffixes of names."""
+    if targets.startswith(REGEX):
+        return targets.removeprefix(REGEX)
     if targets == ALL_LINEAR:
         return ALL_LINEAR
     if targets == ATTENTION:
@@ -153,14 +207,25 @@ def _embedding_names(model: Any) -> list[str]:
     return [name for module in modules if (name := name_of(model, module)) is not None]
 
 
-def _frozen_pattern(parts: Parts, recipe: Recipe) -> str | None:
-    """A regular expression of the names of all modules in frozen parts; None where none is frozen."""
+def _excluded_pattern(parts: Parts, recipe: Recipe) -> str | None:
+    """A regular expression of the names of all modules in frozen parts, and of those that the recipe leaves out; None
+    where there are none."""
     frozen = frozen_parts(recipe)
     patterns = [_pattern(prefix, parts) for prefix, part in parts.prefixes.items() if part in frozen]
     if Part.LANGUAGE in frozen:  # the part of names without a prefix
         others = "|".join(re.escape(prefix) for prefix in parts.prefixes)
         patterns.append(rf"(?!(?:{others})(?:\.|$)).*" if others else ".*")
+    if recipe.lora_exclude is not None:
+        patterns.append(_pattern_of(recipe.lora_exclude))
     return "|".join(f"(?:{pattern})" for pattern in patterns) or None
+
+
+def _pattern_of(names: str) -> str:
+    """A regular expression of the whole names that ``--lora-exclude`` means: one itself, or suffixes."""
+    if names.startswith(REGEX):
+        return names.removeprefix(REGEX)
+    suffixes = [re.escape(name.strip()) for name in names.split(",") if name.strip()]
+    return rf"(?:.*\.)?(?:{'|'.join(suffixes)})"
 
 
 def _pattern(prefix: str, parts: Parts) -> str:

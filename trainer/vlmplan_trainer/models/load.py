@@ -19,7 +19,8 @@ from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.plan import Plan
 from vlmplan.recipe import Method, Recipe
 from vlmplan.units import DType
-from vlmplan_trainer.models.adapters import add_adapters, load_adapter, quantize
+from vlmplan.workload import ModelFiles
+from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processor_files import processor_files
@@ -58,10 +59,14 @@ class Processing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
-    """``model`` is peft's where it has adapters; ``config`` is transformers' configuration as the checkpoint has it."""
+    """``model`` is peft's where it has adapters; ``config`` is transformers' configuration as the checkpoint has it.
+
+    ``taken_out``: what adapters of PiSSA or OLoRA started from, by name, which the model's weights are without.
+    """
 
     model: nn.Module
     config: Any
+    taken_out: Mapping[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
 
 def load_processing(plan: Plan, *, random_weights: bool = False) -> Processing:
@@ -107,21 +112,26 @@ def load_model(
         if random_weights:
             model = _random(kind, config, recipe, place)
         else:
-            model = _pretrained(kind, config, recipe, source, place, is_mxfp4=plan.workload.model.is_mxfp4)
+            model = _pretrained(kind, config, recipe, source, place, plan.workload.model)
         said = copy.deepcopy(model.config)
         _without_cache(model.config)
-        prepared = prepare(model, recipe)
+        taken_out: dict[str, torch.Tensor] = {}
+        prepared = prepare(model, recipe, taken_out)
         if adapter is not None:
             load_adapter(prepared, adapter, recipe)
     _check_size(prepared, plan)
-    return LoadedModel(model=prepared, config=said)
+    return LoadedModel(model=prepared, config=said, taken_out=taken_out)
 
 
-def prepare(model: Any, recipe: Recipe) -> Any:
-    """``model``, as loaded, frozen, adapted and typed as the recipe says; peft's model where it has adapters."""
+def prepare(model: Any, recipe: Recipe, taken_out: dict[str, torch.Tensor] | None = None) -> Any:
+    """``model``, as loaded, frozen, adapted and typed as the recipe says; peft's model where it has adapters.
+
+    ``taken_out`` is filled with what PiSSA and OLoRA take out of the weights."""
     parts = Parts(model)
     freeze(model, parts, recipe)
     prepared = add_adapters(model, parts, recipe) if recipe.trains_adapters else model
+    if recipe.changes_base and taken_out is not None:
+        taken_out |= initial_factors(prepared)
     set_types(prepared, recipe)
     if not any(parameter.requires_grad for parameter in prepared.parameters()):
         raise InputError("every part of the model is frozen, so nothing would be trained")
@@ -207,15 +217,17 @@ def load_base(plan: Plan) -> Any:
             config=config,
             revision=source.revision,
             dtype=torch_dtype(plan.recipe.precision.dtype),
-            **(_dequantized() if plan.workload.model.is_mxfp4 else {}),
+            **_dequantized(plan.workload.model),
         )
 
 
-def _dequantized() -> dict[str, Any]:
-    """What makes 16-bit weights of a checkpoint in MXFP4, which as it is could not be trained."""
-    from transformers.utils.quantization_config import Mxfp4Config
+def _dequantized(model: ModelFiles) -> dict[str, Any]:
+    """What makes 16-bit weights of a checkpoint in MXFP4 or FP8; nothing for others."""
+    from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
 
-    return {"quantization_config": Mxfp4Config(dequantize=True)}
+    if model.is_mxfp4:
+        return {"quantization_config": Mxfp4Config(dequantize=True)}
+    return {"quantization_config": FineGrainedFP8Config(dequantize=True)} if model.is_fp8 else {}
 
 
 def _is_vision(config: Any) -> bool:
@@ -234,7 +246,7 @@ def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any
     return model
 
 
-def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: torch.device, *, is_mxfp4: bool) -> Any:
+def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: torch.device, files: ModelFiles) -> Any:
     more: dict[str, Any] = {}
     if recipe.method is Method.QLORA:
         from transformers import BitsAndBytesConfig
@@ -247,8 +259,8 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
             llm_int8_skip_modules=[_head_name(kind, config)],
         )
         more["device_map"] = {"": str(device)}
-    elif is_mxfp4:
-        more = _dequantized()
+    else:
+        more = _dequantized(files)
     return kind.from_pretrained(
         source.name,
         config=config,

@@ -16,7 +16,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vlmplan.plan import Plan
-from vlmplan.recipe import OptimizerKind
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.loop import Rates, Trainer
 from vlmplan_trainer.models.load import load_model, torch_dtype
@@ -98,9 +97,7 @@ def rehearse(request: Request) -> dict[str, Any]:
     gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with (
-        shims.installed(
-            has_device=not is_on_cpu, has_paged_states=plan.recipe.optimizer is OptimizerKind.PAGED_ADAMW_8BIT
-        ),
+        shims.installed(has_device=not is_on_cpu, has_paged_states=plan.recipe.optimizer.is_paged),
         flash_attention_from_torch() if not is_on_cpu else nullcontext(),
         telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution))
         if plan.recipe.fsdp

@@ -56,8 +56,9 @@ def making_parameters_of_fake_tensors() -> Iterator[None]:
     make = torch.Tensor._make_subclass
 
     def make_fake(kind: Any, data: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
-        if isinstance(data, FakeTensor) and not issubclass(kind, FakeTensor):
-            return _fake_of(kind, data, requires_grad)
+        plain = next((plain for plain, fake in _fake_kinds.items() if fake is kind), kind)  # of a copy: DoRA's
+        if isinstance(data, FakeTensor) and not issubclass(plain, FakeTensor):
+            return _fake_of(plain, data, requires_grad)
         return make(kind, data, requires_grad, **kwargs)
 
     with replaced(torch.Tensor, "_make_subclass", staticmethod(make_fake)):

@@ -16,6 +16,7 @@ from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import ALLOCATOR_VARIABLE, DS_CONFIG_FILE, EXPANDABLE
 from vlmplan.recipe import (
+    REGEX,
     AdapterDtype,
     AttentionImplementation,
     Method,
@@ -126,6 +127,26 @@ BATCHES_OF_A_STEP = Limit(
     source="transformers 5.23 trainer.py get_batch_samples; accelerate 1.15 data_loader.py DataLoaderShard moves each",
     is_behaviour=True,
 )
+NO_EXCLUSIONS = Limit(
+    field="lora_exclude",
+    allowed=always(None),
+    sentence="it leaves no module out; --lora-exclude is not to be had, so name the modules with --lora-targets",
+    source="its peft.LoraConfig is made without exclude_modules",
+)
+NO_LORAPLUS = Limit(
+    field="loraplus_lr_ratio",
+    allowed=always(None),
+    sentence="its optimizer has one learning rate; --loraplus-lr-ratio is not to be had",
+    source="transformers 5.23 trainer.py create_optimizer: groups by weight decay alone",
+)
+
+
+def unless_a_pattern(context: LimitContext) -> tuple[str, ...] | None:
+    """Where ``lora_targets`` are names and no regular expression."""
+    recipe = context.recipe
+    return () if recipe.trains_adapters and recipe.lora_targets.startswith(REGEX) else None
+
+
 TIED_CHECKPOINTING = Limit(
     field="vision_activation_checkpointing",
     allowed=_tied_checkpointing,
@@ -219,7 +240,9 @@ def attention_name(kind: AttentionImplementation, names: Mapping[str, AttentionI
 
 
 def adapter_names(recipe: Recipe) -> list[str]:
-    """The modules of ``lora_targets``, without stacked experts."""
+    """The modules of ``lora_targets``, without stacked experts; a regular expression is one."""
+    if recipe.lora_targets.startswith(REGEX):
+        return [recipe.lora_targets.removeprefix(REGEX)]
     return listed_targets(layer_targets(recipe.lora_targets))
 
 
@@ -250,6 +273,7 @@ def adapter_settings(
         "lora_dropout": recipe.lora_dropout,
         **targets,
         **({"use_rslora": True} if recipe.use_rslora else {}),
+        **({"use_dora": True} if recipe.use_dora else {}),
         **(embeddings if recipe.train_embeddings else {}),
     }
 

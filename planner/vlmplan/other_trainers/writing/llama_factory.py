@@ -16,6 +16,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     MASTER_ADDR,
     MASTER_PORT,
+    NO_EXCLUSIONS,
     NODE_RANK,
     TIED_CHECKPOINTING,
     adapter_names,
@@ -29,10 +30,22 @@ from vlmplan.other_trainers.writing.hugging_face import (
     no_stacked_experts,
     trained_embeddings,
     training_arguments,
+    unless_a_pattern,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
-from vlmplan.recipe import ALL_LINEAR, AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
+from vlmplan.recipe import (
+    ALL_LINEAR,
+    DEFAULT_INIT,
+    PISSA,
+    PISSA_ITERATIONS,
+    AdapterDtype,
+    LossKind,
+    Method,
+    Precision,
+    Recipe,
+    WeightDtype,
+)
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
@@ -62,6 +75,12 @@ def _projector(context: LimitContext) -> tuple[bool, ...] | None:
     return (False,) if is_left_out else None
 
 
+def _initial(context: LimitContext) -> tuple[str, ...] | None:
+    recipe = context.recipe
+    allows = recipe.lora_init.startswith(PISSA) and recipe.zero_stage != 3
+    return None if allows else (DEFAULT_INIT,)
+
+
 LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     Limit(
@@ -81,6 +100,20 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
     ),
     TIED_CHECKPOINTING,
     LLAMA_FACTORY_BATCHING,
+    NO_EXCLUSIONS,
+    Limit(
+        field="lora_targets",
+        allowed=unless_a_pattern,
+        sentence="its lora_target are names; a regular expression is not to be had",
+        source="hparams/finetuning_args.py __post_init__: split at commas",
+    ),
+    Limit(
+        field="lora_init",
+        allowed=_initial,
+        sentence="its adapters start as peft's do or from PiSSA, which it does not do under ZeRO-3; give another "
+        "--lora-init",
+        source="model/adapter.py: pissa_init; hparams/parser.py: 'Please use scripts/pissa_init.py'",
+    ),
     Limit(
         field="loss",
         allowed=always(LossKind.MODEL),
@@ -160,9 +193,18 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
             targets={"lora_target": targets},
             embeddings={"additional_target": ",".join(trained_embeddings(workload.model))},
         ),
+        **_pissa(recipe),
+        **({} if recipe.loraplus_lr_ratio is None else {"loraplus_lr_ratio": recipe.loraplus_lr_ratio}),
         **({"quantization_bit": 4, "quantization_method": "bnb"} if recipe.method is Method.QLORA else {}),
         **({"double_quantization": False} if recipe.method is Method.QLORA and not recipe.use_double_quant else {}),
     }
+
+
+def _pissa(recipe: Recipe) -> dict[str, Any]:
+    if not recipe.lora_init.startswith(PISSA):
+        return {}
+    number = recipe.lora_init.removeprefix(PISSA_ITERATIONS)
+    return {"pissa_init": True, "pissa_iter": -1 if recipe.lora_init == PISSA else int(number), "pissa_convert": True}
 
 
 def _frozen(recipe: Recipe) -> dict[str, Any]:

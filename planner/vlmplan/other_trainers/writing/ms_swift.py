@@ -15,6 +15,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
     MASTER_PORT,
+    NO_EXCLUSIONS,
     adapter_names,
     adapter_settings,
     allocator_environment,
@@ -30,7 +31,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
-from vlmplan.recipe import ALL_LINEAR, LossKind, Method, Recipe
+from vlmplan.recipe import ALL_LINEAR, DEFAULT_INIT, REGEX, LossKind, Method, Recipe
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
@@ -48,6 +49,7 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     MS_SWIFT_BATCHING,
     BATCHES_OF_A_STEP,
+    NO_EXCLUSIONS,
     Limit(
         field="lora_targets",
         allowed=no_stacked_experts,
@@ -117,9 +119,11 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **adapter_settings(
             recipe,
             rank="lora_rank",
-            targets={"target_modules": adapter_names(recipe)},
+            targets=_targets(recipe),
             embeddings={"modules_to_save": trained_embeddings(workload.model)},
         ),
+        **({} if recipe.lora_init == DEFAULT_INIT else {"init_weights": recipe.lora_init}),
+        **_loraplus(recipe),
         **({"quant_bits": 4, "quant_method": "bnb"} if recipe.method is Method.QLORA else {}),
         **(
             {"bnb_4bit_use_double_quant": False}
@@ -127,6 +131,17 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
             else {}
         ),
     }
+
+
+def _targets(recipe: Recipe) -> dict[str, Any]:
+    if recipe.lora_targets.startswith(REGEX):
+        return {"target_regex": recipe.lora_targets.removeprefix(REGEX)}
+    return {"target_modules": adapter_names(recipe)}
+
+
+def _loraplus(recipe: Recipe) -> dict[str, Any]:
+    ratio = recipe.loraplus_lr_ratio
+    return {} if ratio is None else {"optimizer": "lorap", "lorap_lr_ratio": ratio}
 
 
 def _frozen(recipe: Recipe) -> dict[str, Any]:

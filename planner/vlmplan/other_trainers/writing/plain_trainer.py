@@ -14,6 +14,7 @@ from vlmplan.other_trainers.writing.batching import SCRIPT_BATCHING
 from vlmplan.other_trainers.writing.hugging_face import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
+    NO_LORAPLUS,
     TIED_CHECKPOINTING,
     all_parts_trained,
     allocator_environment,
@@ -23,17 +24,24 @@ from vlmplan.other_trainers.writing.hugging_face import (
     torchrun,
     training_arguments,
 )
-from vlmplan.other_trainers.writing.limits import Limit, always
+from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
-from vlmplan.recipe import LossKind, Method, Precision, Recipe, WeightDtype
+from vlmplan.recipe import DEFAULT_INIT, LossKind, Method, Precision, Recipe, WeightDtype
 from vlmplan.rules import default_attention, model_facts
 from vlmplan.workload import Workload
 
 FILE: Final = "training_args.yaml"
 SCRIPT_FILE: Final = "train.py"
 TO_FILL_IN: Final[Mapping[str, str]] = {"DATA": 'a file of chats, each line an object with "messages"'}
-OF_ADAPTERS = ("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "use_rslora", "train_embeddings")
+OF_ADAPTERS = (
+    *("lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lora_exclude", "use_rslora", "use_dora"),
+    *("lora_init", "train_embeddings"),
+)
 FREEZES_NOTHING = "the script that is written for it freezes no part of a model"
+
+
+def _initial(context: LimitContext) -> tuple[str, ...] | None:
+    return (DEFAULT_INIT, "gaussian") if context.recipe.changes_base else None
 
 
 PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
@@ -41,6 +49,14 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
     BATCHES_OF_A_STEP,
     TIED_CHECKPOINTING,
     SCRIPT_BATCHING,
+    NO_LORAPLUS,
+    Limit(
+        field="lora_init",
+        allowed=_initial,
+        sentence="the script that is written for it saves adapters as they are, and those of PiSSA and OLoRA belong to "
+        "changed weights; give another --lora-init",
+        source="the script beside training_args.yaml",
+    ),
     Limit(
         field="loss",
         allowed=always(LossKind.MODEL),

@@ -16,6 +16,8 @@ from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     MASTER_ADDR,
     MASTER_PORT,
+    NO_EXCLUSIONS,
+    NO_LORAPLUS,
     NODE_RANK,
     TIED_CHECKPOINTING,
     adapter_names,
@@ -33,7 +35,17 @@ from vlmplan.other_trainers.writing.hugging_face import (
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
-from vlmplan.recipe import AdapterDtype, LossKind, Method, Precision, Recipe, WeightDtype
+from vlmplan.recipe import (
+    ALL_LINEAR,
+    DEFAULT_INIT,
+    REGEX,
+    AdapterDtype,
+    LossKind,
+    Method,
+    Precision,
+    Recipe,
+    WeightDtype,
+)
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
@@ -73,6 +85,14 @@ TRL_LIMITS: tuple[Limit, ...] = (
     BATCHES_OF_A_STEP,
     TIED_CHECKPOINTING,
     TRL_BATCHING,
+    NO_EXCLUSIONS,
+    NO_LORAPLUS,
+    Limit(
+        field="lora_init",
+        allowed=always(DEFAULT_INIT),
+        sentence="its adapters start as peft's do; --lora-init is not to be had",
+        source="trl/trainer/utils.py get_peft_config: LoraConfig without init_lora_weights",
+    ),
     Limit(
         field="loss",
         allowed=always(LossKind.TRL),
@@ -133,7 +153,7 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
             recipe,
             rank="lora_r",
             targets={
-                "lora_target_modules": adapter_names(recipe),
+                "lora_target_modules": _targets(recipe),
                 **({"lora_target_parameters": stacked} if (stacked := stacked_targets(recipe.lora_targets)) else {}),
             },
             embeddings={"lora_modules_to_save": trained_embeddings(workload.model)},
@@ -141,6 +161,13 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **({"load_in_4bit": True} if recipe.method is Method.QLORA else {}),
         **({"use_bnb_nested_quant": True} if recipe.method is Method.QLORA and recipe.use_double_quant else {}),
     }
+
+
+def _targets(recipe: Recipe) -> list[str]:
+    """A name that stands alone is a regular expression to TRL (``ModelConfig.__post_init__``), so it is there twice."""
+    names = adapter_names(recipe)
+    is_name = len(names) == 1 and recipe.lora_targets != ALL_LINEAR and not recipe.lora_targets.startswith(REGEX)
+    return names * 2 if is_name else names
 
 
 def _command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:

@@ -1,0 +1,134 @@
+"""Which modules ``--lora-targets`` and ``--lora-exclude`` mean, by their names, as peft matches them.
+
+Source: peft 0.21 ``tuners/tuners_utils.py`` (``check_target_module_exists``): a name means every module that is called
+so or whose name ends in it behind a dot; a regular expression means those whose whole name it matches.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+from vlmplan.architecture.model import Model
+from vlmplan.architecture.modules import Module, Stack
+from vlmplan.errors import InputError
+from vlmplan.recipe import ALL_LINEAR, ATTENTION, REGEX, pattern_of
+
+Marks = Callable[[str], list[frozenset[str]]]
+"""What options mean a module of this name."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A module in a model: ``name`` is its whole name, ``child_name`` that within ``parent``."""
+
+    parent: Module
+    child_name: str
+    name: str
+    child: Module
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleNames:
+    """What an option names: suffixes, or one regular expression."""
+
+    suffixes: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+
+    @property
+    def is_regex(self) -> bool:
+        return self.pattern is not None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """As they were given."""
+        return frozenset(self.suffixes) if self.pattern is None else frozenset((REGEX + self.pattern.pattern,))
+
+    @property
+    def tells_layers_apart(self) -> bool:
+        """Whether they may mean some of several equal layers: a name may have a layer's number in it."""
+        return self.is_regex or any(part.isdigit() for name in self.suffixes for part in name.split("."))
+
+    def match(self, full_name: str) -> set[str]:
+        """Those of ``names`` that mean the module of this name."""
+        if self.pattern is not None:
+            return set(self.names) if self.pattern.fullmatch(full_name) else set()
+        return {name for name in self.suffixes if full_name == name or full_name.endswith("." + name)}
+
+    def with_suffixes(self, suffixes: Collection[str]) -> "ModuleNames":
+        return self if self.is_regex else replace(self, suffixes=tuple(suffixes))
+
+
+def target_names(text: str, option: str, *, attention: Sequence[str] | None = None) -> ModuleNames | None:
+    """What ``text``, the value of ``option``, means; None for every Linear but the output head.
+
+    ``attention`` is what that word means; None: it is a name like others. Raises InputError.
+    """
+    if text.startswith(REGEX):
+        return ModuleNames(pattern=pattern_of(text, option))
+    if attention is not None and text == ALL_LINEAR:
+        return None
+    if attention is not None and text == ATTENTION:
+        return ModuleNames(suffixes=tuple(attention))
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    allowed = "names such as q_proj,v_proj, or regex: and a regular expression"
+    if not names:
+        raise InputError(f"{option} is empty; give {'' if attention is None else 'all-linear, attention, '}{allowed}")
+    if ALL_LINEAR in names:
+        said = "all-linear stands alone" if attention is not None else f"give {allowed}"
+        raise InputError(f"{option} is {text}; {said}")
+    return ModuleNames(suffixes=names)
+
+
+def places_of(model: Module) -> list[Place]:
+    """Every module once; equal layers share one, which has the name of the first."""
+    return list(_places(model, ""))
+
+
+def _places(module: Module, prefix: str) -> Iterator[Place]:
+    seen: set[int] = set()
+    for name, child in list(module.children()):
+        if isinstance(module, Stack):
+            if id(child) in seen:
+                continue
+            seen.add(id(child))
+        full = f"{prefix}.{name}" if prefix else name
+        yield Place(module, name, full, child)
+        yield from _places(child, full)
+
+
+def split_layers(model: Model, *texts: str | None) -> None:
+    """Make equal layers, of which the targets or exclusions ``texts`` mean different modules, layers of kinds of their
+    own, so that some can be adapted and others not. Call it on a new tree, before anything else is done to it."""
+    options = [text for text in texts if text is not None and text not in (ALL_LINEAR, ATTENTION)]
+    found = [names for text in options if (names := target_names(text, "--lora-targets")) is not None]
+    telling = [names for names in found if names.tells_layers_apart]
+    if telling:
+        _split(model, "", lambda name: [frozenset(names.match(name)) for names in telling])
+
+
+def _split(module: Module, prefix: str, mark: Marks) -> None:
+    if isinstance(module, Stack):
+        _split_kinds(module, prefix, mark)
+    seen: set[int] = set()
+    for name, child in module.children():
+        if id(child) not in seen:
+            seen.add(id(child))
+            _split(child, f"{prefix}.{name}" if prefix else name, mark)
+
+
+def _split_kinds(stack: Stack, prefix: str, mark: Marks) -> None:
+    """Layers of one kind whose modules have other marks get a kind of their own."""
+    kinds: dict[tuple[object, ...], int] = {}
+    layers: list[Module] = []
+    pattern: list[int] = []
+    taken: set[int] = set()
+    for place, kind in enumerate(stack.pattern):
+        names = [name for name, _ in stack.kinds[kind].named_modules(f"{prefix}.{place}")]
+        key = (kind, *(found for name in names for found in mark(name)))
+        if key not in kinds:
+            kinds[key] = len(layers)
+            layers.append(deepcopy(stack.kinds[kind]) if kind in taken else stack.kinds[kind])
+            taken.add(kind)
+        pattern.append(kinds[key])
+    stack.kinds, stack.pattern = layers, tuple(pattern)
