@@ -34,7 +34,7 @@ from vlmplan_trainer.checkpoint import (
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.flat_batches import BATCHES
-from vlmplan_trainer.data.gather import Data, gathered_data
+from vlmplan_trainer.data.gather import Data, gathered_data, refuse_images_of_some_ranks
 from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32, start_process_group
@@ -114,7 +114,7 @@ def _run(plan: Plan, options: Options) -> int:
     torch.manual_seed(options.seed)
     check_monitors(options.monitor)
     data = gathered_data(plan, options)  # bad data stops a run before its model is loaded
-    _refuse_images_of_some_ranks(plan, data)
+    refuse_images_of_some_ranks(plan, data)
     device = device_of(plan)
     if plan.hardware.num_gpus > 1:
         say_phase(f"waiting until all {plan.hardware.num_gpus} ranks are there")
@@ -127,19 +127,6 @@ def _run(plan: Plan, options: Options) -> int:
         if not is_out_of_memory(error):
             raise
         return report_out_of_memory(error, plan, options, meter)
-
-
-def _refuse_images_of_some_ranks(plan: Plan, data: Data) -> None:
-    """Raises InputError where ranks would wait for each other for ever: FSDP2 gathers the vision tower's weights when
-    it runs, which a rank whose samples have no image never does."""
-    samples = data.train.scan.samples
-    num_without = sum([not sample.images for sample in samples])
-    if plan.recipe.fsdp and plan.hardware.num_gpus > 1 and 0 < num_without < len(samples):
-        raise InputError(
-            f"{counted(num_without, 'sample')} of {len(samples):,} have no image: under --fsdp all ranks gather the "
-            f"vision tower's weights together, and those without an image would not; plan with --zero-stage 2 or none, "
-            f"or train on samples that all have images"
-        )
 
 
 def _join_ranks(plan: Plan, options: Options) -> None:

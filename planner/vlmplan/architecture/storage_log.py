@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from vlmplan.architecture.storage import Storage
 from vlmplan.architecture.tape import ParameterUse, Tape
-from vlmplan.architecture.tensor import GraphNode, Storage, Tensor
+from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import (
     Allocation,
     Deallocation,

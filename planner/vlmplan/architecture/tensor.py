@@ -13,6 +13,7 @@ from vlmplan.architecture.first_layer import FirstLayer, UnequalLayersError
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.recorder import Recorder
+from vlmplan.architecture.storage import LayerInput, Storage
 from vlmplan.architecture.trace import Hold, Kind
 from vlmplan.units import DType
 
@@ -21,47 +22,11 @@ ONE_HOLDER = 2
 """``sys.getrefcount`` of what one object refers to: its own argument counts."""
 
 
-class Storage:
-    """Bytes on the device: allocated when made, freed when the last reference goes.
-
-    CPython frees an object with its last reference, as torch frees a storage, so what a ``forward`` keeps in local
-    variables here lives as long as in the code it describes.
-    """
-
-    __slots__ = ("born", "kind", "num_bytes", "tape")
-    tape: "ForwardTape"
-    kind: Kind
-    born: int
-    num_bytes: int
-
-    def __del__(self) -> None:
-        tape, num_bytes = self.tape, self.num_bytes
-        if self.born < tape.oldest_own:
-            tape.free_shared(num_bytes, self.kind)
-        else:  # as ``tape.free``, whose call would cost more than that
-            tape.live[self.kind] -= num_bytes
-            tape.total -= num_bytes
-
-    def shrink(self, num_bytes: int) -> None:
-        """Free all but ``num_bytes``: one storage represents several that are freed one after the other."""
-        self.tape.free(self.num_bytes - num_bytes, self.kind)
-        self.num_bytes = num_bytes
-
-
-class LayerInput(Storage):
-    """What a first layer gets for the storage of its input, whose bytes it does not count: to see when it goes."""
-
-    __slots__ = ("whole",)
-    whole: Storage
-
-    def __del__(self) -> None:
-        self.tape.release_input(self.born)
-
-
 class Tensor:
     """An activation or a gradient: shape, element type, a storage it may share with views, and its graph node."""
 
     __slots__ = ("dtype", "node", "num_bytes", "numel", "output_index", "shape", "storage", "tape")
+    tape: "ForwardTape"
 
     def __init__(self, storage: Storage, shape: tuple[int, ...], dtype: DType, node: "GraphNode | None" = None) -> None:
         self.storage, self.tape = storage, storage.tape

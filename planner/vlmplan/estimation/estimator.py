@@ -15,7 +15,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.communication import step_collectives
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
-from vlmplan.estimation.packed_samples import packed_samples
+from vlmplan.estimation.micro_batch import batch_of, tape_for
 from vlmplan.estimation.record import Estimate
 from vlmplan.evaluation import Kept
 from vlmplan.hardware import Cluster
@@ -75,7 +75,7 @@ class Estimator:
     def _traced(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
         key = self._trace_key(recipe, backend)
         if key not in self._traces:
-            tape = self._tape(Tape, recipe)
+            tape = tape_for(Tape, recipe)
             trace = self._run(tape, recipe, backend)
             self.widest_head = tape.widest_head
             self._traces[key] = trace
@@ -94,25 +94,8 @@ class Estimator:
         """Whether layers beside the language model's run again in backward: some models' vision encoders never do."""
         return recipe.vision_activation_checkpointing and self._others_can_checkpoint
 
-    def _tape(self, kind: type[Tape], recipe: Recipe, *, is_evaluating: bool = False) -> Tape:
-        return kind(
-            autocast=recipe.autocast,
-            keeps_linear_inputs=recipe.keeps_linear_inputs,
-            follows_weights=recipe.zero_stage == 3,
-            is_evaluating=is_evaluating,
-            caches_casts=recipe.caches_casts,
-        )
-
     def _batch(self, recipe: Recipe) -> Batch:
-        return Batch(
-            micro_batch=recipe.micro_batch,
-            num_tokens=-(-self.workload.seq_len // recipe.sequence_parallel),
-            sequence_parallel=recipe.sequence_parallel,
-            images_per_sample=self.workload.images_per_sample,
-            image=self.image,
-            sequences=packed_samples(recipe, self.workload),
-            pixel_dtypes=recipe.pixel_dtypes,
-        )
+        return batch_of(recipe, self.workload, self.image)
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         set_checkpointing(self.model.stacks(), recipe)
@@ -130,7 +113,7 @@ class Estimator:
         backend = self.backend(recipe, cluster.node.gpu.compute_capability)
         key = self._trace_key(recipe, backend)
         if key not in self._operations:
-            trace = self._run(self._tape(LoggingTape, recipe), recipe, backend)
+            trace = self._run(tape_for(LoggingTape, recipe), recipe, backend)
             self._operations[key] = trace, expanded(trace, least_bytes=SMALL_BYTES)
         return self._operations[key]
 
@@ -266,7 +249,7 @@ class Estimator:
         sized = recipe.with_changes(micro_batch=rows, batching=Batching.PADDED)  # prompts are padded on the left
         key = ("generation", kind, recipe.caches_casts, *self._trace_key(sized, backend))
         if key not in self._generations:
-            tape = self._tape(kind, recipe, is_evaluating=True)
+            tape = tape_for(kind, recipe, is_evaluating=True)
             self._generations[key] = generation_pass(self.model, tape, self._batch(sized), backend)
         prompt = self._generations[key]
         return Generated(prompt=prompt, prompt_tokens=self.workload.seq_len, new_tokens=evaluation.new_tokens)
@@ -298,7 +281,7 @@ class Estimator:
             sized = recipe.with_changes(micro_batch=evaluation.batch)
             key = (kind, loss, recipe.caches_casts, *self._trace_key(sized, backend))
             if key not in self._evaluations:
-                tape = self._tape(kind, recipe, is_evaluating=True)
+                tape = tape_for(kind, recipe, is_evaluating=True)
                 self._evaluations[key] = evaluation_pass(self.model, tape, self._batch(sized), backend, loss=loss)
             found.append(self._evaluations[key])
         return found

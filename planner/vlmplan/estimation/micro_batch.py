@@ -1,0 +1,36 @@
+"""The micro batch that a recipe makes of a workload, and the tape that it is traced on."""
+
+from typing import TypeVar
+
+from vlmplan.architecture.images import ImageShape
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.tape import Tape
+from vlmplan.estimation.packed_samples import packed_samples
+from vlmplan.recipe import Recipe
+from vlmplan.workload import Workload
+
+AnyTape = TypeVar("AnyTape", bound=Tape)
+
+
+def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False) -> AnyTape:
+    """A new tape of this kind, which runs forwards as the recipe's engine and precision do."""
+    return kind(
+        autocast=recipe.autocast,
+        keeps_linear_inputs=recipe.keeps_linear_inputs,
+        follows_weights=recipe.zero_stage == 3,
+        is_evaluating=is_evaluating,
+        caches_casts=recipe.caches_casts,
+    )
+
+
+def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None) -> Batch:
+    """The shape of a micro batch on one GPU; ``image`` is that of the workload's images."""
+    return Batch(
+        micro_batch=recipe.micro_batch,
+        num_tokens=-(-workload.seq_len // recipe.sequence_parallel),
+        sequence_parallel=recipe.sequence_parallel,
+        images_per_sample=workload.images_per_sample,
+        image=image,
+        sequences=packed_samples(recipe, workload),
+        pixel_dtypes=recipe.pixel_dtypes,
+    )
