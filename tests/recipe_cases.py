@@ -2,20 +2,20 @@
 
 from hypothesis import strategies as st
 
-from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.deepspeed_config import deepspeed_config
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster, Gpu, Node, Vendor
 from vlmplan.plan import Expectation, ExpectedPhase, Plan, PlannedHardware, PlannedOffer
-from vlmplan.recipe import (
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
+    BatchesOnGpu,
     LossKind,
     Method,
     Offload,
     OptimizerKind,
     Precision,
-    Recipe,
     WeightDtype,
 )
 from vlmplan.units import GIB

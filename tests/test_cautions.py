@@ -8,7 +8,8 @@ from vlmplan.estimation import estimate
 from vlmplan.estimation.cautions import STACKED_FRACTION, not_counted_caveat, stacked_caveat
 from vlmplan.models import packaged_files
 from vlmplan.notes import caveats
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 

@@ -33,7 +33,8 @@ from vlmplan.communication import (
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, chunk_elements
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.workload import Workload
 from vlmplan.zero_settings import ZeroSettings
 

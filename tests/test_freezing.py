@@ -6,7 +6,8 @@ from planned import cluster, workload
 from vlmplan.answers.estimate import freezing_hints
 from vlmplan.estimation import estimate
 from vlmplan.freezing import NOTICEABLE_FRACTION, Freezing, freezing
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.units import gib_text
 
 LORA = Recipe(method=Method.LORA)

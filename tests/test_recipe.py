@@ -4,7 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from vlmplan.recipe import ENGINE_FIELDS, GROUPS, MODEL_FIELDS, AdapterDtype, Method, Offload, Recipe
+from vlmplan.recipe import ENGINE_FIELDS, GROUPS, MODEL_FIELDS, Recipe
+from vlmplan.recipe_choices import AdapterDtype, Method, Offload
 from vlmplan.units import DType
 from vlmplan.zero_settings import ZeroSettings
 

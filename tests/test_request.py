@@ -12,15 +12,8 @@ from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.deepspeed_config import settings_from_ds_config
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
-from vlmplan.recipe import (
-    AttentionImplementation,
-    LossKind,
-    Method,
-    Offload,
-    OptimizerKind,
-    Precision,
-    Recipe,
-)
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.request import (
     ENUM_OPTIONS,
     NETWORK_NOTE,

@@ -16,7 +16,8 @@ from vlmplan.cli.estimate import estimate as command
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import Method, Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Offload
 from vlmplan.scaling import NODE_COUNTS, PAYING_FRACTION, Scaling, ScalingPoint, nodes_paying, scaling
 from vlmplan.workload import Workload
 from vlmplan.zero_settings import ZeroSettings

@@ -11,7 +11,8 @@ from vlmplan.communication import COLLECTIVE_LATENCY_SECONDS, link_bytes_per_sec
 from vlmplan.estimation import Estimator, estimate_with_sizes
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import Method, Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Offload
 from vlmplan.sizes import LATENCY_FRACTION, MAX_BUCKET_ELEMENTS, MIN_BUCKET_ELEMENTS, ModelSizes, even, zero_settings
 from vlmplan.workload import Workload
 from vlmplan.zero_settings import ZeroSettings

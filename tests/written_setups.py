@@ -14,7 +14,8 @@ from vlmplan.hardware import Cluster
 from vlmplan.models import find_model
 from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, usual
 from vlmplan.other_trainers.writing.record import DS_CONFIG_FILE
-from vlmplan.recipe import (
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
     LossKind,
@@ -22,7 +23,6 @@ from vlmplan.recipe import (
     Offload,
     OptimizerKind,
     Precision,
-    Recipe,
     WeightDtype,
 )
 from vlmplan.request import RequestedSetup, parse, requested_cluster, requested_setup

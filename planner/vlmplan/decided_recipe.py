@@ -3,19 +3,18 @@
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
-from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.evaluation import Evaluation
-from vlmplan.recipe import (
-    PLAIN,
+from vlmplan.recipe import PLAIN, Recipe
+from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
+    BatchesOnGpu,
     Batching,
     LossKind,
     Method,
     Offload,
     OptimizerKind,
     Precision,
-    Recipe,
     WeightDtype,
 )
 from vlmplan.zero_settings import ZeroSettings

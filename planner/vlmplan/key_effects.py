@@ -8,7 +8,8 @@ from vlmplan.deepspeed_config import Key, deepspeed_config
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
 from vlmplan.rules import check, model_facts
 from vlmplan.sizes import even
 from vlmplan.zero_settings import ZeroSettings

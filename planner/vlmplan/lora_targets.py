@@ -5,7 +5,7 @@ transformers 5 holds all experts of a layer in two parameters, which are no laye
 ``experts.gate_up_proj``, by suffix.
 """
 
-from vlmplan.recipe import REGEX
+from vlmplan.recipe_choices import REGEX
 
 EXPERTS = "experts"
 """What the module that holds stacked experts is called in every model of transformers 5 that has one."""

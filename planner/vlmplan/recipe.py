@@ -19,137 +19,33 @@ from enum import Enum
 from operator import attrgetter
 from typing import Any, Final
 
-from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.errors import InputError
 from vlmplan.evaluation import Evaluation
 from vlmplan.json_reader import JsonDict
-from vlmplan.units import MAX_COUNT, Choice, DType
+from vlmplan.recipe_choices import (
+    ALL_LINEAR,
+    ALPHA_PER_RANK,
+    DEFAULT_INIT,
+    LORA_INITS,
+    MAX_PATTERN_CHARACTERS,
+    MAX_PISSA_ITERATIONS,
+    OLORA,
+    PISSA,
+    PISSA_ITERATIONS,
+    REGEX,
+    AdapterDtype,
+    AttentionImplementation,
+    BatchesOnGpu,
+    Batching,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+    Precision,
+    WeightDtype,
+)
+from vlmplan.units import MAX_COUNT, DType
 from vlmplan.zero_settings import DEFAULT_ZERO_SETTINGS, ZeroSettings
-
-
-class Method(Choice):
-    FULL = "full"
-    LORA = "lora"
-    QLORA = "qlora"
-
-
-class Precision(Choice):
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP32 = "fp32"
-    BF16_PURE = "bf16-pure"
-
-    @property
-    def dtype(self) -> DType:
-        """Element type of the forward and backward computation."""
-        return {"fp16": DType.FLOAT16, "fp32": DType.FLOAT32}.get(self.value, DType.BFLOAT16)
-
-    @property
-    def is_mixed(self) -> bool:
-        """Whether weights may be wider than what is computed in."""
-        return self.value in ("bf16", "fp16")
-
-
-class OptimizerKind(Choice):
-    ADAMW = "adamw"
-    ADAMW_8BIT = "adamw-8bit"
-    PAGED_ADAMW_8BIT = "paged-adamw-8bit"
-    ADAFACTOR = "adafactor"
-    SGD = "sgd"
-    LION = "lion"
-    """bitsandbytes' Lion: one moment, in float32 whatever the type of the weights is."""
-    LION_8BIT = "lion-8bit"
-    PAGED_LION_8BIT = "paged-lion-8bit"
-
-    @property
-    def is_bitsandbytes(self) -> bool:
-        """Whether bitsandbytes updates; all of its kernels work in place."""
-        return self.value in ("adamw-8bit", "paged-adamw-8bit", "lion", "lion-8bit", "paged-lion-8bit")
-
-    @property
-    def is_8bit(self) -> bool:
-        """Whether moments are bytes with scales."""
-        return self.value.endswith("-8bit")
-
-    @property
-    def is_paged(self) -> bool:
-        """Whether large moments lie in host memory, from which the card pages them."""
-        return self.value.startswith("paged-")
-
-
-class AdapterDtype(Choice):
-    """Element type of what peft trains. ``TABLE``: what the engine and the precision make of every trained weight."""
-
-    TABLE = "table"
-    FLOAT32 = "float32"
-    """peft's ``autocast_adapter_dtype=True``: adapters in float32, trained copies of embeddings in the model's type."""
-    MODEL = "model"
-    """``autocast_adapter_dtype=False``: all in the model's type."""
-
-
-class WeightDtype(Choice):
-    """Element type of the model's own weights as they are loaded, in which they stay under autocast. ``TABLE``: frozen
-    ones in 16 bit, trained in float32. DeepSpeed casts all of them when it is made."""
-
-    TABLE = "table"
-    FLOAT32 = "float32"
-    """All in float32, as TRL loads them unless told otherwise."""
-    MODEL = "model"
-    """All in 16 bit, trained ones too, as Hugging Face's Trainer has them of a 16-bit checkpoint."""
-
-
-class Offload(Choice):
-    NONE = "none"
-    CPU = "cpu"
-    NVME = "nvme"
-
-
-class AttentionImplementation(Choice):
-    SDPA = "sdpa"
-    FLASH_ATTENTION_2 = "flash_attention_2"
-    EAGER = "eager"
-
-
-class Batching(Choice):
-    """How the samples of a micro batch lie in its tensors."""
-
-    PADDED = "padded"
-    """A row for each, as long as the longest."""
-    PADDING_FREE = "padding-free"
-    """One row of all, one behind the other; each sees itself alone, by its positions (``position_ids``)."""
-    PACKED = "packed"
-    """The same of rows that samples fill together before they are put into micro batches."""
-
-    @property
-    def is_flat(self) -> bool:
-        """Whether a micro batch is one row."""
-        return self is not Batching.PADDED
-
-
-class LossKind(Choice):
-    CHUNKED = "chunked"
-    """Logits chunk by chunk, with their gradient in forward."""
-    FULL = "full"
-    """Of all logits at once, which the training loop holds through backward (``outputs = model(**batch)``)."""
-    MODEL = "model"
-    """Of all logits at once, by the model that gets the labels; they go with its outputs before backward. So does
-    ``compute_loss`` of Hugging Face's Trainer."""
-    TRL = "trl"
-    """TRL's fused head: logits in tiles, and once more for their gradient in backward."""
-
-
-SEARCHED_LOSSES = (LossKind.FULL, LossKind.CHUNKED)
-"""Those that a search chooses from."""
-BUNDLED_LOSSES = (*SEARCHED_LOSSES, LossKind.MODEL)
-"""Those that the bundled trainer has."""
-CHUNK_ELEMENTS = 2**26
-"""Logits per chunk: 256 MiB in float32. A choice: small beside a 2 B model, large enough to keep the product busy."""
-
-
-def chunk_tokens(vocab_size: int) -> int:
-    """Tokens per chunk: the largest power of two whose logits stay within ``CHUNK_ELEMENTS``, at least 16."""
-    return max(16, 2 ** (CHUNK_ELEMENTS // vocab_size).bit_length() // 2)
-
 
 PLAIN: Final = "none"
 """The ``--zero-stage`` that means PyTorch without DeepSpeed."""
@@ -162,24 +58,6 @@ def engine_name(recipe: "Recipe", num_gpus: int) -> str:
     if recipe.fsdp:
         return "FSDP2"
     return "plain PyTorch" if num_gpus == 1 else "DDP"
-
-
-ALPHA_PER_RANK = 2
-"""``lora_alpha`` is this times the rank where it is not said. A choice."""
-ALL_LINEAR = "all-linear"
-"""peft's name for every Linear but the output head."""
-ATTENTION = "attention"
-"""The value of ``lora_targets`` that means the Linears of the language model's attention."""
-REGEX = "regex:"
-"""How ``lora_targets`` and ``lora_exclude`` begin that are a regular expression of whole names, as peft has it."""
-MAX_PATTERN_CHARACTERS = 1000
-"""Of a regular expression. A choice: names of modules have 100 at the most."""
-DEFAULT_INIT, OLORA, PISSA = "default", "olora", "pissa"
-LORA_INITS = (DEFAULT_INIT, "gaussian", OLORA, PISSA)
-PISSA_ITERATIONS = "pissa_niter_"
-"""Before a number: PiSSA with so many subspace iterations in place of a whole decomposition."""
-MAX_PISSA_ITERATIONS = 1000
-"""A choice, far above the 16 that its authors use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -517,11 +395,3 @@ def pattern_of(text: str, option: str) -> re.Pattern[str]:
 def option_name(field: str) -> str:
     """The command-line option of a recipe field: ``micro_batch`` → ``--micro-batch``."""
     return "--" + field.replace("_", "-")
-
-
-def enum_value(kind: type[Enum], value: Any, name: str) -> Any:
-    """The member of ``kind`` whose value is ``value``; InputError names ``name`` and the allowed values."""
-    for member in kind:
-        if member.value == value:
-            return member
-    raise InputError(f"{name} is {value!r}; one of {', '.join(str(member.value) for member in kind)} is needed")

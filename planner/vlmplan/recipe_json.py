@@ -7,7 +7,8 @@ from typing import Any
 
 from vlmplan.evaluation import evaluation_from_json
 from vlmplan.json_reader import JsonObject
-from vlmplan.recipe import PLAIN, Recipe, enum_value, option_name
+from vlmplan.recipe import PLAIN, Recipe, option_name
+from vlmplan.recipe_choices import enum_value
 from vlmplan.zero_settings import ZeroSettings
 
 _OPEN_FIELDS: Mapping[str, Callable[[JsonObject], Callable[[str], Any]]] = {

@@ -1,6 +1,7 @@
 """The packages that training needs: which, in what versions the memory model was checked, and what is installed."""
 
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.version import __version__
 from vlmplan.workload import Workload
 

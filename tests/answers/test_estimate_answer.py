@@ -21,7 +21,8 @@ from vlmplan.answers.setups import engine_text, precision_text, recipe_text
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import Caveat, caveats
-from vlmplan.recipe import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.render.bars import LETTERS
 from vlmplan.render.lines import PIPE_COLUMNS
 from vlmplan.units import GIB, counted, duration_text, gib_text

@@ -11,7 +11,7 @@ from search_cases import TODAY, card, cluster, offer, owned, rented, search
 from vlmplan.answers.front import WINS_BY
 from vlmplan.answers.offers import money_line, offer_text
 from vlmplan.answers.recommendation import SHOWN_REJECTIONS, print_nothing_fits, print_recommendation
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.search import Objective, Recommendation
 from vlmplan.units import GIB, duration_text, usd_text
 

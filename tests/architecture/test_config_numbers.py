@@ -14,7 +14,8 @@ from vlmplan.errors import InputError, VlmplanError
 from vlmplan.estimation import Estimator
 from vlmplan.models import packaged_files, packaged_models
 from vlmplan.models.facts import model_facts
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.request import WorkloadRequest, workload_of
 from vlmplan.workload import ModelFiles
 

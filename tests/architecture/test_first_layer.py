@@ -21,7 +21,8 @@ from vlmplan.architecture.trace import Drop, Event, Hold, Span, Trace
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator
 from vlmplan.models import brings_own_code, packaged_models
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.units import DType
 from vlmplan.workload import Workload
 

@@ -4,7 +4,8 @@ import pytest
 
 from cli_calls import TINY
 from vlmplan.architecture.prepare import prepared_model
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 
 HIDDEN, INNER, HALF_HIDDEN = 64, 128, 64 // 2
 MATRICES = (*[HIDDEN * HIDDEN] * 2, *[HIDDEN * HALF_HIDDEN] * 2, *[HIDDEN * INNER] * 3)

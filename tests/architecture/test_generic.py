@@ -38,7 +38,8 @@ from vlmplan.hardware import Cluster, Node
 from vlmplan.models import context_length, find_model, takes_images
 from vlmplan.models import probe as model_probe
 from vlmplan.models.tree import ProbedModelFiles, model_tree
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.request import WorkloadRequest, workload_of
 from vlmplan.sample_images import sample_image
 from vlmplan.timing import step_flops

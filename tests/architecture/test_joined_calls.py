@@ -14,7 +14,8 @@ from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Drop, Event, Hold, Trace
 from vlmplan.estimation import Estimator
-from vlmplan.recipe import Method, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Precision
 from vlmplan.units import DType
 from vlmplan.workload import Workload
 

@@ -5,7 +5,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Fetch, GradientReady, Release
-from vlmplan.recipe import LossKind
+from vlmplan.recipe_choices import LossKind
 
 SIZES = {
     "hidden_size": 32,

@@ -11,7 +11,8 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.communication import collective_seconds
 from vlmplan.communication.links import Links
 from vlmplan.engines.collectives import CollectiveKind, StepPhase, exchanges
-from vlmplan.recipe import LossKind, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind
 
 HEAD_DIM, HEADS, KV_HEADS, LAYERS = 8, 12, 4, 3
 CONFIG = {

@@ -12,7 +12,8 @@ import yaml
 from cli_calls import DOES_NOT_FIT, TINY, call, folder_of, refusal, says
 from vlmplan.models import find_model
 from vlmplan.other_trainers.writing import Tool, objection
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.recipe_json import recipe_from_json
 
 TRAINERS = ("trl", "transformers", "llamafactory", "ms-swift")

@@ -8,7 +8,7 @@ import pytest
 from cli_calls import DOES_NOT_FIT, DONE, USAGE, call
 from vlmplan.catalog import load_catalog
 from vlmplan.models import find_model
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.request import parse, requested_cluster
 from vlmplan.search import trainable as module
 from vlmplan.search.trainable import trainable, with_known_host

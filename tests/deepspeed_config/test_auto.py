@@ -15,7 +15,7 @@ from vlmplan.deepspeed_config.keys import Kind
 from vlmplan.errors import InputError
 from vlmplan.models import find_model, packaged_models
 from vlmplan.models.hidden_size import hidden_size_of
-from vlmplan.recipe import Precision
+from vlmplan.recipe_choices import Precision
 from vlmplan.request import fixed_recipe, parse, resolved_recipe
 
 MODELS = ("smollm2-135m", "qwen2-vl-2b", "gpt2", "llava-1.5-7b")

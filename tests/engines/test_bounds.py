@@ -19,7 +19,8 @@ from vlmplan.engines.bounds import gathered_bounds, peak_bound
 from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_profile
 from vlmplan.engines.zero3 import Zero3
 from vlmplan.estimation import Estimator
-from vlmplan.recipe import LossKind, Method, Offload, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method, Offload, Precision
 from vlmplan.workload import Workload
 from vlmplan.zero_settings import ZeroSettings
 

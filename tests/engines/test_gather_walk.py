@@ -18,7 +18,8 @@ from vlmplan.engines.gather_walk import WalkedSchedule, WalkKey, gather_walk
 from vlmplan.engines.gathering import notify
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3 import Zero3
-from vlmplan.recipe import LossKind, Method, Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method, Offload
 from vlmplan.zero_settings import ZeroSettings
 
 NUM_LAYERS = 31

@@ -16,7 +16,8 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.memory.blocks import BlockLog
 from vlmplan.memory.timeline import Timeline
-from vlmplan.recipe import AttentionImplementation, LossKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import AttentionImplementation, LossKind, Precision
 from vlmplan.workload import ModelFiles
 from vlmplan.zero_settings import ZeroSettings
 

@@ -3,7 +3,8 @@
 import pytest
 
 from vlmplan.engines.optimizer_states import paged_bytes, state_bytes, update_bytes
-from vlmplan.recipe import OptimizerKind, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import OptimizerKind
 from vlmplan.units import DType
 
 MATRIX = (4096, 11008)

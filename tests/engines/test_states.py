@@ -5,7 +5,8 @@ import pytest
 from small_models import FlatModel, table_of
 from vlmplan.engines import ModelStates, engine_of
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.recipe import AdapterDtype, Method, Offload, OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import AdapterDtype, Method, Offload, OptimizerKind, Precision
 from vlmplan.units import DType
 from vlmplan.zero_settings import ZeroSettings
 

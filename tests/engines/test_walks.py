@@ -12,7 +12,8 @@ from vlmplan.engines.components import Components
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.peaks import PeakTracker
-from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.zero_settings import ZeroSettings
 
 MODELS = {

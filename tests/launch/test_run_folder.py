@@ -25,7 +25,8 @@ from vlmplan.launch.run_folder import (
     write_run_files,
 )
 from vlmplan.plan import Plan, read_plan
-from vlmplan.recipe import Method, OptimizerKind, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, OptimizerKind
 from vlmplan.training import ADAPTER_FOLDER, CHECKPOINTS, MANIFEST, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE
 
 COMMAND = ["/env/python", "-m", "vlmplan_trainer", "--train-data", "my data.jsonl"]

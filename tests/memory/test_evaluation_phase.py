@@ -17,7 +17,8 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.evaluation import Generated, KeptOutputs, with_evaluation
 from vlmplan.memory.phases import Phase
-from vlmplan.recipe import LossKind, Method, Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method, Offload
 from vlmplan.units import GIB
 from vlmplan.workload import Workload
 

@@ -11,10 +11,10 @@ import pytest
 
 from cli_calls import request_of_words
 from planned import cluster
-from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.cli.estimate import estimate as command
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import BatchesOnGpu
 from vlmplan.requested import requested_estimate
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles, Workload

@@ -16,7 +16,8 @@ from vlmplan.engines.parameters import fullest_rank, owned_elements, partition_o
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.memory.timeline import StartedRun
-from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.rules import check, model_facts
 from vlmplan.workload import ModelFiles, Workload
 from vlmplan.zero_settings import ZeroSettings

@@ -16,7 +16,8 @@ from vlmplan.memory.host import PROCESS_BYTES, HostMemory, host_memory
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import load_phase
 from vlmplan.models import stored_dtype
-from vlmplan.recipe import Method, Offload, Precision, Recipe, WeightDtype
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Offload, Precision, WeightDtype
 from vlmplan.units import GIB, MIB, DType
 from vlmplan.workload import ModelFiles, Workload
 

@@ -18,7 +18,8 @@ from vlmplan.engines.parameters import ParameterTable, partition_of, partition_s
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.reservation import MicroBatch, Reservation, peak_reserved_bytes
-from vlmplan.recipe import LossKind, Method, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method, Precision
 from vlmplan.units import GIB, MIB
 from vlmplan.zero_settings import ZeroSettings
 

@@ -10,7 +10,8 @@ from vlmplan.estimation import Estimate, Estimator, Verdict
 from vlmplan.hardware import Cluster, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.host import PROCESS_BYTES
-from vlmplan.recipe import Method, Offload, OptimizerKind, Recipe, WeightDtype
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Offload, OptimizerKind, WeightDtype
 from vlmplan.saving import Saving, saving_of
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload

@@ -13,7 +13,8 @@ import pytest
 from planned import model_files, rehearsed_timeline
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.timeline import Timeline
-from vlmplan.recipe import LossKind, Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.units import GIB
 from vlmplan.zero_settings import ZeroSettings
 

@@ -32,7 +32,8 @@ def write(folder: Path) -> None:
 
     from vlmplan.models import find_model
     from vlmplan.other_trainers.writing import DS_CONFIG_FILE, Tool, settings_for
-    from vlmplan.recipe import Method, Recipe
+    from vlmplan.recipe import Recipe
+    from vlmplan.recipe_choices import Method
     from vlmplan.workload import Workload
     from written_setups import cluster_of, within
 

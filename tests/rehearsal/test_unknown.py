@@ -16,7 +16,8 @@ from vlmplan.estimation import Estimate, estimate
 from vlmplan.models import find_model
 from vlmplan.models import probe as model_probe
 from vlmplan.models.probe import probe_path
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.layers import Peaks, Rehearse, rehearsed_peaks
 from vlmplan.rehearsal.prefixes import num_layers_of
 from vlmplan.rehearsal.unknown import CORRECTED_PHASES, with_rehearsed_activations

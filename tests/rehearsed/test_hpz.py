@@ -13,7 +13,8 @@ from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.allocator import LARGE_SEGMENT_BYTES
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.plan import plan_from_estimate
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.process import answer_of
 from vlmplan.rehearsal.request import request_json
 from vlmplan.workload import Workload

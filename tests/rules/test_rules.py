@@ -12,7 +12,8 @@ from recipe_cases import RECIPES, card, cluster
 from vlmplan.errors import InputError
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster, Vendor
-from vlmplan.recipe import (
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
     Batching,
@@ -21,7 +22,6 @@ from vlmplan.recipe import (
     Offload,
     OptimizerKind,
     Precision,
-    Recipe,
     WeightDtype,
 )
 from vlmplan.rules import RULES, ModelFacts, Severity, attention_implementations, check, model_facts, problems

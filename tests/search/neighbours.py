@@ -18,7 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import SEARCHED_LOSSES, Method, Offload
+from vlmplan.recipe_choices import SEARCHED_LOSSES, Method, Offload
 from vlmplan.request import parse, resolved_recipe
 from vlmplan.search import Objective, RankedPlan, SearchQuery
 from vlmplan.search.options import search_query

@@ -13,7 +13,8 @@ from search_cases import all_estimates, card, cluster, space
 from vlmplan.estimation import Estimate
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.overhead import workspace_bytes
-from vlmplan.recipe import (
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import (
     SEARCHED_LOSSES,
     AttentionImplementation,
     LossKind,
@@ -21,7 +22,6 @@ from vlmplan.recipe import (
     Offload,
     OptimizerKind,
     Precision,
-    Recipe,
 )
 from vlmplan.rules import Severity, model_facts, problems
 from vlmplan.search.micro_batches import TracedBatches

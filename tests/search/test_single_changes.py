@@ -4,7 +4,8 @@ import pytest
 
 from planned import workload
 from search_cases import card, cluster
-from vlmplan.recipe import LossKind, Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.request import HardwareRequest, RequestedSetup, image_size, parse
 from vlmplan.sample_images import image_tokens
 from vlmplan.search.single_changes import (

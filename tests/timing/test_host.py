@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from planned import cluster, model_files
 from small_models import table_of
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan.timing import Scenario
 from vlmplan.timing.host import (
     HOST_ADAM_BYTES_PER_SECOND,

@@ -6,7 +6,8 @@ import pytest
 
 from planned import shipped_gpus
 from vlmplan.hardware import Gpu, MatmulPeaks, Vendor
-from vlmplan.recipe import Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Precision
 from vlmplan.timing import RangedValue, Scenario, gpu_rates, host, peak_flops_per_second, rates, step
 
 GPUS = shipped_gpus()

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from planned import model_files
 from vlmplan.architecture.trace import Work
 from vlmplan.estimation import Estimator
-from vlmplan.recipe import LossKind, Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.timing import BusySeconds, MicroBatchSeconds, Rates, phases_between, step_flops
 from vlmplan.timing.rates import HOOK_SECONDS, HookSeconds
 from vlmplan.timing.roofline import busy_seconds

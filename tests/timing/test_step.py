@@ -13,7 +13,8 @@ from planned import shipped_gpus, shortened
 from vlmplan.communication import communication_seconds, step_collectives
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.hardware import Cluster, Gpu, MatmulPeaks, Node
-from vlmplan.recipe import Method, Offload, OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.timing import (
     BusySeconds,
     StepTime,

@@ -30,7 +30,8 @@ from vlmplan.models import probe as model_probe
 from vlmplan.models.description import with_layout
 from vlmplan.models.tree import model_tree
 from vlmplan.plain_text import one_line
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.layers import with_kept_layers
 from vlmplan.rules import default_attention, model_facts
 from vlmplan.workload import ModelFiles, Workload

@@ -49,7 +49,8 @@ def outcome(folder: Path, changes: dict, *, stage: int, is_chunked: bool, rank: 
     import torch
     from tiny_plans import tiny_plan
 
-    from vlmplan.recipe import Method, Precision, Recipe
+    from vlmplan.recipe import Recipe
+    from vlmplan.recipe_choices import Method, Precision
     from vlmplan.zero_settings import ZeroSettings
     from vlmplan_trainer.loss import language_loss
     from vlmplan_trainer.measure import LiveStorages

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from test_loss import VOCAB_SIZE, batch, distance_fraction, gradients, small_model
 
-from vlmplan.recipe import AttentionImplementation, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import AttentionImplementation
 from vlmplan_trainer.engines.make import init_gloo
 from vlmplan_trainer.loss import language_loss
 from vlmplan_trainer.sequence_parallel import part_of_samples, share_attention

@@ -6,7 +6,8 @@ import torch
 from tiny_plans import tiny_plan
 from torch import nn
 
-from vlmplan.recipe import BUNDLED_LOSSES, AdapterDtype, Method, Recipe, WeightDtype
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import BUNDLED_LOSSES, AdapterDtype, Method, WeightDtype
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.models.load import load_model
 from vlmplan_trainer.models.tiny import write_tiny_model

@@ -21,7 +21,8 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextTo
 
 from vlmplan.errors import UnavailableError
 from vlmplan.plan import Plan
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan_trainer.engines.make import make_engine
 from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.models.load import LoadedModel, Processing, load_model, load_processing

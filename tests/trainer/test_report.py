@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from launch_cases import cpu_plan, gpu_plan
-from vlmplan.recipe import Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Precision
 from vlmplan_trainer.engines.make import multiplies_in_tf32
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import Meter

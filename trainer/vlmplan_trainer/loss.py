@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from vlmplan.errors import InputError
-from vlmplan.recipe import chunk_tokens as chunk_tokens_of
+from vlmplan.recipe_choices import chunk_tokens as chunk_tokens_of
 from vlmplan_trainer.cross_entropy import IGNORED, LogitRule, Product, chunked_cross_entropy
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 

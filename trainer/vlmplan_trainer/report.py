@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vlmplan.plan import Plan
-from vlmplan.recipe import Offload
+from vlmplan.recipe_choices import Offload
 from vlmplan.units import GIB
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import RESUME, Meter

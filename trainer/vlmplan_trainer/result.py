@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vlmplan.plan import Plan
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan.units import gib_text
 from vlmplan_trainer.models.load import Processing, Source, model_source

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from vlmplan.answers.front import TITLES, WINS_BY, front_table
 from vlmplan.answers.offers import money_line
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.render.picture import (
     HEIGHT,
     LEFT,

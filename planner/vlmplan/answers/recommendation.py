@@ -16,7 +16,7 @@ from vlmplan.answers.setups import engine_text
 from vlmplan.hardware import Pricing
 from vlmplan.json_reader import JsonDict
 from vlmplan.notes import caveats, footnotes
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search import RankedPlan, Recommendation, Rejection

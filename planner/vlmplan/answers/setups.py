@@ -1,7 +1,8 @@
 """A recipe in words: everything of it that decides memory and time."""
 
 from vlmplan.evaluation import Evaluation, Kept
-from vlmplan.recipe import ALL_LINEAR, DEFAULT_INIT, LossKind, Method, Offload, Recipe, engine_name
+from vlmplan.recipe import Recipe, engine_name
+from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, LossKind, Method, Offload
 from vlmplan.units import DType
 
 LOSS_WORDS = {

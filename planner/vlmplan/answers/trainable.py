@@ -7,7 +7,8 @@ import click
 from vlmplan.hardware import Cluster, cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.models.facts import ModelFacts
-from vlmplan.recipe import Offload, Recipe, engine_name
+from vlmplan.recipe import Recipe, engine_name
+from vlmplan.recipe_choices import Offload
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.search.trainable import FastestSetup, TrainableModel

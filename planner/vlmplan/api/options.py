@@ -101,6 +101,7 @@ class RecipeOptions(TypedDict, total=False):
     nvme_path: File | None
     micro_batch: int | None
     grad_accum: int | None
+    batches_on_gpu: Literal["turn", "step", "step-float32"] | None
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
     batching: Literal["padded", "padding-free", "packed"] | None

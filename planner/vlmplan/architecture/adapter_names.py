@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.errors import InputError
-from vlmplan.recipe import ALL_LINEAR, ATTENTION, REGEX, pattern_of
+from vlmplan.recipe import pattern_of
+from vlmplan.recipe_choices import ALL_LINEAR, ATTENTION, REGEX
 
 Marks = Callable[[str], list[frozenset[str]]]
 """What options mean a module of this name."""

@@ -22,7 +22,7 @@ from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
-from vlmplan.recipe import chunk_tokens
+from vlmplan.recipe_choices import chunk_tokens
 from vlmplan.units import DType
 
 PIECES_PER_CHUNK = 8

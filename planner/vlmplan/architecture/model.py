@@ -15,7 +15,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
-from vlmplan.recipe import LossKind
+from vlmplan.recipe_choices import LossKind
 from vlmplan.units import Choice, DType
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.errors import InputError
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 
 
 def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:

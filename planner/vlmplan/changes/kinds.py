@@ -16,17 +16,15 @@ from dataclasses import dataclass, field, replace
 from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
 from vlmplan.evaluation import Kept
-from vlmplan.recipe import (
-    PLAIN,
+from vlmplan.recipe import PLAIN, Recipe, engine_name
+from vlmplan.recipe_choices import (
     AttentionImplementation,
     LossKind,
     Method,
     Offload,
     OptimizerKind,
     Precision,
-    Recipe,
     WeightDtype,
-    engine_name,
 )
 from vlmplan.request import Options, OptionValue, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts

@@ -16,7 +16,8 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.evaluation import with_evaluation
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan.request import HardwareRequest, Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.timing import timed_step
 from vlmplan.workload import ModelFiles

@@ -17,7 +17,7 @@ from vlmplan.deepspeed_config.other_files import read_ds_config, refuse_other_fi
 from vlmplan.deepspeed_config.precision import open_precisions
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonObject, shown
-from vlmplan.recipe import Offload, OptimizerKind, Precision
+from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
 from vlmplan.zero_settings import ZeroSettings
 
 DEFAULT_STAGE = 0

@@ -7,7 +7,8 @@ from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.deepspeed_config.file import DEFAULT_STAGE, DsConfig
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import InputError
-from vlmplan.recipe import PLAIN, Precision, Recipe, option_name
+from vlmplan.recipe import PLAIN, Recipe, option_name
+from vlmplan.recipe_choices import Precision
 
 DEFAULT_GRADIENT_CLIPPING = 1.0
 """``GRADIENT_CLIPPING_DEFAULT`` of DeepSpeed 0.19.8; older releases did not clip."""

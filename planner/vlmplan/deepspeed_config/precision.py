@@ -5,7 +5,7 @@ from typing import Any
 
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.json_reader import shown
-from vlmplan.recipe import Precision
+from vlmplan.recipe_choices import Precision
 
 
 def open_precisions(

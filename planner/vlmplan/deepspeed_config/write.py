@@ -21,7 +21,8 @@ from vlmplan.deepspeed_config.content import NEVER_PLANNED
 from vlmplan.deepspeed_config.file import DsConfig
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict
-from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
 
 NVME_BUFFER_ELEMENTS = 100_000_000
 """``offload_param.buffer_size``: a buffer has to hold the largest shard of one weight

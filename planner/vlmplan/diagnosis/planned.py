@@ -27,7 +27,7 @@ from vlmplan.launch.out_of_memory import correction_by
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.phases import Phase
 from vlmplan.memory.resume import RESUME
-from vlmplan.recipe import AttentionImplementation, LossKind, Method
+from vlmplan.recipe_choices import AttentionImplementation, LossKind, Method
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.sample_images import image_tokens, sample_image
 from vlmplan.search.way_out import WayOut, way_out

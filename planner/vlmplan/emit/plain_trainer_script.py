@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
-from vlmplan.recipe import ALL_LINEAR, DEFAULT_INIT, REGEX, Method, Recipe, WeightDtype
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX, Method, WeightDtype
 from vlmplan.workload import Workload
 
 PROGRAM = '''

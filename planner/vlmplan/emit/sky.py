@@ -29,7 +29,7 @@ from vlmplan.emit.wheel import wheel_name
 from vlmplan.json_reader import JsonDict
 from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
-from vlmplan.recipe import AttentionImplementation
+from vlmplan.recipe_choices import AttentionImplementation
 from vlmplan.saving import Interval, Saving
 from vlmplan.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB

@@ -27,7 +27,8 @@ from vlmplan.engines.gathering import GatheredWeights
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
-from vlmplan.recipe import Method, Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Offload
 from vlmplan.units import DType
 
 

@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from vlmplan.recipe import OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import OptimizerKind, Precision
 from vlmplan.units import DType
 
 NORM_BYTES = 8

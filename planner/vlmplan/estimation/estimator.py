@@ -31,7 +31,8 @@ from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.models.tree import model_tree
-from vlmplan.recipe import AttentionImplementation, Batching, LossKind, Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import AttentionImplementation, Batching, LossKind, Method
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import TimedStep, step_flops, timed_step

@@ -2,7 +2,8 @@
 
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.errors import InputError
-from vlmplan.recipe import Batching, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Batching
 from vlmplan.workload import Workload
 
 

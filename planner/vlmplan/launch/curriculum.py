@@ -17,7 +17,7 @@ from vlmplan.launch.prepared import planned
 from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import Plan, read_plan
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.request import Request, parse
 from vlmplan.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 

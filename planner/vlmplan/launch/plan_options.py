@@ -11,7 +11,7 @@ from vlmplan.gpu_choice import CPU, LOCAL, chosen_node, parse_gpu_choice
 from vlmplan.machine.host import host_ram_bytes
 from vlmplan.models import find_model
 from vlmplan.plan import Plan, PlannedHardware
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.request import EvaluationRequest, HardwareRequest, Request, WorkloadRequest
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles

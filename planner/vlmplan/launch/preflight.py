@@ -20,7 +20,7 @@ from vlmplan.launch.facts import FLASH_ATTENTION, Facts
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.plan import Plan
-from vlmplan.recipe import AttentionImplementation
+from vlmplan.recipe_choices import AttentionImplementation
 from vlmplan.saving import Interval, Saving
 from vlmplan.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, monitor_problems
 from vlmplan.units import counted, gib_text

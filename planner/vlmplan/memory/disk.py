@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from vlmplan.engines.optimizer_states import paged_bytes, state_bytes
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.recipe import Method, Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Offload
 from vlmplan.saving import Saving
 from vlmplan.units import DType
 

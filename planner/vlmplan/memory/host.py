@@ -16,7 +16,8 @@ from vlmplan.engines.parameters import (
     partition_of,
     partition_size,
 )
-from vlmplan.recipe import Method, Offload, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.units import GIB, DType
 
 PROCESS_BYTES = 3 * GIB

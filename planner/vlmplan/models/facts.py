@@ -11,7 +11,7 @@ from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
 from vlmplan.models.description import context_length, takes_images
 from vlmplan.models.tree import model_tree
-from vlmplan.recipe import ALL_LINEAR, ATTENTION
+from vlmplan.recipe_choices import ALL_LINEAR, ATTENTION
 from vlmplan.workload import ModelFiles
 
 LORA_RANK = 16

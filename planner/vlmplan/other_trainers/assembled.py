@@ -13,7 +13,8 @@ from vlmplan.errors import InputError
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe import PLAIN, AdapterDtype, Method, Precision, WeightDtype
+from vlmplan.recipe import PLAIN
+from vlmplan.recipe_choices import AdapterDtype, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 OF_ADAPTERS = frozenset(

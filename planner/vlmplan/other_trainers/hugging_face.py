@@ -6,13 +6,13 @@ Keys and defaults of transformers 5.23 (``training_args.py``, ``trainer.py``, ``
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.data_rules import Order
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, EvaluationRules, read_evaluation
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import read_saving
 from vlmplan.other_trainers.settings import NO, Settings
-from vlmplan.recipe import PLAIN, AttentionImplementation, OptimizerKind, Precision
+from vlmplan.recipe import PLAIN
+from vlmplan.recipe_choices import AttentionImplementation, BatchesOnGpu, OptimizerKind, Precision
 from vlmplan.saving import Saving
 
 ORDERS: Mapping[str, Order] = {

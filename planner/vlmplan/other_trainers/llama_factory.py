@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.data_rules import LLAMA_FACTORY_PIXELS, OF_EVERY_IMAGE, DataRules, VideoRules
 from vlmplan.evaluation import Kept
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
@@ -17,11 +16,12 @@ from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe import (
+from vlmplan.recipe_choices import (
     ALL_LINEAR,
     PISSA,
     PISSA_ITERATIONS,
     AttentionImplementation,
+    BatchesOnGpu,
     LossKind,
     Method,
     Precision,

@@ -25,16 +25,8 @@ from vlmplan.other_trainers.hugging_face import (
 )
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
-from vlmplan.recipe import (
-    ALL_LINEAR,
-    REGEX,
-    AttentionImplementation,
-    LossKind,
-    Method,
-    Precision,
-    WeightDtype,
-    is_lora_init,
-)
+from vlmplan.recipe import is_lora_init
+from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 MS_SWIFT: Final = "ms-swift 4.6.0"

@@ -7,7 +7,7 @@ from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
 from vlmplan.other_trainers.hugging_face import Defaults, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe import LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe_choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 

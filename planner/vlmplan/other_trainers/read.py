@@ -19,7 +19,7 @@ from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import OTHER, ScriptRun, looks_like_script, run_of_script
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, read_trl
-from vlmplan.recipe import Method, Precision
+from vlmplan.recipe_choices import Method, Precision
 from vlmplan.workload import ModelFiles
 
 MAX_BYTES = 2**20

@@ -12,7 +12,7 @@ from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 TRL: Final = "TRL 1.16.0"

@@ -13,7 +13,8 @@ from vlmplan.plan.record import (
     PlannedHardware,
     PlannedOffer,
 )
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan.saving import Saving
 
 if TYPE_CHECKING:

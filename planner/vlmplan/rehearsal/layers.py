@@ -20,7 +20,8 @@ from vlmplan.hardware import Cluster, Gpu, Node, Vendor
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.plan import plan_from_estimate
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, shortened
 from vlmplan.rules import TYPES_WITHOUT_OUT_PROJ, default_attention, model_facts
 from vlmplan.user_cache import keep_text, kept_text

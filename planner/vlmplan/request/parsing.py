@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import find_model
-from vlmplan.recipe import PLAIN, Batching, option_name
+from vlmplan.recipe import PLAIN, option_name
+from vlmplan.recipe_choices import Batching
 from vlmplan.request.parts import WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, Request
 from vlmplan.units import counted

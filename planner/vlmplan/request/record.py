@@ -10,16 +10,16 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.decided_recipe import DecidedRecipe, completed
 from vlmplan.evaluation import Kept
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import Pricing
 from vlmplan.models import find_model
-from vlmplan.recipe import (
-    PLAIN,
+from vlmplan.recipe import PLAIN, option_name
+from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
+    BatchesOnGpu,
     Batching,
     LossKind,
     Method,
@@ -28,7 +28,6 @@ from vlmplan.recipe import (
     Precision,
     WeightDtype,
     enum_value,
-    option_name,
 )
 from vlmplan.request.parts import (
     EvaluationRequest,

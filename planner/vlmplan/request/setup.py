@@ -16,7 +16,8 @@ from vlmplan.errors import InputError, UnavailableError
 from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster
 from vlmplan.models import context_length
-from vlmplan.recipe import PLAIN, AttentionImplementation, Method, Offload, Precision, Recipe, option_name
+from vlmplan.recipe import PLAIN, Recipe, option_name
+from vlmplan.recipe_choices import AttentionImplementation, Method, Offload, Precision
 from vlmplan.request.parts import HardwareRequest, WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond

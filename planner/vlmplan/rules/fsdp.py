@@ -1,6 +1,7 @@
 """FSDP2 (``torch.distributed.fsdp.fully_shard``, torch 2.13), as the trainer applies it."""
 
-from vlmplan.recipe import AdapterDtype, Method, Offload, OptimizerKind, Precision, Recipe, WeightDtype, option_name
+from vlmplan.recipe import Recipe, option_name
+from vlmplan.recipe_choices import AdapterDtype, Method, Offload, OptimizerKind, Precision, WeightDtype
 from vlmplan.rules.base import RuleBook, RuleContext
 
 FSDP_RULES = RuleBook()

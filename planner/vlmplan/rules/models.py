@@ -1,7 +1,8 @@
 """Attention, loss, adapters and batch: what cannot be combined with a model or a method."""
 
 from vlmplan.evaluation import Kept
-from vlmplan.recipe import (
+from vlmplan.recipe import option_name, pattern_of
+from vlmplan.recipe_choices import (
     REGEX,
     AdapterDtype,
     AttentionImplementation,
@@ -9,8 +10,6 @@ from vlmplan.recipe import (
     Method,
     Precision,
     WeightDtype,
-    option_name,
-    pattern_of,
 )
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
 from vlmplan.units import DType

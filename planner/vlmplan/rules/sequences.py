@@ -1,7 +1,7 @@
 """Sequence parallelism: what DeepSpeed's Ulysses can share among ranks, and what not."""
 
 from vlmplan.evaluation import Kept
-from vlmplan.recipe import AttentionImplementation, LossKind
+from vlmplan.recipe_choices import AttentionImplementation, LossKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
 SEQUENCE_RULES = RuleBook()

@@ -11,7 +11,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.disk import DiskSpace
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.request import Objective
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.engines import stages_on
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import PLAIN, SEARCHED_LOSSES, LossKind, Method, Offload, Precision, Recipe
+from vlmplan.recipe import PLAIN, Recipe
+from vlmplan.recipe_choices import SEARCHED_LOSSES, LossKind, Method, Offload, Precision
 from vlmplan.rules import default_attention, model_facts, objection
 from vlmplan.search.combined_traces import Switches
 from vlmplan.workload import Workload

@@ -8,7 +8,8 @@ from vlmplan.changes.kinds import engine_title, without_plain_options
 from vlmplan.changes.trials import Trials
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
-from vlmplan.recipe import PLAIN, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe import PLAIN
+from vlmplan.recipe_choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.request import Options, OptionValue, Request
 from vlmplan.workload import ModelFiles
 

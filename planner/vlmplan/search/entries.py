@@ -9,7 +9,7 @@ from typing import Any
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.device import expandable_device_bytes
 from vlmplan.memory.overhead import workspace_bytes
-from vlmplan.recipe import Method, Offload
+from vlmplan.recipe_choices import Method, Offload
 from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.search import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.units import duration_text, gib_text, usd_text
 

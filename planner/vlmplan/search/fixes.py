@@ -21,7 +21,7 @@ from vlmplan.memory.device import Verdict
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.other_trainers import OpenedConfig
 from vlmplan.other_trainers.editing.patch import Patch, patched, require_own_words
-from vlmplan.recipe import AttentionImplementation, Offload, OptimizerKind
+from vlmplan.recipe_choices import AttentionImplementation, Offload, OptimizerKind
 from vlmplan.request import Request, RequestedSetup, requested_cluster, requested_setup
 from vlmplan.requested import requested_estimate
 from vlmplan.search.clusters import taken_host_bytes

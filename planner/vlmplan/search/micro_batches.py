@@ -12,7 +12,8 @@ from vlmplan.engines.profile import MicroBatchProfile, between, micro_batch_prof
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.host import PROCESS_BYTES
-from vlmplan.recipe import AttentionImplementation, LossKind, Precision, Recipe, chunk_tokens
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import AttentionImplementation, LossKind, Precision, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import (
     PhaseDemands,

@@ -10,7 +10,8 @@ from vlmplan.cost import CostAssumptions
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
 from vlmplan.hardware import Pricing
-from vlmplan.recipe import PLAIN, Method
+from vlmplan.recipe import PLAIN
+from vlmplan.recipe_choices import Method
 from vlmplan.request import (
     Request,
     SearchRequest,

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from vlmplan.memory.device import Verdict
-from vlmplan.recipe import Method
+from vlmplan.recipe_choices import Method
 from vlmplan.search.answer import (
     SECONDS_PER_HOUR,
     Limits,

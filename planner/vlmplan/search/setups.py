@@ -16,7 +16,8 @@ from vlmplan.estimation import Estimate, sized_estimate
 from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.search.choices import Engine, RecipeChoices
 from vlmplan.search.memoized_estimates import (
     BatchSize,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from vlmplan.changes.kinds import SHARES, Change, Space, all_changes, image_change, text_change
 from vlmplan.launch.plan_options import ADAPTER_OPTIONS
-from vlmplan.recipe import LossKind, Method
+from vlmplan.recipe_choices import LossKind, Method
 from vlmplan.request import HardwareRequest, Options, Request, RequestedSetup
 from vlmplan.search.clusters import MAX_GPUS_PER_NODE
 from vlmplan.units import counted

@@ -2,7 +2,8 @@
 
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan.timing.rates import RangedValue, Scenario
 from vlmplan.workload import Workload
 

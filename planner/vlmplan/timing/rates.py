@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.notes import Caveat
-from vlmplan.recipe import Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Precision
 from vlmplan.units import Choice
 
 

@@ -12,7 +12,8 @@ from vlmplan.engines import overlapped_fraction
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan.timing.host import image_seconds, offload_seconds
 from vlmplan.timing.rates import STEP_SECONDS, RangedValue, Scenario
 from vlmplan.timing.roofline import BusySeconds, PhaseSeconds, micro_batch_seconds

@@ -7,7 +7,8 @@ the trainer has it unless asked.
 
 from vlmplan.engines.parameters import ParameterTable, partition_size
 from vlmplan.hardware import Gpu
-from vlmplan.recipe import OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import OptimizerKind, Precision
 from vlmplan.timing.rates import BANDWIDTH_FRACTION, Scenario
 from vlmplan.units import DType
 

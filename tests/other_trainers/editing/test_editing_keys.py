@@ -12,7 +12,8 @@ from vlmplan.other_trainers import open_trainer_config
 from vlmplan.other_trainers.editing.engine import deepspeed_changes
 from vlmplan.other_trainers.editing.keys import KeyChanges, Setup, key_changes
 from vlmplan.other_trainers.editing.patch import Patch, patched
-from vlmplan.recipe import LossKind, Method, Offload, OptimizerKind, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method, Offload, OptimizerKind
 from vlmplan.request import configured_request, own_request, requested_cluster, requested_setup
 
 LLAMA_FACTORY: dict[str, Any] = {

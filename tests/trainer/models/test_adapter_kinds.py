@@ -6,7 +6,8 @@ from test_load_model import planned_parameters, real_parameters
 from tiny_plans import tiny_plan
 
 from vlmplan.errors import InputError
-from vlmplan.recipe import Method, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method, Precision
 from vlmplan_trainer.engines.optimizers import LR_FACTOR, make_optimizer, set_learning_rate, trained_of
 from vlmplan_trainer.models.adapters import converted_config, load_adapter, with_what_was_taken_out
 from vlmplan_trainer.models.load import load_model

@@ -16,7 +16,8 @@ from forked import main
 from torch.nn.parallel import DistributedDataParallel
 from worlds import gpu, join, rehearsing
 
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan_trainer.engines.optimizers import make_optimizer
 from vlmplan_trainer.rehearse import autocast, flash, shims
 from vlmplan_trainer.rehearse.device import NAME

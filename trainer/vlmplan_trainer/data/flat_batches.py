@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from vlmplan.recipe import Batching
+from vlmplan.recipe_choices import Batching
 from vlmplan.sampler import packed
 from vlmplan_trainer.data.batches import Batches, joined
 from vlmplan_trainer.data.encode import SEQUENCE_KEYS, Encoded

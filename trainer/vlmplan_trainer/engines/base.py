@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmplan.errors import InputError
-from vlmplan.recipe import LossKind
+from vlmplan.recipe_choices import LossKind
 from vlmplan_trainer.data.flat_rows import for_the_model
 from vlmplan_trainer.loss import language_loss, model_loss
 

@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from vlmplan.errors import InputError
-from vlmplan.recipe import Offload, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload
 from vlmplan_trainer.engines.base import EngineState, LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
 from vlmplan_trainer.engines.plain import PlainEngine

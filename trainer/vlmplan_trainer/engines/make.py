@@ -7,7 +7,7 @@ import torch
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
-from vlmplan.recipe import Offload, Precision
+from vlmplan.recipe_choices import Offload, Precision
 from vlmplan_trainer.engines.base import Engine, LossModule
 from vlmplan_trainer.engines.ddp import DdpEngine
 from vlmplan_trainer.engines.fsdp2 import FsdpEngine

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from vlmplan.errors import UnavailableError
-from vlmplan.recipe import Offload, OptimizerKind, Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload, OptimizerKind, Precision
 from vlmplan.training import ADAM_BETAS, ADAM_EPSILON
 from vlmplan_trainer.phases import say_phase
 

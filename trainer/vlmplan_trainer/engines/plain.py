@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlmplan.recipe import Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Precision
 from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
 from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer, set_learning_rate, trained_of
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vlmplan.errors import InputError
-from vlmplan.recipe import ALL_LINEAR, REGEX
+from vlmplan.recipe_choices import ALL_LINEAR, REGEX
 from vlmplan_trainer.models.parts import Part, Parts
 
 OWN_KEYS = ("output_dir", "logging_dir", "hub_token", "deepspeed", "use_cpu", "accelerator_config", "fsdp_config")

@@ -15,7 +15,8 @@ from torch import nn
 from vlmplan.errors import InputError
 from vlmplan.json_reader import shown
 from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
-from vlmplan.recipe import ALL_LINEAR, DEFAULT_INIT, REGEX, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX
 from vlmplan.training import adapter_problem
 from vlmplan_trainer.models.parts import Part, Parts, frozen_parts
 from vlmplan_trainer.probe import kind_of, name_of

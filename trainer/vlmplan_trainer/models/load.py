@@ -17,7 +17,8 @@ from torch import nn
 
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError
 from vlmplan.plan import Plan
-from vlmplan.recipe import Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize

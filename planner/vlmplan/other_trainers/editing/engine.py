@@ -12,7 +12,8 @@ from vlmplan.json_reader import JsonDict, parse_json_object
 from vlmplan.other_trainers.assembled import found_file
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED, zero_file
 from vlmplan.other_trainers.read import OpenedConfig
-from vlmplan.recipe import Offload, OptimizerKind, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Offload, OptimizerKind
 
 ZERO = "zero_optimization"
 ENGINE_FIELDS = ("zero_stage", "offload_optimizer", "offload_params", "hpz")

@@ -6,7 +6,8 @@ Sources: those of ``other_trainers/batching.py``.
 from typing import Any, Final
 
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
-from vlmplan.recipe import AttentionImplementation, Batching, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import AttentionImplementation, Batching
 
 
 def _of_text(context: LimitContext) -> tuple[Batching, ...]:

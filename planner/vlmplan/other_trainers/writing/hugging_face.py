@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
@@ -15,14 +14,15 @@ from vlmplan.other_trainers.hugging_face import ATTENTION, OPTIMIZERS
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import ALLOCATOR_VARIABLE, DS_CONFIG_FILE, EXPANDABLE
-from vlmplan.recipe import (
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import (
     REGEX,
     AdapterDtype,
     AttentionImplementation,
+    BatchesOnGpu,
     Method,
     OptimizerKind,
     Precision,
-    Recipe,
     WeightDtype,
 )
 from vlmplan.units import DType

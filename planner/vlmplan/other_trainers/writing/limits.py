@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.recipe import Precision, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

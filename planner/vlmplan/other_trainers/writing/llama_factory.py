@@ -6,7 +6,6 @@ Sources: ``hparams/*.py`` for keys, ``hparams/parser.py`` for what they do not g
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vlmplan.batches_on_gpu import BatchesOnGpu
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
@@ -34,16 +33,17 @@ from vlmplan.other_trainers.writing.hugging_face import (
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
-from vlmplan.recipe import (
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import (
     ALL_LINEAR,
     DEFAULT_INIT,
     PISSA,
     PISSA_ITERATIONS,
     AdapterDtype,
+    BatchesOnGpu,
     LossKind,
     Method,
     Precision,
-    Recipe,
     WeightDtype,
 )
 from vlmplan.workload import Workload

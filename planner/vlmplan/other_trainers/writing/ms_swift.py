@@ -31,7 +31,8 @@ from vlmplan.other_trainers.writing.hugging_face import (
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
-from vlmplan.recipe import ALL_LINEAR, DEFAULT_INIT, REGEX, LossKind, Method, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX, LossKind, Method
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"

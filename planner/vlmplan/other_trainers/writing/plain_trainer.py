@@ -26,7 +26,8 @@ from vlmplan.other_trainers.writing.hugging_face import (
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
-from vlmplan.recipe import DEFAULT_INIT, LossKind, Method, Precision, Recipe, WeightDtype
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import DEFAULT_INIT, LossKind, Method, Precision, WeightDtype
 from vlmplan.rules import default_attention, model_facts
 from vlmplan.workload import Workload
 

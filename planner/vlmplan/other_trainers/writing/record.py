@@ -9,7 +9,8 @@ from vlmplan.hardware import Cluster
 from vlmplan.json_reader import JsonDict
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit
-from vlmplan.recipe import LossKind, Recipe
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind
 from vlmplan.units import Choice
 from vlmplan.workload import Workload
 

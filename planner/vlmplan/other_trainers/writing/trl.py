@@ -35,7 +35,8 @@ from vlmplan.other_trainers.writing.hugging_face import (
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
-from vlmplan.recipe import (
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import (
     ALL_LINEAR,
     DEFAULT_INIT,
     REGEX,
@@ -43,7 +44,6 @@ from vlmplan.recipe import (
     LossKind,
     Method,
     Precision,
-    Recipe,
     WeightDtype,
 )
 from vlmplan.workload import Workload
