@@ -20,6 +20,7 @@ from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Drop, Event, Hold, Span, Trace
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator
+from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.models import brings_own_code, packaged_models
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
@@ -70,8 +71,8 @@ def both(asked: Workload, recipe: Recipe) -> tuple[Trace, Trace]:
     """(first layers standing for later ones, every layer) of the same model."""
     found = Estimator(asked, recipe)
     backend = found.backend(recipe, (8, 0))
-    tape = found._tape(Tape, recipe)
-    joined, every = found._run(tape, recipe, backend), found._run(found._tape(EveryLayer, recipe), recipe, backend)
+    tape = tape_for(Tape, recipe)
+    joined, every = found._run(tape, recipe, backend), found._run(tape_for(EveryLayer, recipe), recipe, backend)
     assert joined.sections is tape._sections, "the model had to be run again"
     return joined, every
 
@@ -101,7 +102,7 @@ def test_a_first_layer_leaves_the_trace_of_a_later_one(
 def test_of_qwen_layers_one_is_run():
     recipe = Recipe(zero_stage=2, activation_checkpointing=False)
     found = Estimator(workload("qwen2.5-0.5b", images=0), recipe)
-    joined, every = found._tape(Tape, recipe), found._tape(EveryLayer, recipe)
+    joined, every = tape_for(Tape, recipe), tape_for(EveryLayer, recipe)
     for tape in (joined, every):
         found._run(tape, recipe, found.backend(recipe, (8, 0)))
     assert joined.num_nodes < 0.6 * every.num_nodes

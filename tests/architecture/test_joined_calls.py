@@ -14,6 +14,7 @@ from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Drop, Event, Hold, Trace
 from vlmplan.estimation import Estimator
+from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Precision
 from vlmplan.units import DType
@@ -36,7 +37,7 @@ def traces(alias: str, recipe: Recipe, capability: tuple[int, int], *, side: int
     """(calls joined, every call) of the same model."""
     found = estimator(alias, recipe, side)
     backend = found.backend(recipe, capability)
-    joined, every = (found._run(found._tape(kind, recipe), recipe, backend) for kind in (Tape, EveryCall))
+    joined, every = (found._run(tape_for(kind, recipe), recipe, backend) for kind in (Tape, EveryCall))
     return joined, every
 
 
@@ -79,7 +80,7 @@ def test_joined_calls_leave_the_trace_of_every_call(
 def test_windows_of_all_images_are_one_node():
     recipe = Recipe(zero_stage=2, micro_batch=3, activation_checkpointing=False, vision_activation_checkpointing=False)
     found = estimator("qwen2.5-vl-3b", recipe, 420)
-    tape, every = (found._tape(kind, recipe) for kind in (Tape, EveryCall))
+    tape, every = (tape_for(kind, recipe) for kind in (Tape, EveryCall))
     for each in (tape, every):
         found._run(each, recipe, found.backend(recipe, (8, 0)))
     images, windows = 3 * 2, -(-15 // 4) * -(-13 // 4)  # 420 x 364 pixels are 15 x 13 merged patches, 4 x 4 a window

@@ -24,6 +24,7 @@ from vlmplan.deepspeed_config.other_files import read_ds_config
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_GPUS_PER_NODE, MAX_NUM_NODES, Pricing
 from vlmplan.recipe import PLAIN, Recipe
+from vlmplan.recipe_choices import LORA_INITS
 from vlmplan.request import HardwareRequest, Objective, Request, SearchRequest, WorkloadRequest, parse
 
 COUNTS = st.integers(1, 10**6)
@@ -52,6 +53,8 @@ def setting(name: str) -> st.SearchStrategy[Any]:
         return st.floats(0, 0.99)
     if name == "lora_alpha" or isinstance(default, int):
         return COUNTS
+    if name == "lora_init":
+        return st.sampled_from(LORA_INITS)
     return NAMES if name in ("lora_targets", "nvme_path") else st.sampled_from(type(default))
 
 

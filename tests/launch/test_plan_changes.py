@@ -30,7 +30,7 @@ def other(value: Any) -> Any:
     return "/other"
 
 
-OTHERS = {"zero_stage": 3, "lora_alpha": 7, "lora_dropout": 0.125}
+OTHERS = {"zero_stage": 3, "lora_alpha": 7, "lora_dropout": 0.125, "lora_init": "olora", "loraplus_lr_ratio": 4.0}
 """Of fields whose own value says nothing of what others may be."""
 
 

@@ -69,6 +69,7 @@ def test_the_trainer_gets_plan_samples_rank_and_card(pretend: Pretend, tmp_path:
         "num_tokens": 512,
         "images_per_sample": 0,
         "image": None,
+        "sequences": None,
         "width": plan.workload.image_width,
         "height": plan.workload.image_height,
     }

@@ -60,10 +60,13 @@ class ModuleNames:
         return self if self.is_regex else replace(self, suffixes=tuple(suffixes))
 
 
+TARGETS_OPTION = "--lora-targets"
+
+
 def target_names(text: str, option: str, *, attention: Sequence[str] | None = None) -> ModuleNames | None:
     """What ``text``, the value of ``option``, means; None for every Linear but the output head.
 
-    ``attention`` is what that word means; None: it is a name like others. Raises InputError.
+    ``attention`` is what that word means; None: it is a name like others, as of modules to exclude. Raises InputError.
     """
     if text.startswith(REGEX):
         return ModuleNames(pattern=pattern_of(text, option))
@@ -73,10 +76,11 @@ def target_names(text: str, option: str, *, attention: Sequence[str] | None = No
         return ModuleNames(suffixes=tuple(attention))
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     allowed = "names such as q_proj,v_proj, or regex: and a regular expression"
+    adapts = option == TARGETS_OPTION
     if not names:
-        raise InputError(f"{option} is empty; give {'' if attention is None else 'all-linear, attention, '}{allowed}")
+        raise InputError(f"{option} is empty; give {'all-linear, attention, ' if adapts else ''}{allowed}")
     if ALL_LINEAR in names:
-        said = "all-linear stands alone" if attention is not None else f"give {allowed}"
+        said = "all-linear stands alone" if adapts else f"give {allowed}"
         raise InputError(f"{option} is {text}; {said}")
     return ModuleNames(suffixes=names)
 
@@ -102,7 +106,7 @@ def split_layers(model: Model, *texts: str | None) -> None:
     """Make equal layers, of which the targets or exclusions ``texts`` mean different modules, layers of kinds of their
     own, so that some can be adapted and others not. Call it on a new tree, before anything else is done to it."""
     options = [text for text in texts if text is not None and text not in (ALL_LINEAR, ATTENTION)]
-    found = [names for text in options if (names := target_names(text, "--lora-targets")) is not None]
+    found = [names for text in options if (names := target_names(text, TARGETS_OPTION)) is not None]
     telling = [names for names in found if names.tells_layers_apart]
     if telling:
         _split(model, "", lambda name: [frozenset(names.match(name)) for names in telling])

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.adapter_names import ModuleNames, Place, places_of, target_names
+from vlmplan.architecture.adapter_names import TARGETS_OPTION, ModuleNames, Place, places_of, target_names
 from vlmplan.architecture.dora import DoraLayer, UsedWeights
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, PatchEmbedding
@@ -207,7 +207,7 @@ def add_lora(
     stacked, layers = stacked_targets(targets), layer_targets(targets)
     wanted: ModuleNames | None = ModuleNames()
     if layers or not stacked:
-        wanted = target_names(layers, "--lora-targets", attention=model.ATTENTION_LINEARS)
+        wanted = target_names(layers, TARGETS_OPTION, attention=model.ATTENTION_LINEARS)
     suffixes, ranks = adapted_parameters(model.PARAMETER_TARGETS, wanted and wanted.suffixes, settings.rank)
     if wanted is not None and suffixes is not None:
         wanted = wanted.with_suffixes(suffixes)

@@ -160,7 +160,7 @@ RECIPE: tuple[Decorator, ...] = (
     _switch("train_projector", "train-projector", "freeze-projector", "What maps vision to language."),
     _switch("train_language", "train-language", "freeze-language", "The language model."),
     _choice("--precision", ("bf16", "fp16", "fp32", "bf16-pure"), "bf16 and fp16 keep fp32 master weights."),
-    _choice("--optimizer", OPTIMIZERS, "The optimizer."),
+    click.option("--optimizer", type=click.Choice(OPTIMIZERS), metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}."),
     _switch("fuses_optimizer", "fused-optimizer", "foreach-optimizer", "Kernel of plain PyTorch's update."),
     _switch("caches_casts", "cached-casts", "no-cached-casts", "Plain PyTorch keeps 16-bit copies until forward ends."),
     _switch("upcasts_frozen", "kbit-upcast", "no-kbit-upcast", "peft's float32 copies of what QLoRA leaves in 16 bit."),

@@ -31,7 +31,7 @@ def forward(file: Path) -> dict[str, Any]:
         config = configuration(content["config"])
         model = model_class(config)._from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").to(NAME)
         config.get_text_config().use_cache = False
-        made = iter(MicroBatches(mode, config, asked, 1))
+        made = iter(MicroBatches(mode, config, asked, 1, part=0, num_parts=1))
         batch = next(made)
         sent = {
             name: tensor.to(torch.bfloat16 if name == "pixel_values" else tensor.dtype).to(NAME)

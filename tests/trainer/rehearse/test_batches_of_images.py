@@ -20,6 +20,7 @@ REMOTE = {"qwen"}
 ALIASES = {
     "blip-2": "blip2-opt-2.7b",
     "gemma3": "gemma-3-4b",
+    "gemma4": "gemma-4-31b",
     "glm4v": "glm-4.1v-9b",
     "idefics2": "idefics2-8b",
     "idefics3": "smolvlm-256m",

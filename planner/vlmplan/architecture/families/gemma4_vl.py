@@ -51,6 +51,7 @@ class Gemma4Model(Module):
         text_width = language_model.shape.hidden_size
         self.vision_tower: Any = None if vision is None else Gemma4Vision(vision)
         self.language_model = language_model
+        self._read: list[ReadWeight] = []
         audio = config.section("audio_config") if config.get("audio_config") else None
         if audio is not None:
             self.audio_tower = Gemma4Audio(audio)
@@ -67,8 +68,8 @@ class Gemma4Model(Module):
         # What lives until this function returns: ids and embeddings without images, each layer's part of the second
         # embedding, and what the tower returned.
         held: list[Tensor] = [text_ids]
-        read = ReadWeight(language_model.embed_tokens) if language_model.shape.per_layer_width else None
-        if read is not None and tape.follows_weights:
+        read = self._read_weight() if tape.follows_weights and language_model.shape.per_layer_width else None
+        if read is not None:
             tape.fetch(read)
         per_layer = language_model.embed_per_layer(text_ids)
         if per_layer is not None:
@@ -92,9 +93,16 @@ class Gemma4Model(Module):
                 masks = {**masks, language_model.shape.window: mask}
                 del mask
         hidden = language_model(embeddings, [] if per_layer is None else [per_layer], backend, masks)
-        if read is not None and tape.follows_weights:
+        if read is not None:
             tape.release(read)
         return hidden
+
+    def _read_weight(self) -> "ReadWeight":
+        """One object for all runs, so that their traces say the same; no child, whose weight would be there twice."""
+        owner = self.language_model.embed_tokens
+        if not self._read or self._read[0].weight is not owner.weight:
+            self._read[:] = [ReadWeight(owner)]
+        return self._read[0]
 
 
 def _compare_sizes(features: Tensor) -> None:
