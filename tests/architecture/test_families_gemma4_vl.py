@@ -71,7 +71,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(n
     assert_parameters_and_linears_match(CONFIGS[name])
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("size", [(480, 336), (320, 480)], ids=["every patch is used", "patches fill up"])

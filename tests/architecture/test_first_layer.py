@@ -77,7 +77,7 @@ def both(asked: Workload, recipe: Recipe) -> tuple[Trace, Trace]:
     return joined, every
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize(("method", "stage"), [(Method.FULL, 3), (Method.LORA, 3), (Method.QLORA, None)])
 @pytest.mark.parametrize("alias", ALIASES)

@@ -50,6 +50,7 @@ def plain(events: list[Event]) -> list[Any]:
     ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("capability", [(8, 0), (7, 0)], ids=["flash", "efficient"])
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])

@@ -196,8 +196,9 @@ def test_all_stages_take_the_same_steps(outcomes, family, method, stages):
 @pytest.mark.parametrize("stage", ["none", 2, 3, "fsdp", pytest.param(0, marks=sweep), pytest.param(1, marks=sweep)])
 def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     outcome = outcomes[f"llama-full-{stage}"]
-    # What a message, the last activations or a weight that a thread of transformers' reads held may go a moment later.
-    assert outcome.error_of("load, peak") == pytest.approx(0, abs=0.03 if stage == 3 else 0.001)
+    # What a message, the last activations or a weight that a thread of transformers' reads held may go a moment later:
+    # most of all while loading, where a few such weights are a tenth of this model.
+    assert -0.15 < outcome.error_of("load, peak") < (0.03 if stage == 3 else 0.001)
     assert outcome.error_of("init, peak") == pytest.approx(0, abs=0.03)
     assert outcome.error_of("step, peak") == pytest.approx(0, abs=0.03)
     assert outcome.error_of("peak allocated") == pytest.approx(0, abs=0.03)

@@ -141,11 +141,12 @@ class Trainer:
         meter.start_step()
         engine.model.train()
         loss_sum = 0.0
-        self._kept = kept = [self._sent(batch) for batch in window] if self._keeps_batches else []
-        while window:  # a micro batch that is not kept is gone once it has been used, on a CPU too
-            batch = window.pop(0)
-            loss_sum += self._micro_batch(kept[-1 - len(window)] if kept else self._sent(batch), max(1, all_labels))
-            del batch
+        if self._keeps_batches:
+            self._kept = [self._sent(batch) for batch in window]
+            window.clear()
+            loss_sum += sum(self._micro_batch(batch, max(1, all_labels)) for batch in self._kept)
+        while window:  # a micro batch is gone once it has been used, on a CPU too
+            loss_sum += self._micro_batch(self._sent(window.pop(0)), max(1, all_labels))
         rate = self.rates.at(position.step)
         with meter.phase("step"):
             result = engine.step(rate)
