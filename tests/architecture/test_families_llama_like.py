@@ -55,7 +55,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
     pytest.importorskip("transformers")
@@ -72,7 +72,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoint
     assert_step(config, attention=attention, checkpoints=checkpoints)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_eager_attention_drops_out_what_transformers_drops_out(checkpoints):
     # sdpa on CPU is another kernel with dropout, which no GPU runs.

@@ -49,7 +49,7 @@ CASES = [
 ]
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("alias", "method", "stage"), CASES)
 def test_combined_trace_has_the_operations_of_a_trace_of_its_own(alias: str, method: Method, stage: int | None):
     traces = Traces(alias, method, stage)
@@ -57,7 +57,7 @@ def test_combined_trace_has_the_operations_of_a_trace_of_its_own(alias: str, met
         assert traces.pair.combined(switches).trace.works() == traces.alone(switches).works()
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("alias", "method", "stage"), CASES)
 def test_combined_trace_has_the_peaks_of_its_own_up_to_what_is_unmatched(alias, method, stage):
     traces = Traces(alias, method, stage)

@@ -87,7 +87,7 @@ def asked():
     return found
 
 
-IN_EVERY_RUN = ("llava", "mllama", "qwen2_5_vl")
+IN_EVERY_RUN = ("mllama", "qwen2_5_vl")
 IN_SWEEPS = tuple(family for family in ALIASES if family not in IN_EVERY_RUN)
 FAMILIES = [*IN_EVERY_RUN, *(pytest.param(family, marks=pytest.mark.sweep) for family in IN_SWEEPS)]
 

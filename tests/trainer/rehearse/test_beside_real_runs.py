@@ -41,6 +41,7 @@ def test_weights_from_files_are_seen_though_threads_load_them(model, tmp_path):
     assert [found for found, _ in resident] == pytest.approx([expected for _, expected in resident], rel=TOLERANCE)
 
 
+@pytest.mark.sweep
 def test_two_ranks_have_the_bytes_of_their_rehearsals_in_every_phase_of_every_step(model, tmp_path):
     plans = {name: plan_named(model, name, num_ranks=2) for name in IN_EVERY_RUN}
     assert_equal(compared(plans, tmp_path, num_ranks=2, asked=list(IN_EVERY_RUN.items())))
