@@ -149,15 +149,8 @@ def attend(
     if q.tape.key_cache is not None and (is_causal if is_cached is None else is_cached):
         k, v = q.tape.key_cache.kept(k), q.tape.key_cache.kept(v)
     batch, num_heads, num_tokens, head_dim = q.shape
-    if head_dim == 0:
-        raise InputError(f"config.json: {num_heads:,} attention heads are more than their layer is wide")
-    if backend.implementation == "flash_attention_2" and head_dim > LARGE_HEAD_DIM:
-        raise InputError(
-            f"--attention flash_attention_2 takes attention heads of at most {LARGE_HEAD_DIM}; "
-            f"those of this model are {head_dim} wide: give --attention sdpa"
-        )
-    is_grouped = k.shape[1] != num_heads
-    tape = q.tape
+    _check_head_width(backend, num_heads, head_dim)
+    tape, is_grouped = q.tape, k.shape[1] != num_heads
     tape.widest_head = max(tape.widest_head, head_dim)
     dtype = tape.autocast or q.dtype
     # ``use_gqa_in_sdpa``: a mask or a wide head keeps transformers from leaving grouped heads to the kernel.
@@ -177,10 +170,19 @@ def attend(
     packed = lengths or calls or own
     num_pairs = batch * num_tokens * k.shape[2] if packed is None else packed.num_pairs
     is_causal = is_causal and mask is None  # a kernel with a mask skips nothing
-    padded = 0 if own is None else PADDED_ROWS * own.count
-    given = (backend, kernel, q, k, v)
-    out = _fused(*given, num_pairs=num_pairs, is_causal=is_causal, mask=mask, calls=calls, num_padded_rows=padded)
+    rows = {"num_pairs": num_pairs, "num_padded_rows": 0 if own is None else PADDED_ROWS * own.count}
+    out = _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, calls=calls, **rows)
     return out.view(batch, num_tokens, num_heads * head_dim)
+
+
+def _check_head_width(backend: AttentionBackend, num_heads: int, head_dim: int) -> None:
+    if head_dim == 0:
+        raise InputError(f"config.json: {num_heads:,} attention heads are more than their layer is wide")
+    if backend.implementation == "flash_attention_2" and head_dim > LARGE_HEAD_DIM:
+        raise InputError(
+            f"--attention flash_attention_2 takes attention heads of at most {LARGE_HEAD_DIM}; "
+            f"those of this model are {head_dim} wide: give --attention sdpa"
+        )
 
 
 def _attend_to_all_ranks(

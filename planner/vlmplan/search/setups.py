@@ -76,13 +76,8 @@ class SetupSpace:
         self.choices = RecipeChoices(
             workload, fixed, has_other_layers=workload.images_per_sample > 0, made_for=made_for
         )
-        self.models = MemoizedEstimates(
-            workload,
-            self.choices.switches,
-            self.batch_sizes(1)[-1][0],
-            shared,
-            sequence_parallel=fixed.sequence_parallel or 1,
-        )
+        largest, ranks = self.batch_sizes(1)[-1][0], fixed.sequence_parallel or 1
+        self.models = MemoizedEstimates(workload, self.choices.switches, largest, shared, sequence_parallel=ranks)
         self.num_considered = 0
         self._sizes: dict[Any, ZeroSettings] = {}
         self._of = IdentityCache()
