@@ -33,7 +33,7 @@ SAMPLES = st.fixed_dictionaries(
     st.sampled_from(((1, 1), (4, 1), (8, 2))),
     st.booleans(),
     quick=60,
-    thorough=1500,
+    thorough=800,
 )
 def test_a_reader_takes_back_what_was_written(tool, recipe, model, samples, machines, trains_usual_parts):
     recipe = usual(tool, model).applied_to(recipe) if trains_usual_parts else recipe
