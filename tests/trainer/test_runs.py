@@ -197,11 +197,10 @@ def test_all_stages_take_the_same_steps(outcomes, family, method, stages):
 def test_full_training_takes_the_bytes_that_were_planned(outcomes, stage):
     outcome = outcomes[f"llama-full-{stage}"]
     # What a message, the last activations or a weight that a thread of transformers' reads held may go a moment later:
-    # most of all while loading, where a few such weights are a tenth of this model.
+    # most of all while loading, where a few such weights are a tenth of this model. That only adds to what is measured.
     assert -0.15 < outcome.error_of("load, peak") < (0.03 if stage == 3 else 0.001)
-    assert outcome.error_of("init, peak") == pytest.approx(0, abs=0.03)
-    assert outcome.error_of("step, peak") == pytest.approx(0, abs=0.03)
-    assert outcome.error_of("peak allocated") == pytest.approx(0, abs=0.03)
+    for name in ("init, peak", "step, peak", "peak allocated"):
+        assert -0.08 < outcome.error_of(name) < 0.03, name
 
 
 def test_ddp_learns_what_one_rank_does_though_a_rank_may_have_no_image_for_the_vision_tower(models, outcomes, tmp_path):
