@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import vlmplan
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.tape import Tape

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from planned import shortened
-from vlmplan.architecture.attention import AttentionBackend, joins_calls
+from vlmplan.architecture.attention import joins_calls
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Drop, Event, Hold, Trace

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape

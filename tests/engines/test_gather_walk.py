@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from laws import law
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape

@@ -6,7 +6,7 @@ import pytest
 
 import gathered_weights_probe
 from planned import rehearsed_timeline
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape

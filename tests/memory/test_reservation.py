@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from planned import memory_timeline, model_files, shortened
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model

@@ -8,7 +8,8 @@ the type of the model, their float32 copy and its log-softmax, 10 bytes a logit 
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, KeyCache
+from vlmplan.architecture.attention import KeyCache
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.model import Batch, Model

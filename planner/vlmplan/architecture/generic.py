@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.generic_groups import Group, Role, keep_bytes, use_own
 from vlmplan.architecture.generic_layers import GenericContext, GenericShape, LayerRun, output_step
 from vlmplan.architecture.generic_tree import NORMS, TreeBuilder

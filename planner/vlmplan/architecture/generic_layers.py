@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.generic_groups import Group, LinearOrNorm, Role, joined, use, use_rest
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits

@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import replace
 from typing import Any
 
-from vlmplan.architecture.attention import SMALL_HEAD_DIM, AttentionBackend
+from vlmplan.architecture.attention_backend import SMALL_HEAD_DIM, AttentionBackend
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass, evaluation_pass, generation_pass
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing

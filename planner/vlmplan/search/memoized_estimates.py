@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.communication import step_collectives
 from vlmplan.engines import Engine, ModelStates
 from vlmplan.engines.bounds import gathered_bounds, peak_bound, peak_floor

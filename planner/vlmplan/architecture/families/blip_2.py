@@ -7,7 +7,7 @@ variants are described; the ones with T5 are not.
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.blip_vision import NUM_CHANNELS, BlipVision
 from vlmplan.architecture.families.qformer import QFormer

@@ -4,7 +4,8 @@ Source: transformers 5.23 ``models/blip_2/modeling_blip_2.py``, ``Blip2VisionMod
 """
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, Stack

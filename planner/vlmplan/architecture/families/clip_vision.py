@@ -6,7 +6,8 @@ Source: transformers 5.23 ``models/clip/modeling_clip.py``, ``CLIPVisionModel``.
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.model import Batch

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import PLAIN_SCORES, AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, causal_masks
 from vlmplan.architecture.model import CausalLM

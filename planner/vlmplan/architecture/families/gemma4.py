@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma import Masks, ScaledEmbedding
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm, Mixture, mixture

@@ -4,7 +4,8 @@ Source: transformers 5.23 ``models/gemma4/modeling_gemma4.py``, ``Gemma4VisionMo
 """
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm
 from vlmplan.architecture.gather import take_rows

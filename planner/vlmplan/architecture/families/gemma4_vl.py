@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma4 import Gemma4Decoder, decoder
 from vlmplan.architecture.families.gemma4_audio import Gemma4Audio

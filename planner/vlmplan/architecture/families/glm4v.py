@@ -7,7 +7,8 @@ the decoder and the inner width of the blocks' MLP; ``intermediate_size`` is the
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend, heads_together
+from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext, decoder_shape
 from vlmplan.architecture.families.packed_patches import (

@@ -9,7 +9,8 @@ bfloat16 (``Mxfp4Config(dequantize=True)``). Of a layer only q, k, v and o are L
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, repeat_kv
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_kernels import repeat_kv
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Decoder,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.families.text import text_decoder

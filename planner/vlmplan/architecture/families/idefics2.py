@@ -4,7 +4,8 @@ Source: transformers 5.23 ``models/idefics2/modeling_idefics2.py``.
 """
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.idefics import Idefics, IdeficsModel, padding_mask
 from vlmplan.architecture.families.packed_patches import Sequential

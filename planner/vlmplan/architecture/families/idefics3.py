@@ -7,7 +7,7 @@ its copy but for what the output object holds. Checkpoints called SmolVLM are of
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.idefics import Idefics, IdeficsModel
 from vlmplan.architecture.images.shape import ImageShape

@@ -6,7 +6,7 @@ Source: transformers 5.23 ``models/instructblip/modeling_instructblip.py``, ``In
 from collections.abc import Sequence
 from typing import Any
 
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.blip_2 import Blip2, Blip2WithOpt
 from vlmplan.architecture.families.qformer import InstructQFormer, head_of

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from math import prod
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.clip_vision import Mlp, num_vision_sequences
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput

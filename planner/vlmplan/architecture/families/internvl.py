@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.intern_vision import InternVision
 from vlmplan.architecture.families.packed_patches import scattered

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import PLAIN_SCORES, AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack

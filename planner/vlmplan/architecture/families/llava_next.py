@@ -6,7 +6,7 @@ Source: transformers 5.23 ``models/llava_next/modeling_llava_next.py``.
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llava import Llava, LlavaModel, side_by_side
 from vlmplan.architecture.families.vision_tower import VisionOutput

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import (
     Decoder,

@@ -9,7 +9,8 @@ from collections.abc import Container, Sequence
 from typing import cast
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, Stack

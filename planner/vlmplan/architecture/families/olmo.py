@@ -7,7 +7,7 @@ four layers have a window and rotary positions of their own.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Attention,

@@ -7,7 +7,8 @@ a step that skips none is the largest.
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.model import Batch, Model

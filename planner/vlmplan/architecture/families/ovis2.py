@@ -6,7 +6,7 @@ Source: transformers 5.23 ``models/ovis2/modeling_ovis2.py``.
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.ovis_vision import OvisVision
 from vlmplan.architecture.families.packed_patches import scattered

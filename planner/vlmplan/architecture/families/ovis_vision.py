@@ -9,7 +9,8 @@ Linear for itself.
 import math
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.clip_vision import num_vision_sequences
 from vlmplan.architecture.families.vision_tower import Encoder

@@ -7,7 +7,8 @@ copies, the ``forward`` of the models).
 from collections.abc import Mapping, Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend, joins_calls
+from vlmplan.architecture.attention import attend, joins_calls
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext
 from vlmplan.architecture.model import Batch

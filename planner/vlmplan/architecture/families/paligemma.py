@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma import GemmaDecoder, decoder
 from vlmplan.architecture.families.text import ties_word_embeddings

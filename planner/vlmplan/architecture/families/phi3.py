@@ -6,7 +6,8 @@ Source: transformers 5.23 ``models/phi3/modeling_phi3.py``.
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import Scores, attend, heads_together
+from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
 from vlmplan.architecture.model import CausalLM

@@ -8,7 +8,8 @@ of the micro batch. flash_attention_2 gets lengths instead.
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import GatedMlp
 from vlmplan.architecture.families.packed_patches import by_image

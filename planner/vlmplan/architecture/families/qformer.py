@@ -7,7 +7,8 @@ which feeds the instruction's tokens beside the queries. Both run in the type of
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor

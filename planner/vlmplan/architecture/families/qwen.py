@@ -9,7 +9,8 @@ one kind of attention: scores written out in the model's type, whatever ``attn_i
 from dataclasses import dataclass, replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.families.qwen_visual import VisionTransformer

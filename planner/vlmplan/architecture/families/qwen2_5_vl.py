@@ -5,7 +5,7 @@ Source: transformers 5.23 ``models/qwen2_5_vl/modeling_qwen2_5_vl.py`` and ``vis
 """
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import GatedMlp, decoder_shape
 from vlmplan.architecture.families.packed_patches import (

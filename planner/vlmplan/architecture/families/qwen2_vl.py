@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, decoder_shape
 from vlmplan.architecture.families.packed_patches import (

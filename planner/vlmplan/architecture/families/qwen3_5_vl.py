@@ -4,7 +4,7 @@ Source: transformers 5.23 ``models/{qwen3_5,qwen3_5_moe}/modeling_*.py``.
 """
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families import qwen2_vl
 from vlmplan.architecture.families.packed_patches import joined_features, token_positions

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, RotaryContext, causal_masks, decoder_shape
 from vlmplan.architecture.families.packed_patches import (

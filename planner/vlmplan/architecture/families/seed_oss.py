@@ -6,7 +6,7 @@ Source: transformers 5.23 ``models/seed_oss/modeling_seed_oss.py``.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import Scores
+from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Attention,

@@ -7,7 +7,7 @@ modules in another order.
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Attention, Mlp, VisionEmbeddings
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput

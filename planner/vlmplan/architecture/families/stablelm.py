@@ -6,7 +6,8 @@ Source: transformers 5.23 ``models/stablelm/modeling_stablelm.py``.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import Scores, attend, heads_together
+from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4v import rotary_fraction
 from vlmplan.architecture.families.llama import (

@@ -6,7 +6,8 @@ Source: transformers 5.23 ``models/starcoder2/modeling_starcoder2.py``.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import AttentionBackend, Scores, attend
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Attention,

@@ -1,0 +1,90 @@
+"""Which attention a model asks for, and which kernel a GPU really runs.
+
+Source: torch 2.13 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``; flash-attn for ``flash_attention_2``.
+"""
+
+from dataclasses import dataclass
+
+from vlmplan.architecture.packed_lengths import PackedLengths
+from vlmplan.units import Choice, DType
+
+
+class Kernel(Choice):
+    """The kernels behind ``attn_implementation``."""
+
+    FLASH = "flash"  # torch's flash kernel or the flash-attn library
+    EFFICIENT = "efficient"  # torch's memory-efficient kernel: takes masks, but no grouped heads
+    MATH = "math"  # torch's fallback: scores in float32
+    EAGER = "eager"  # transformers' own, scores in the model's type with an fp32 softmax
+
+
+LARGE_HEAD_DIM = 256
+"""Widest head of the flash kernel."""
+PADDED_ROWS = 128
+"""Rows more for each sample of a row in the workspaces of flash-attn's backward (``mha_varlen_bwd`` in
+``csrc/flash_attn/flash_api.cpp``)."""
+SMALL_HEAD_DIM = 224
+"""Widest head that it can train where shared memory is small."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackend:
+    """How attention runs on one GPU.
+
+    ``implementation`` is transformers' ``attn_implementation``; ``compute_capability`` decides which kernel ``sdpa``
+    reaches. ``sequence_parallel`` ranks share each sample. ``sequences`` are the lengths of the samples in the one row
+    of a micro batch, in each of which causal attention is by itself. ``has_workspaces`` is False only to compare with
+    runs on CPU, whose kernel has none.
+    """
+
+    implementation: str = "sdpa"
+    compute_capability: tuple[int, int] = (8, 0)
+    has_workspaces: bool = True
+    sequence_parallel: int = 1
+    sequences: PackedLengths | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a row has more than one sample."""
+        return self.sequences is not None and self.sequences.count > 1
+
+    @property
+    def has_small_shared_memory(self) -> bool:
+        return self.compute_capability in ((8, 6), (8, 9)) or self.compute_capability[0] == 12
+
+    def kernel(self, *, head_dim: int, is_grouped: bool, has_mask: bool, dtype: DType) -> Kernel:
+        """The kernel for one attention call.
+
+        Source: ``sdp_utils.cpp``: flash needs compute capability 8.0, a 16-bit type, no mask, a head of at most 256,
+        and for training a head of at most 224 where shared memory is small (8.6, 8.9, 12.x). The memory-efficient
+        kernel takes no grouped heads, so sdpa with ``enable_gqa`` falls through to math where flash cannot run.
+        """
+        if self.implementation == "eager":
+            return Kernel.EAGER
+        if self.implementation == "flash_attention_2":
+            return Kernel.FLASH
+        runs_flash = (
+            self.compute_capability >= (8, 0)
+            and dtype is not DType.FLOAT32
+            and not has_mask
+            and head_dim <= (SMALL_HEAD_DIM if self.has_small_shared_memory else LARGE_HEAD_DIM)
+        )
+        if runs_flash:
+            return Kernel.FLASH
+        return Kernel.MATH if is_grouped and not has_mask else Kernel.EFFICIENT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What a model does with its attention scores besides scaling and masking them.
+
+    ``caps`` them through ``tanh`` (Gemma 2); drops weights out with probability ``dropout``; ``upcasts`` is False where
+    the eager softmax stays in the model's type (GPT-2).
+    """
+
+    caps: bool = False
+    dropout: float = 0.0
+    upcasts: bool = True
+
+
+PLAIN_SCORES = Scores()

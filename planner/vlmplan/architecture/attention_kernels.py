@@ -1,0 +1,189 @@
+"""Attention kernels: what each saves and allocates.
+
+Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head_dim). Sources: transformers 5.23
+``integrations/sdpa_attention.py`` and the ``eager_attention_forward`` of the models; torch 2.13
+``aten/src/ATen/native/transformers/cuda/{attention.cu,attention_backward.cu}``.
+"""
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention_backend import AttentionBackend, Kernel, Scores
+from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.packed_lengths import PackedLengths
+from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
+from vlmplan.architecture.trace import Kind
+from vlmplan.units import DType
+
+
+def repeat_kv(x: Tensor, num_heads: int, *, copies: bool = True) -> Tensor:
+    """Grouped keys or values written out for every query head (transformers' ``repeat_kv``: expand and copy)."""
+    batch, num_kv_heads, num_keys, head_dim = x.shape
+    if num_kv_heads == num_heads:
+        return x
+    tape = x.tape
+    node = tape.node((x,), _repeat_kv_backward, meta=x.shape)
+    if not copies:
+        return Tensor(x.storage, (batch, num_heads, num_keys, head_dim), x.dtype, node)
+    out = tape.tensor((batch, num_heads, num_keys, head_dim), x.dtype, node)
+    tape.move(x.num_bytes + out.num_bytes)
+    return out
+
+
+def _repeat_kv_backward(node: GraphNode, grads: Grads) -> Grads:
+    (g,) = grads
+    assert g is not None
+    return [ops.reduced(g, node.meta, g.dtype)]
+
+
+def fused_attention(
+    backend: AttentionBackend,
+    kernel: Kernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    num_pairs: int,
+    is_causal: bool,
+    mask: Tensor | None,
+    calls: PackedLengths | None = None,
+    num_padded_rows: int = 0,
+) -> Tensor:
+    """One kernel: saves q, k, v, the result and a log-sum-exp per row; a mask is saved as a bias in q's type."""
+    tape = q.tape
+    batch, num_heads, num_tokens, head_dim = q.shape
+    bias: Tensor | None = None
+    if mask is not None and mask.dtype.is_floating:
+        bias = ops.to(mask, q.dtype)
+    elif mask is not None and kernel is Kernel.EFFICIENT:
+        # convert_boolean_attn_mask: the boolean mask becomes an additive bias of q's type.
+        bias = tape.tensor(mask.shape, q.dtype)
+        tape.move(mask.num_bytes + bias.num_bytes)
+    if bias is not None and kernel is Kernel.EFFICIENT and backend.has_workspaces:
+        bias = _aligned(bias)
+    flops = 2 * 2 * num_pairs * num_heads * head_dim
+    num_calls, first = (1, num_tokens) if calls is None else (calls.count, calls.first)
+    num_padded = num_padded_rows if backend.has_workspaces else None
+    meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, num_padded, num_calls, first)
+    node = tape.node((q, k, v), _fused_backward, (q.detached(), k.detached(), v.detached(), bias), meta)
+    out = tape.tensor(q.shape, q.dtype, node)
+    log_sum_exp = tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32)
+    tape.save(node, out, log_sum_exp)
+    hbm_bytes = 2 * q.num_bytes + k.num_bytes + v.num_bytes
+    tape.attend(flops, hbm_bytes, is_causal=is_causal, num_kernels=num_calls)
+    return out
+
+
+def _aligned(bias: Tensor) -> Tensor:
+    """A bias as the memory-efficient kernel takes it: rows of a multiple of 8, else a padded copy for this one call.
+
+    Source: ``preprocess_mask`` and ``pad_bias`` in ``aten/src/ATen/native/transformers/attention.cpp``.
+    """
+    *rows, num_keys = bias.shape
+    if num_keys % 8 == 0:
+        return bias
+    padded = bias.tape.tensor((*rows, num_keys + 8 - num_keys % 8), bias.dtype)
+    bias.tape.move(bias.num_bytes + padded.num_bytes)
+    return padded
+
+
+def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
+    """dq, dk, dv. On CUDA also, while it runs, dq accumulated in fp32, a dot product per row, and for grouped heads dk
+    and dv of every query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike). Where a
+    row has several samples the first two have ``PADDED_ROWS`` more for each."""
+    (g,) = grads
+    assert g is not None
+    q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, num_padded, num_calls, first = node.meta
+    tape = g.tape
+    batch, num_heads, num_tokens, head_dim = q_shape
+    if first < num_tokens:
+        # The first call's backward runs last: what the others saved is gone, and the workspaces are its own.
+        _free_all_but(node, first, num_tokens)
+        num_tokens = first
+    result = [tape.tensor(shape, dtype) for shape in (q_shape, k_shape, v_shape)]
+    workspaces: list[Tensor] = []
+    if num_padded is not None:
+        num_rows = num_tokens + num_padded
+        with tape.charged_to(Kind.TEMPORARY):
+            workspaces.append(tape.tensor((batch, num_heads, num_rows), DType.FLOAT32))
+            workspaces.append(tape.tensor((batch, num_heads, num_rows, head_dim), DType.FLOAT32))
+            if kernel is Kernel.FLASH and k_shape[1] != num_heads:
+                expanded = (batch, num_heads, *k_shape[2:])
+                workspaces += [tape.tensor(expanded, dtype), tape.tensor(expanded, dtype)]
+    # Five products of the forward's size where the forward has two: the scores are computed again.
+    tape.attend(flops * 5 // 2, 4 * g.num_bytes, is_causal=is_causal, num_kernels=num_calls)
+    del workspaces
+    return list(result)
+
+
+def _free_all_but(node: GraphNode, num_kept: int, num_tokens: int) -> None:
+    """Free the result and the log-sum-exps of all tokens but ``num_kept``."""
+    for saved in node.saved[-2:]:
+        assert isinstance(saved, Tensor)
+        saved.storage.shrink(saved.storage.num_bytes * num_kept // num_tokens)
+
+
+def eager_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: bool, rules: Scores, is_written_out: bool) -> Tensor:
+    """transformers' eager attention: scores scaled and masked in the model's type, softmax in float32, cast back.
+
+    ``at::matmul`` folds batch and heads into one dimension and copies what a transposition left out of order for that:
+    everything where there is more than one sample, but keys and values that were written out for grouped heads.
+    """
+    batch, num_heads, num_tokens, head_dim = q.shape
+    num_keys = k.shape[2]
+    scores = (batch, num_heads, num_tokens, num_keys)
+    copies = batch > 1 and not is_written_out
+    weights = ops.scale(ops.matmul(_folded(q, copies=batch > 1), _folded(k, copies=copies), scores, head_dim))
+    if rules.caps:
+        weights = ops.scale(weights)
+        weights = ops.tanh(weights)
+        weights = ops.scale(weights)
+    if mask:
+        weights = ops.shift(weights)
+    weights = ops.to(ops.softmax(weights, DType.FLOAT32 if rules.upcasts else None), q.dtype)
+    weights = ops.dropout(weights, rules.dropout)
+    out = ops.matmul(weights, _folded(v, copies=copies), q.shape, num_keys)
+    del weights
+    return ops.copy(out, batch, num_tokens, num_heads * head_dim)
+
+
+def _folded(x: Tensor, *, copies: bool) -> Tensor:
+    """x as the batched product takes it; cut out of a fused projection, it is copied and the projection released.
+
+    The heads of a single sample are the batch of the product as they lie.
+    """
+    is_cut_out = x.shape[0] > 1 and x.storage.num_bytes > x.num_bytes
+    return ops.copy(x) if copies or is_cut_out else x
+
+
+def math_attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout: float) -> Tensor:
+    """torch's fallback: q, k, v cast to float32 and scaled, scores and softmax in float32.
+
+    Causality is a mask of numbers that is added to the scores in place. The softmax finds out which scores are masked:
+    a byte for each. Source: ``_scaled_dot_product_attention_math`` and ``_safe_softmax`` in ``attention.cpp`` (16-bit
+    inputs are upcast unless ``allow_fp16_bf16_reduction_math_sdp`` is set).
+    """
+    batch, num_heads, num_tokens, head_dim = q.shape
+    dtype, num_keys, tape = q.dtype, k.shape[2], q.tape
+    q, k, v = (ops.to(x, DType.FLOAT32) for x in (q, k, v))
+    scaled = ops.scale(q)
+    mask = _causal_mask(tape, num_tokens, num_keys) if is_causal else None
+    k, v = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
+    scores = ops.matmul(scaled, ops.scale(k), (batch, num_heads, num_tokens, num_keys), head_dim)
+    if mask is not None:
+        tape.move(2 * scores.num_bytes)
+    weights = ops.softmax(scores)
+    with tape.charged_to(Kind.TEMPORARY):
+        is_masked = tape.tensor(scores.shape, DType.BOOL)
+    tape.move(scores.num_bytes + is_masked.num_bytes)
+    del is_masked, scores
+    weights = ops.dropout(weights, dropout)
+    out = ops.to(ops.matmul(weights, v, q.shape, num_keys), dtype)
+    del weights, mask
+    return ops.copy(out, batch, num_tokens, num_heads * head_dim)
+
+
+def _causal_mask(tape: ForwardTape, num_tokens: int, num_keys: int) -> Tensor:
+    """Zero or minus infinity by query and key, out of a boolean mask."""
+    with tape.charged_to(Kind.TEMPORARY):
+        mask = tape.tensor((num_tokens, num_keys), DType.FLOAT32)
+        tape.move(mask.num_bytes + mask.numel)
+        return mask
