@@ -8,6 +8,7 @@ one set of rotary positions per kind of layer.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
@@ -110,15 +111,17 @@ class GemmaLayer(Module):
         return ops.add(residual, x)
 
 
-class PostNormLayer(GemmaLayer):
-    """``Gemma2DecoderLayer``: attention and MLP between two norms each."""
+class PostNormed(Module):
+    """The ``forward`` of a layer with attention and MLP between two norms each; who derives from it makes them."""
 
-    def __init__(self, shape: GemmaShape, window: int | None = None) -> None:
-        super().__init__(shape, window)
-        self.pre_feedforward_layernorm = GemmaRMSNorm(shape.hidden_size)
-        self.post_feedforward_layernorm = GemmaRMSNorm(shape.hidden_size)
+    input_layernorm: Any
+    self_attn: Any
+    post_attention_layernorm: Any
+    pre_feedforward_layernorm: Any
+    mlp: Any
+    post_feedforward_layernorm: Any
 
-    def forward(self, x: Tensor, context: GemmaContext) -> Tensor:
+    def forward(self, x: Tensor, context: Any) -> Tensor:
         residual = x
         x = self.input_layernorm(x)
         x = self.self_attn(x, context)
@@ -129,6 +132,15 @@ class PostNormLayer(GemmaLayer):
         x = self.mlp(x)
         x = self.post_feedforward_layernorm(x)
         return ops.add(residual, x)
+
+
+class PostNormLayer(PostNormed, GemmaLayer):
+    """``Gemma2DecoderLayer``."""
+
+    def __init__(self, shape: GemmaShape, window: int | None = None) -> None:
+        super().__init__(shape, window)
+        self.pre_feedforward_layernorm = GemmaRMSNorm(shape.hidden_size)
+        self.post_feedforward_layernorm = GemmaRMSNorm(shape.hidden_size)
 
 
 class GemmaDecoder(Module):

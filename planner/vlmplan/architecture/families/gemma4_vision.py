@@ -7,6 +7,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.gemma import PostNormed
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm
 from vlmplan.architecture.gather import take_rows
 from vlmplan.architecture.model import Batch
@@ -93,7 +94,7 @@ class VisionMlp(Module):
         return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
 
 
-class VisionLayer(Module):
+class VisionLayer(PostNormed):
     """``Gemma4VisionEncoderLayer``."""
 
     def __init__(self, config: Config) -> None:
@@ -105,18 +106,6 @@ class VisionLayer(Module):
         self.post_attention_layernorm = Gemma4Norm(width)
         self.pre_feedforward_layernorm = Gemma4Norm(width)
         self.post_feedforward_layernorm = Gemma4Norm(width)
-
-    def forward(self, x: Tensor, context: VisionContext) -> Tensor:
-        residual = x
-        x = self.input_layernorm(x)
-        x = self.self_attn(x, context)
-        x = self.post_attention_layernorm(x)
-        x = ops.add(residual, x)
-        residual = x
-        x = self.pre_feedforward_layernorm(x)
-        x = self.mlp(x)
-        x = self.post_feedforward_layernorm(x)
-        return ops.add(residual, x)
 
 
 class PatchEmbedder(Module):

@@ -13,9 +13,10 @@ from vlmplan.architecture.families.gemma4 import Gemma4Decoder, decoder
 from vlmplan.architecture.families.gemma4_audio import Gemma4Audio
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm
 from vlmplan.architecture.families.gemma4_vision import Gemma4Vision
+from vlmplan.architecture.families.image_text import ImageTextModel
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.families.text import ties_word_embeddings
-from vlmplan.architecture.model import Batch, Model, Part
+from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -113,7 +114,7 @@ def _compare_sizes(features: Tensor) -> None:
     tape.move(places.num_bytes + 2 * taken.num_bytes)
 
 
-class Gemma4(Model):
+class Gemma4(ImageTextModel):
     """``Gemma4ForConditionalGeneration``."""
 
     PARTS = {
@@ -122,15 +123,6 @@ class Gemma4(Model):
         "model.embed_vision": Part.PROJECTOR,
         "model.embed_audio": Part.PROJECTOR,
     }
-    EMBEDDINGS = "model.language_model.embed_tokens"
-
-    def __init__(self, model: Gemma4Model, *, ties_weights: bool) -> None:
-        super().__init__()
-        self.model = model
-        shape = model.language_model.shape
-        self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
-        if ties_weights:
-            self.tie_weights()
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
         assert batch.image is not None
@@ -141,9 +133,6 @@ class Gemma4(Model):
         """``image_position_ids`` and ``mm_token_type_ids``."""
         places = (*self.pixel_shape(batch)[:-1], 2)
         return [(places, DType.INT64), ((batch.micro_batch, batch.num_tokens), DType.INT64)]
-
-    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.model(ids, pixels, batch, backend)
 
 
 def build(config: Config) -> Gemma4:

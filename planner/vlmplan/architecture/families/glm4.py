@@ -3,13 +3,14 @@
 Source: transformers 5.23 ``models/glm4/modeling_glm4.py``.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4v import Attention, DecoderLayer, rotary_fraction
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape, with_head
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, Stack
+from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 
 ROTARY_FRACTION = 0.5
@@ -40,11 +41,11 @@ class Glm4Layer(DecoderLayer):
         self.self_attn = Glm4Attention(shape, rotary_width)
 
 
-class Glm4Decoder(Decoder):
-    """``Glm4Model``."""
+class PartlyRotatedDecoder(Decoder):
+    """``Glm4Model`` and its copies: of each head ``rotary_width`` are rotated."""
 
-    def __init__(self, shape: DecoderShape, rotary_width: int) -> None:
-        super().__init__(shape, Stack.of(Glm4Layer(shape, rotary_width), shape.num_layers, label="layers"))
+    def __init__(self, shape: DecoderShape, rotary_width: int, layers: Stack) -> None:
+        super().__init__(shape, layers)
         self.rotary_width = rotary_width
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,10 +53,16 @@ class Glm4Decoder(Decoder):
         return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
 
 
-def decoder(config: Config) -> Glm4Decoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
+def glm_decoder(config: Config, layer: Callable[[DecoderShape, int], Module]) -> PartlyRotatedDecoder:
+    """The decoder of equal layers, each made by ``layer`` of a shape and the width of what is rotated."""
     shape = replace(decoder_shape(config), output_bias=False)
-    return Glm4Decoder(shape, int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION)))
+    width = int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
+    return PartlyRotatedDecoder(shape, width, Stack.of(layer(shape, width), shape.num_layers, label="layers"))
+
+
+def decoder(config: Config) -> PartlyRotatedDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    return glm_decoder(config, Glm4Layer)
 
 
 def build(config: Config) -> CausalLM:

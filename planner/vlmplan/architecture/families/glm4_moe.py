@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from vlmplan.architecture.attention import attend, heads_together
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.glm4v import rotary_fraction
 from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
 from vlmplan.architecture.families.llama import (
     Attention,
-    Decoder,
     DecoderLayer,
     DecoderShape,
     RotaryContext,
@@ -61,27 +61,15 @@ class Glm4MoeLayer(DecoderLayer):
             self.mlp = block
 
 
-class Glm4MoeDecoder(Decoder):
-    """``Glm4MoeModel``: the first ``first_k_dense_replace`` layers are dense."""
-
-    def __init__(self, config: Config, shape: DecoderShape, rotary_width: int) -> None:
-        num_dense = config.integer("first_k_dense_replace")
-        is_sparse = [index >= num_dense for index in range(shape.num_layers)]
-        layers = stack_of_kinds(
-            is_sparse, lambda sparse: Glm4MoeLayer(shape, shared_experts_block(config, shape) if sparse else None)
-        )
-        super().__init__(shape, layers)
-        self.rotary_width = rotary_width
-
-    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (1, 1, x.shape[1], self.rotary_width)
-        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
-
-
-def decoder(config: Config) -> Glm4MoeDecoder:
-    """The decoder alone, as composite models hold it (``families.text``)."""
+def decoder(config: Config) -> PartlyRotatedDecoder:
+    """The decoder alone, as composite models hold it: the first ``first_k_dense_replace`` layers are dense."""
     shape = replace(decoder_shape(config), output_bias=False, qk_norm=config.boolean("use_qk_norm"))
-    return Glm4MoeDecoder(config, shape, int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION)))
+    num_dense = config.integer("first_k_dense_replace")
+    is_sparse = [index >= num_dense for index in range(shape.num_layers)]
+    layers = stack_of_kinds(
+        is_sparse, lambda sparse: Glm4MoeLayer(shape, shared_experts_block(config, shape) if sparse else None)
+    )
+    return PartlyRotatedDecoder(shape, int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION)), layers)
 
 
 class Glm4Moe(CausalLM):

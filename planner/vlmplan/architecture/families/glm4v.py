@@ -207,4 +207,4 @@ def build(config: Config) -> Glm4v:
     layers = Stack.of(DecoderLayer(shape, rotary_width), shape.num_layers, label="layers")
     decoder = MultimodalDecoder(shape, layers, rotary_width)
     model = VisionLanguageModel(VisionTransformer(config.section("vision_config")), decoder)
-    return Glm4v(model, shape, ties_weights=ties_either(config, text))
+    return Glm4v(model, ties_weights=ties_either(config, text))

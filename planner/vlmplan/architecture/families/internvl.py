@@ -9,10 +9,11 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.image_text import TiledImageTextModel
 from vlmplan.architecture.families.intern_vision import InternVision
 from vlmplan.architecture.families.packed_patches import scattered
 from vlmplan.architecture.families.text import text_decoder, ties_word_embeddings
-from vlmplan.architecture.model import Batch, Model, Part
+from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -88,26 +89,10 @@ class InternVLModel(Module):
         return ops.resample(features, num_tiles, num_merged, width * self.merge_size**2)
 
 
-class InternVL(Model):
+class InternVL(TiledImageTextModel):
     """``InternVLForConditionalGeneration``."""
 
     PARTS = {"model.vision_tower": Part.VISION, "model.multi_modal_projector": Part.PROJECTOR}
-    EMBEDDINGS = "model.language_model.embed_tokens"
-
-    def __init__(self, model: InternVLModel, *, ties_weights: bool) -> None:
-        super().__init__()
-        self.model = model
-        shape = model.language_model.shape
-        self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
-        if ties_weights:
-            self.tie_weights()
-
-    def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
-        assert batch.image is not None
-        return (batch.num_images * batch.image.num_patches, self.model.vision_tower.patch_numel)
-
-    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.model(ids, pixels, batch, backend)
 
 
 def build(config: Config) -> InternVL:

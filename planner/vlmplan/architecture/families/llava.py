@@ -10,10 +10,11 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.image_text import TiledImageTextModel
 from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.families.towers import vision_tower
 from vlmplan.architecture.families.vision_tower import VisionOutput
-from vlmplan.architecture.model import Batch, Model, Part
+from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
@@ -116,7 +117,7 @@ def scatter_features(ids: Tensor, embeddings: Tensor, pieces: Sequence[Tensor]) 
         return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
 
 
-class Llava(Model):
+class Llava(TiledImageTextModel):
     """``LlavaForConditionalGeneration`` and the classes that derive from it."""
 
     PARTS = {
@@ -124,22 +125,6 @@ class Llava(Model):
         "model.multi_modal_projector": Part.PROJECTOR,
         "model.image_newline": Part.PROJECTOR,
     }
-    EMBEDDINGS = "model.language_model.embed_tokens"
-
-    def __init__(self, model: LlavaModel, *, ties_weights: bool) -> None:
-        super().__init__()
-        self.model = model
-        shape = model.language_model.shape
-        self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
-        if ties_weights:
-            self.tie_weights()
-
-    def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
-        assert batch.image is not None
-        return (batch.num_images * batch.image.num_patches, self.model.vision_tower.patch_numel)
-
-    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.model(ids, pixels, batch, backend)
 
 
 def build(config: Config) -> Llava:

@@ -8,13 +8,14 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.image_text import TiledImageTextModel
 from vlmplan.architecture.families.ovis_vision import OvisVision
 from vlmplan.architecture.families.packed_patches import scattered
 from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.gather import put_rows
 from vlmplan.architecture.images import ImageShape
-from vlmplan.architecture.model import Batch, Model, Part
-from vlmplan.architecture.modules import Embedding, Linear, Module
+from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.modules import Embedding, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -88,27 +89,12 @@ class Ovis2Model(Module):
         return embeddings
 
 
-class Ovis2(Model):
+class Ovis2(TiledImageTextModel):
     """``Ovis2ForConditionalGeneration``."""
 
     PARTS = {"model.vision_tower": Part.VISION, "model.visual_embeddings_table": Part.PROJECTOR}
-    EMBEDDINGS = "model.language_model.embed_tokens"
-
-    def __init__(self, config: Config) -> None:
-        super().__init__()
-        self.model = Ovis2Model(config)
-        self.lm_head = Linear(config.integer("hidden_size"), config.integer("vocab_size"))
-        if config.boolean("tie_word_embeddings"):
-            self.tie_weights()
-
-    def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
-        assert batch.image is not None
-        return (batch.num_images * batch.image.num_patches, self.model.vision_tower.patch_numel)
-
-    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.model(ids, pixels, batch, backend)
 
 
 def build(config: Config) -> Ovis2:
     """``Ovis2ForConditionalGeneration``; the top level alone decides whether embedding and head are one weight."""
-    return Ovis2(config)
+    return Ovis2(Ovis2Model(config), ties_weights=config.boolean("tie_word_embeddings"))

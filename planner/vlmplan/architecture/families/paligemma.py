@@ -11,9 +11,10 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma import GemmaDecoder, decoder
+from vlmplan.architecture.families.image_text import TiledImageTextModel
 from vlmplan.architecture.families.text import ties_word_embeddings
 from vlmplan.architecture.families.towers import vision_tower
-from vlmplan.architecture.model import Batch, Model, Part
+from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -73,30 +74,14 @@ def prefix_masks(x: Tensor, language_model: GemmaDecoder, backend: AttentionBack
     return {window: x.tape.tensor((batch, 1, num_tokens, num_tokens), dtype) for window in language_model.mask_windows}
 
 
-class PaliGemma(Model):
+class PaliGemma(TiledImageTextModel):
     """``PaliGemmaForConditionalGeneration`` and ``Gemma3ForConditionalGeneration``."""
 
     PARTS = {"model.vision_tower": Part.VISION, "model.multi_modal_projector": Part.PROJECTOR}
-    EMBEDDINGS = "model.language_model.embed_tokens"
-
-    def __init__(self, model: PaliGemmaModel, *, ties_weights: bool) -> None:
-        super().__init__()
-        self.model = model
-        shape = model.language_model.shape
-        self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
-        if ties_weights:
-            self.tie_weights()
-
-    def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
-        assert batch.image is not None
-        return (batch.num_images * batch.image.num_patches, self.model.vision_tower.patch_numel)
 
     def more_inputs(self, batch: Batch) -> Sequence[tuple[tuple[int, ...], DType]]:
         """``token_type_ids``."""
         return [((batch.micro_batch, batch.num_tokens), DType.INT64)]
-
-    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.model(ids, pixels, batch, backend)
 
 
 def build(config: Config) -> PaliGemma:

@@ -102,4 +102,4 @@ def build(config: Config) -> Qwen2VL:
     text = config.section("text_config", is_flat=True)
     shape = decoder_shape(text)
     model = VisionLanguageModel(VisionTransformer(config.section("vision_config")), MultimodalDecoder(shape))
-    return Qwen2VL(model, shape, ties_weights=ties_either(config, text))
+    return Qwen2VL(model, ties_weights=ties_either(config, text))

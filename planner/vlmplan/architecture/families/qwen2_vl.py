@@ -10,7 +10,8 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llama import DecoderShape, decoder_shape
+from vlmplan.architecture.families.image_text import ImageTextModel
+from vlmplan.architecture.families.llama import decoder_shape
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
     PatchAttention,
@@ -24,7 +25,7 @@ from vlmplan.architecture.families.packed_patches import (
     scattered,
     token_positions,
 )
-from vlmplan.architecture.model import Batch, Model, Part
+from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -126,18 +127,10 @@ class VisionLanguageModel(Module):
         return self.language_model(embeddings, backend)
 
 
-class Qwen2VL(Model):
+class Qwen2VL(ImageTextModel):
     """``Qwen2VLForConditionalGeneration``."""
 
     PARTS = {"model.visual": Part.VISION, "model.visual.merger": Part.PROJECTOR}
-    EMBEDDINGS = "model.language_model.embed_tokens"
-
-    def __init__(self, model: Module, shape: DecoderShape, *, ties_weights: bool) -> None:
-        super().__init__()
-        self.model: Any = model
-        self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
-        if ties_weights:
-            self.tie_weights()
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
         return (num_patches(batch), self.model.visual.patch_embed.patch_numel)
@@ -146,16 +139,13 @@ class Qwen2VL(Model):
         """``mm_token_type_ids`` and ``image_grid_thw``."""
         return (((batch.micro_batch, batch.num_tokens), DType.INT64), ((batch.num_images, 3), DType.INT64))
 
-    def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        return self.model(ids, pixels, batch, backend)
-
 
 def build(config: Config) -> Qwen2VL:
     """``Qwen2VLForConditionalGeneration``; older files keep the text configuration at the top level."""
     text = config.section("text_config", is_flat=True)
     shape = decoder_shape(text)
     model = VisionLanguageModel(VisionTransformer(config.section("vision_config")), MultimodalDecoder(shape))
-    return Qwen2VL(model, shape, ties_weights=ties_either(config, text))
+    return Qwen2VL(model, ties_weights=ties_either(config, text))
 
 
 def ties_either(config: Config, text: Config) -> bool:

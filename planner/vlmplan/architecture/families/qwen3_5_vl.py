@@ -39,4 +39,4 @@ def build(config: Config) -> Qwen2VL:
     language_model = text_decoder(config.section("text_config"))
     visual = VisionTransformer(config.section("vision_config"), has_deepstack=False)
     model = VisionLanguageModel(visual, language_model)
-    return Qwen2VL(model, language_model.shape, ties_weights=config.boolean("tie_word_embeddings"))
+    return Qwen2VL(model, ties_weights=config.boolean("tie_word_embeddings"))

@@ -230,4 +230,4 @@ def build(config: Config) -> Qwen3VL:
     shape = decoder_shape(config.section("text_config"))
     visual = VisionTransformer(config.section("vision_config"))
     model = VisionLanguageModel(visual, DeepstackDecoder(shape, visual.num_features))
-    return Qwen3VL(model, shape, ties_weights=config.boolean("tie_word_embeddings"))
+    return Qwen3VL(model, ties_weights=config.boolean("tie_word_embeddings"))

@@ -19,4 +19,4 @@ def build(config: Config) -> Qwen3VL:
     visual = VisionTransformer(config.section("vision_config"))
     decoder = DeepstackDecoder(shape, visual.num_features, moe_layers(text, shape))
     model = VisionLanguageModel(visual, decoder)
-    return Qwen3VL(model, shape, ties_weights=config.boolean("tie_word_embeddings"))
+    return Qwen3VL(model, ties_weights=config.boolean("tie_word_embeddings"))
