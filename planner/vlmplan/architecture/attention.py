@@ -72,7 +72,7 @@ def attend(
         return _attend_to_all_ranks(backend, q, k, v, is_causal=is_causal, scores=scores)
     if q.tape.key_cache is not None and (is_causal if is_cached is None else is_cached):
         k, v = q.tape.key_cache.kept(k), q.tape.key_cache.kept(v)
-    batch, num_heads, num_tokens, head_dim = q.shape
+    num_heads, head_dim = q.shape[1], q.shape[-1]
     _check_head_width(backend, num_heads, head_dim)
     tape, is_grouped = q.tape, k.shape[1] != num_heads
     tape.widest_head = max(tape.widest_head, head_dim)
@@ -90,6 +90,23 @@ def attend(
         q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
     if kernel is Kernel.MATH:
         return math_attention(q, k, v, is_causal=is_causal, dropout=scores.dropout)
+    return _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, lengths=lengths, calls=calls)
+
+
+def _fused(
+    backend: AttentionBackend,
+    kernel: Kernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_causal: bool,
+    mask: Tensor | None,
+    lengths: PackedLengths | None,
+    calls: PackedLengths | None,
+) -> Tensor:
+    """``attend`` by a fused kernel, over the tokens of each packed sequence alone where some are packed."""
+    batch, num_heads, num_tokens, head_dim = q.shape
     own = backend.sequences if is_causal and mask is None and backend.is_packed else None
     packed = lengths or calls or own
     num_pairs = batch * num_tokens * k.shape[2] if packed is None else packed.num_pairs

@@ -1,21 +1,22 @@
 """``DistributedDataParallel``: plain PyTorch on several ranks, whose gradients are averaged before each step."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed import all_reduce, barrier, broadcast, get_rank, get_world_size
+from torch.distributed import broadcast, get_rank, get_world_size
 from torch.nn.parallel import DistributedDataParallel
 
 from vlmplan.recipe import Recipe
 from vlmplan_trainer.engines.base import EngineState, LossModule
 from vlmplan_trainer.engines.plain import PlainEngine
+from vlmplan_trainer.engines.ranks import OnRanks
 
 
-class DdpEngine(PlainEngine):
+class DdpEngine(OnRanks, PlainEngine):
     """Gradients are views of the reducer's buckets (``gradient_as_bucket_view``) from the beginning to the end, so that
     a rank holds them once: the reducer takes over those that are there when it is made, and ``step`` fills them with
     zeros in place of giving them up, as micro batches without a reduction would put others beside the buckets.
@@ -71,14 +72,6 @@ class DdpEngine(PlainEngine):
 
     def _forget_gradients(self) -> None:
         self._optimizer.zero_grad(set_to_none=not self._has_views)
-
-    def totals(self, values: Sequence[float]) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        all_reduce(tensor)
-        return tensor.tolist()
-
-    def barrier(self) -> None:
-        barrier()
 
     def save(self, folder: Path, state: EngineState) -> None:
         """All ranks hold the same: the first one writes."""

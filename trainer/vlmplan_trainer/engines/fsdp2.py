@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import all_reduce, barrier, get_rank, get_world_size
+from torch.distributed import get_rank, get_world_size
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,13 +23,14 @@ from vlmplan.recipe_choices import Offload
 from vlmplan_trainer.engines.base import EngineState, LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
 from vlmplan_trainer.engines.plain import PlainEngine
+from vlmplan_trainer.engines.ranks import OnRanks
 from vlmplan_trainer.models.load import torch_dtype
 
 SHARD_FILE = "rank-{rank:05}-of-{num_ranks:05}.pt"
 """A rank's part of a checkpoint."""
 
 
-class FsdpEngine(PlainEngine):
+class FsdpEngine(OnRanks, PlainEngine):
     """The root stays whole from its forward to the end of backward, as torch has it: backward begins with it."""
 
     def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
@@ -58,14 +59,6 @@ class FsdpEngine(PlainEngine):
     def _clipped_norm(self) -> float:
         norm = nn.utils.clip_grad_norm_(self._trained, self._recipe.gradient_clipping)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-    def totals(self, values: Any) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        all_reduce(tensor)
-        return tensor.tolist()
-
-    def barrier(self) -> None:
-        barrier()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """DeepSpeed's engine at the stage and with the sizes of the plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ from vlmplan.plan import Plan
 from vlmplan.recipe_choices import Precision
 from vlmplan_trainer.engines.base import EngineState, LossModule, StepResult
 from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer, set_learning_rate, trained_of
+from vlmplan_trainer.engines.ranks import OnRanks
 from vlmplan_trainer.sequence_parallel import share_attention
 
 TAG = "engine"
 """The folder of DeepSpeed's files inside a checkpoint."""
 
 
-class ZeroEngine:
+class ZeroEngine(OnRanks):
     def __init__(self, module: LossModule, plan: Plan, *, weight_decay: float, is_universal: bool = False) -> None:
         """``is_universal``: a checkpoint in DeepSpeed's universal form, of any number of ranks, will be loaded."""
         import deepspeed
@@ -79,14 +80,6 @@ class ZeroEngine:
         return StepResult(
             grad_norm=None if norm is None else float(norm) / scale, is_skipped=self._engine.skipped_steps > skipped
         )
-
-    def totals(self, values: Sequence[float]) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(tensor)
-        return tensor.tolist()
-
-    def barrier(self) -> None:
-        torch.distributed.barrier()
 
     def save(self, folder: Path, state: EngineState) -> None:
         self._engine.save_checkpoint(

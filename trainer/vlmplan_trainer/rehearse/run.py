@@ -6,7 +6,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,41 +86,16 @@ def rehearse(request: Request) -> dict[str, Any]:
     plan = request.plan
     is_on_cpu = plan.hardware.vendor == "cpu"
     os.environ["DS_ACCELERATOR"] = "cpu"  # what DeepSpeed finds by itself when it is imported
-    ledger, attribution = (
-        Ledger(counts_host_as_device=is_on_cpu, block_bytes=1 if is_on_cpu else GPU_BLOCK_BYTES),
-        AllocationAttribution(),
-    )
+    ledger = Ledger(counts_host_as_device=is_on_cpu, block_bytes=1 if is_on_cpu else GPU_BLOCK_BYTES)
+    attribution = AllocationAttribution()
     place = torch.device("cpu") if is_on_cpu else _registered(ledger, request)
     _start_ranks(request, is_on_cpu=is_on_cpu)
     warnings.filterwarnings("ignore")
     torch.autograd.set_multithreading_enabled(False)
     gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with (
-        shims.installed(has_device=not is_on_cpu, has_paged_states=plan.recipe.optimizer.is_paged),
-        flash_attention_from_torch() if not is_on_cpu else nullcontext(),
-        telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution))
-        if plan.recipe.fsdp
-        else nullcontext(),
-        fake_mode,
-        Rehearsal(fake_mode, ledger, attribution) as mode,
-    ):
+    with _on_fake_tensors(plan, ledger, attribution, is_on_cpu=is_on_cpu) as mode:
         meter = PhaseMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
-        with meter.phase("load"):
-            loaded = load_model(plan, random_weights=True, device=place)
-        attribution.learn(loaded.model)
-        with meter.phase("init"):
-            engine = make_engine(loaded.model, plan, device=place, weight_decay=0.0)
-        config: Any = loaded.model.config
-        vocab_size = getattr(config.get_text_config(), "vocab_size", None)
-        meter.owners = Owners(ledger, loaded.model, engine, vocab_size)
-        checkpoint_bytes = _train(
-            request,
-            engine,
-            meter,
-            _micro_batches(mode, config, request, request.samples, request.num_steps * plan.recipe.grad_accum),
-            _evaluated(mode, config, request),
-        )
+        checkpoint_bytes = _phases(request, meter, ledger, mode, attribution, place)
     return {
         "schema": SCHEMA,
         "rank": request.rank,
@@ -131,6 +106,45 @@ def rehearse(request: Request) -> dict[str, Any]:
         "checkpoint_bytes": checkpoint_bytes,
         **meter.as_json(),
     }
+
+
+@contextmanager
+def _on_fake_tensors(
+    plan: Plan, ledger: Ledger, attribution: AllocationAttribution, *, is_on_cpu: bool
+) -> Iterator[Rehearsal]:
+    """Everything that torch, DeepSpeed and the models do inside is done on fake tensors and written into ``ledger``."""
+    with ExitStack() as stack:
+        stack.enter_context(shims.installed(has_device=not is_on_cpu, has_paged_states=plan.recipe.optimizer.is_paged))
+        if not is_on_cpu:
+            stack.enter_context(flash_attention_from_torch())
+        if plan.recipe.fsdp:
+            stack.enter_context(telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution)))
+        fake_mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield stack.enter_context(Rehearsal(fake_mode, ledger, attribution))
+
+
+def _phases(
+    request: Request,
+    meter: PhaseMeter,
+    ledger: Ledger,
+    mode: Rehearsal,
+    attribution: AllocationAttribution,
+    place: torch.device,
+) -> int | None:
+    """Loads, prepares and trains, each phase in ``meter``. Bytes of this rank's files of a checkpoint, if one is
+    saved."""
+    plan = request.plan
+    with meter.phase("load"):
+        loaded = load_model(plan, random_weights=True, device=place)
+    attribution.learn(loaded.model)
+    with meter.phase("init"):
+        engine = make_engine(loaded.model, plan, device=place, weight_decay=0.0)
+    config: Any = loaded.model.config
+    vocab_size = getattr(config.get_text_config(), "vocab_size", None)
+    meter.owners = Owners(ledger, loaded.model, engine, vocab_size)
+    num_batches = request.num_steps * plan.recipe.grad_accum
+    batches = _micro_batches(mode, config, request, request.samples, num_batches)
+    return _train(request, engine, meter, batches, _evaluated(mode, config, request))
 
 
 def _registered(ledger: Ledger, request: Request) -> torch.device:
