@@ -113,13 +113,14 @@ def _on_fake_tensors(
     plan: Plan, ledger: Ledger, attribution: AllocationAttribution, *, is_on_cpu: bool
 ) -> Iterator[Rehearsal]:
     """Everything that torch, DeepSpeed and the models do inside is done on fake tensors and written into ``ledger``."""
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # imports what does not bear the shims while it is imported
     with ExitStack() as stack:
         stack.enter_context(shims.installed(has_device=not is_on_cpu, has_paged_states=plan.recipe.optimizer.is_paged))
         if not is_on_cpu:
             stack.enter_context(flash_attention_from_torch())
         if plan.recipe.fsdp:
             stack.enter_context(telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution)))
-        fake_mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(fake_mode)
         yield stack.enter_context(Rehearsal(fake_mode, ledger, attribution))
 
 
