@@ -14,6 +14,8 @@ from tools.documents import DOCS, PAGES, blocks, pictures_here, with_samples
 from vlmplan.cli.command_line import COMMANDS
 
 RUN = [page for page in PAGES if page.is_relative_to(DOCS)]
+SWEPT = ("bring-your-own", "python")
+"""Pages whose commands take seconds each."""
 LONG = [page for page in RUN if any(block.is_run and block.is_long for block in blocks(page.read_text()))]
 
 
@@ -26,7 +28,10 @@ def as_shown(page: Path, *, runs_long: bool) -> None:
         assert svg == picture.read_text(), f"{picture.name}: the same script with --sweep makes it again"
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.sweep] if page.stem in SWEPT else [], id=page.stem) for page in RUN],
+)
 def test_commands_print_what_the_page_shows(page, monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path)
     as_shown(page, runs_long=False)

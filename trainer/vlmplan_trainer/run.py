@@ -34,7 +34,7 @@ from vlmplan_trainer.checkpoint import (
 from vlmplan_trainer.data.batches import PADS_TO, Batches
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.flat_batches import BATCHES
-from vlmplan_trainer.data.gather import Data, gathered_data, refuse_images_of_some_ranks
+from vlmplan_trainer.data.gather import Data, gathered_data
 from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32, start_process_group
@@ -114,7 +114,6 @@ def _run(plan: Plan, options: Options) -> int:
     torch.manual_seed(options.seed)
     check_monitors(options.monitor)
     data = gathered_data(plan, options)  # bad data stops a run before its model is loaded
-    refuse_images_of_some_ranks(plan, data)
     device = device_of(plan)
     if plan.hardware.num_gpus > 1:
         say_phase(f"waiting until all {plan.hardware.num_gpus} ranks are there")

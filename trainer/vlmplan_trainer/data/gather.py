@@ -165,16 +165,3 @@ def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Enc
         sentences=(*report.sentences, *scan.sentences)[:MAX_SENTENCES],
     )
     return GatheredData(samples=samples, scan=scan, account=account)
-
-
-def refuse_images_of_some_ranks(plan: Plan, data: Data) -> None:
-    """Raises InputError where ranks would wait for each other for ever: FSDP2 gathers the vision tower's weights when
-    it runs, which a rank whose samples have no image never does."""
-    samples = data.train.scan.samples
-    num_without = sum([not sample.images for sample in samples])
-    if plan.recipe.fsdp and plan.hardware.num_gpus > 1 and 0 < num_without < len(samples):
-        raise InputError(
-            f"{counted(num_without, 'sample')} of {len(samples):,} have no image: under --fsdp all ranks gather the "
-            f"vision tower's weights together, and those without an image would not; plan with --zero-stage 2 or none, "
-            f"or train on samples that all have images"
-        )
