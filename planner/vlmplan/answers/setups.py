@@ -2,7 +2,16 @@
 
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.recipe import Recipe, engine_name
-from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, LossKind, Method, Offload
+from vlmplan.recipe_choices import (
+    ALL_LINEAR,
+    DEFAULT_INIT,
+    BatchesOnGpu,
+    Batching,
+    LossKind,
+    Method,
+    Offload,
+    OptimizerKind,
+)
 from vlmplan.units import DType
 
 LOSS_WORDS = {
@@ -17,14 +26,41 @@ SHORT_TYPES = {DType.FLOAT32: "fp32", DType.BFLOAT16: "bf16", DType.FLOAT16: "fp
 def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     """A recipe in a few words: everything that decides memory and time. ``sees``: a vision encoder runs too."""
     words = [_method_text(recipe), precision_text(recipe), engine_text(recipe, num_gpus)]
-    if recipe.optimizer.value != "adamw":
-        words.append(recipe.optimizer.value)
-    words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}")
+    words += _reduction_words(recipe, num_gpus)
+    words += _update_words(recipe)
+    words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}{_batch_text(recipe, sees=sees)}")
     words.append(_checkpointing_text(recipe, sees=sees))
     words += [f"{recipe.attention.value} attention", LOSS_WORDS[recipe.loss]]
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
     words += [] if recipe.evaluation is None else [evaluation_text(recipe.evaluation)]
     return ", ".join(words)
+
+
+def _reduction_words(recipe: Recipe, num_gpus: int) -> list[str]:
+    """What of PyTorch's own engines is not as the bundled trainer has it by itself."""
+    words: list[str] = []
+    if recipe.fsdp:
+        words += [] if recipe.reshard_after_forward else ["weights kept until backward"]
+        words += [] if recipe.sync_each_batch else ["reduced once a step"]
+        words += ["reduced in fp32"] if recipe.reduces_in_float32 else []
+    elif recipe.zero_stage is None and num_gpus > 1 and not recipe.gradient_as_bucket_view:
+        words.append("gradients beside buckets")
+    return words
+
+
+def _update_words(recipe: Recipe) -> list[str]:
+    if recipe.optimizer is not OptimizerKind.ADAMW:
+        return [recipe.optimizer.value]
+    updates_itself = recipe.zero_stage is None or recipe.master_dtype is recipe.trained_dtype
+    return ["foreach updates"] if updates_itself and not recipe.fuses_optimizer else []
+
+
+def _batch_text(recipe: Recipe, *, sees: bool) -> str:
+    """How samples lie in a micro batch, and what of a step's micro batches is on the GPU."""
+    text = f" {recipe.batching.value}" if recipe.batching is not Batching.PADDED else ""
+    if recipe.keeps_batches:
+        text += " kept on the GPU for the step"
+    return f"{text} with fp32 pixels" if sees and recipe.batches_on_gpu is BatchesOnGpu.STEP_FLOAT32 else text
 
 
 def evaluation_text(evaluation: Evaluation) -> str:
@@ -72,7 +108,9 @@ def precision_text(recipe: Recipe) -> str:
     if recipe.train_embeddings and recipe.copy_dtype is not recipe.trained_dtype:
         words.append(f"{SHORT_TYPES[recipe.copy_dtype]} embeddings")
     words += [f"{master} master copy"] if master != trained else []
-    words += ["autocast" if recipe.uses_autocast else "no autocast"] if recipe.can_autocast else []
+    if recipe.can_autocast:
+        cached = " with cached casts" if recipe.caches_casts else ""
+        words.append(f"autocast{cached}" if recipe.uses_autocast else "no autocast")
     return f"{recipe.precision.value} ({', '.join(words)})"
 
 

@@ -1,0 +1,60 @@
+"""Recipes in words: what changes the bytes of a run changes what is said of it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import Enum
+from typing import Any, get_type_hints
+
+import pytest
+
+from planned import cluster, of_few_layers, workload
+from vlmplan.answers.setups import recipe_text
+from vlmplan.errors import VlmplanError
+from vlmplan.estimation import estimate
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
+from vlmplan.rules import check
+
+NUM_GPUS = 2
+BASES = {
+    "plain": Recipe(grad_accum=2),
+    "lora": Recipe(method=Method.LORA, grad_accum=2),
+    "sharded": Recipe(zero_stage=2, grad_accum=2),
+    "fsdp": Recipe(fsdp=True, grad_accum=2),
+    "qlora": Recipe(method=Method.QLORA, zero_stage=1),
+}
+SAID_ELSEWHERE = {"train_vision", "train_projector", "train_language"}
+"""The first line says which parts are trained."""
+
+
+def choices() -> Iterator[tuple[str, list[Any]]]:
+    for name, kind in get_type_hints(Recipe).items():
+        if name in Recipe.__dataclass_fields__ and name not in SAID_ELSEWHERE:
+            if kind is bool:
+                yield name, [False, True]
+            elif isinstance(kind, type) and issubclass(kind, Enum):
+                yield name, list(kind)
+
+
+def bytes_of(recipe: Recipe) -> tuple[int, ...] | None:
+    """Peaks of all phases; None where such a recipe is refused."""
+    where = cluster(num_gpus=NUM_GPUS)
+    try:
+        check(recipe, cluster=where)
+        found = estimate(workload(of_few_layers("qwen2-vl-2b", 1)), recipe, where)
+    except VlmplanError:
+        return None
+    return tuple(phase.peak.total for phase in found.timeline.phases)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_recipes_of_other_bytes_are_said_in_other_words(base: str):
+    recipe = BASES[base]
+    for name, values in choices():
+        by_text: dict[str, set[tuple[int, ...]]] = {}
+        for value in values:
+            changed = replace(recipe, **{name: value})
+            found = bytes_of(changed)
+            if found is not None:
+                by_text.setdefault(recipe_text(changed, num_gpus=NUM_GPUS, sees=True), set()).add(found)
+        assert all(len(found) == 1 for found in by_text.values()), name
