@@ -79,19 +79,21 @@ def chosen_node(choice: GpuChoice, catalog: Catalog, *, host_bytes: int | None =
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         local = local_node(read_machine(), catalog, num_gpus=choice.num_gpus, cuda_visible_devices=visible)
-        return ChosenNode(node=with_host_bytes(local.node, host_bytes), notes=local.notes)
+        node = replace(local.node, gpu=catalog.calibrated(local.node.gpu))
+        return ChosenNode(node=with_host_bytes(node, host_bytes), notes=local.notes)
     num_gpus = choice.num_gpus or 1
     if kind == CPU:
         ram = host_ram_bytes() if host_bytes is None else host_bytes
         source = THIS_MACHINE if host_bytes is None else HOST_RAM_OPTION
         node = Node(
-            gpu=cpu_gpu(num_gpus, ram),
+            gpu=catalog.calibrated(cpu_gpu(num_gpus, ram)),
             num_gpus=num_gpus,
             host_ram_bytes=ram,
             num_vcpus=num_host_cpus(),
             host_ram_source=source,
         )
-        return ChosenNode(node=node, notes=("cpu stands for this machine's processor; no speed is known of it",))
+        speed = "no speed is known of it" if node.gpu.calibration is None else "its speed was measured"
+        return ChosenNode(node=node, notes=(f"cpu stands for this machine's processor; {speed}",))
     return ChosenNode(node=with_host_bytes(Node(gpu=catalog.gpu(choice.name), num_gpus=num_gpus), host_bytes))
 
 

@@ -7,9 +7,13 @@ catalog file keeps that figure (``nvlink_gb_s``), so it is halved once, where th
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from typing import TYPE_CHECKING
 
 from vlmplan.errors import InputError
 from vlmplan.units import MIB, Choice
+
+if TYPE_CHECKING:
+    from vlmplan.calibration import Calibration
 
 DRIVER_RESERVE_BYTES = 450 * MIB
 """What the driver keeps of a card, plus 1/200 of its memory. Fitted to 21 cards whose driver total and torch
@@ -87,7 +91,8 @@ class Gpu:
 
     ``memory_bytes`` is the total that the driver reports, ``cuda_visible_bytes`` the total that torch reports
     on Linux, ``nvlink_bytes_per_second`` the sum of the card's links in one direction.
-    ``sources`` are pairs of a catalog key and where its value was read.
+    ``sources`` are pairs of a catalog key and where its value was read. ``calibration`` is what was measured on such a
+    card, which then stands in place of what the models assume.
     """
 
     id: str
@@ -117,6 +122,7 @@ class Gpu:
     launch_price_usd: float | None = None
     notes: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
+    calibration: "Calibration | None" = None
 
     def __post_init__(self) -> None:
         for name in (

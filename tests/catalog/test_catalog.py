@@ -384,7 +384,7 @@ def test_file_both_found_and_named_applies_once(tmp_path: Path, shipped: Catalog
 
 
 def test_relative_config_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("vlmplan.catalog.places.sys.platform", "linux")
+    monkeypatch.setattr("vlmplan.user_config.sys.platform", "linux")
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     assert user_catalog_path() == tmp_path / ".config" / "vlmplan" / "gpu_catalog.yaml"

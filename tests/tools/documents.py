@@ -31,6 +31,7 @@ from unittest import mock
 import pytest
 
 from cli_calls import call, isolate
+from vlmplan.calibration import QUANTITIES
 from vlmplan.errors import VlmplanError
 from vlmplan.launch.demo import write_demo_model
 
@@ -298,7 +299,14 @@ def types() -> str:
     return table()
 
 
+def calibration() -> str:
+    """What a calibration holds."""
+    rows = [f"| {name.replace('_', ' ')} | {one.what} | {one.replaces} |" for name, one in QUANTITIES.items()]
+    return "\n".join(["| name | measured | in place of |", "|---|---|---|", *rows])
+
+
 MADE = {
+    "calibration": calibration,
     "packages": packages,
     "layers": layers,
     "accuracy": accuracy,

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
 
+from vlmplan.answers.calibration import reference_json, reference_line
 from vlmplan.answers.host_and_disk import host_and_disk_json, host_and_disk_lines
 from vlmplan.answers.setups import recipe_text
 from vlmplan.communication import volume_json
@@ -47,6 +48,7 @@ def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> JsonDict:
         "flops_per_step": found.flops_per_step,
         "collective_bytes": volume_json(found.collectives),
         **_time_json(found),
+        "calibration": reference_json(found.cluster.node.gpu.calibration),
         "caveats": caveats(notes),
         "notes": notes,
     }
@@ -142,7 +144,7 @@ def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequenc
     other options would bring."""
     say(heading(estimate), verdict_line(estimate))
     every = [*estimate.workload.model.notes, *estimate.cautions, *notes]
-    say(*caveat_lines(every), f"setup: {setup_text(estimate)}")
+    say(*caveat_lines(every), f"setup: {setup_text(estimate)}", *calibration_lines(estimate))
     say(*estimate.hints, *(f"hint: {hint}" for hint in hints))
     click.echo()
     print_memory(estimate)
@@ -150,6 +152,11 @@ def print_estimate(estimate: Estimate, notes: Sequence[str] = (), hints: Sequenc
     print_table(component_table(estimate))
     click.echo()
     say(*detail_lines(estimate, notes))
+
+
+def calibration_lines(estimate: Estimate) -> list[str]:
+    """That numbers come from measurements on such a GPU, where they do."""
+    return reference_line(estimate.cluster.node.gpu.calibration)
 
 
 def detail_lines(estimate: Estimate, notes: Sequence[str]) -> list[str]:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from vlmplan.answers import estimate as estimates
-from vlmplan.answers.estimate import caveat_lines, print_memory, setup_text, verdict_line, workload_text
+from vlmplan.answers.estimate import (
+    calibration_lines,
+    caveat_lines,
+    print_memory,
+    setup_text,
+    verdict_line,
+    workload_text,
+)
 from vlmplan.answers.front import WINS_BY, point_json, print_pareto, summary_line
 from vlmplan.answers.host_and_disk import host_line, resume_line
 from vlmplan.answers.offers import age_text, cost_lines, money_line, offer_json
@@ -105,6 +112,7 @@ def print_recommendation(
     click.echo()
     say(click.style(f"{WINS_BY[found.objective]}: ", bold=True) + money_line(winner, found.as_of))
     say(f"  {setup_text(winner.estimate)}", f"  {verdict_line(winner.estimate)}")
+    say(*(f"  {line}" for line in calibration_lines(winner.estimate)))
     say(*(f"  {line}" for line in (*caveat_lines(found.notes), host_line(winner.estimate))))
     if winner.offer is not None and winner.offer.pricing is Pricing.INTERRUPTIBLE:
         say(f"  {resume_line(winner.estimate)}")

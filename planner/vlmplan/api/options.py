@@ -49,11 +49,13 @@ class SavingOptions(TypedDict, total=False):
 
 
 class MachineOptions(TypedDict, total=False):
-    """Machines beside their GPUs. ``host_ram`` is in GiB."""
+    """Machines beside their GPUs. ``host_ram`` is in GiB. ``calibration`` False leaves out what was measured on such a
+    GPU."""
 
     num_nodes: int | None
     host_ram: float | None
     inter_node_gbit: float | None
+    calibration: bool | None
 
 
 Optimizer = Literal[

@@ -14,15 +14,23 @@ from vlmplan.catalog.rules import Fields
 from vlmplan.catalog.shipped import ShippedCatalog, shipped_catalog
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.hardware import Gpu, Offer
+from vlmplan.user_config import user_config_dir
 
+CALIBRATIONS = "calibration"
+"""The folder of ``vlmplan.calibration``."""
 _BRANDS = frozenset(("nvidia", "geforce", "tesla", "amd", "instinct", "gpu"))
 
 
 class Catalog:
-    """The shipped catalog as changed by ``files``, in that order. ``load_catalog`` makes one."""
+    """The shipped catalog as changed by ``files``, in that order. ``load_catalog`` makes one.
 
-    def __init__(self, shipped: ShippedCatalog, files: Sequence[CatalogFile] = ()) -> None:
-        self._shipped = shipped
+    ``is_calibrated``: GPUs have the calibrations that the user has measured.
+    """
+
+    def __init__(
+        self, shipped: ShippedCatalog, files: Sequence[CatalogFile] = (), *, is_calibrated: bool = False
+    ) -> None:
+        self._shipped, self._is_calibrated = shipped, is_calibrated
         self._files = tuple(files)
         self._built: dict[str, Gpu] = {}
         self._require_complete_entries()
@@ -65,8 +73,23 @@ class Catalog:
     def gpu_by_id(self, gpu_id: str) -> Gpu:
         """The GPU with exactly this id, built once. Raises KeyError."""
         if gpu_id not in self._built:
-            self._built[gpu_id] = gpu_from_fields(gpu_id, self._gpu_fields[gpu_id])
+            self._built[gpu_id] = self.calibrated(gpu_from_fields(gpu_id, self._gpu_fields[gpu_id]))
         return self._built[gpu_id]
+
+    def calibrated(self, gpu: Gpu) -> Gpu:
+        """The GPU with what was measured on one of its kind, where anything was.
+
+        Raises InputError, in one sentence, for a file of measurements that cannot be.
+        """
+        if not self._is_calibrated:
+            return gpu
+        from vlmplan.catalog.calibrated import calibrated
+
+        return calibrated(gpu)
+
+    def without_calibrations(self) -> "Catalog":
+        """The same with nothing measured."""
+        return Catalog(self._shipped, self._files) if self._is_calibrated else self
 
     def gpu(self, name: str) -> Gpu:
         """The GPU called ``name``: id, marketing, driver or provider name, in any case and spacing.
@@ -146,7 +169,9 @@ def load_catalog(catalog_files: Iterable[Path] = (), *, project_dir: Path | None
         for i, path in enumerate([*found, *named])
         if last_place[os.path.realpath(path)] == i
     ]
-    return Catalog(shipped_catalog(), files)
+    config = user_config_dir()
+    is_calibrated = config is not None and os.path.isdir(config / CALIBRATIONS)
+    return Catalog(shipped_catalog(), files, is_calibrated=is_calibrated)
 
 
 def _words(name: str) -> list[str]:

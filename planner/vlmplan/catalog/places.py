@@ -1,28 +1,18 @@
 """Where catalog files are looked for."""
 
-import os
-import sys
 from pathlib import Path
 
 from vlmplan.catalog.file import REFRESHED_FILE_NAME
 from vlmplan.files import SHIPPED_CATALOG
+from vlmplan.user_config import user_config_dir
 
 PROJECT_FILE_NAME = "vlmplan_catalog.yaml"
 
 
 def user_catalog_path() -> Path | None:
     """Where the user's own catalog is looked for; ``None`` without a home."""
-    if sys.platform == "win32":
-        config = os.environ.get("APPDATA", "")
-    else:
-        config = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG base directory specification: a relative path is to be ignored.
-    if Path(config).is_absolute():
-        return Path(config) / "vlmplan" / SHIPPED_CATALOG
-    try:
-        return Path.home() / ".config" / "vlmplan" / SHIPPED_CATALOG
-    except RuntimeError:
-        return None
+    folder = user_config_dir()
+    return None if folder is None else folder / SHIPPED_CATALOG
 
 
 def refreshed_catalog_path() -> Path | None:

@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("vlmplan.cli.explain", "What a key of a ds_config.json does, and its bytes in a plan."),
     "buy": ("vlmplan.cli.buy", "Buy GPUs or rent them: usd a month, and from when on buying pays."),
     "gpus": ("vlmplan.cli.gpus", "List known GPUs and prices, or detect those of this machine."),
+    "calibrate": ("vlmplan.cli.calibrate", "Measure this machine's GPU, in place of what estimates assume."),
     "models": ("vlmplan.cli.models", "List known models with parameters and image tokens."),
 }
 """Name, module that defines a command of that name, and one line about it."""

@@ -266,6 +266,12 @@ HOST_RAM: Decorator = click.option(
     metavar="GIB",
     help="Host memory of each of your machines.  [default: this machine's with local and cpu, else unknown]",
 )
+CALIBRATION: Decorator = _switch(
+    "calibration",
+    "calibration",
+    "no-calibration",
+    "What vlmplan calibrate measured on such a GPU, in place of what is assumed.  [default: used where it is there]",
+)
 ONE_CLUSTER: tuple[Decorator, ...] = (
     click.option(
         "--gpu",
@@ -277,6 +283,7 @@ ONE_CLUSTER: tuple[Decorator, ...] = (
     _count("--num-nodes", "Equal machines.  [default: 1]"),
     HOST_RAM,
     NETWORK,
+    CALIBRATION,
 )
 PRICES: tuple[Decorator, ...] = (
     _count("--max-price-age-days", "Only prices seen so lately.  [default: any, with a note where it decides]"),

@@ -12,6 +12,7 @@ import click
 from vlmplan.cli.estimate import freezing_of
 from vlmplan.cli.of_data import OfData, described_data, of_search, print_of_data
 from vlmplan.cli.options import (
+    CALIBRATION,
     CATALOG,
     CONFIG,
     DATA,
@@ -52,6 +53,7 @@ MACHINES: tuple[Decorator, ...] = (
     click.option("--num-nodes", type=int, metavar="N", help="Equal machines.  [default: 1]"),
     HOST_RAM,
     NETWORK,
+    CALIBRATION,
 )
 LIMITS: tuple[Decorator, ...] = (
     click.option("--max-usd-per-hour", type=float, metavar="N", help="For all machines together."),

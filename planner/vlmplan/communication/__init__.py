@@ -2,12 +2,14 @@
 
 volume    the collectives of a step, and their totals
 links     rates of NVLink, PCIe and networks
+measured  the same links where a calibration has measured them
 rings     seconds of one collective, by NCCL's own model
 seconds   seconds of all collectives of a step
 """
 
 from vlmplan.communication.links import (
     ASSUMED_NETWORK_BYTES_PER_SECOND,
+    LAUNCH_SECONDS,
     NVLINK_EFFICIENCY,
     PCIE_EFFICIENCY,
     PCIE_NO_PEER_EFFICIENCY,
@@ -17,7 +19,7 @@ from vlmplan.communication.links import (
     link_bytes_per_second,
     links_of,
 )
-from vlmplan.communication.rings import LAUNCH_SECONDS, collective_seconds
+from vlmplan.communication.rings import collective_seconds
 from vlmplan.communication.seconds import (
     COLLECTIVE_LATENCY_SECONDS,
     OVERLAP_FRACTION,

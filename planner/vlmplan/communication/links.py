@@ -31,6 +31,10 @@ give more than 100 Gbit/s to a machine only with EFA, InfiniBand or RoCE."""
 ASSUMED_NETWORK_BYTES_PER_SECOND = 100e9 / 8
 """One-way rate between nodes where a cluster does not say: 100 Gbit/s per node. Assumed."""
 
+LAUNCH_SECONDS = 30e-6
+"""What torch takes to put a collective on its stream, beyond what NCCL's own programs take. Cited: 32 KiB take 48 us on
+8 x B200 and 40 us on 8 x H200 (ml-engineering, ``all_reduce_bench.py``), of which NCCL's latencies explain 15."""
+
 
 class Links(NamedTuple):
     """What collectives get of a cluster's links, in bytes per second one way.
@@ -45,6 +49,7 @@ class Links(NamedTuple):
     network: float | None
     is_nvlink: bool
     is_tcp: bool = False
+    launch_seconds: float = LAUNCH_SECONDS
 
 
 def node_link_bytes_per_second(node: Node) -> float | None:

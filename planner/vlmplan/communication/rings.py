@@ -17,9 +17,6 @@ from typing import NamedTuple
 from vlmplan.communication.links import Links
 from vlmplan.engines.collectives import CollectiveKind
 
-LAUNCH_SECONDS = 30e-6
-"""What torch takes to put a collective on its stream, beyond what NCCL's own programs take. Cited: 32 KiB take 48 us on
-8 x B200 and 40 us on 8 x H200 (ml-engineering, ``all_reduce_bench.py``), of which NCCL's latencies explain 15."""
 TCP_HOP_SECONDS = 30e-6
 """What a hop over sockets takes beyond one over InfiniBand. Assumed: a round trip in a data centre is 50 to 100."""
 TREE_EFFICIENCY = 0.92
@@ -70,7 +67,7 @@ def collective_seconds(
         tree = _moving_seconds(2 * num_bytes, crossing, num_nodes, ranks_per_node, links) / TREE_EFFICIENCY
         hops = 2 * (ranks_per_node - 1), 2 * log2(num_nodes)
         ways.append(_fastest(tree, 2 * num_bytes, num_nodes, links, *hops, is_tree=True))
-    return LAUNCH_SECONDS + min(ways)
+    return links.launch_seconds + min(ways)
 
 
 def _exchange_seconds(num_bytes: int, num_nodes: int, ranks_per_node: int, links: Links) -> float:
@@ -83,7 +80,7 @@ def _exchange_seconds(num_bytes: int, num_nodes: int, ranks_per_node: int, links
     if num_nodes > 1:
         assert links.network is not None
         moving = max(moving, across / links.network)
-    return LAUNCH_SECONDS + _fastest(moving, inside + across, num_nodes, links, 1, num_nodes - 1, is_tree=False)
+    return links.launch_seconds + _fastest(moving, inside + across, num_nodes, links, 1, num_nodes - 1, is_tree=False)
 
 
 def _moving_seconds(

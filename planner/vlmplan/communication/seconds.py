@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from vlmplan.communication.links import links_of
-from vlmplan.communication.rings import LAUNCH_SECONDS, collective_seconds
+from vlmplan.communication.links import LAUNCH_SECONDS
+from vlmplan.communication.measured import measured_links
+from vlmplan.communication.rings import collective_seconds
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.hardware import Cluster
 
@@ -34,7 +35,7 @@ def communication_seconds(collectives: tuple[Collectives, ...], cluster: Cluster
     """
     if cluster.num_gpus == 1 or not collectives:
         return CommunicationSeconds()
-    links = links_of(cluster)
+    links = measured_links(cluster)
     if links is None:
         return None
     seconds, exchange = dict.fromkeys(StepPhase, 0.0), 0.0

@@ -1,7 +1,8 @@
 """What a GPU holds besides tensors: library workspaces, the allocator's reserve, CUDA context and NCCL.
 
 Three numbers are different things: *allocated* (live tensors and workspaces, ``torch.cuda.max_memory_allocated``),
-*reserved* (what the caching allocator holds), *device* (what nvidia-smi shows for the process).
+*reserved* (what the caching allocator holds), *device* (what nvidia-smi shows for the process). A GPU's calibration
+stands in place of what is assumed here.
 """
 
 from vlmplan.hardware import Cluster, Gpu
@@ -43,7 +44,8 @@ def workspace_sizes(gpu: Gpu) -> list[int]:
     if gpu.is_cpu:
         return []
     is_hopper = gpu.compute_capability is not None and gpu.compute_capability >= (9, 0)
-    return [HOPPER_CUBLAS_WORKSPACE_BYTES if is_hopper else CUBLAS_WORKSPACE_BYTES] * NUM_CUBLAS_HANDLES
+    of_handle = HOPPER_CUBLAS_WORKSPACE_BYTES if is_hopper else CUBLAS_WORKSPACE_BYTES
+    return [_measured_bytes(gpu, "cublas_workspace_bytes", of_handle)] * NUM_CUBLAS_HANDLES
 
 
 def workspace_bytes(gpu: Gpu) -> int:
@@ -53,20 +55,27 @@ def workspace_bytes(gpu: Gpu) -> int:
 
 def context_bytes(gpu: Gpu) -> int:
     """Bytes of the CUDA context; a CPU has none."""
-    return 0 if gpu.is_cpu else CUDA_CONTEXT_BYTES
+    return 0 if gpu.is_cpu else _measured_bytes(gpu, "context_bytes", CUDA_CONTEXT_BYTES)
 
 
 def process_bytes(gpu: Gpu) -> int:
     """Bytes of the process itself where its device is the host's memory; else they are the host's alone."""
-    return CPU_PROCESS_BYTES if gpu.is_cpu else 0
+    return _measured_bytes(gpu, "process_bytes", CPU_PROCESS_BYTES) if gpu.is_cpu else 0
 
 
 def nccl_bytes(cluster: Cluster) -> int:
     """Bytes of NCCL's buffers on each GPU: per channel, two connections of a ring. CPU ranks talk over gloo."""
     if cluster.num_gpus == 1 or cluster.node.gpu.is_cpu:
         return 0
+    found = cluster.node.gpu.calibration
+    if found is not None and found.num_ranks == cluster.num_gpus and (of_nccl := found.value("nccl_bytes")) is not None:
+        return round(of_nccl.value)
     channels = NCCL_NVLINK_CHANNELS if cluster.node.uses_nvlink else NCCL_PCIE_CHANNELS
     return channels * NCCL_RING_CONNECTIONS * NCCL_CONNECTION_BYTES
+
+
+def _measured_bytes(gpu: Gpu, name: str, assumed: int) -> int:
+    return assumed if gpu.calibration is None else gpu.calibration.num_bytes(name, assumed)
 
 
 def reserve_bytes(usable_bytes: int) -> int:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -49,18 +49,30 @@ def run_rehearsal(request: JsonDict, plan: Plan, *, say: Callable[[str], None]) 
     return rehearsed_from_json(answer)
 
 
-def answer_of(command: Sequence[str], request: str, say: Callable[[str], None]) -> JsonDict:
-    """The JSON object that ``command`` prints. However this ends, the process has ended too."""
+def answer_of(
+    command: Sequence[str],
+    request: str,
+    say: Callable[[str], None],
+    *,
+    what: str = "the rehearsal",
+    environment: Mapping[str, str] | None = None,
+) -> JsonDict:
+    """The JSON object that ``command`` prints. However this ends, the process and all that it started have ended too.
+
+    ``what`` it does, for errors; ``environment`` is added to this process's.
+    """
     with empty_folder() as elsewhere:
-        return _answer_from(elsewhere, command, request, say)
+        return _answer_from(elsewhere, command, request, _Report(say, what), environment)
 
 
-def _answer_from(folder: Path, command: Sequence[str], request: str, say: Callable[[str], None]) -> JsonDict:
+def _answer_from(
+    folder: Path, command: Sequence[str], request: str, report: "_Report", environment: Mapping[str, str] | None
+) -> JsonDict:
     """The same, with ``folder`` as the working directory of the process."""
     try:
         process = subprocess.Popen(  # noqa: S603 - this interpreter, a list of words
             list(command),
-            env=child_environment(),
+            env=child_environment(environment),
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -75,7 +87,6 @@ def _answer_from(folder: Path, command: Sequence[str], request: str, say: Callab
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
-    report = _Report(say)
     reader = threading.Thread(target=report.read, args=(process.stderr,), daemon=True)
     reader.start()
     try:
@@ -85,14 +96,22 @@ def _answer_from(folder: Path, command: Sequence[str], request: str, say: Callab
             text = process.stdout.read()
             code = process.wait()
     finally:
-        process.kill()
+        _end(process)
         process.wait()
         reader.join()
         process.stdout.close()
         process.stderr.close()
     if code or not text:
-        raise UnavailableError(f"the rehearsal ended {report.place}: {report.reason(code)}")
-    return parse_json_object(text, source=SOURCE)
+        raise UnavailableError(f"{report.what} ended {report.place}: {report.reason(code)}")
+    return parse_json_object(text, source=f"{report.what}'s answer")
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End the process and those that it started, which are in its session."""
+    process.kill()
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError, PermissionError):  # all are gone
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -101,7 +120,7 @@ def _ending_together(process: "subprocess.Popen[str]") -> Generator[None]:
     old: dict[int, Any] = {}
 
     def end(signum: int, frame: FrameType | None) -> None:
-        process.kill()
+        _end(process)
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
 
@@ -117,8 +136,8 @@ def _ending_together(process: "subprocess.Popen[str]") -> Generator[None]:
 class _Report:
     """What the process says on standard error."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], what: str) -> None:
+        self._say, self.what = say, what
         self._phase = ""
         self._lines: list[str] = []
 

@@ -61,6 +61,7 @@ class HardwareRequest:
     host_ram_gib: float | None = None
     disk_gib: float | None = None
     inter_node_gbit: float | None = None
+    calibration: bool | None = None
 
     def __post_init__(self) -> None:
         gib, gbit, disk = self.host_ram_gib, self.inter_node_gbit, self.disk_gib
@@ -78,6 +79,11 @@ class HardwareRequest:
     def node_count(self) -> int:
         """One where nothing is said."""
         return 1 if self.num_nodes is None else self.num_nodes
+
+    @property
+    def uses_calibration(self) -> bool:
+        """Whether what was measured on such a GPU counts."""
+        return self.calibration is not False
 
     @property
     def host_bytes(self) -> int | None:

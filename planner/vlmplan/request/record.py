@@ -330,7 +330,7 @@ OPTIONS: Mapping[str, _Option] = {
     **{f"eval_{name}": _Option(part="evaluation", field=name) for name in EVALUATION_COUNTS},
     "eval_keeps": _Option(part="evaluation", field="kept", reads=_kept, write=_value),
     "eval_loss": _Option(part="evaluation", field="computes_loss"),
-    **_part("hardware", "inter_node_gbit"),
+    **_part("hardware", "inter_node_gbit", "calibration"),
     "objective": _Option(part="search", field="objective", reads=Objective, write=_value),
     **_part("search", "max_usd", "max_hours", "max_usd_per_hour"),
     "provider": _Option(part="search", field="providers", is_repeatable=True),

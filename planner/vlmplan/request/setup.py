@@ -347,6 +347,8 @@ def requested_cluster(hardware: HardwareRequest, catalog: Catalog) -> tuple[Clus
     Without a GPU it is this machine; InputError where that has none.
     """
     choice = hardware.gpus[0] if hardware.gpus else GpuChoice(name=LOCAL)
+    if not hardware.uses_calibration:
+        catalog = catalog.without_calibrations()
     try:
         chosen = chosen_node(choice, catalog, host_bytes=hardware.host_bytes)
     except UnavailableError as error:

@@ -53,7 +53,7 @@ def search_query(
     if hardware.host_bytes is not None:
         _check_own_machine(request)
     found, more = candidates(
-        catalog,
+        catalog if hardware.uses_calibration else catalog.without_calibrations(),
         choices=hardware.gpus,
         offers=offers,
         num_nodes=hardware.node_count,

@@ -1,10 +1,10 @@
 """What the host does between the GPU's work: CPU Adam, copies over PCIe and to NVMe, images."""
 
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.hardware import Cluster
+from vlmplan.hardware import Cluster, Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
-from vlmplan.timing.rates import RangedValue, Scenario
+from vlmplan.timing.rates import RangedValue, Scenario, measured, measured_or
 from vlmplan.workload import Workload
 
 PCIE_COPY_FRACTION = RangedValue(0.6, 0.8, 0.9)
@@ -29,8 +29,9 @@ def offload_seconds(
     """
     if recipe.offload_optimizer is Offload.NONE and recipe.offload_params is Offload.NONE:
         return 0.0
-    pcie = cluster.node.gpu.pcie_bytes_per_second
-    if pcie is None:
+    gpu = cluster.node.gpu
+    copied = _copied_bytes_per_second(gpu, scenario)
+    if copied is None:
         return None
     shard = table.num_trained / cluster.num_gpus
     p = table.trained_dtype.num_bytes
@@ -38,7 +39,8 @@ def offload_seconds(
     if recipe.offload_optimizer is not Offload.NONE:
         bus += shard * p * (recipe.grad_accum + 1)
         node_elements = table.num_trained / cluster.num_nodes
-        seconds += node_elements * ADAM_VALUES * 4 / HOST_ADAM_BYTES_PER_SECOND.at(scenario)
+        host_adam = measured_or(gpu, "host_adam_bandwidth", HOST_ADAM_BYTES_PER_SECOND)
+        seconds += node_elements * ADAM_VALUES * 4 / host_adam.at(scenario)
         if recipe.offload_optimizer is Offload.NVME:
             seconds += node_elements * 2 * SWAPPED_BYTES / NVME_BYTES_PER_SECOND.at(scenario)
     if recipe.offload_params is not Offload.NONE:
@@ -46,7 +48,20 @@ def offload_seconds(
         if recipe.offload_params is Offload.NVME:
             node_bytes = table.total_bytes / cluster.num_nodes
             seconds += 2 * recipe.grad_accum * node_bytes / NVME_BYTES_PER_SECOND.at(scenario)
-    return seconds + bus / (pcie * PCIE_COPY_FRACTION.at(scenario))
+    return seconds + bus / copied
+
+
+def _copied_bytes_per_second(gpu: Gpu, scenario: Scenario) -> float | None:
+    """Of pinned copies over the bus; None where that is neither known nor measured.
+
+    Two measured directions count as one rate: what goes down comes back, so a byte each way takes 1/d + 1/u seconds,
+    which is 2 bytes at 2 / (1/d + 1/u).
+    """
+    down, up = measured(gpu, "copy_to_host"), measured(gpu, "copy_to_device")
+    if down is not None and up is not None:
+        return 2 / (1 / down.at(scenario) + 1 / up.at(scenario))
+    pcie = gpu.pcie_bytes_per_second
+    return None if pcie is None else pcie * PCIE_COPY_FRACTION.at(scenario)
 
 
 IMAGE_SECONDS_PER_MEGAPIXEL = RangedValue(0.2, 0.08, 0.03)
@@ -59,7 +74,14 @@ photograph larger than planned, which is opened whole and made smaller (0.010 to
 assumed, is a core twice as fast."""
 
 
-def image_seconds(workload: Workload, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) -> float:
-    """What a rank's images of one step take in its own process, between micro batches: the trainer has no workers."""
+def image_seconds(
+    workload: Workload, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED, *, gpu: Gpu | None = None
+) -> float:
+    """What a rank's images of one step take in its own process, between micro batches: the trainer has no workers.
+
+    ``gpu``: one whose calibration may have measured it, on the host beside it.
+    """
+    of_host = None if gpu is None else measured(gpu, "image_seconds_per_megapixel")
+    per_megapixel = (of_host or IMAGE_SECONDS_PER_MEGAPIXEL).at(scenario)
     num_images = workload.images_per_sample * recipe.micro_batch * recipe.grad_accum
-    return num_images * workload.image_width * workload.image_height / 1e6 * IMAGE_SECONDS_PER_MEGAPIXEL.at(scenario)
+    return num_images * workload.image_width * workload.image_height / 1e6 * per_megapixel

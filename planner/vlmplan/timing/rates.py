@@ -3,6 +3,8 @@
 A ``RangedValue`` has three values: ``expected``, and the ends of the range that a card of that kind was seen or is
 taken to reach. A step is timed three times, with all of the one, all of the other and what is expected (``Scenario``).
 
+Where a GPU has a calibration, what it measured stands in place of these, its quartiles in place of the ranges.
+
 Matrix products are bound by the data sheet's dense peak times what the best shapes reach (``SHAPES_FRACTION``) times
 what a model's shapes reach of those; and by power, which small cards run out of first (``FLOPS_PER_JOULE``).
 """
@@ -13,7 +15,7 @@ from typing import NamedTuple
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.notes import Caveat
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Precision
+from vlmplan.recipe_choices import AttentionImplementation, Precision
 from vlmplan.units import Choice
 
 
@@ -115,9 +117,9 @@ without weights ("empty"), in forward and in backward; more for each weight that
 backward hands over.
 
 Measured with deepspeed 0.19.8 and torch 2.13 on a busy core of a small cloud server of 2.4 GHz, 2026, as CPU time
-(``tests/timing/hook_seconds.py``): 282 to 375, 154 to 278, 126 to 161 and 66 to 122 us; 100 to 370 for a gather (of one
-rank and of two); 126 to 190 for a gradient. Expected are two thirds of what is common among these, as cores of machines
-with GPUs are faster; that and the ends of the ranges, twice and half of it, are assumed."""
+(``vlmplan_trainer.calibrate.hooks``): 282 to 375, 154 to 278, 126 to 161 and 66 to 122 us; 100 to 370 for a gather (of
+one rank and of two); 126 to 190 for a gradient. Expected are two thirds of what is common among these, as cores of
+machines with GPUs are faster; that and the ends of the ranges, twice and half of it, are assumed."""
 STEP_SECONDS = RangedValue(30e-3, 10e-3, 5e-3)
 """Data loading, logging and Python around a step. Assumed."""
 
@@ -161,22 +163,74 @@ def peak_flops_per_second(gpu: Gpu, recipe: Recipe) -> float | None:
     return by_precision.get(recipe.precision, peaks.bf16)
 
 
+def measured_or(gpu: Gpu, name: str, assumed: RangedValue) -> RangedValue:
+    """What a calibration of the GPU says of this quantity; ``assumed`` where it says nothing."""
+    return measured(gpu, name) or assumed
+
+
+def measured(gpu: Gpu, name: str) -> RangedValue | None:
+    """The same; None where it says nothing."""
+    ends = None if gpu.calibration is None else gpu.calibration.ends(name)
+    return None if ends is None else RangedValue(*ends)
+
+
+def memory_bytes_per_second(gpu: Gpu, scenario: Scenario = Scenario.EXPECTED) -> float | None:
+    """What elementwise kernels read and write; None where the bandwidth is not known."""
+    found = measured(gpu, "memory_bandwidth")
+    if found is not None:
+        return found.at(scenario)
+    bandwidth = gpu.memory_bandwidth_bytes_per_second
+    return None if bandwidth is None else bandwidth * BANDWIDTH_FRACTION.at(scenario)
+
+
 def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) -> Rates | None:
-    """What ``gpu`` is taken to reach; None where its peak or its bandwidth is not known."""
-    peak, bandwidth = peak_flops_per_second(gpu, recipe), gpu.memory_bandwidth_bytes_per_second
-    if peak is None or bandwidth is None:
+    """What ``gpu`` is taken to reach; None where its peak or its bandwidth is neither known nor measured."""
+    matmul = _matmul_flops_per_second(gpu, recipe, scenario)
+    attention = _attention_flops_per_second(gpu, recipe, scenario)
+    bytes_per_second = memory_bytes_per_second(gpu, scenario)
+    if matmul is None or attention is None or bytes_per_second is None:
         return None
-    sustained = sustained_flops_per_second(gpu, recipe, scenario)
+    return Rates(
+        matmul_flops_per_second=matmul,
+        attention_flops_per_second=attention,
+        bytes_per_second=bytes_per_second,
+        ramp_seconds=measured_or(gpu, "matmul_ramp", RAMP_SECONDS).at(scenario),
+        kernel_seconds=measured_or(gpu, "operation_seconds", KERNEL_SECONDS).at(scenario),
+        hooks=HookSeconds(
+            **{name: measured_or(gpu, f"hook_{name}", seconds).at(scenario) for name, seconds in HOOK_SECONDS.items()}
+        ),
+    )
+
+
+def _matmul_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> float | None:
+    """Of a model's shapes; None where the peak is neither known nor measured."""
+    found = measured(gpu, f"matmul_{_type_name(recipe)}")
+    if found is not None:
+        return found.at(scenario)
+    if peak_flops_per_second(gpu, recipe) is None:
+        return None
+    return sustained_flops_per_second(gpu, recipe, scenario) * SHAPES_FRACTION.at(scenario)
+
+
+def _attention_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> float | None:
+    """Of the recipe's kernel, forward and backward together; eager attention is made of matrix products."""
+    kernel = AttentionImplementation.SDPA
+    if recipe.attention is AttentionImplementation.FLASH_ATTENTION_2:
+        kernel = recipe.attention
+    found = measured(gpu, f"attention_{kernel.value}_{_type_name(recipe)}")
+    if found is not None:
+        return found.at(scenario)
+    peak = peak_flops_per_second(gpu, recipe)
+    if peak is None:
+        return None
     capability = _family(gpu)
     attention = ATTENTION_FRACTION.get(capability, OTHER_ATTENTION_FRACTION) if capability else OTHER_ATTENTION_FRACTION
-    return Rates(
-        matmul_flops_per_second=sustained * SHAPES_FRACTION.at(scenario),
-        attention_flops_per_second=min(peak * attention.at(scenario), sustained),
-        bytes_per_second=bandwidth * BANDWIDTH_FRACTION.at(scenario),
-        ramp_seconds=RAMP_SECONDS.at(scenario),
-        kernel_seconds=KERNEL_SECONDS.at(scenario),
-        hooks=HookSeconds(**{name: seconds.at(scenario) for name, seconds in HOOK_SECONDS.items()}),
-    )
+    return min(peak * attention.at(scenario), sustained_flops_per_second(gpu, recipe, scenario))
+
+
+def _type_name(recipe: Recipe) -> str:
+    """What products compute in, as calibrations call it."""
+    return {Precision.FP16: "fp16", Precision.FP32: "fp32"}.get(recipe.precision, "bf16")
 
 
 def sustained_flops_per_second(gpu: Gpu, recipe: Recipe, scenario: Scenario) -> float:

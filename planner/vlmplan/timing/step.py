@@ -15,7 +15,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
 from vlmplan.timing.host import image_seconds, offload_seconds
-from vlmplan.timing.rates import STEP_SECONDS, RangedValue, Scenario
+from vlmplan.timing.rates import STEP_SECONDS, RangedValue, Scenario, memory_bytes_per_second
 from vlmplan.timing.roofline import BusySeconds, PhaseSeconds, micro_batch_seconds
 from vlmplan.timing.update import update_seconds
 from vlmplan.workload import Workload
@@ -138,7 +138,7 @@ def besides_computing(
 ) -> BesidesComputing | None:
     """What a step with these ``collectives`` takes apart from its micro batches; None if a speed is not known."""
     communication = communication_seconds(collectives, cluster)
-    if communication is None or cluster.node.gpu.memory_bandwidth_bytes_per_second is None:
+    if communication is None or memory_bytes_per_second(cluster.node.gpu) is None:
         return None
     rest = _rest(table, recipe, cluster, workload, Scenario.EXPECTED)
     if rest is None:
@@ -187,11 +187,11 @@ def _rest(
     offload = offload_seconds(table, recipe, cluster, scenario)
     if offload is None:
         return None
-    optimizer = 0.0
+    optimizer, gpu = 0.0, cluster.node.gpu
     if recipe.offload_optimizer is Offload.NONE:
-        gpu, num_ranks = cluster.node.gpu, cluster.num_gpus
+        num_ranks = cluster.num_gpus
         optimizer = update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, scenario=scenario)
-    return optimizer, offload, image_seconds(workload, recipe, scenario), STEP_SECONDS.at(scenario)
+    return optimizer, offload, image_seconds(workload, recipe, scenario, gpu=gpu), STEP_SECONDS.at(scenario)
 
 
 def _shown_seconds(communication: CommunicationSeconds, forward: float, backward: float, scenario: Scenario) -> float:

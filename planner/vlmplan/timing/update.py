@@ -9,7 +9,7 @@ from vlmplan.engines.parameters import ParameterTable, partition_size
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import OptimizerKind, Precision
-from vlmplan.timing.rates import BANDWIDTH_FRACTION, Scenario
+from vlmplan.timing.rates import Scenario, measured, memory_bytes_per_second
 from vlmplan.units import DType
 
 FUSED_ADAMW_VALUES = 7
@@ -90,9 +90,10 @@ def _deepspeed_bytes(recipe: Recipe, p: int, m: int) -> int:
 def update_seconds(
     table: ParameterTable, recipe: Recipe, *, num_ranks: int, gpu: Gpu, scenario: Scenario = Scenario.EXPECTED
 ) -> float:
-    """One optimizer step of a rank. The GPU's bandwidth has to be known."""
-    bandwidth = gpu.memory_bandwidth_bytes_per_second
-    assert bandwidth is not None
+    """One optimizer step of a rank. The GPU's bandwidth has to be known, or measured."""
+    found = measured(gpu, "optimizer_bandwidth")
+    bytes_per_second = memory_bytes_per_second(gpu, scenario) if found is None else found.at(scenario)
+    assert bytes_per_second is not None
     is_sharded = recipe.zero_stage in (1, 2, 3) or recipe.fsdp
     elements = partition_size(table.num_trained, num_ranks) if is_sharded else table.num_trained
-    return elements * update_bytes_per_weight(table, recipe) / (bandwidth * BANDWIDTH_FRACTION.at(scenario))
+    return elements * update_bytes_per_weight(table, recipe) / bytes_per_second

@@ -104,7 +104,7 @@ def _adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_f
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    if _is_to_compile():
+    if is_to_compile():
         say_phase(COMPILING)
     os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
     try:
@@ -117,7 +117,7 @@ def _adamw_on_host(parameters: Sequence[Any], common: dict[str, Any], *, keeps_f
         ) from None
 
 
-def _is_to_compile() -> bool:
+def is_to_compile() -> bool:
     """Whether DeepSpeed's cpu_adam is neither installed with it nor compiled on this machine before
     (``op_builder/builder.py`` 0.19.8, ``load``; ``torch/utils/cpp_extension.py``)."""
     from deepspeed.git_version_info import installed_ops

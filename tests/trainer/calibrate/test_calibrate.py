@@ -1,0 +1,137 @@
+"""Measuring on the CPU: every part gives what the planner's file takes, keeps its time, and says why it could not."""
+
+import json
+import time
+from dataclasses import replace
+from datetime import date
+
+import pytest
+import torch
+
+from cli_calls import call, isolate
+from vlmplan.calibrating import calibration_of, operations
+from vlmplan.calibration import QUANTITIES, read_calibration
+from vlmplan.errors import InputError
+from vlmplan.machine.cpu import cpu_gpu
+from vlmplan_trainer.calibrate import compute, host
+from vlmplan_trainer.calibrate.clock import Measured, inverted, measured, seconds_of
+from vlmplan_trainer.calibrate.hooks import CASES, hooks_of
+from vlmplan_trainer.calibrate.links import rates
+from vlmplan_trainer.calibrate.parts import BREAKS_OFF_AT, PARTS, Job, Part, run_parts
+
+CPU = torch.device("cpu")
+JOB = Job(device=CPU, num_ranks=1, operations={}, budget_seconds=1.0)
+
+
+def found_by(run):
+    return lambda job, limit: run(limit)
+
+
+def test_what_is_measured_on_the_device_is_what_the_file_takes(monkeypatch):
+    monkeypatch.setattr(compute, "CPU_TOKENS", (32,))
+    monkeypatch.setattr(compute, "CPU_LAYERS", ((64, 64), (64, 128)))
+    monkeypatch.setattr(compute, "CPU_ATTENTION", ((1, 2, 64, 16),))
+    found = compute.matmuls(CPU, ["fp32"], 0.01) | compute.attention(CPU, ["fp32"], 0.01)
+    found |= host.operations(CPU, operations(), 0.05)
+    answer = {
+        "device_name": "x",
+        "num_ranks": 1,
+        "versions": {},
+        "values": {name: value.as_json() for name, value in found.items()},
+        "not_measured": {},
+    }
+    read = calibration_of(answer, cpu_gpu(1), is_quick=True, on=date(2026, 11, 24))
+    names = {name for name, _ in read.values}
+    assert names == {"matmul_fp32", "matmul_ramp", "attention_sdpa_fp32", "operation_seconds"}
+    assert all(value.value > 0 for _, value in read.values)
+
+
+def test_an_answer_with_an_error_is_one_sentence():
+    with pytest.raises(InputError, match="cannot be measured: torch finds no GPU here"):
+        calibration_of({"error": "torch finds no GPU here"}, cpu_gpu(1), is_quick=True, on=date(2026, 11, 24))
+
+
+def test_median_and_quartiles():
+    assert measured([5.0, 1.0, 3.0, 2.0, 4.0]) == Measured(3.0, 2.0, 4.0, 5)
+    assert measured([7.0]) == Measured(7.0, 7.0, 7.0, 1)
+    assert inverted(Measured(2.0, 1.0, 4.0, 9), 8.0) == Measured(4.0, 2.0, 8.0, 9)
+
+
+def test_seconds_are_those_of_one_call():
+    took = seconds_of(lambda: time.sleep(0.004), CPU, 0.02)
+    assert took.low >= 0.004
+    assert took.repetitions >= 3
+
+
+def test_a_causal_kernel_computes_half_of_seven_products():
+    assert compute.causal_flops((2, 3, 5, 7)) == (2 + 5) * 2 * 2 * 3 * 5 * 5 * 7 / 2
+
+
+def test_links_are_the_difference_of_two_messages():
+    """Between two ranks half of S is sent, in an all-reduce all of it: 1 MB more take 0.5 ms, so 1 and 2 GB/s."""
+    sizes = (1_000_000, 2_000_000)
+    names = ("all_gather", "reduce_scatter", "all_reduce")
+    seconds = {(name, size): [1e-4 + size * 0.5e-9] * 3 for name in names for size in sizes}
+    found = rates(seconds, sizes, 2)
+    assert found["ring_bandwidth"].value == pytest.approx(1e9)
+    assert found["sum_bandwidth"].value == pytest.approx(2e9)
+
+
+def test_hooks_are_what_they_add_to_the_module_itself():
+    added = dict(zip(CASES, [(2, 3), (2, 5), (11, 13), (17, 19), (17, 41), (37, 19)], strict=True))
+    assert hooks_of(added) == {
+        "forward": 17 - 2, "forward_empty": 11, "backward": 19 - 3, "backward_empty": 13,
+        "gather": 37 - 17, "gradient": (41 - 19) - (5 - 3),
+    }  # fmt: skip
+
+
+def test_a_part_that_takes_too_long_is_broken_off_and_the_next_runs():
+    def endless(limit):
+        while True:
+            time.sleep(0.01)
+
+    def broken(limit):
+        raise RuntimeError("no such\nkernel")
+
+    good = {"matmul_ramp": Measured(1.0, 1.0, 1.0, 1)}
+    parts = (
+        Part(name="slow", share=0.02, run=found_by(endless)),
+        Part(name="broken", share=0.1, run=found_by(broken)),
+        Part(name="absent", share=0.1, run=found_by(endless), prevented=lambda job: "it is not here"),
+        Part(name="good", share=0.1, run=found_by(lambda limit: good)),
+    )
+    said: list[str] = []
+    found, reasons = run_parts(JOB, said.append, parts)
+    assert found == good
+    assert said == ["slow", "broken", "good"]
+    assert list(reasons) == ["slow", "broken", "absent"]
+    assert reasons["broken"] == "RuntimeError: no such kernel"
+    assert "it may take" in reasons["slow"]
+
+
+def test_all_parts_together_keep_the_budget():
+    assert sum(BREAKS_OFF_AT * part.share for part in PARTS) <= 1.0
+
+
+def test_a_cpu_has_no_bus_and_one_rank_no_links():
+    prevented = {part.name for part in PARTS if part.prevented(JOB)} & {"copies over the bus", "links between GPUs"}
+    assert prevented == {"copies over the bus", "links between GPUs"}
+    assert {part.name for part in PARTS if part.prevented(replace(JOB, num_ranks=2))} & {"links between GPUs"} == set()
+
+
+@pytest.mark.sweep
+def test_two_cpu_ranks_are_measured_and_estimates_of_them_have_seconds(monkeypatch, tmp_path):
+    isolate(monkeypatch, tmp_path)
+    estimate = ("estimate", "--model", "qwen2.5-0.5b", "--gpu", "cpu:2", "--precision", "fp32", "--json")
+    assert call(*estimate).document["step_seconds"] is None
+    start = time.monotonic()
+    done = call("calibrate", "--gpu", "cpu:2", "--quick", "--json")
+    assert time.monotonic() - start < 120
+    assert done.code == 0
+    found = read_calibration("cpu")
+    assert found.num_ranks == 2
+    measured_names = {name for name, _ in found.values}
+    assert {"matmul_fp32", "ring_bandwidth", "hook_gather", "operation_seconds", "process_bytes"} <= measured_names
+    assert measured_names <= QUANTITIES.keys()
+    assert json.loads(done.out)["file"].endswith("cpu.json")
+    assert call(*estimate).document["step_seconds"] > 0

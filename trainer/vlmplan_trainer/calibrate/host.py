@@ -1,0 +1,86 @@
+"""What the host does: asking for operations, copies over the bus, CPU Adam, images."""
+
+import io
+import time
+from typing import Any
+
+import torch
+
+from vlmplan_trainer.calibrate.clock import Measured, inverted, measured, seconds_of
+from vlmplan_trainer.probe import configuration, model_class
+
+Found = dict[str, Measured]
+NUM_STEPS, NUM_WARM = 40, 5
+COPIED_BYTES = 256 * 2**20
+JPEG_QUALITY = 90
+IMAGE_SIZES = ((640, 480), (1280, 960))
+
+
+def operations(device: torch.device, asked: dict[str, Any], limit_seconds: float) -> Found:
+    """The host's time for one counted operation: forward and backward of a model that is too small to keep a GPU busy,
+    by the number of operations that the planner counts in it. On a CPU it holds the small operations themselves."""
+    torch.manual_seed(0)
+    config = configuration(asked["config"])
+    model = model_class(config)(config).to(device)
+    model.train()
+    tokens = torch.zeros(1, asked["tokens"], dtype=torch.long, device=device)
+    found: list[float] = []
+    end = time.monotonic() + limit_seconds
+    while len(found) < NUM_WARM + NUM_STEPS and (time.monotonic() < end or len(found) <= NUM_WARM):
+        _wait(device)
+        start = time.perf_counter()
+        model(input_ids=tokens, labels=tokens, use_cache=False).loss.backward()
+        found.append((time.perf_counter() - start) / asked["num_kernels"])
+        model.zero_grad()
+    return {"operation_seconds": measured(found[NUM_WARM:])}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def copies(device: torch.device, limit_seconds: float) -> Found:
+    """Pinned copies, each way by itself."""
+    on_host = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
+    there = seconds_of(lambda: on_device.copy_(on_host, non_blocking=True), device, limit_seconds / 2)
+    back = seconds_of(lambda: on_host.copy_(on_device, non_blocking=True), device, limit_seconds / 2)
+    return {"copy_to_device": inverted(there, COPIED_BYTES), "copy_to_host": inverted(back, COPIED_BYTES)}
+
+
+def images(limit_seconds: float) -> Found:
+    """Opening JPEGs and making Qwen2-VL's patches of them, by megapixel, on one core as the trainer does."""
+    import numpy
+    from PIL import Image
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    from vlmplan_trainer.data.images import opened
+
+    processor = Qwen2VLImageProcessorPil()
+    rng = numpy.random.default_rng(0)
+    took: list[float] = []
+    for width, height in IMAGE_SIZES:
+        coarse = Image.fromarray(rng.integers(0, 256, (height // 8, width // 8, 3), dtype=numpy.uint8))
+        file = io.BytesIO()
+        coarse.resize((width, height)).save(file, "JPEG", quality=JPEG_QUALITY)
+        content = file.getvalue()
+
+        def call(content: bytes = content) -> None:
+            processor(opened(content, name="a calibration image"), return_tensors="pt")
+
+        one = seconds_of(call, torch.device("cpu"), limit_seconds / len(IMAGE_SIZES))
+        took += [1e6 * seconds / (width * height) for seconds in (one.low, one.value, one.high)]
+    return {"image_seconds_per_megapixel": measured(took)}
+
+
+def host_adam(limit_seconds: float) -> Found:
+    """DeepSpeed's CPU Adam with all threads of the host, where its kernel is there already."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    elements = 2**25
+    weight = torch.nn.Parameter(torch.ones(elements))
+    weight.grad = torch.ones_like(weight)
+    optimizer = DeepSpeedCPUAdam([weight], lr=1e-6, adamw_mode=True, fp32_optimizer_states=True)
+    took = seconds_of(optimizer.step, torch.device("cpu"), limit_seconds)
+    return {"host_adam_bandwidth": inverted(took, 7 * 4 * elements)}
