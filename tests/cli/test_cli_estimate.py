@@ -31,6 +31,7 @@ CONTRACT = {
 """What the first version of schema ``vlmplan.estimate/1`` promised."""
 ADDED = {
     *(
+        "calibration",
         "reserve_bytes",
         "host_load_bytes_per_node",
         "host_steady_bytes_per_node",
