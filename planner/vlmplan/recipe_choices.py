@@ -129,11 +129,13 @@ class LossKind(Choice):
     ``compute_loss`` of Hugging Face's Trainer."""
     TRL = "trl"
     """TRL's fused head: logits in tiles, and once more for their gradient in backward."""
+    LIGER = "liger"
+    """Liger's fused linear cross entropy: logits chunk by chunk, with their gradient in forward."""
 
 
 SEARCHED_LOSSES = (LossKind.FULL, LossKind.CHUNKED)
 """Those that a search chooses from."""
-BUNDLED_LOSSES = (*SEARCHED_LOSSES, LossKind.MODEL)
+BUNDLED_LOSSES = (*SEARCHED_LOSSES, LossKind.MODEL, LossKind.LIGER)
 """Those that the bundled trainer has."""
 CHUNK_ELEMENTS = 2**26
 """Logits per chunk: 256 MiB in float32. A choice: small beside a 2 B model, large enough to keep the product busy."""
@@ -142,6 +144,17 @@ CHUNK_ELEMENTS = 2**26
 def chunk_tokens(vocab_size: int) -> int:
     """Tokens per chunk: the largest power of two whose logits stay within ``CHUNK_ELEMENTS``, at least 16."""
     return max(16, 2 ** (CHUNK_ELEMENTS // vocab_size).bit_length() // 2)
+
+
+def liger_chunk_tokens(num_tokens: int, hidden_size: int, vocab_size: int) -> int:
+    """Tokens per chunk of Liger's fused loss: a power of two, so many that their logits are about as large as all
+    hidden states (``fused_linear_cross_entropy_forward`` of liger-kernel 0.8.5).
+
+    >>> liger_chunk_tokens(16384, 4096, 32000)
+    2048
+    """
+    growth = -(-vocab_size // hidden_size)
+    return min(num_tokens, 1 << (-(-num_tokens // growth) - 1).bit_length())
 
 
 ALPHA_PER_RANK = 2

@@ -29,7 +29,7 @@ def test_half_of_the_estimates_are_within_two_percent():
     assert median(abs(highest(compared(case)).error) for case in NAMES) <= MEDIAN_ERROR
 
 
-RESERVED_MEDIAN_ERROR, RESERVED_LARGEST_ERROR, RESERVED_CLOSE = 0.005, 0.15, 0.89
+RESERVED_MEDIAN_ERROR, RESERVED_LARGEST_ERROR, RESERVED_CLOSE = 0.005, 0.15, 0.88
 """Of what the native allocator reserves: half of the cases, every one, and the part that is at most 5 % over and 3 %
 under.
 

@@ -49,6 +49,11 @@ SDPA, FLASH, EAGER = (
     AttentionImplementation.FLASH_ATTENTION_2,
     AttentionImplementation.EAGER,
 )
+OF_TYPE = {
+    name: ModelFacts(id=f"a-{name}", model_types=frozenset({name}), model_type=name)
+    for name in ("granite", "gpt2", "llama")
+}
+LIGER = Recipe(loss=LossKind.LIGER)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
 FSDP = Recipe(fsdp=True)
 LORA = Recipe(method=Method.LORA)
@@ -273,7 +278,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(PLAIN, model=QWEN), case(PLAIN.with_changes(precision=Precision.FP16), model=BLIP_2)],
     ),
     "chunked_loss_has_no_adapter_on_the_head": (
-        [case(PLAIN.with_changes(method=Method.LORA, lora_targets="q_proj, model.lm_head"))],
+        [
+            case(PLAIN.with_changes(method=Method.LORA, lora_targets="q_proj, model.lm_head")),
+            case(PLAIN.with_changes(method=Method.LORA, lora_targets="lm_head", loss=LossKind.LIGER)),
+        ],
         [
             case(PLAIN.with_changes(method=Method.LORA, lora_targets="q_proj,lm_head", loss=LossKind.FULL)),
             case(PLAIN.with_changes(method=Method.LORA, lora_targets="lm_head_norm")),
@@ -362,6 +370,18 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7),
             case(ZERO_2.with_changes(micro_batch=3), cluster(7)),
         ],
+    ),
+    "liger_needs_ampere": (
+        [case(LIGER, cluster(1, **T4))],
+        [case(LIGER, cluster(1)), case(LIGER, cluster(1, **MI300X)), case(LIGER), case(PLAIN, cluster(1, **T4))],
+    ),
+    "liger_on_cpu_is_torch": (
+        [case(LIGER, cluster(1, **CPU))],
+        [case(LIGER, cluster(1)), case(PLAIN, cluster(1, **CPU))],
+    ),
+    "liger_has_a_loss_for_the_model": (
+        [case(LIGER, model=OF_TYPE["granite"]), case(LIGER, model=OF_TYPE["gpt2"])],
+        [case(LIGER, model=OF_TYPE["llama"]), case(LIGER), case(PLAIN, model=OF_TYPE["granite"])],
     ),
     "tokens_are_mixed_in_attention_alone": (
         [case(SHARED, cluster(2), QWEN), case(SHARED, cluster(2), GEMMA_2), case(SHARED, cluster(2), QWEN_3_5)],

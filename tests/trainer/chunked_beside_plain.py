@@ -8,6 +8,7 @@ import sys
 import torch
 from test_loss import batch, distance_fraction, gradients, small_model
 
+from vlmplan.recipe_choices import LossKind
 from vlmplan.units import MIB
 from vlmplan_trainer.loss import language_loss
 from vlmplan_trainer.measure import LiveStorages
@@ -20,10 +21,10 @@ def main(num_tokens: int) -> None:
         model = small_model(dtype=dtype, vocab_size=VOCAB_SIZE, max_position_embeddings=num_tokens)
         inputs = batch(num_samples=1, num_tokens=num_tokens, vocab_size=VOCAB_SIZE)
         found, peaks, losses = [], [], []
-        for is_chunked in (False, True):
+        for kind in (LossKind.FULL, LossKind.CHUNKED):
             storages = LiveStorages()
             with storages:
-                loss = language_loss(model, inputs, is_chunked=is_chunked)
+                loss = language_loss(model, inputs, kind=kind)
                 found.append(gradients(model, loss))
             peaks.append(storages.peak_bytes / MIB)
             losses.append(float(loss.detach()))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from prepared import run_prepared
 
+from vlmplan.recipe_choices import LossKind
+
 NUM_RANKS = 2
 NUM_STEPS = 3
 CHUNK_TOKENS = 5
@@ -44,7 +46,7 @@ def batches(rank: int) -> list[dict]:
     return found
 
 
-def outcome(folder: Path, changes: dict, *, stage: int, is_chunked: bool, rank: int, is_random: bool) -> dict:
+def outcome(folder: Path, changes: dict, *, stage: int, kind: LossKind, rank: int, is_random: bool) -> dict:
     import deepspeed
     import torch
     from tiny_plans import tiny_plan
@@ -80,7 +82,7 @@ def outcome(folder: Path, changes: dict, *, stage: int, is_chunked: bool, rank: 
             self.model = loaded.model
 
         def forward(self, batch):
-            return language_loss(self.model, batch, is_chunked=is_chunked, num_items=10, chunk_tokens=CHUNK_TOKENS)
+            return language_loss(self.model, batch, kind=kind, num_items=10, chunk_tokens=CHUNK_TOKENS)
 
     optimizer = torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.5)
     config = {**plan.ds_config, "zero_allow_untested_optimizer": True}
@@ -102,9 +104,9 @@ def train(rank: int, folder: str, directory: str) -> None:
     found = {}
     for name, case in json.loads(Path(directory, "cases.json").read_text()).items():
         model, is_random = Path(folder, str(case.pop("is_tied"))), case.pop("random_weights", False)
-        found[name] = {"sharded": outcome(model, case, stage=3, is_chunked=True, rank=rank, is_random=is_random)}
+        found[name] = {"sharded": outcome(model, case, stage=3, kind=LossKind.CHUNKED, rank=rank, is_random=is_random)}
         if not is_random:
-            found[name]["plain"] = outcome(model, case, stage=0, is_chunked=False, rank=rank, is_random=False)
+            found[name]["plain"] = outcome(model, case, stage=0, kind=LossKind.FULL, rank=rank, is_random=False)
     Path(directory, f"rank{rank}.json").write_text(json.dumps(found))
 
 

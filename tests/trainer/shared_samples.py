@@ -13,28 +13,29 @@ import torch.distributed as dist
 from test_loss import VOCAB_SIZE, batch, distance_fraction, gradients, small_model
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation
+from vlmplan.recipe_choices import AttentionImplementation, LossKind
 from vlmplan_trainer.engines.make import init_gloo
 from vlmplan_trainer.loss import language_loss
 from vlmplan_trainer.sequence_parallel import part_of_samples, share_attention
 
+SHARED_LOSSES = (LossKind.FULL, LossKind.CHUNKED, LossKind.LIGER)
 MICRO_BATCH, NUM_TOKENS = 2, 22
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
-def whole(kind: str, *, is_chunked: bool, **changes):
+def whole(kind: str, *, loss_kind: LossKind, **changes):
     """(loss, gradients) of one rank by itself."""
     model, inputs = small_model(kind, **changes), batch(MICRO_BATCH, NUM_TOKENS)
-    loss = language_loss(model, inputs, is_chunked=is_chunked)
+    loss = language_loss(model, inputs, kind=loss_kind)
     return float(loss.detach()), gradients(model, loss)
 
 
-def shared(model, *, is_chunked: bool):
+def shared(model, *, loss_kind: LossKind):
     """The same where each rank has a part, summed over ranks."""
     inputs = batch(MICRO_BATCH, NUM_TOKENS)
     num_items = int((inputs["labels"][:, 1:] != -100).sum())
     part = part_of_samples(inputs, part=dist.get_rank(), num_parts=dist.get_world_size())
-    loss = language_loss(model, part, is_chunked=is_chunked, num_items=num_items)
+    loss = language_loss(model, part, kind=loss_kind, num_items=num_items)
     found, total = gradients(model, loss), loss.detach().clone()
     dist.all_reduce(total)
     for value in found.values():
@@ -55,7 +56,7 @@ def distances(kind: str) -> dict[str, float]:
     heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": VOCAB_SIZE, **EXPERTS}
     if kind in ("mistral", "mixtral", "ministral3", "phi3"):
         heads["sliding_window"] = None
-    expected = [whole(kind, is_chunked=is_chunked, **heads) for is_chunked in (False, True)]
+    expected = [whole(kind, loss_kind=one, **heads) for one in SHARED_LOSSES]
     size = dist.get_world_size()
     recipe = Recipe(
         zero_stage=2, sequence_parallel=size, micro_batch=MICRO_BATCH, attention=AttentionImplementation.SDPA
@@ -63,7 +64,7 @@ def distances(kind: str) -> dict[str, float]:
     model = small_model(kind, **heads)
     share_attention(model, recipe)
     try:
-        found = [shared(model, is_chunked=is_chunked) for is_chunked in (False, True)]
+        found = [shared(model, loss_kind=one) for one in SHARED_LOSSES]
     finally:
         forget_groups()
     pairs = list(zip(found, expected, strict=True))

@@ -17,6 +17,7 @@ from vlmplan_trainer.loss import language_loss, logit_rules, model_inputs, model
 from vlmplan_trainer.measure import LiveStorages
 
 VOCAB_SIZE = 307
+FUSED_OR_FULL = (LossKind.FULL, LossKind.CHUNKED, LossKind.LIGER)
 NUM_TOKENS = 19
 
 
@@ -60,7 +61,7 @@ def assert_equal_losses(model, inputs, *, chunk=5, tolerance=2e-6):
     """transformers' own loss, the plain path and the chunked one."""
     theirs = model(**inputs).loss
     expected = gradients(model, theirs)
-    for options in ({"is_chunked": False}, {"is_chunked": True, "chunk_tokens": chunk}):
+    for options in ({"kind": LossKind.FULL}, {"kind": LossKind.CHUNKED, "chunk_tokens": chunk}):
         ours = language_loss(model, inputs, **options)
         assert ours.dtype == torch.float32
         assert float(ours) == pytest.approx(float(theirs), rel=tolerance)
@@ -156,8 +157,8 @@ def test_another_treatment_of_logits_is_refused():
     model.get_output_embeddings = lambda: head
     model.lm_head = torch.nn.Sequential(head, torch.nn.Softsign())
     with pytest.raises(InputError, match="use --loss full"):
-        language_loss(model, batch(), is_chunked=True)
-    assert language_loss(model, batch(), is_chunked=False).isfinite()
+        language_loss(model, batch(), kind=LossKind.CHUNKED)
+    assert language_loss(model, batch(), kind=LossKind.FULL).isfinite()
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -178,31 +179,31 @@ def test_adapters_on_and_copies_of_the_head_give_the_plain_loss(options, ties):
 
 def test_the_head_is_left_as_it_was():
     model = small_model()
-    language_loss(model, batch(), is_chunked=True)
+    language_loss(model, batch(), kind=LossKind.CHUNKED)
     assert "forward" not in vars(model.lm_head)
     assert not model.lm_head._forward_hooks
     assert model(**batch()).logits.shape == (2, NUM_TOKENS, VOCAB_SIZE)
 
 
-@pytest.mark.parametrize("is_chunked", [False, True])
-def test_ignored_labels_alone_are_a_loss_of_zero_without_gradients(is_chunked):
+@pytest.mark.parametrize("kind", FUSED_OR_FULL)
+def test_ignored_labels_alone_are_a_loss_of_zero_without_gradients(kind):
     model = small_model()
-    loss = language_loss(model, batch(num_ignored=NUM_TOKENS), is_chunked=is_chunked)
+    loss = language_loss(model, batch(num_ignored=NUM_TOKENS), kind=kind)
     assert float(loss.detach()) == 0
     assert not any(gradient.any() for gradient in gradients(model, loss).values())
 
 
-@pytest.mark.parametrize("is_chunked", [False, True])
-def test_micro_batches_over_the_number_of_all_label_tokens_sum_to_the_loss_of_one_batch(is_chunked):
+@pytest.mark.parametrize("kind", FUSED_OR_FULL)
+def test_micro_batches_over_the_number_of_all_label_tokens_sum_to_the_loss_of_one_batch(kind):
     """Also where they have different numbers of labels, for which a mean of means would be wrong."""
     model = small_model()
     whole = batch(num_samples=3)
     whole["labels"][0, :15] = IGNORED
     num_items = int((whole["labels"][:, 1:] != IGNORED).sum())
     assert num_items == (NUM_TOKENS - 15) + 2 * (NUM_TOKENS - 7)
-    expected = gradients(model, language_loss(model, whole, is_chunked=is_chunked))
+    expected = gradients(model, language_loss(model, whole, kind=kind))
     parts = [{name: value[i : i + 1] for name, value in whole.items()} for i in range(3)]
-    total = sum(language_loss(model, part, is_chunked=is_chunked, num_items=num_items) for part in parts)
+    total = sum(language_loss(model, part, kind=kind, num_items=num_items) for part in parts)
     assert float(total) == pytest.approx(float(model(**whole).loss), rel=1e-6)
     assert distance_fraction(gradients(model, total), expected) < 2e-6
 
@@ -215,7 +216,7 @@ def exact_gradients(model):
     return gradients(exact, exact(**batch()).loss)
 
 
-PATHS = ({"is_chunked": False}, {"is_chunked": True, "chunk_tokens": 5})
+PATHS = ({"kind": LossKind.FULL}, {"kind": LossKind.CHUNKED, "chunk_tokens": 5})
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -276,13 +277,13 @@ def made_before(counter, *tensors) -> int:
     return counter.num_bytes
 
 
-def peak_bytes(model, *, is_chunked, autocast=None):
+def peak_bytes(model, *, kind, autocast=None):
     inputs = batch(1, WIDE_TOKENS, WIDE_VOCAB)
-    language_loss(model, batch(1, 2, WIDE_VOCAB, 0), is_chunked=True)  # what is done once
+    language_loss(model, batch(1, 2, WIDE_VOCAB, 0), kind=LossKind.CHUNKED)  # what is done once
     with LiveStorages() as counter:
         known = made_before(counter, *model.parameters(), *inputs.values())
         with torch.autocast("cpu", autocast) if autocast else nullcontext():
-            loss = language_loss(model, inputs, is_chunked=is_chunked, chunk_tokens=CHUNK)
+            loss = language_loss(model, inputs, kind=kind, chunk_tokens=CHUNK)
         loss.backward()
     return counter.peak_bytes - known
 
@@ -300,13 +301,13 @@ def test_of_float32_logits_the_plain_path_holds_several_copies_and_the_chunked_o
     sizes = {"vocab_size": WIDE_VOCAB, "hidden_size": WIDTH, "intermediate_size": 8, "num_hidden_layers": 1, **heads}
     model = small_model(kind, dtype=dtype, **sizes)
     logits_bytes, chunk_bytes = 4 * WIDE_TOKENS * WIDE_VOCAB, 4 * CHUNK * WIDE_VOCAB
-    assert peak_bytes(model, is_chunked=False, autocast=autocast) > 3 * logits_bytes
+    assert peak_bytes(model, kind=LossKind.FULL, autocast=autocast) > 3 * logits_bytes
     # Embedding and head: the gradient of each, and the head's weight cast once where types differ.
     weight_bytes = (2 * dtype.itemsize + (autocast.itemsize if autocast else 0)) * WIDE_VOCAB * WIDTH
     compute_bytes = (autocast or dtype).itemsize / 4 * chunk_bytes  # logits before, their gradient after
     allowed = chunk_bytes + max(compute_bytes, 2 * chunk_bytes / PIECES_PER_CHUNK)
     small = 0.1 * chunk_bytes
-    assert peak_bytes(model, is_chunked=True, autocast=autocast) < weight_bytes + allowed + small
+    assert peak_bytes(model, kind=LossKind.CHUNKED, autocast=autocast) < weight_bytes + allowed + small
 
 
 def test_the_chunked_peak_does_not_grow_with_the_number_of_tokens():
@@ -348,7 +349,7 @@ def test_padding_on_the_right_needs_no_mask_where_attention_is_causal(kind):
     padding = slice(NUM_TOKENS - 9, None)
     inputs["input_ids"][0, padding], inputs["labels"][0, padding], inputs["attention_mask"][0, padding] = 0, IGNORED, 0
     assert "attention_mask" not in model_inputs(inputs)
-    found = gradients(model, language_loss(model, inputs, is_chunked=False))
+    found = gradients(model, language_loss(model, inputs, kind=LossKind.FULL))
     masked = gradients(model, model(**inputs).loss)
     assert distance_fraction(found, masked) < 2e-6
 

@@ -1,14 +1,15 @@
 """The loss of a micro batch: the plain Hugging Face path, or the output head and cross-entropy chunk by chunk.
 
-The chunked path runs transformers' own forward, but the output head returns the loss instead of logits. The head is
-called as a module all the same, so that ZeRO-3 brings its weight before and releases it after, forward and backward.
-What a model does to its logits behind the head (Gemma caps them, Cohere and Granite scale them) is read from its
-configuration and checked in the first forward, with probe values in place of the logits.
+The chunked path, our own or Liger's, runs transformers' own forward, but the output head returns the loss instead of
+logits. The head is called as a module all the same, so that ZeRO-3 brings its weight before and releases it after,
+forward and backward. What a model does to its logits behind the head (Gemma caps them, Cohere and Granite scale them)
+is read from its configuration and checked in the first forward, with probe values in place of the logits.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from vlmplan.errors import InputError
+from vlmplan.recipe_choices import LossKind
 from vlmplan.recipe_choices import chunk_tokens as chunk_tokens_of
 from vlmplan_trainer.cross_entropy import IGNORED, LogitRule, Product, chunked_cross_entropy
+from vlmplan_trainer.liger_loss import liger_cross_entropy
 from vlmplan_trainer.sequence_parallel import SHIFTED_LABELS
 
 CAP_KEYS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -36,15 +39,15 @@ def language_loss(
     model: nn.Module,
     batch: Mapping[str, Any],
     *,
-    is_chunked: bool,
+    kind: LossKind,
     num_items: Tensor | int | None = None,
     chunk_tokens: int | None = None,
     hold: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """The sum of the label tokens' losses over ``num_items``, a float32 scalar.
 
-    ``batch`` is what the model's forward takes and ``labels`` (batch, tokens), those of the tokens themselves, or
-    ``shift_labels``, those of the tokens after them.
+    ``kind``: full, chunked or liger. ``batch`` is what the model's forward takes and ``labels`` (batch, tokens), those
+    of the tokens themselves, or ``shift_labels``, those of the tokens after them.
     ``num_items`` None: over the label tokens of this micro batch, so that the loss is their mean, and 0 without any.
     ``chunk_tokens`` None: as the planner counts. ``hold`` gets the logits of the plain path. Under DeepSpeed this has
     to run inside the forward of the engine's module, whose result the loss must be: the engine prepares backward from
@@ -55,9 +58,10 @@ def language_loss(
     labels = _labels_of_next(batch).reshape(-1)
     if num_items is None:
         num_items = (labels != IGNORED).sum().clamp(min=1)
-    if is_chunked:
-        return _chunked_sum(model, inputs, labels, chunk_tokens) / num_items
-    return _plain_sum(model, inputs, labels, hold) / num_items
+    if kind is LossKind.FULL:
+        return _plain_sum(model, inputs, labels, hold) / num_items
+    fused = _liger if kind is LossKind.LIGER else partial(_chunked, chunk_tokens=chunk_tokens)
+    return _fused_sum(model, inputs, labels, fused) / num_items
 
 
 def _labels_of_next(batch: Mapping[str, Any]) -> Tensor:
@@ -103,30 +107,46 @@ def _plain_sum(
     return cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
 
 
-def _chunked_sum(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor, chunk_tokens: int | None) -> Tensor:
+Fused = Callable[[Sequence[Product], Tensor | None, Tensor, LogitRule], Tensor]
+"""The sum of the losses of products, bias and labels, with what the model does to its logits."""
+
+
+def _chunked(
+    products: Sequence[Product], bias: Tensor | None, labels: Tensor, rule: LogitRule, *, chunk_tokens: int | None
+) -> Tensor:
+    chunk = chunk_tokens or chunk_tokens_of(products[0].weight.shape[0])
+    return chunked_cross_entropy(products, bias, labels, rule=rule, chunk=chunk)
+
+
+def _liger(products: Sequence[Product], bias: Tensor | None, labels: Tensor, rule: LogitRule) -> Tensor:
+    if len(products) > 1:
+        raise InputError("--loss liger skips adapters on the output head; give --loss chunked or full")
+    return liger_cross_entropy(products[0], bias, labels, rule=rule)
+
+
+def _fused_sum(model: nn.Module, inputs: Mapping[str, Any], labels: Tensor, fused: Fused) -> Tensor:
     if model in _rules:
-        return _run_chunked(model, inputs, labels, _rules[model], chunk_tokens)[0]
+        return _run_fused(model, inputs, labels, _rules[model], fused)[0]
     candidates = logit_rules(model)
-    total, probed = _run_chunked(model, inputs, labels, candidates[0], chunk_tokens)
+    total, probed = _run_fused(model, inputs, labels, candidates[0], fused)
     _rules[model] = _fitting_rule(model, candidates, probed)
     if _rules[model] != candidates[0]:
-        return _chunked_sum(model, inputs, labels, chunk_tokens)
+        return _fused_sum(model, inputs, labels, fused)
     return total
 
 
-def _run_chunked(
-    model: nn.Module, inputs: Mapping[str, Any], labels: Tensor, rule: LogitRule, chunk_tokens: int | None
+def _run_fused(
+    model: nn.Module, inputs: Mapping[str, Any], labels: Tensor, rule: LogitRule, fused: Fused
 ) -> tuple[Tensor, Tensor]:
     """(sum of the losses, what the model made of the probe values)."""
     head = model.get_output_embeddings()  # type: ignore[operator]
     heard: list[Tensor] = []
 
     def sum_of_losses(products: list[Product], bias: Tensor | None) -> Tensor:
-        num_tokens, vocab_size = products[0].x.shape[0], products[0].weight.shape[0]
+        num_tokens = products[0].x.shape[0]
         if num_tokens != labels.shape[0]:
             raise InputError(f"the model has {num_tokens} outputs for {labels.shape[0]} labels; use --loss full")
-        chunk = chunk_tokens or chunk_tokens_of(vocab_size)
-        return chunked_cross_entropy(products, bias, labels, rule=rule, chunk=chunk)
+        return fused(products, bias, labels, rule)
 
     def keep_and_probe(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         heard.append(output)

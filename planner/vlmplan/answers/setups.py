@@ -19,6 +19,7 @@ LOSS_WORDS = {
     LossKind.FULL: "full loss",
     LossKind.MODEL: "full loss, made in the model",
     LossKind.TRL: "TRL's fused loss",
+    LossKind.LIGER: "Liger's fused loss",
 }
 SHORT_TYPES = {DType.FLOAT32: "fp32", DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
 

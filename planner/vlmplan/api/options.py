@@ -108,7 +108,7 @@ class RecipeOptions(TypedDict, total=False):
     vision_activation_checkpointing: bool | None
     batching: Literal["padded", "padding-free", "packed"] | None
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
-    loss: Literal["chunked", "full", "model", "trl"] | None
+    loss: Literal["chunked", "full", "model", "trl", "liger"] | None
 
 
 class EvaluationOptions(TypedDict, total=False):

@@ -11,6 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention import KeyCache
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.fused_head import fused_loss
+from vlmplan.architecture.liger_loss import liger_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.tape import Tape
@@ -48,6 +49,8 @@ def evaluation_pass(
             chunked_loss(hidden, model.head)
         elif loss is LossKind.TRL:
             fused_loss(hidden, model.head)
+        elif loss is LossKind.LIGER:
+            liger_loss(hidden, model.head)
         else:
             logits = whole_logits(hidden, model.head, caps=model.caps_logits, scales=model.scales_logits)
             if loss is LossKind.FULL:

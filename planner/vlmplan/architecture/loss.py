@@ -114,7 +114,7 @@ def chunked_loss(hidden: Tensor, head: Any) -> Tensor:
         del weights
         for x, layer in summands:
             count = 1 + x.requires_grad + _is_trained(tape, layer.weight)
-            _count_products(tape, layer.weight, num_tokens, chunk, dtype, count)
+            count_products(tape, layer.weight, num_tokens, chunk, dtype, count)
         num_chunks = -(-num_tokens // chunk)
         for x, _ in summands:
             if x.dtype is not dtype:
@@ -135,9 +135,7 @@ def _is_trained(tape: ForwardTape, weight: Parameter) -> bool:
     return weight.requires_grad and not tape.is_evaluating
 
 
-def _count_products(
-    tape: ForwardTape, weight: Parameter, num_tokens: int, chunk: int, dtype: DType, count: int
-) -> None:
+def count_products(tape: ForwardTape, weight: Parameter, num_tokens: int, chunk: int, dtype: DType, count: int) -> None:
     """The products of one summand, chunk by chunk, the last smaller: forward, and the gradients that are needed."""
     vocab_size, width = weight.shape
     full, rest = divmod(num_tokens, chunk)

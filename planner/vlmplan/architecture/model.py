@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
+from vlmplan.architecture.liger_loss import liger_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.packed_lengths import PackedLengths
@@ -219,6 +220,9 @@ class Model(Module):
                 tape.leave_model()
             elif loss is LossKind.TRL:
                 total = fused_loss(hidden, self.head)
+                tape.leave_model()
+            elif loss is LossKind.LIGER:
+                total = liger_loss(hidden, self.head)
                 tape.leave_model()
             else:
                 logits = whole_logits(hidden, self.head, caps=self.caps_logits, scales=self.scales_logits)

@@ -226,8 +226,9 @@ RECIPE: tuple[Decorator, ...] = (
     _choice("--attention", ("sdpa", "flash_attention_2", "eager"), "Attention implementation."),
     _choice(
         "--loss",
-        ("chunked", "full", "model", "trl"),
-        "full makes all logits at once; model too, and frees them for backward; trl is TRL's fused head.",
+        ("chunked", "full", "model", "trl", "liger"),
+        "full makes all logits at once; model too, and frees them for backward; trl is TRL's fused head, liger "
+        "Liger's fused loss, made of Triton kernels.",
     ),
 )
 

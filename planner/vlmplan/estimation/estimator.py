@@ -271,12 +271,15 @@ class Estimator:
         return [expanded(trace, least_bytes=SMALL_BYTES) for trace in traces], found.kept, last_token
 
     def _passes(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
-        """The forwards of a batch of evaluation; TRL makes whole logits, where they are wanted, by another."""
+        """The forwards of a batch of evaluation. Where logits are wanted, TRL makes them by another; Liger's fused loss
+        is left to the model (transformers' ``prediction_step`` skips logits for the loss alone)."""
         evaluation = recipe.evaluation
         assert evaluation is not None
         losses: list[LossKind | None] = [recipe.loss] if evaluation.computes_loss else []
         if losses and recipe.loss is LossKind.TRL and evaluation.kept is not Kept.LOSS:
             losses.append(None)
+        if losses and recipe.loss is LossKind.LIGER and evaluation.kept is not Kept.LOSS:
+            losses = [LossKind.MODEL]
         found: list[EvaluationPass] = []
         for loss in losses:
             sized = recipe.with_changes(micro_batch=evaluation.batch)

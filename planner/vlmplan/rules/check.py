@@ -10,10 +10,19 @@ from vlmplan.rules.batches import BATCH_RULES
 from vlmplan.rules.devices import DEVICE_RULES
 from vlmplan.rules.engines import ENGINE_RULES
 from vlmplan.rules.fsdp import FSDP_RULES
+from vlmplan.rules.liger import LIGER_RULES
 from vlmplan.rules.models import MODEL_RULES
 from vlmplan.rules.sequences import SEQUENCE_RULES
 
-RULES: tuple[Rule, ...] = (*ENGINE_RULES, *FSDP_RULES, *DEVICE_RULES, *MODEL_RULES, *SEQUENCE_RULES, *BATCH_RULES)
+RULES: tuple[Rule, ...] = (
+    *ENGINE_RULES,
+    *FSDP_RULES,
+    *DEVICE_RULES,
+    *MODEL_RULES,
+    *LIGER_RULES,
+    *SEQUENCE_RULES,
+    *BATCH_RULES,
+)
 ERROR_RULES = tuple(rule for rule in RULES if rule.severity is Severity.ERROR)
 
 

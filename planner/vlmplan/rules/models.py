@@ -109,7 +109,8 @@ def fp16_may_overflow(context: RuleContext) -> str | None:
 @MODEL_RULES.error("vlmplan_trainer: the chunked loss multiplies by the head's own weight and would skip the adapter")
 def chunked_loss_has_no_adapter_on_the_head(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if not recipe.trains_adapters or recipe.loss is not LossKind.CHUNKED or not recipe.train_language:
+    skips_adapters = recipe.loss in (LossKind.CHUNKED, LossKind.LIGER)
+    if not recipe.trains_adapters or not skips_adapters or not recipe.train_language:
         return None
     targets = [name.strip() for name in recipe.lora_targets.split(",")]
     adapted = [name for name in targets if name.rpartition(".")[2] == HEAD]
@@ -118,7 +119,8 @@ def chunked_loss_has_no_adapter_on_the_head(context: RuleContext) -> str | None:
     if not adapted:
         return None
     return (
-        f"--lora-targets {adapted[0]} does not go with --loss chunked, which skips the head's adapter; give --loss full"
+        f"--lora-targets {adapted[0]} does not go with --loss {recipe.loss.value}, which skips the head's adapter; "
+        f"give --loss full"
     )
 
 

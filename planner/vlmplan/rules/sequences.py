@@ -12,6 +12,8 @@ SHARED_TYPES = frozenset(
 )
 """Models whose layers all call transformers' attention function with ``position_ids`` and mix tokens nowhere else:
 losses and gradients were compared with those of one rank (``tests/trainer/shared_samples.py``)."""
+WHOLE_LOSSES = (LossKind.CHUNKED, LossKind.FULL, LossKind.LIGER)
+"""Those that the bundled trainer computes of labels that are shifted already."""
 RECURRENT_TYPES = frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"})
 """Models with layers that carry a state from token to token."""
 
@@ -85,7 +87,7 @@ def shared_attention_has_no_mask(context: RuleContext) -> str | None:
 @SEQUENCE_RULES.error("vlmplan_trainer: labels are shifted before samples are cut, which a model would do again")
 def shared_samples_have_the_bundled_losses(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.sequence_parallel == 1 or recipe.loss in (LossKind.CHUNKED, LossKind.FULL):
+    if recipe.sequence_parallel == 1 or recipe.loss in WHOLE_LOSSES:
         return None
     return (
         f"--sequence-parallel {recipe.sequence_parallel} does not go with --loss {recipe.loss.value}, which shifts the "

@@ -18,6 +18,8 @@ from worlds import gpu, join, rehearsing
 
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
+from vlmplan_trainer import liger_loss
+from vlmplan_trainer.cross_entropy import LogitRule, Product
 from vlmplan_trainer.engines.optimizers import make_optimizer
 from vlmplan_trainer.rehearse import autocast, flash, shims
 from vlmplan_trainer.rehearse.device import NAME
@@ -188,6 +190,16 @@ def updating_nothing_on_the_host(mode: Rehearsal) -> str:
         weight.grad = torch.zeros(3)
         optimizer.step()
     return " ".join(sorted(optimizer.state[weight])) + said.getvalue()
+
+
+def computing_no_softmax_of_liger(mode: Rehearsal) -> int:
+    """Bytes that Liger's loss of 64 tokens takes at most."""
+    x, weight = gpu(64, 16).requires_grad_(), gpu(64, 16)
+    labels = torch.zeros(64, dtype=torch.int64, device=NAME)
+    mode.ledger.restart_peaks()
+    before = mode.ledger.device.live_bytes
+    liger_loss.liger_cross_entropy(Product(x=x, weight=weight), None, labels, rule=LogitRule())
+    return mode.ledger.device.peak_bytes - before
 
 
 def deriving_shapes_unseen(mode: Rehearsal) -> int:

@@ -18,6 +18,8 @@ GATHERED = {
     "messages": [["broadcast", 2, WHOLE], ["allgather_base", 1, PADDED], ["reduce_scatter_base", 1, PADDED]],
 }
 COPIED = {"is a parameter": True, "has memory of its own": True}
+LIGER_BYTES = 4 * 64 * 16 + 4 * 16 * 64 + (4 + 1) * 64
+"""A gradient, a chunk of logits in four bytes each, and of each token its loss and whether it counts."""
 ANSWERS: dict[str, Any] = {
     "one_kind_of_keys": "moved",
     "patched_data_setter": "gpu",
@@ -38,6 +40,7 @@ ANSWERS: dict[str, Any] = {
     "updating_nothing_on_the_host": "exp_avg exp_avg_sq step",
     "waiting_on_own_streams": True,
     "deriving_shapes_unseen": 3 * 512 * 4,
+    "computing_no_softmax_of_liger": LIGER_BYTES,
     "paging_in_host_memory": ["cpu"],
     "counting_saved_bytes": 2 * 3 * 5 + 4 * 7,
     "flash_attention_from_torch": [3, 7, 50],
@@ -62,6 +65,7 @@ WITHOUT: dict[str, Any] = {
     "updating_nothing_on_the_host": "cannot be built here",
     "waiting_on_own_streams": False,
     "deriving_shapes_unseen": 3 * 512 * 4 * 3 * 2,  # whole: both factors and the product
+    "computing_no_softmax_of_liger": LIGER_BYTES + 528,  # of one row in float32, twice, and of its sum
     "paging_in_host_memory": "cget_managed_ptr",
     "counting_saved_bytes": "Can't pickle",
     "flash_attention_from_torch": "FlashAttention2 has been toggled on",

@@ -47,8 +47,7 @@ class LossModule(nn.Module):
         if self.loss is LossKind.MODEL:
             return model_loss(self.model, inputs, num_items=num_items)
         hold = self._hold if torch.is_grad_enabled() else None
-        is_chunked = self.loss is LossKind.CHUNKED
-        return language_loss(self.model, inputs, is_chunked=is_chunked, num_items=num_items, hold=hold)
+        return language_loss(self.model, inputs, kind=self.loss, num_items=num_items, hold=hold)
 
     def _hold(self, logits: Tensor) -> None:
         self._logits = logits

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from vlmplan_trainer import liger_loss
 from vlmplan_trainer.engines.optimizers import CPU_ADAM
 from vlmplan_trainer.rehearse import ranks
 from vlmplan_trainer.rehearse.components import tensors_in
@@ -227,6 +228,13 @@ def updating_nothing_on_the_host() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def computing_no_softmax_of_liger() -> Iterator[None]:
+    """What Liger's Triton kernel does in registers and in place is done by torch in tensors of its own."""
+    with replaced(liger_loss, "_write_gradients", lambda *args, **kwargs: None):
+        yield
+
+
 @dataclass
 class SavedBytes:
     num_bytes: int = 0
@@ -260,4 +268,5 @@ SHIMS = (
     making_tensors_of_tensors,
     updating_nothing_on_the_host,
     deriving_shapes_unseen,
+    computing_no_softmax_of_liger,
 )

@@ -1,0 +1,16 @@
+"""Which models Liger has kernels for.
+
+Source: liger-kernel 0.8.5, ``MODEL_TYPE_TO_APPLY_LIGER_FN`` in ``transformers/monkey_patch.py``, and the defaults of
+the functions there.
+"""
+
+from typing import Final
+
+FUSED_LOSS_TYPES: Final = frozenset(
+    "deepseek_v2 deepseek_v3 deepseek_v4 exaone4 falcon_h1 gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text "
+    "glm4 glm4v glm4v_moe gpt_oss hunyuan_v1_dense hunyuan_v1_moe internvl llama llama4 llama4_text llava "
+    "ministral mistral mixtral mllama mllama_text_model muse_glimmer nemotron olmo2 olmo3 paligemma phi3 qwen2 "
+    "qwen2_5_vl qwen2_5_vl_text qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text "
+    "qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text smollm3 smolvlm".split()
+)
+"""Those with ``fused_linear_cross_entropy``; granite has it turned off, as its logits are scaled."""

@@ -1,0 +1,40 @@
+"""What Liger's kernels run on, and for which models there are any."""
+
+from vlmplan.liger_types import FUSED_LOSS_TYPES
+from vlmplan.recipe_choices import LossKind
+from vlmplan.rules.base import RuleBook, RuleContext
+
+LIGER_RULES = RuleBook()
+
+TRITON_CAPABILITY = (8, 0)
+
+
+@LIGER_RULES.error(
+    "github.com/triton-lang/triton README: compute capability 8.0+; the accumulation of liger-kernel 0.8.5"
+)
+def liger_needs_ampere(context: RuleContext) -> str | None:
+    gpu = context.gpu
+    if context.recipe.loss is not LossKind.LIGER or gpu is None or not context.is_before(TRITON_CAPABILITY):
+        return None
+    return (
+        f"--loss liger is made of Triton kernels, which need compute capability 8.0 or newer, but there is "
+        f"{gpu.name}{context.capability_text}; give --loss chunked"
+    )
+
+
+@LIGER_RULES.warning("vlmplan_trainer liger_loss.py: Triton kernels run on GPUs alone")
+def liger_on_cpu_is_torch(context: RuleContext) -> str | None:
+    if context.recipe.loss is not LossKind.LIGER or not context.is_on_cpu:
+        return None
+    return "--loss liger: Liger's kernels do not run on a CPU; torch takes the same steps there, slower"
+
+
+@LIGER_RULES.error("liger-kernel 0.8.5 transformers/monkey_patch.py MODEL_TYPE_TO_APPLY_LIGER_FN")
+def liger_has_a_loss_for_the_model(context: RuleContext) -> str | None:
+    model = context.model
+    if context.recipe.loss is not LossKind.LIGER or model is None or model.model_type in FUSED_LOSS_TYPES:
+        return None
+    return (
+        f"--loss liger: liger-kernel 0.8.5 has no fused loss for {model.id} (model_type {model.model_type}); "
+        f"give --loss chunked"
+    )
