@@ -264,7 +264,8 @@ class Offer:
 
     ``as_of`` is the day the price was seen (the first of the month where ``as_of_is_month``),
     ``as_of_basis`` how that is known. ``stated_in`` names the user's own catalog file that stated the
-    offer; ``None``: as shipped.
+    offer; ``None``: as shipped. ``seen_at`` is the moment in UTC at which a fetched price was read,
+    ``currency`` that of the provider's list, and ``exchange_rate`` the US dollars for one unit of it.
     """
 
     gpu_id: str
@@ -285,6 +286,9 @@ class Offer:
     note: str | None = None
     license: str | None = None
     stated_in: str | None = None
+    seen_at: str | None = None
+    currency: str = "USD"
+    exchange_rate: float = 1.0
 
     def __post_init__(self) -> None:
         where = f"offer of {self.provider} for {self.gpu_id}"

@@ -30,7 +30,17 @@ def read_json_object(path: Path) -> JsonDict:
 def parse_json_object(
     text: str, *, source: str, constant: Callable[[str], Any] | None = None, may_repeat: bool = False
 ) -> JsonDict:
-    """The JSON object in ``text``; ``source`` names it in errors. Refuses comments, and repeated keys unless they may.
+    """The JSON object in ``text``, as ``parse_json`` reads it. Raises InputError if it holds anything else."""
+    values = parse_json(text, source=source, constant=constant, may_repeat=may_repeat)
+    if not isinstance(values, dict):
+        raise InputError(f"{source} holds {shown(values)}; a JSON object {{...}} is needed")
+    return cast(JsonDict, values)
+
+
+def parse_json(
+    text: str, *, source: str, constant: Callable[[str], Any] | None = None, may_repeat: bool = False
+) -> Any:
+    """The JSON in ``text``; ``source`` names it in errors. Refuses comments, and repeated keys unless they may.
 
     ``constant`` makes a value of NaN, Infinity and -Infinity, which are refused without it.
     """
@@ -45,12 +55,9 @@ def parse_json_object(
         return result
 
     with json_mistakes(source, text):
-        values = json.loads(
+        return json.loads(
             text, parse_constant=constant or refused, object_pairs_hook=None if may_repeat else without_repeats
         )
-    if not isinstance(values, dict):
-        raise InputError(f"{source} holds {shown(values)}; a JSON object {{...}} is needed")
-    return cast(JsonDict, values)
 
 
 def json_text(values: Mapping[str, Any], *, source: str) -> str:

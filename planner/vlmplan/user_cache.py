@@ -1,4 +1,7 @@
-"""What vlmplan keeps between runs: model files from the Hub, layouts of models it has no family for. Safe to delete."""
+"""What vlmplan keeps between runs: model files from the Hub, layouts of models it has no family for, fetched prices.
+
+It is safe to delete.
+"""
 
 import os
 import sys

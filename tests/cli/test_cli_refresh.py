@@ -1,9 +1,10 @@
-"""``--refresh-prices`` with a stand-in for gpuhunt: one provider's failure, no network, no package."""
+"""Prices fetched by the command line: recorded answers and a stand-in for gpuhunt, one's failure, no network."""
 
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from cli_calls import DONE, call
 from gpuhunt_items import Item
 from vlmplan.catalog import refreshed_catalog_path
+from vlmplan.errors import UnavailableError
 
 
 @dataclass
@@ -49,10 +51,19 @@ def install(monkeypatch: pytest.MonkeyPatch, answers: Answers, load_error: Excep
     package.Catalog = Catalog  # pyright: ignore
     monkeypatch.setitem(sys.modules, "gpuhunt", package)
     monkeypatch.setitem(sys.modules, "gpuhunt.providers", types.ModuleType("gpuhunt.providers"))
-    for name, class_name in (("vastai", "VastAIProvider"), ("vultr", "VultrProvider"), ("lium", "LiumProvider")):
-        module = types.ModuleType(f"gpuhunt.providers.{name}")
-        setattr(module, class_name, type(class_name, (), {"from_env": classmethod(lambda cls: cls())}))
-        monkeypatch.setitem(sys.modules, f"gpuhunt.providers.{name}", module)
+    module: Any = types.ModuleType("gpuhunt.providers.lium")
+    module.LiumProvider = type("LiumProvider", (), {"from_env": classmethod(lambda cls: cls())})
+    monkeypatch.setitem(sys.modules, "gpuhunt.providers.lium", module)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No endpoint answers, unless a test says so; no test opens a connection."""
+
+    def refuse(url: str, body: object = None) -> bytes:
+        raise UnavailableError(f"{url.split('/')[2]} cannot be reached (no route)")
+
+    monkeypatch.setattr("vlmplan.catalog.collectors.network.fetched", refuse)
 
 
 def l40s_offers() -> Iterator[dict[str, Any]]:
@@ -60,13 +71,21 @@ def l40s_offers() -> Iterator[dict[str, Any]]:
     return (offer for offer in document["offers"] if offer["provider"] == "aws")
 
 
+VERDA = """[{"instance_type": "1L40S.20V", "name": "L40S 48GB", "gpu": {"number_of_gpus": 1}, "price_per_hour": "0.95",
+ "gpu_memory": {"size_in_gigabytes": 48}, "cpu": {}, "memory": {}, "spot_price": null}]"""
+
+
 def test_prices_come_provider_by_provider_and_one_failure_blocks_none(monkeypatch: pytest.MonkeyPatch):
+    def verda(url: str, body: object = None) -> bytes:
+        if "datacrunch" in url:
+            return VERDA.encode()
+        raise UnavailableError(f"{url.split('/')[2]} cannot be reached (no route)")
+
+    monkeypatch.setattr("vlmplan.catalog.collectors.network.fetched", verda)
     answers: Answers = {
         "aws": [Item("aws", "g6e.new", "us-east-1", 1.25)],
-        "azure": ValueError("two\nlines"),
-        "vastai": RuntimeError("no answer"),
-        "runpod": [Item("runpod", "many", "US-KS-2", 80.0, flags=["runpod-cluster"])],
-        "verda": [Item("verda", "1L40S.20V", "FIN-01", 0.95)],
+        "gcp": ValueError("two\nlines"),
+        "oci": [Item("oci", "many", "US-KS-2", 80.0, flags=["runpod-cluster"])],
     }
     install(monkeypatch, answers)
     found = call("gpus", "l40s", "--offers", "--refresh-prices", "--json")
@@ -74,42 +93,75 @@ def test_prices_come_provider_by_provider_and_one_failure_blocks_none(monkeypatc
     (offer,) = [offer for offer in found.document["offers"] if offer["provider"] == "aws"]
     assert (offer["usd_per_hour"], offer["as_of"], offer["sku"]) == (1.25, "2026-11-19", "g6e.new")
     lines = found.err.splitlines()
-    assert "aws: 1 offers" in lines
-    assert "verda: 1 offers" in lines
-    assert "azure: two lines; its old prices stay" in lines
-    assert "vast: no answer; its old prices stay" in lines
-    assert "runpod: nothing; its old prices stay" in lines
+    assert "aws: 1 offer" in lines
+    assert "verda: 1 offer" in lines
+    assert "gcp: two lines; its old prices stay" in lines
+    assert "vast: console.vast.ai cannot be reached (no route); its old prices stay" in lines
+    assert "oci: nothing; its old prices stay" in lines
     assert lines[-1] == f"2 prices are now in {refreshed_catalog_path()}"
     assert [one["usd_per_hour"] for one in l40s_offers()] == [1.25]  # and they stay
 
 
+def test_one_command_refreshes_and_shows_by_provider_what_is_newest(monkeypatch: pytest.MonkeyPatch):
+    install(monkeypatch, {"aws": [Item("aws", "g6e.new", "us-east-1", 1.25)]})
+    monkeypatch.setattr("vlmplan.cli.prices.today", lambda: date(2026, 11, 21))
+    found = call("prices", "l40s", "--refresh", "--json")
+    aws = found.document["providers"][0]
+    assert (aws["provider"], aws["newest"], aws["age_days"], aws["num_offers"]) == ("aws", "2026-11-19", 2, 1)
+    assert (aws["source"], aws["currency"], aws["exchange_rate"]) == ("gpuhunt of unknown version", "USD", 1.0)
+    assert all(one["newest"] < "2026-11" for one in found.document["providers"][1:])
+    (gpu,) = found.document["gpus"]
+    assert gpu["gpu_id"] == "l40s"
+    assert gpu["least_usd"] <= gpu["median_usd"] <= gpu["most_usd"]
+    assert gpu["num_offers"] == sum(one["num_offers"] for one in found.document["providers"])
+    assert "aws: 1 offer" in found.err
+
+
+def test_prices_are_shown_without_asking_anybody(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "gpuhunt", None)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("vlmplan.cli.prices.today", lambda: date(2026, 11, 21))
+    found = call("prices", "h100", "--provider", "gcp", "--provider", "Azure")
+    assert (found.code, found.err) == (DONE, "")
+    first, second = found.out.split("\n\n")
+    assert [line.split()[:2] for line in first.splitlines()[1:3]] == [["gcp", "10"], ["azure", "6"]]
+    assert "2026-08-03" in first
+    assert [line.split()[0] for line in second.splitlines()[1:3]] == ["h100-nvl", "h100-sxm"]
+
+
+def test_unknown_provider_is_named_with_the_nearest():
+    found = call("prices", "--provider", "gpc")
+    assert found.err == "vlmplan: unknown provider 'gpc'; did you mean 'gcp'?\n"
+
+
 def test_recommend_takes_the_prices_that_it_fetched(monkeypatch: pytest.MonkeyPatch):
-    install(monkeypatch, {"aws": [Item("aws", "g6e.new", "us-east-1", 0.011)]})
+    install(monkeypatch, {"aws": [Item("aws", "g6e.new", "us-east-1", 0.25)]})
     found = call("recommend", "--model", "smollm2-135m", "--refresh-prices", "--provider", "aws", "--json")
-    assert found.document["plans"][0]["offer"]["usd_per_hour"] == 0.011
+    assert found.document["plans"][0]["offer"]["usd_per_hour"] == 0.25
 
 
-@pytest.fixture(params=["no package", "no network", "nothing known"])
-def without_prices(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    def missing() -> None:
+@pytest.mark.parametrize("command", ["gpus", "prices"])
+@pytest.mark.parametrize("has_gpuhunt", [False, True])
+def test_without_new_prices_the_old_ones_answer_and_sentences_say_why(
+    monkeypatch: pytest.MonkeyPatch, command: str, has_gpuhunt: bool
+):
+    if has_gpuhunt:
+        install(monkeypatch, {}, OSError("no route"))
+    else:
         monkeypatch.setitem(sys.modules, "gpuhunt", None)
-
-    cases: dict[str, tuple[Callable[[], None], str]] = {
-        "no package": (missing, "gpuhunt is not installed: pip install 'vlmplan[prices]'"),
-        "no network": (lambda: install(monkeypatch, {}, OSError("no route")), "gpuhunt has none (no route)"),
-        "nothing known": (lambda: install(monkeypatch, {}), "gpuhunt has none (of a card that the catalog knows)"),
-    }
-    prepare, reason = cases[request.param]
-    prepare()
-    return reason
-
-
-def test_without_new_prices_the_old_ones_answer_and_one_sentence_says_why(without_prices: str):
-    old = call("gpus", "l40s", "--offers", "--json")
-    found = call("gpus", "l40s", "--offers", "--refresh-prices", "--json")
+    old = call(command, "l40s", "--json")
+    found = call(command, "l40s", {"gpus": "--refresh-prices", "prices": "--refresh"}[command], "--json")
     assert found.code == DONE
     assert found.document == old.document
-    assert found.err == f"prices are not refreshed, the old ones stay: {without_prices}\n"
+    lines = found.err.splitlines()
+    missing = "aws, gcp, lambda, nebius and oci are not asked: gpuhunt is not installed: pip install 'vlmplan[prices]'"
+    assert (missing in lines) is not has_gpuhunt
+    assert ("aws: no route; its old prices stay" in lines) is has_gpuhunt
+    assert lines[0] == "azure: prices.azure.com cannot be reached (no route); its old prices stay"
+    assert lines[-1] == (
+        "prices are not refreshed, the old ones stay: nobody lists a card that the catalog knows "
+        "(prices.azure.com cannot be reached (no route))"
+    )
     path = refreshed_catalog_path()
     assert path is not None
     assert not path.exists()

@@ -22,7 +22,7 @@ REFRESHED_FILE_NAME = "refreshed_prices.json"
 class CatalogFile:
     """A checked file. Offers carry what their price list says; ``hide`` entries are texts or selectors.
 
-    ``replaces_offers``: of each provider and GPU that it has offers for, it has all that there are.
+    ``replaces_offers``: of each provider that it has offers of, it has the whole list as of their day.
     """
 
     name: str
@@ -111,7 +111,7 @@ def _refreshed_file(path: Path) -> CatalogFile:
     try:
         document = read_json_object(path)
     except InputError as error:
-        raise InputError(f"{error}; fetch prices again with --refresh-prices, or delete the file") from None
+        raise InputError(f"{error}; fetch prices again with `vlmplan prices --refresh`, or delete the file") from None
     sections = Sections(str(path), iter([document]))
     sections.any_after_reading_all()
     return replace(checked_file(sections), replaces_offers=True)

@@ -6,17 +6,18 @@ the old one, and a new ``memory_mib`` drops the old ``cuda_visible_mib``.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from fnmatch import fnmatchcase
 
 from vlmplan.catalog.file import CatalogFile
-from vlmplan.catalog.objects import source_table
+from vlmplan.catalog.objects import day_and_whether_month, source_table
 from vlmplan.catalog.rules import GPU_RULES, OFFER_REQUIRED, SELECTOR_RULES, Fields, Rule
 from vlmplan.errors import InputError, UnknownNameError
 
 _OFFER_IDENTITY = ("gpu", "num_gpus", "provider", "sku", "region", "pricing")
 _BELONGS_TO_PRICE = (
     *("spot_usd_per_hour", "as_of", "as_of_basis", "source", "license", "note"),
-    *("discount_fraction", "stated_in"),
+    *("discount_fraction", "stated_in", "seen_at", "currency", "exchange_rate"),
 )
 
 OfferKey = tuple[object, ...]
@@ -52,10 +53,12 @@ def layered_offers(
             _require_known(file.name, f"discounts[{i}]", discount, gpus, providers)
             offers = {key: _discounted(discount, offer) for key, offer in offers.items()}
         gpus.update(file.gpus)
+        listed = file.offers
         if file.replaces_offers:
-            now = {(offer.get("provider"), offer.get("gpu")) for offer in file.offers}
-            offers = {key: offer for key, offer in offers.items() if (offer["provider"], offer["gpu"]) not in now}
-        for i, change in enumerate(file.offers):
+            newer = _providers_with_newer_lists(file.offers, offers.values())
+            offers = {key: offer for key, offer in offers.items() if offer["provider"] not in newer}
+            listed = [offer for offer in file.offers if offer.get("provider") in (*newer, None)]
+        for i, change in enumerate(listed):
             key, where = _offer_key(change), f"offers[{i}]"
             offers[key] = _changed_offer(offers.get(key, {}), change, file.name, where)
             if change["gpu"] not in gpus:
@@ -84,6 +87,22 @@ def _changed_gpu(base: Fields, change: Fields, file_name: str) -> Fields:
         **source_table(change.get("sources")),
     }
     return result
+
+
+def _providers_with_newer_lists(fetched: Iterable[Fields], shipped: Iterable[Fields]) -> list[object]:
+    """The providers whose newest price among ``fetched`` is no older than their newest among ``shipped``."""
+    now, then = _newest_days(fetched), _newest_days(shipped)
+    return [provider for provider, day in now.items() if day >= then.get(provider, date.min)]
+
+
+def _newest_days(offers: Iterable[Fields]) -> dict[object, date]:
+    """By provider, the day of its newest price; for one without a day the first there is."""
+    newest: dict[object, date] = {}
+    for offer in offers:
+        day = day_and_whether_month(offer.get("as_of"))[0] or date.min
+        provider = offer.get("provider")
+        newest[provider] = max(day, newest.get(provider, date.min))
+    return newest
 
 
 def _changed_offer(base: Fields, change: Fields, file_name: str, where: str) -> Fields:

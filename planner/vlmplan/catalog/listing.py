@@ -64,8 +64,8 @@ class GpuRow:
 def gpu_rows(catalog: Catalog, wanted: GpuFilter, *, sort: str, on: date) -> list[GpuRow]:
     """The GPUs that ``wanted`` accepts. Raises UnknownNameError for a provider or architecture of no GPU."""
     architectures = {gpu.architecture for gpu in catalog.gpus if gpu.architecture is not None}
-    _require_known("architecture", wanted.architectures, architectures)
-    _require_known("provider", wanted.providers, {offer.provider for offer in catalog.offers})
+    require_known("architecture", wanted.architectures, architectures)
+    require_known("provider", wanted.providers, {offer.provider for offer in catalog.offers})
     rows: list[GpuRow] = []
     for gpu in filter(wanted.accepts_gpu, catalog.gpus):
         offers = tuple(filter(wanted.accepts_offer, catalog.offers_for(gpu.id)))
@@ -86,8 +86,9 @@ def _sort_key(row: GpuRow, sort: str) -> tuple[float | str, ...]:
     return (row.gpu.id,)
 
 
-def _require_known(kind: str, wanted: Sequence[str], known: set[str]) -> None:
+def require_known(kind: str, wanted: Sequence[str], known: set[str]) -> None:
+    """Raise UnknownNameError for a name that is not among ``known``, in any case."""
     folded = {name.casefold() for name in known}
     for name in wanted:
-        if name not in folded:
+        if name.casefold() not in folded:
             raise UnknownNameError(kind, name, sorted(known))

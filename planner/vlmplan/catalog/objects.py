@@ -61,7 +61,7 @@ def offer_from_fields(fields: Fields) -> Offer:
         if key not in fields:
             raise InputError(f"an offer has no {key}; it needs {', '.join(OFFER_REQUIRED)}")
     discount: float = fields.get("discount_fraction", 0.0)
-    as_of, as_of_is_month = _day(fields.get("as_of"))
+    as_of, as_of_is_month = day_and_whether_month(fields.get("as_of"))
     return Offer(
         gpu_id=fields["gpu"],
         num_gpus=fields["num_gpus"],
@@ -81,6 +81,9 @@ def offer_from_fields(fields: Fields) -> Offer:
         note=fields.get("note"),
         license=fields.get("license"),
         stated_in=fields.get("stated_in"),
+        seen_at=fields.get("seen_at"),
+        currency=fields.get("currency", "USD"),
+        exchange_rate=fields.get("exchange_rate", 1.0),
     )
 
 
@@ -131,7 +134,7 @@ def _compute_capability(text: str | None) -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
-def _day(value: Any) -> tuple[date | None, bool]:
+def day_and_whether_month(value: Any) -> tuple[date | None, bool]:
     """A day, and whether only its month was given."""
     if isinstance(value, datetime):
         return value.date(), False

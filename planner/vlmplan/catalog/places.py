@@ -5,6 +5,7 @@ from pathlib import Path
 from vlmplan.catalog.file import REFRESHED_FILE_NAME
 from vlmplan.files import SHIPPED_CATALOG
 from vlmplan.user_config import user_config_dir
+from vlmplan.user_cache import user_cache_dir
 
 PROJECT_FILE_NAME = "vlmplan_catalog.yaml"
 
@@ -16,6 +17,6 @@ def user_catalog_path() -> Path | None:
 
 
 def refreshed_catalog_path() -> Path | None:
-    """Where fetched prices are kept, beside the user's own catalog; ``None`` without a home."""
-    path = user_catalog_path()
-    return None if path is None else path.with_name(REFRESHED_FILE_NAME)
+    """Where fetched prices are kept, in the user's cache; ``None`` without a home."""
+    folder = user_cache_dir()
+    return None if folder is None else folder / "prices" / REFRESHED_FILE_NAME

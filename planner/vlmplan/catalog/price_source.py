@@ -1,27 +1,66 @@
-"""Prices from gpuhunt (github.com/dstackai/gpuhunt, an optional package): provider by provider, whatever fails.
+"""Prices from gpuhunt (github.com/dstackai/gpuhunt, an optional package), of providers that no collector asks.
 
-Large providers' prices are published by its makers once a day and fetched together; marketplaces are asked directly,
-those that need no key. Written against gpuhunt 0.1.34.
+Large providers' prices are published by its makers once a day and fetched together; a marketplace that needs no key is
+asked directly. Written against gpuhunt 0.1.34.
 """
 
 import importlib
 import logging
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date
-from typing import Any
+from typing import Any, Protocol
 
-from vlmplan.catalog.refresh import ProviderAnswer
+from vlmplan.catalog.price_listing import Listing, ProviderAnswer
 from vlmplan.errors import MissingPackageError
+from vlmplan.hardware import Pricing
 from vlmplan.plain_text import one_line
 
-PUBLISHED = ("aws", "azure", "cloudrift", "gcp", "lambdalabs", "nebius", "oci", "runpod", "verda")
-ASKED = (("vastai", "VastAIProvider"), ("vultr", "VultrProvider"), ("lium", "LiumProvider"))
+PUBLISHED = ("aws", "cloudrift", "gcp", "lambdalabs", "nebius", "oci")
+ASKED = (("lium", "LiumProvider"),)
 """Providers without keys, and their classes in ``gpuhunt.providers``."""
+NAMES = {"lambdalabs": "lambda"}
+"""What the catalog calls providers that gpuhunt calls otherwise."""
+MARKETPLACES = frozenset(("lium",))
 SECONDS = 20.0
 """That a server may take to answer."""
 NOT_A_MACHINE = "cluster"
 """In the flag of items that are several machines (``runpod-cluster``)."""
+
+
+class Item(Protocol):
+    """A priced machine: the fields of ``gpuhunt.CatalogItem`` that are used; memory in GB, price in usd an hour."""
+
+    provider: str
+    instance_name: str
+    location: str
+    price: float
+    cpu: int
+    memory: float
+    gpu_count: int
+    gpu_name: str | None
+    gpu_memory: float | None
+    spot: bool
+
+
+def listing_of(item: Item, source: str) -> Listing:
+    """An item under the catalog's words; ``source`` says which gpuhunt has it."""
+    provider = NAMES.get(item.provider, item.provider)
+    terms = Pricing.MARKETPLACE if provider in MARKETPLACES else Pricing.ON_DEMAND
+    return Listing(
+        provider=provider,
+        product=item.instance_name,
+        usd_per_hour=item.price,
+        source=source,
+        card=item.gpu_name,
+        card_memory_gib=item.gpu_memory,
+        num_gpus=item.gpu_count,
+        region=item.location,
+        pricing=Pricing.INTERRUPTIBLE if item.spot else terms,
+        num_vcpus=item.cpu,
+        host_ram_gib=item.memory,
+    )
 
 
 def gpuhunt_version() -> str:
@@ -41,6 +80,7 @@ def gpuhunt_answers() -> Iterator[ProviderAnswer]:
     Raises MissingPackageError where gpuhunt is not installed.
     """
     gpuhunt = _gpuhunt()
+    source = f"gpuhunt {gpuhunt_version()}"
     timeout = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SECONDS)
     logging.getLogger("gpuhunt").addHandler(logging.NullHandler())  # its tracebacks are not for the user
@@ -49,12 +89,13 @@ def gpuhunt_answers() -> Iterator[ProviderAnswer]:
         catalog = gpuhunt.Catalog(balance_resources=False, auto_reload=False)
         failure = _failure(catalog.load)
         for provider in PUBLISHED:
-            answer = _answer(catalog, provider)
-            is_empty = not answer.items and answer.failure is None
-            yield ProviderAnswer(provider=provider, failure=failure) if failure and is_empty else answer
+            answer = _answer(catalog, provider, source)
+            is_empty = not answer.listings and answer.failure is None
+            yield replace(answer, failure=failure) if failure and is_empty else answer
         for provider, class_name in ASKED:
             failure = _failure(lambda name=provider, kind=class_name: _add(catalog, name, kind))
-            yield ProviderAnswer(provider=provider, failure=failure) if failure else _answer(catalog, provider)
+            answer = ProviderAnswer(provider=provider, failure=failure) if failure else None
+            yield answer or _answer(catalog, provider, source)
     finally:
         socket.setdefaulttimeout(timeout)
 
@@ -72,21 +113,22 @@ def _add(catalog: Any, provider: str, class_name: str) -> None:
     catalog.add_provider(kind.from_env() if hasattr(kind, "from_env") else kind())
 
 
-def _answer(catalog: Any, provider: str) -> ProviderAnswer:
-    items: list[Any] = []
+def _answer(catalog: Any, provider: str, source: str) -> ProviderAnswer:
+    found: list[Listing] = []
 
     def ask() -> None:
-        items.extend(catalog.query(provider=provider, min_gpu_count=1))
+        items = catalog.query(provider=provider, min_gpu_count=1)
+        found.extend(listing_of(item, source) for item in items if _is_machine(item))
 
-    failure = _failure(ask)
+    name, failure = NAMES.get(provider, provider), _failure(ask)
     if failure:
-        return ProviderAnswer(provider=provider, failure=failure)
-    machines = [item for item in items if not any(NOT_A_MACHINE in flag for flag in _flags(item))]
-    return ProviderAnswer(provider=provider, items=machines, as_of=_published(catalog, provider))
+        return ProviderAnswer(provider=name, failure=failure)
+    return ProviderAnswer(provider=name, listings=found, as_of=_published(catalog, provider))
 
 
-def _flags(item: Any) -> Sequence[str]:
-    return getattr(item, "flags", ())
+def _is_machine(item: Any) -> bool:
+    flags: Sequence[str] = getattr(item, "flags", ())
+    return bool(item.gpu_name) and not any(NOT_A_MACHINE in flag for flag in flags)
 
 
 def _published(catalog: Any, provider: str) -> date | None:

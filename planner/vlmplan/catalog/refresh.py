@@ -1,63 +1,37 @@
-"""Current prices as a catalog file of their own: items of a price service → offers of known GPUs → JSON.
+"""Current prices as a catalog file of their own: what providers list → offers of known GPUs → JSON.
 
-An item whose card cannot be told for certain is counted by its name and left out. The file replaces, for each provider
-and GPU that it has, the shipped offers; the user's own files come on top of it.
+A machine whose card cannot be told for certain is counted by its name and left out. A provider that fails, or of whose
+prices one cannot be, is left out with a sentence: nothing is put in its place, and what was known of it keeps its date.
+The file replaces the shipped list of each provider that it has a newer one of; the user's own files come on top of it.
 """
 
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Protocol
 
+from vlmplan.catalog.card_names import CardNames, KnownMachine
 from vlmplan.catalog.catalog import Catalog
 from vlmplan.catalog.file import read_catalog_file
 from vlmplan.catalog.places import refreshed_catalog_path
-from vlmplan.catalog.rules import OFFER_REQUIRED, SCHEMA, Fields
+from vlmplan.catalog.plausibility import HOSTS_PRICES, Band, bands, implausible, moves
+from vlmplan.catalog.price_listing import Listing, ProviderAnswer
+from vlmplan.catalog.rules import MAX_GPUS_PER_NODE, OFFER_REQUIRED, SCHEMA, Fields
 from vlmplan.catalog.shipped import shipped_catalog
-from vlmplan.errors import InputError, UnavailableError, UnknownNameError
+from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import write_atomically
-from vlmplan.hardware import Gpu, Pricing
+from vlmplan.hardware import Offer, Pricing
 from vlmplan.json_reader import JsonDict
 from vlmplan.plain_text import one_line
-from vlmplan.units import GIB
+from vlmplan.units import counted
 
-MEMORY_TOLERANCE_FRACTION = 0.08
-"""By which a service's memory of a card may differ from the driver's. Cards with GDDR6 lose 1/16 to error correction
-(L40S: 45.0 of 48); cards of one name differ by more (40 and 80, 8 and 12)."""
-PROVIDERS = {"lambdalabs": "lambda", "vastai": "vast"}
-"""What the catalog calls providers that gpuhunt calls otherwise."""
-MARKETPLACES = frozenset(("vast", "lium"))
-FORM_FACTORS = ("sxm", "pcie", "nvl")
+MOST_OFFERS = 2000
+"""Of one provider. A choice: Vast's cheapest of every card are about 300."""
 SHOWN_UNKNOWN = 8
-
-
-class Item(Protocol):
-    """A priced machine: the fields of ``gpuhunt.CatalogItem`` that are used; memory in GB, price in usd an hour."""
-
-    provider: str
-    instance_name: str
-    location: str
-    price: float
-    cpu: int
-    memory: float
-    gpu_count: int
-    gpu_name: str | None
-    gpu_memory: float | None
-    spot: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderAnswer:
-    """What one provider said: its items and their day, or why there are none."""
-
-    provider: str
-    items: Sequence[Item] = ()
-    as_of: date | None = None
-    failure: str | None = None
+SHOWN_MOVES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,125 +46,119 @@ class Refreshed:
     failure: str | None = None
 
 
-class CardNames:
-    """Which GPU of the catalog an item has."""
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._by_name: dict[str, list[Gpu]] = {}
-        for gpu in catalog.gpus:
-            for name in gpu.provider_names:
-                self._by_name.setdefault(name.casefold(), []).append(gpu)
-        self._by_sku = {(offer.provider, offer.sku): offer.gpu_id for offer in catalog.offers if offer.sku}
-
-    def gpu_id(self, item: Item) -> str | None:
-        """The one card of that name and memory; where several are called so, the one that the product tells: a product
-        of the catalog, the driver's name of a card, or a form factor in its name. None where that leaves a doubt."""
-        size = (item.gpu_memory or 0) * GIB
-        found = [gpu for gpu in self._by_name.get((item.gpu_name or "").casefold(), ()) if _is_about(gpu, size)]
-        if len(found) > 1:
-            found = self._told_apart(item, found)
-        return found[0].id if len(found) == 1 else None
-
-    def _told_apart(self, item: Item, gpus: Sequence[Gpu]) -> list[Gpu]:
-        known = self._by_sku.get((provider_of(item.provider), item.instance_name))
-        by_sku = [gpu for gpu in gpus if gpu.id == known]
-        if by_sku:
-            return by_sku
-        try:
-            named = self._catalog.gpu(item.instance_name).id
-        except (InputError, UnknownNameError):
-            named = None
-        by_driver = [gpu for gpu in gpus if gpu.id == named]
-        if by_driver:
-            return by_driver
-        product = item.instance_name.casefold()
-        factors = [factor for factor in FORM_FACTORS if factor in product]
-        return [gpu for gpu in gpus if any(factor in gpu.id for factor in factors)]
-
-
-def _is_about(gpu: Gpu, num_bytes: float) -> bool:
-    return gpu.memory_bytes is not None and abs(gpu.memory_bytes - num_bytes) <= MEMORY_TOLERANCE_FRACTION * num_bytes
-
-
-def provider_of(name: str) -> str:
-    """The catalog's name of a provider."""
-    return PROVIDERS.get(name, name)
-
-
-def pricing_of(item: Item) -> Pricing:
-    """RunPod's community machines say their country, the others their data centre (gpuhunt providers/runpod.py)."""
-    if item.spot:
-        return Pricing.INTERRUPTIBLE
-    provider = provider_of(item.provider)
-    if provider in MARKETPLACES:
-        return Pricing.MARKETPLACE
-    is_community = provider == "runpod" and len(item.location) == 2
-    return Pricing.COMMUNITY if is_community else Pricing.ON_DEMAND
-
-
-def refreshed(answers: Sequence[ProviderAnswer], catalog: Catalog, *, source: str, today: date) -> Refreshed:
+def refreshed(
+    answers: Sequence[ProviderAnswer], catalog: Catalog, *, today: date, before: Sequence[Offer] | None = None
+) -> Refreshed:
     """Offers from what the providers said; of each card, count, provider and terms the cheapest, and dearer ones only
-    if their host has more memory."""
-    names = CardNames(catalog)
+    if their host has more memory. ``before``: what was known until now, the offers of ``catalog`` if not given."""
+    known = _Known(names=CardNames(catalog), bands=bands(catalog.offers), before=before or catalog.offers)
     unknown: Counter[str] = Counter()
     offers: list[Fields] = []
     lines: list[str] = []
+    failures: list[str] = []
     for answer in answers:
-        provider = provider_of(answer.provider)
-        if answer.failure is not None:
-            lines.append(f"{provider}: {answer.failure}; its old prices stay")
-            continue
-        found = _offers_of(answer, names, unknown, source=source, today=today)
-        offers += found
-        lines.append(f"{provider}: {len(found)} offers" if found else f"{provider}: nothing; its old prices stay")
+        found = _offers_of(answer, known, unknown, today=today)
+        offers += found.offers
+        lines += [f"{answer.provider}: {line}" for line in found.lines]
+        failures += [] if found.failure is None else [found.failure]
     if unknown:
         lines.append(_unknown_line(unknown))
-    failures = [answer.failure for answer in answers if answer.failure]
     return Refreshed(offers=tuple(offers), lines=tuple(lines), failure=failures[0] if failures else None)
 
 
-def _offers_of(
-    answer: ProviderAnswer, names: CardNames, unknown: Counter[str], *, source: str, today: date
-) -> list[Fields]:
-    groups: dict[tuple[str, int, Pricing], list[Item]] = {}
-    for item in answer.items:
-        if item.gpu_count < 1 or not item.gpu_name or not 0 < item.price < float("inf"):
-            continue
-        gpu_id = names.gpu_id(item)
-        if gpu_id is None:
-            unknown[f"{one_line(item.gpu_name)} {item.gpu_memory or 0:g} GB"] += 1
-        else:
-            groups.setdefault((gpu_id, item.gpu_count, pricing_of(item)), []).append(item)
-    day = (answer.as_of or today).isoformat()
-    terms = {"provider": provider_of(answer.provider), "as_of": day, "as_of_basis": "exact", "source": source}
-    return [
-        terms | _offer(gpu_id, pricing, item)
-        for (gpu_id, _, pricing), items in groups.items()
-        for item in _ladder(items)
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What machines and prices are held against."""
+
+    names: CardNames
+    bands: Mapping[str, Band]
+    before: Sequence[Offer]
 
 
-def _offer(gpu_id: str, pricing: Pricing, item: Item) -> JsonDict:
+def _offers_of(answer: ProviderAnswer, known: _Known, unknown: Counter[str], *, today: date) -> Refreshed:
+    if answer.failure is not None:
+        return _nothing(answer.failure)
+    groups: dict[tuple[str, int, Pricing], list[tuple[Listing, KnownMachine]]] = {}
+    for listing in answer.listings:
+        machine = known.names.machine(listing)
+        if machine is None:
+            unknown[_card_text(listing)] += 1
+        elif 1 <= machine.num_gpus <= MAX_GPUS_PER_NODE and 0 < listing.usd_per_hour < float("inf"):
+            groups.setdefault((machine.gpu_id, machine.num_gpus, listing.pricing), []).append((listing, machine))
+    terms: JsonDict = {
+        "provider": answer.provider,
+        "as_of": (answer.as_of or today).isoformat(),
+        "as_of_basis": "exact",
+    }
+    terms |= {} if answer.seen_at is None else {"seen_at": answer.seen_at}
+    offers = [terms | _offer(*one) for group in groups.values() for one in _ladder(group)]
+    if len(offers) > MOST_OFFERS:
+        return _nothing(f"it lists {len(offers):,} offers, and at most {MOST_OFFERS:,} are kept")
+    wrong = [(offer, why) for offer in offers if (why := implausible(offer, known.bands)) is not None]
+    of_lists = [why for offer, why in wrong if offer["pricing"] not in HOSTS_PRICES]
+    if of_lists:
+        return _nothing(of_lists[0])
+    offers = [offer for offer in offers if all(offer is not one for one, _ in wrong)]
+    if not offers:
+        return _nothing(wrong[0][1]) if wrong else Refreshed(offers=(), lines=("nothing; its old prices stay",))
+    lines = [counted(len(offers), "offer")]
+    if wrong:
+        lines.append(f"{counted(len(wrong), 'offer')} left out: {wrong[0][1]}")
+    lines += _change_lines(offers, [offer for offer in known.before if offer.provider == answer.provider])
+    return Refreshed(offers=tuple(offers), lines=tuple(lines))
+
+
+def _nothing(why: str) -> Refreshed:
+    return Refreshed(offers=(), lines=(f"{why}; its old prices stay",), failure=why)
+
+
+def _change_lines(offers: Sequence[Fields], before: Sequence[Offer]) -> Iterator[str]:
+    """What moved far, and what the provider had and does not list any more."""
+    moved = list(moves(offers, before).values())
+    if moved:
+        rest = f" and {len(moved) - SHOWN_MOVES} more" if len(moved) > SHOWN_MOVES else ""
+        shown = ", ".join(moved[:SHOWN_MOVES])
+        yield f"more than twice or less than half of before, so ask before you believe it: {shown}{rest}"
+    gone = sorted({offer.gpu_id for offer in before} - {offer["gpu"] for offer in offers})
+    if gone:
+        rest = f" and {len(gone) - SHOWN_UNKNOWN} more" if len(gone) > SHOWN_UNKNOWN else ""
+        yield f"no longer listed: {', '.join(gone[:SHOWN_UNKNOWN])}{rest}"
+
+
+def _offer(listing: Listing, machine: KnownMachine) -> JsonDict:
     fields: JsonDict = {
-        "gpu": gpu_id,
-        "num_gpus": item.gpu_count,
-        "sku": one_line(item.instance_name) or None,
-        "region": one_line(item.location) or None,
-        "pricing": pricing.value,
-        "usd_per_hour": item.price,
-        "vcpus": int(item.cpu) if item.cpu >= 1 else None,
-        "host_ram_gib": item.memory if item.memory > 0 else None,
+        "gpu": machine.gpu_id,
+        "num_gpus": machine.num_gpus,
+        "sku": one_line(listing.product) or None,
+        "region": one_line(listing.region) or None,
+        "pricing": listing.pricing.value,
+        "usd_per_hour": listing.usd_per_hour,
+        "vcpus": int(machine.num_vcpus) if machine.num_vcpus >= 1 else None,
+        "host_ram_gib": machine.host_ram_gib if machine.host_ram_gib > 0 else None,
+        "source": listing.source,
+        "currency": listing.currency,
+        "exchange_rate": listing.exchange_rate,
     }
     return {key: value for key, value in fields.items() if value is not None}
 
 
-def _ladder(items: Sequence[Item]) -> list[Item]:
-    kept: list[Item] = []
-    for item in sorted(items, key=lambda item: (item.price, -item.memory, item.instance_name, item.location)):
-        if not kept or item.memory > kept[-1].memory:
-            kept.append(item)
+def _ladder(group: Sequence[tuple[Listing, KnownMachine]]) -> list[tuple[Listing, KnownMachine]]:
+    kept: list[tuple[Listing, KnownMachine]] = []
+
+    def order(one: tuple[Listing, KnownMachine]) -> tuple[float | str, ...]:
+        listing, machine = one
+        return (listing.usd_per_hour, -machine.host_ram_gib, listing.product, listing.region)
+
+    for one in sorted(group, key=order):
+        if not kept or one[1].host_ram_gib > kept[-1][1].host_ram_gib:
+            kept.append(one)
     return kept
+
+
+def _card_text(listing: Listing) -> str:
+    if listing.card is None:
+        return f"{listing.provider}'s {one_line(listing.product)}"
+    return f"{one_line(listing.card)} {listing.card_memory_gib or 0:.4g} GB"
 
 
 def _unknown_line(unknown: Mapping[str, int]) -> str:
@@ -198,6 +166,16 @@ def _unknown_line(unknown: Mapping[str, int]) -> str:
     shown = ", ".join(f"{name} ({unknown[name]})" for name in ordered[:SHOWN_UNKNOWN])
     rest = f" and {len(ordered) - SHOWN_UNKNOWN} more" if len(ordered) > SHOWN_UNKNOWN else ""
     return f"left out, for it is not known which card they have: {shown}{rest}"
+
+
+def offers_before() -> Sequence[Offer]:
+    """The offers that were known until now: the shipped ones under what was fetched earlier, if that can be read."""
+    path = refreshed_catalog_path()
+    try:
+        earlier = [read_catalog_file(path, may_be_empty=True)] if path is not None and os.path.isfile(path) else []
+        return Catalog(shipped_catalog(), earlier).offers
+    except InputError:
+        return Catalog(shipped_catalog()).offers
 
 
 def write_refreshed(offers: Sequence[Fields]) -> Path:

@@ -220,6 +220,15 @@ FRACTION = Rule(
     accepts=lambda v: _is_number(v) and 0 <= cast(float, v) <= 1,
 )
 
+_SEEN_AT = Rule(
+    needed="a moment in UTC such as 2026-11-24T06:15:00Z",
+    accepts=lambda v: isinstance(v, str) and re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", v) is not None,
+).or_null()
+_CURRENCY = Rule(
+    needed="three capital letters such as EUR",
+    accepts=lambda v: isinstance(v, str) and re.fullmatch("[A-Z]{3}", v) is not None,
+)
+
 PRICE_LIST_RULES: Rules = {
     "provider": NAME,
     "region": _NAME,
@@ -229,6 +238,9 @@ PRICE_LIST_RULES: Rules = {
     "source": _NAME,
     "license": _NAME,
     "note": _TEXT,
+    "seen_at": _SEEN_AT,
+    "currency": _CURRENCY,
+    "exchange_rate": _number(above=0),
 }
 OFFER_RULES: Rules = {
     **PRICE_LIST_RULES,

@@ -60,8 +60,7 @@ def gpus(
     """List the known GPUs with TEXT in their names, and the cheapest current offer for each.
 
     Your own GPUs, prices and machines go into ~/.config/vlmplan/gpu_catalog.yaml or ./vlmplan_catalog.yaml,
-    in the form of the gpu_catalog.yaml that comes with vlmplan. --refresh-prices keeps what it fetches beside the
-    former, in refreshed_prices.json: of each provider and GPU it has, the shipped offers no longer count.
+    in the form of the gpu_catalog.yaml that comes with vlmplan. `vlmplan prices` says how old prices are.
     """
     from vlmplan.answers.gpus import detection_report, gpus_report, offers_report, print_report
     from vlmplan.catalog import load_catalog

@@ -8,12 +8,12 @@ Importing ``huggingface_hub`` takes longer than a whole estimate, so it is impor
 """
 
 import os
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
+from vlmplan.deadline import DeadlinePassed, within
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.models.hub_names import MAX_BYTES
 from vlmplan.plain_text import printable
@@ -67,28 +67,11 @@ def endpoint() -> str:
 
 
 def within_deadline(ask: Callable[[], T]) -> T:
-    """What ``ask`` gives or raises; UnreachableError if that takes more than ``DEADLINE_SECONDS``.
-
-    It asks in a thread, which is left alone then: no timeout of the client's is one of a whole exchange, and what a
-    server can draw out (a header byte by byte, ``100 Continue`` for ever) is without end.
-    """
-    answers: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            answers.append(ask())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(DEADLINE_SECONDS)
-    if errors:
-        raise errors[0]
-    if not answers:
-        raise UnreachableError(f"{_host()} takes more than {DEADLINE_SECONDS:g} s to answer")
-    return answers[0]
+    """What ``ask`` gives or raises; UnreachableError if that takes more than ``DEADLINE_SECONDS``."""
+    try:
+        return within(DEADLINE_SECONDS, ask)
+    except DeadlinePassed:
+        raise UnreachableError(f"{_host()} takes more than {DEADLINE_SECONDS:g} s to answer") from None
 
 
 def fetched_file(repo: str, revision: str, name: str) -> Fetched | None:

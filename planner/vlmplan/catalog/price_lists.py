@@ -1,0 +1,90 @@
+"""What is known of prices: the newest list of every provider, and what every GPU costs from the least to the most."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from statistics import median
+
+from vlmplan.catalog.catalog import Catalog
+from vlmplan.catalog.listing import require_known
+from vlmplan.hardware import Offer, Pricing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceList:
+    """The offers of one provider. ``as_of`` is the newest day among them; None: undated."""
+
+    provider: str
+    offers: tuple[Offer, ...]
+
+    @property
+    def newest(self) -> Offer:
+        """The offer that was seen last."""
+        return max(self.offers, key=lambda offer: offer.as_of or date.min)
+
+    @property
+    def gpu_ids(self) -> tuple[str, ...]:
+        """The GPUs that it has."""
+        return tuple(sorted({offer.gpu_id for offer in self.offers}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """What one GPU costs for an hour, in US dollars, from the least over the middle to the most."""
+
+    gpu_id: str
+    num_offers: int
+    num_providers: int
+    least_usd: float
+    median_usd: float
+    most_usd: float
+    newest: date | None
+
+
+def price_lists(offers: Iterable[Offer]) -> list[PriceList]:
+    """The list of every provider, the newest first."""
+    by_provider: dict[str, list[Offer]] = {}
+    for offer in offers:
+        by_provider.setdefault(offer.provider, []).append(offer)
+    lists = [PriceList(provider=provider, offers=tuple(found)) for provider, found in by_provider.items()]
+    return sorted(lists, key=lambda each: (-(each.newest.as_of or date.min).toordinal(), each.provider))
+
+
+def spread(gpu_id: str, offers: Sequence[Offer]) -> Spread | None:
+    """The spread of a GPU's offers for rent; None where nobody rents it out."""
+    rented = [offer for offer in offers if offer.gpu_id == gpu_id and offer.pricing is not Pricing.OWN]
+    prices = [offer.usd_per_gpu_hour for offer in rented]
+    if not prices:
+        return None
+    days = [offer.as_of for offer in rented if offer.as_of is not None]
+    return Spread(
+        gpu_id=gpu_id,
+        num_offers=len(prices),
+        num_providers=len({offer.provider for offer in rented}),
+        least_usd=min(prices),
+        median_usd=median(prices),
+        most_usd=max(prices),
+        newest=max(days, default=None),
+    )
+
+
+def known_prices(
+    catalog: Catalog, words: Sequence[str] = (), providers: Sequence[str] = ()
+) -> tuple[list[PriceList], list[Spread]]:
+    """Lists and spreads of the GPUs that have all ``words`` in their names, of these providers (none: of all).
+
+    Raises UnknownNameError for a provider that has no offer.
+    """
+    require_known("provider", providers, {offer.provider for offer in catalog.offers})
+    wanted = {name.casefold() for name in providers}
+    texts: Mapping[str, str] = {
+        gpu.id: " ".join((gpu.id, gpu.name, *gpu.aliases, *gpu.provider_names)).casefold() for gpu in catalog.gpus
+    }
+    offers = [
+        offer
+        for offer in catalog.offers
+        if (not wanted or offer.provider.casefold() in wanted)
+        and all(word.casefold() in texts[offer.gpu_id] for word in words)
+    ]
+    spreads = [found for gpu_id in texts if (found := spread(gpu_id, offers)) is not None]
+    return price_lists(offers), sorted(spreads, key=lambda each: (each.median_usd, each.gpu_id))

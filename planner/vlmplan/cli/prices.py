@@ -1,0 +1,46 @@
+"""``vlmplan prices``: what is known of prices, how old it is, and newer ones fetched."""
+
+from pathlib import Path
+
+import click
+
+from vlmplan.cli.options import FILE, print_document, today
+from vlmplan.cli.refresh import refresh_prices
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[TEXT]...")
+@click.option("--refresh", "refreshes", is_flag=True, help="First fetch what providers list that answer without a key.")
+@click.option("--provider", "providers", multiple=True, metavar="NAME", help="Only this provider's (repeatable).")
+@click.option(
+    "--catalog",
+    "catalog_files",
+    multiple=True,
+    metavar="FILE",
+    type=FILE,
+    help="A catalog of your own on top of the others (repeatable; later wins).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON (vlmplan.prices/1) instead of tables.")
+def prices(
+    words: tuple[str, ...], refreshes: bool, providers: tuple[str, ...], catalog_files: tuple[Path, ...], as_json: bool
+) -> None:
+    """Show every provider's newest prices with their age, and what the GPUs with TEXT in their names cost.
+
+    --refresh asks Azure, Linode, RunPod, Scaleway, Vast, Verda and Vultr, and with pip install 'vlmplan[prices]'
+    through gpuhunt also AWS, Google Cloud, Lambda, Nebius, OCI and others. What came is kept in your cache, and counts
+    where it is newer than what vlmplan was shipped with. A provider that does not answer, or whose prices cannot be, is
+    named, and keeps its old ones. No other command asks for prices unless it is told --refresh-prices.
+    """
+    from vlmplan.answers.prices import document, print_prices
+    from vlmplan.catalog import load_catalog
+    from vlmplan.catalog.price_lists import known_prices
+
+    on = today()
+    if refreshes:
+        refresh_prices(on)
+    catalog = load_catalog(catalog_files)
+    lists, spreads = known_prices(catalog, words, providers)
+    if as_json:
+        print_document(document(lists, spreads, catalog, on))
+    else:
+        print_prices(lists, spreads, catalog, on)
