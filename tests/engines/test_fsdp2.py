@@ -16,8 +16,9 @@ FSDP = Recipe(fsdp=True)
 LLAMA = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), FSDP)
 WIDTH, INNER, KEYS, VOCABULARY = 2048, 5632, 256, 32000
 LAYER = 2 * WIDTH * WIDTH + 2 * KEYS * WIDTH + 3 * INNER * WIDTH + 2 * WIDTH
-ROOT = 2 * VOCABULARY * WIDTH + WIDTH
-PSI = LAYERS * LAYER + ROOT
+EMBEDDING = VOCABULARY * WIDTH
+TAIL = WIDTH + VOCABULARY * WIDTH
+PSI = LAYERS * LAYER + EMBEDDING + TAIL
 
 
 def phases(num_ranks: int, **changes: object) -> dict[str, Phase]:
@@ -26,10 +27,20 @@ def phases(num_ranks: int, **changes: object) -> dict[str, Phase]:
     return {phase.name: phase for phase in found}
 
 
-def test_layers_are_groups_and_what_is_left_is_the_root_s():
+def test_layers_the_embedding_and_the_head_with_the_norm_are_groups_and_nothing_is_left_for_the_root():
     groups = layer_groups(LLAMA.table, FSDP, 4)
-    assert [group.whole_bytes for group in groups.layers] == [BF16 * LAYER] * LAYERS
-    assert groups.root.whole_bytes == BF16 * ROOT
+    sizes = [BF16 * EMBEDDING, *[BF16 * LAYER] * LAYERS, BF16 * TAIL]
+    assert [group.whole_bytes for group in groups.layers] == sizes
+    assert [group.stays_whole for group in groups.layers] == [False] * (1 + LAYERS) + [True]
+    assert groups.root.whole_bytes == 0
+
+
+def test_tied_weights_are_one_group_that_stays_whole():
+    estimator = Estimator(workload(of_few_layers("qwen2.5-0.5b", LAYERS), seq_len=64), FSDP)
+    groups = layer_groups(estimator.table, FSDP, 4)
+    assert groups.embedding is None
+    assert groups[groups.tail].stays_whole
+    assert [entry.name for entry in groups[groups.tail].weights] == ["model.embed_tokens.weight", "model.norm.weight"]
 
 
 def test_mixed_precision_keeps_float32_shards_and_states():
@@ -48,12 +59,12 @@ def test_pure_bf16_keeps_16_bits():
 
 
 def test_while_it_is_made_a_rank_has_one_whole_group_beside_its_shards():
-    assert phases(4)["init"].peak.total == FP32 * PSI // 4 + FP32 * ROOT
+    assert phases(4)["init"].peak.total == FP32 * PSI // 4 + FP32 * TAIL
 
 
 def test_without_resharding_forward_leaves_all_weights_whole():
     kept, freed = phases(4, reshard_after_forward=False)["forward"], phases(4)["forward"]
-    assert kept.resident.weights - freed.resident.weights == LAYERS * BF16 * LAYER
+    assert kept.resident.weights - freed.resident.weights == BF16 * EMBEDDING + LAYERS * BF16 * LAYER
 
 
 def test_without_sync_whole_gradients_wait_where_shards_would():
@@ -80,10 +91,10 @@ def test_a_weight_is_padded_to_rows_for_every_rank():
     """2048, 256, 5632 and 32000 rows on 3 ranks."""
     groups = layer_groups(LLAMA.table, FSDP, 3)
     rows = 2 * 683 * WIDTH + 2 * 86 * WIDTH + 2 * 1878 * WIDTH + 683 * INNER + 2 * 683
-    assert groups.layers[0].shard_bytes == FP32 * rows
+    assert groups.layers[1].shard_bytes == FP32 * rows
 
 
-def test_every_group_is_gathered_twice_and_reduced_once():
+def test_every_group_but_the_tail_is_gathered_twice_and_all_are_reduced_once():
     recipe = FSDP.with_changes(grad_accum=5)
     trace = LLAMA.trace(recipe, (8, 0))
     engine = engine_of(LLAMA.table, recipe, num_ranks=4)
@@ -91,9 +102,9 @@ def test_every_group_is_gathered_twice_and_reduced_once():
     found = {(one.kind, one.phase): (one.count, one.num_bytes) for one in engine.collectives(trace)}
     gather = CollectiveKind.ALL_GATHER
     assert found == {
-        (gather, StepPhase.FORWARD): (5 * (LAYERS + 1), 5 * BF16 * PSI),
-        (gather, StepPhase.BACKWARD): (5 * LAYERS, 5 * BF16 * LAYERS * LAYER),
-        (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD): (5 * (LAYERS + 1), 5 * BF16 * PSI),
+        (gather, StepPhase.FORWARD): (5 * (LAYERS + 2), 5 * BF16 * PSI),
+        (gather, StepPhase.BACKWARD): (5 * (LAYERS + 1), 5 * BF16 * (PSI - TAIL)),
+        (CollectiveKind.REDUCE_SCATTER, StepPhase.BACKWARD): (5 * (LAYERS + 2), 5 * BF16 * PSI),
     }
 
 

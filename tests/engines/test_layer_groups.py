@@ -1,36 +1,92 @@
-"""FSDP2's groups are the layers that transformers can run again: those that the trainer shards one by one."""
+"""FSDP2's groups are those that accelerate makes of a model, and those of the bundled trainer's engine."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("transformers")
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from planned import of_few_layers, workload
 from vlmplan.engines.layer_groups import layer_groups
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind
+from vlmplan_trainer.engines.base import LossModule
+from vlmplan_trainer.engines.fsdp2 import shard
 from vlmplan_trainer.models.load import configuration, model_class
 
 FSDP = Recipe(fsdp=True)
 NUM_LAYERS = 2
+NUM_RANKS = 2
 sweep = pytest.mark.sweep
 MODELS = [
-    "qwen2.5-vl-3b",
-    *(pytest.param(name, marks=sweep) for name in ("tinyllama-1.1b", "mixtral-8x7b", "gemma-3-4b", "internvl3-1b")),
+    "qwen2.5-0.5b",
+    *(
+        pytest.param(name, marks=sweep)
+        for name in ("qwen2.5-vl-3b", "tinyllama-1.1b", "mixtral-8x7b", "gemma-3-4b", "glm-4.1v-9b", "gpt2")
+    ),
 ]
+Groups = list[list[str]]
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_RANKS)
+    yield init_device_mesh("cpu", (NUM_RANKS,))
+    torch.distributed.destroy_process_group()
+
+
+def of_meta(alias: str) -> torch.nn.Module:
+    with torch.device("meta"):
+        config = configuration(dict(of_few_layers(alias, NUM_LAYERS).config))
+        return model_class(config)._from_config(config)
+
+
+def sharded_groups(model: torch.nn.Module, prefix: str = "") -> Groups:
+    """Names of the weights of each of FSDP2's parameter groups, the root's last."""
+    names = {id(weight): name.removeprefix(prefix) for name, weight in model.named_parameters()}
+    found: dict[int, list[str]] = {}
+    for module in model.modules():
+        for group in _param_groups(module):
+            found[id(group)] = sorted(names[id(one.sharded_param)] for one in group.fsdp_params)
+    return sorted(found.values())
+
+
+def _param_groups(module: torch.nn.Module) -> Iterator:
+    if isinstance(module, torch.distributed.fsdp.FSDPModule):
+        yield from module._get_fsdp_state()._fsdp_param_groups
+
+
+def planned_groups(alias: str) -> Groups:
+    groups = layer_groups(Estimator(workload(of_few_layers(alias, NUM_LAYERS)), FSDP).table, FSDP, NUM_RANKS)
+    return sorted(sorted(entry.name for entry in group.weights) for group in groups.all if group.weights)
 
 
 @pytest.mark.parametrize("alias", MODELS)
-def test_each_layer_that_can_run_again_is_a_group(alias: str):
-    files = of_few_layers(alias, NUM_LAYERS)
-    groups = layer_groups(Estimator(workload(files), FSDP).table, FSDP, 2)
-    with torch.device("meta"):
-        config = configuration(dict(files.config))
-        model = model_class(config)._from_config(config)
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, GradientCheckpointingLayer)}
-    assert layers
-    found = [{entry.name for entry in group.weights} for group in groups.layers]
-    theirs = [{f"{name}.{own}" for own, _ in layer.named_parameters()} for name, layer in layers.items()]
-    assert sorted(map(sorted, found)) == sorted(map(sorted, theirs))
+def test_groups_are_those_of_accelerate_and_of_the_bundled_trainer(alias: str, mesh):
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+
+    model = of_meta(alias)
+    layers = {type(one).__name__ for one in model.modules() if isinstance(one, GradientCheckpointingLayer)}
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=sorted(layers)
+    )
+    accelerator = SimpleNamespace(
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        torch_device_mesh={("all",): mesh},
+        parallelism_config=SimpleNamespace(fsdp_dim_names=["all"]),
+        mixed_precision="no",
+        is_main_process=True,
+    )
+    theirs = sharded_groups(fsdp2_prepare_model(accelerator, model))
+    bundled = LossModule(of_meta(alias), loss=LossKind.CHUNKED)
+    shard(bundled, FSDP, mesh)
+    assert planned_groups(alias) == theirs == sharded_groups(bundled, "model.")

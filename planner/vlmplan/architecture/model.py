@@ -213,7 +213,7 @@ class Model(Module):
         ids, pixels, others = self.inputs(tape, batch)
         backend = batch.attention(backend)
         hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, backend)
-        outputs: Tensor | None = None
+        outputs, logits = None, None
         with tape.section("head"):
             if loss is LossKind.CHUNKED:
                 total = chunked_loss(hidden, self.head)
@@ -225,18 +225,21 @@ class Model(Module):
                 total = liger_loss(hidden, self.head)
                 tape.leave_model()
             else:
-                logits = whole_logits(hidden, self.head, caps=self.caps_logits, scales=self.scales_logits)
+                total = logits = whole_logits(hidden, self.head, caps=self.caps_logits, scales=self.scales_logits)
                 outputs = logits.detached() if loss is LossKind.FULL else None
                 tape.locals.append(hidden.detached())
-                hidden = None
                 if loss is LossKind.FULL:
                     tape.leave_model()
+            hidden = None
+            if logits is None:
+                tape.locals.clear()
+        if logits is not None:  # a section of its own: backward comes to the head when it has been through the loss
+            with tape.section("loss"):
                 total = full_loss(logits)
-                del logits
+                logits = None
                 if loss is LossKind.MODEL:
                     tape.leave_model()
-            hidden = None
-            tape.locals.clear()
+                tape.locals.clear()
         tape.run_backward(total)
         tape.end_backward()
         del outputs, total

@@ -1,16 +1,19 @@
 """FSDP2: PyTorch's own sharding (``torch.distributed.fsdp.fully_shard``), as the trainer applies it.
 
-Every layer is a group whose weights are gathered by one collective; what is left is the root's group. Shards have the
-type of the update (float32 in mixed precision), weights that are whole that of the computation. With p, m and g bytes
+Every group (``layer_groups``: a layer, the input embedding, the head, the root with what is left) is gathered by one
+collective. Shards have the type of the update (float32 in mixed precision), weights that are whole that of the
+computation. With p, m and g bytes
 of a weight, of a shard of it and of a gradient as it is reduced, and S elements of a group on N ranks:
 
 - forward: pS/N cast into the collective's input, pS gathered, then copied to pS of weights. The gathered buffer stays
   until the next group has been copied out (implicit prefetching), the last one until forward ends. The root is whole
-  from its forward to the end of backward; a layer while it runs, or until its backward (``reshard_after_forward``).
+  from its forward to the end of backward, the head's until its backward is over; a layer and the embedding while they
+  run, or until their backward (``reshard_after_forward``).
 - backward: a layer's weights are copied out of what was prefetched, which is freed at once; then the layer before it is
   prefetched (``_backward_prefetch``). When it is over its weights go, gS are copied into the input of a reduce-scatter,
   which stays until the next group's, gS/N come out, and are cast to mS/N of gradients, one tensor for the group.
-- The root's gradients, and those of a layer whose input needs none, wait whole for the end of backward.
+- The root's gradients, and those of a group whose first input needs none, wait whole for the end of backward: of a tied
+  embedding too, whose group begins with token ids.
 
 Sources (torch 2.13, ``torch/distributed/fsdp/_fully_shard``): ``_fsdp_param_group.py`` (``unshard``,
 ``wait_for_unshard``, ``post_backward``), ``_fsdp_collectives.py`` (``foreach_all_gather``,
@@ -79,7 +82,7 @@ class FullyShard(Engine):
     def build(self) -> None:
         """Group by group, layers first: all weights of a group come whole to the device, then each is cut, and when
         the call returns the whole ones go."""
-        for number, group in self._numbered:
+        for number, group in enumerate(self.groups.all):
             if not self._is_loaded:
                 self._load_whole(group)
             if self.offloads_weights:
@@ -97,10 +100,6 @@ class FullyShard(Engine):
     def _largest_shard(self, group: LayerGroup) -> int:
         groups = self.groups
         return max([groups.shard_numel(one) * groups.held_dtype(one).num_bytes for one in group.weights], default=0)
-
-    @property
-    def _numbered(self) -> list[tuple[int, LayerGroup]]:
-        return [*enumerate(self.groups.layers), (ROOT, self.groups.root)]
 
     # -- forward -------------------------------------------------------------------------------------------------
 
@@ -130,7 +129,7 @@ class FullyShard(Engine):
         self._unshard(ROOT, is_forward=True)
 
     def enter(self, run: Run, *, is_backward: bool) -> None:
-        number = self.groups.number_of(run)
+        number = self.groups.ended_by(run) if is_backward else self.groups.begun_by(run)
         if number is None:
             return
         if not is_backward:
@@ -140,11 +139,11 @@ class FullyShard(Engine):
             self._prefetch_before(number)
 
     def leave(self, run: Run, *, is_backward: bool) -> None:
-        number = self.groups.number_of(run)
+        number = self.groups.begun_by(run) if is_backward else self.groups.ended_by(run)
         if number is None:
             return
         if not is_backward:
-            if self.recipe.reshard_after_forward:
+            if self.recipe.reshard_after_forward and not self.groups[number].stays_whole:
                 self._reshard(number)
         elif number in self._order.with_input:
             self._end_group(number)
@@ -171,9 +170,9 @@ class FullyShard(Engine):
 
     def _unshard(self, number: int, *, is_forward: bool) -> None:
         """A rank that is alone casts and copies weight by weight."""
-        if number in self._whole:
-            return
         group = self.groups[number]
+        if number in self._whole or not group.weights:
+            return
         if self.num_ranks > 1:
             if number not in self._prefetched:
                 self._gather(number)
@@ -214,8 +213,7 @@ class FullyShard(Engine):
     # -- backward ------------------------------------------------------------------------------------------------
 
     def begin_backward(self) -> None:
-        """The loss has the root's hook: it is whole, and the last layer is prefetched."""
-        self._prefetch(self._order.forward_order[-1:])
+        """The loss has the root's hook, which would prefetch the last group: that is the head's, which is whole."""
 
     def _prefetch_before(self, number: int) -> None:
         place = self._order.forward_order.index(number)
@@ -233,7 +231,7 @@ class FullyShard(Engine):
         self._arrived.setdefault(self.groups.number_of_ordinal[ordinal], []).append(ordinal)
 
     def end_backward(self) -> None:
-        """``_root_post_backward_final_callback``: the root, then layers whose backward nobody has ended."""
+        """``_root_post_backward_final_callback``: the root, then groups whose backward nobody has ended."""
         for number in (ROOT, *range(len(self.groups.layers))):
             if number not in self._done:
                 self._end_group(number)
@@ -327,12 +325,13 @@ class FullyShard(Engine):
         return sum(parts) // self.num_ranks
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
-        """The root and two layers whole, or all, with two buffers, and the gradients of two groups beside the shards;
-        without a reduction in every micro batch all gradients whole."""
+        """The root, the tail and two groups whole, or all, with two buffers, and the gradients of three groups beside
+        the shards; without a reduction in every micro batch all gradients whole."""
         table, recipe = self.table, self.recipe
-        layers = [group.whole_bytes for group in self.groups.layers]
-        root, largest = self.groups.root.whole_bytes, max(layers, default=0)
-        live = root + (2 * largest if recipe.reshard_after_forward else sum(layers)) + 3 * max(root, largest)
+        sizes = [group.whole_bytes for group in self.groups.all]
+        kept = self.groups.root.whole_bytes + self.groups[self.groups.tail].whole_bytes
+        largest = max(sizes)
+        live = (kept + 2 * largest if recipe.reshard_after_forward else sum(sizes)) + 3 * largest
         dtype = recipe.reduce_dtype
         reduced = [self.groups.padded_bytes(group.ordinals, dtype) for group in self.groups.all]
         every = table.num_trained * dtype.num_bytes
@@ -349,18 +348,20 @@ class FullyShard(Engine):
         return sum([group.arriving_bytes for group in self.groups.all])
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
-        """An all-gather of each group forward, and again backward where it was resharded; a reduce-scatter of each with
-        gradients, in every micro batch or in the last."""
+        """An all-gather of each group with weights forward, and again backward where it was resharded; a reduce-scatter
+        of each with gradients, in every micro batch or in the last."""
         if self.num_ranks == 1:
             return ()
         often, groups = self.recipe.grad_accum, self.groups
         order = backward_order(trace, groups)
         gathered = [groups.layers[number].whole_bytes for number in order.forward_order]
         kind = CollectiveKind.ALL_GATHER
-        forward = sum(gathered) + groups.root.whole_bytes
-        found = [Collectives(kind, StepPhase.FORWARD, often * (len(gathered) + 1), often * forward)]
+        if groups.root.weights:
+            gathered.append(groups.root.whole_bytes)
+        found = [Collectives(kind, StepPhase.FORWARD, often * len(gathered), often * sum(gathered))]
         if self.recipe.reshard_after_forward:
-            again = [groups.layers[number].whole_bytes for number in _gathered_again(order)]
+            resharded = [groups.layers[number] for number in _gathered_again(order)]
+            again = [group.whole_bytes for group in resharded if not group.stays_whole]
             found.append(Collectives(kind, StepPhase.BACKWARD, often * len(again), often * sum(again)))
         ordinals: dict[int, list[int]] = {}
         for parameter, layer in arrivals(trace):
@@ -374,10 +375,10 @@ class FullyShard(Engine):
 
 
 def _gathered_again(order: BackwardOrder) -> list[int]:
-    """Layers that are gathered in backward: the last one, and each before one that has a backward."""
+    """Groups that backward asks for: those that have one, and each before such a group (it is prefetched)."""
     numbers = order.forward_order
     return [
         number
         for place, number in enumerate(numbers)
-        if number in order.with_output or place == len(numbers) - 1 or numbers[place + 1] in order.with_output
+        if number in order.with_output or (place + 1 < len(numbers) and numbers[place + 1] in order.with_output)
     ]

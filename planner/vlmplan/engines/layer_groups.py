@@ -1,4 +1,10 @@
-"""What FSDP2 gathers together: the weights of each layer of a stack, and all others in the root's group.
+"""What FSDP2 gathers together, as accelerate groups weights: each layer of a stack, the two ends of the language model,
+and all others in the root's group.
+
+The input embedding is a group. The head is another, which stays whole from its forward to its backward, and with it the
+final norm where that is a child of the model that transformers names as its base: of a text model without adapters.
+Tied weights are one group, whole from the embedding's forward on (``fsdp2_prepare_model`` and ``_find_final_norm`` in
+accelerate 1.15 ``utils/fsdp_utils.py``).
 
 A weight is cut along its first dimension: every rank has as many rows, the last ones padded (``_init_sharded_param`` in
 ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``, torch 2.13: ``torch.chunk``, and ``new_zeros`` of the first
@@ -17,7 +23,11 @@ from vlmplan.recipe import Recipe
 from vlmplan.units import DType
 
 ROOT = -1
-"""The number of the root's group; layers count from 0, in the order of the model's modules."""
+"""The number of the root's group; the others count from 0, in the order of the model's modules."""
+EMBEDDING, NORM, HEAD = "embedding", "norm", "head"
+"""Keys of the sections in which the language model's ends run, and the names of their groups: HEAD of the last."""
+Place = tuple[str, int]
+"""The label of a stack and the layer in it, or the name of an end and 0."""
 _SECTION = re.compile(r"(?P<label>.+)\.\d+(\.behind)?(\.first)?")
 """Keys of the sections of a stack's layers (``Stack.run``)."""
 
@@ -26,7 +36,8 @@ _SECTION = re.compile(r"(?P<label>.+)\.\d+(\.behind)?(\.first)?")
 class LayerGroup:
     """Bytes of a group on one rank. ``whole_bytes``: gathered, padding included; ``shard_bytes``: at rest;
     ``cast_bytes``: of this rank's part of what is cast to be gathered, ``gathered_bytes`` its whole part.
-    ``arriving_bytes``: the weights whole in the type in which they are sharded."""
+    ``arriving_bytes``: the weights whole in the type in which they are sharded. ``stays_whole``: from its forward to
+    its backward, whatever is chosen."""
 
     weights: Sequence[NamedParameter]
     ordinals: Sequence[int]
@@ -34,19 +45,18 @@ class LayerGroup:
     shard_bytes: int
     cast_bytes: int
     arriving_bytes: int
+    stays_whole: bool = False
 
 
 class LayerGroups:
     """The groups of ``table`` among ``num_ranks``."""
 
     def __init__(self, table: ParameterTable, recipe: Recipe, num_ranks: int) -> None:
-        self._num_ranks, self._recipe = num_ranks, recipe
-        self._labels = table.stacks_by_label
-        self._places: dict[tuple[str, int], int] = {}
+        self._num_ranks, self._recipe, self._table = num_ranks, recipe, table
+        self._places: dict[Place, int] = {}
         members: list[list[NamedParameter]] = []
         root: list[NamedParameter] = []
-        for entry in table.entries:
-            place = _layer_of(entry, self._labels)
+        for entry, place in _places(table, recipe):
             if place is None:
                 root.append(entry)
                 continue
@@ -54,9 +64,11 @@ class LayerGroups:
                 self._places[place] = len(members)
                 members.append([])
             members[self._places[place]].append(entry)
-        self._table = table
-        self.layers = [self._group(entries) for entries in members]
+        self.embedding, self.tail = self._places.get((EMBEDDING, 0)), self._places[HEAD, 0]
+        self.layers = [self._group(entries, stays_whole=at == self.tail) for at, entries in enumerate(members)]
         self.root = self._group(root)
+        names = {entry.name for entry in members[self.tail]}
+        self._first_of_tail = EMBEDDING if self.embedding is None else NORM if names & {final_norm(table)} else HEAD
         numbered = [*enumerate(self.layers), (ROOT, self.root)]
         self.number_of_ordinal = {ordinal: number for number, group in numbered for ordinal in group.ordinals}
 
@@ -65,11 +77,24 @@ class LayerGroups:
 
     @property
     def all(self) -> list[LayerGroup]:
-        """In the order in which they are made: the root last."""
-        return [*self.layers, self.root]
+        """In the order in which they are made: layers, the embedding, the tail and the root."""
+        ends = [self.embedding, self.tail]
+        layers = [number for number in range(len(self.layers)) if number not in ends]
+        return [*[self.layers[number] for number in [*layers, *ends] if number is not None], self.root]
 
-    def number_of(self, run: Run) -> int | None:
-        """The layer that a section runs; None for what is the root's."""
+    def begun_by(self, run: Run) -> int | None:
+        """The group whose forward begins with a section; None for what is the root's, or inside of a group."""
+        if run.layer is None and run.key == self._first_of_tail:
+            return self.tail
+        return self.embedding if run.layer is None and run.key == EMBEDDING else self._layer_of(run)
+
+    def ended_by(self, run: Run) -> int | None:
+        """The group whose forward ends with a section."""
+        if run.layer is None and run.key == HEAD:
+            return self.tail
+        return self.embedding if run.layer is None and run.key == EMBEDDING else self._layer_of(run)
+
+    def _layer_of(self, run: Run) -> int | None:
         if run.layer is None:
             return None
         found = _SECTION.fullmatch(run.key)
@@ -89,7 +114,7 @@ class LayerGroups:
         trained = self._table.trained_entries
         return sum([self._num_ranks * self.shard_numel(trained[one]) for one in ordinals]) * dtype.num_bytes
 
-    def _group(self, entries: Sequence[NamedParameter]) -> LayerGroup:
+    def _group(self, entries: Sequence[NamedParameter], *, stays_whole: bool = False) -> LayerGroup:
         numbers = self._table.ordinals
         whole = shard = cast = arriving = 0
         for entry in entries:
@@ -106,6 +131,7 @@ class LayerGroups:
             shard_bytes=shard,
             cast_bytes=cast,
             arriving_bytes=arriving,
+            stays_whole=stays_whole,
         )
 
 
@@ -119,9 +145,9 @@ def layer_groups(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Layer
 
 @dataclass(frozen=True, slots=True)
 class BackwardOrder:
-    """Of one trace. ``forward_order``: the layers that run, in order. ``with_output``: those whose result needs a
-    gradient, so that their backward begins with a gather. ``with_input``: those whose input needs one, which tells when
-    their backward is over."""
+    """Of one trace. ``forward_order``: the groups beside the root, in the order in which they end. ``with_output``:
+    those whose result needs a gradient, so that their backward begins with a gather. ``with_input``: those whose first
+    input needs one, which tells when their backward is over."""
 
     forward_order: Sequence[int]
     with_output: frozenset[int]
@@ -141,23 +167,50 @@ def _backward_order(trace: Trace, groups: LayerGroups) -> BackwardOrder:
         key: any(isinstance(one, GradientReady | GradientTaken) for one in section.backward)
         for key, section in trace.sections.items()
     }
-    order: dict[int, None] = {}
+    order: list[int] = []
     outputs: set[int] = set()
     inputs: set[int] = set()
     has_trained = False
     for run in trace.schedule:
-        number = groups.number_of(run)
-        if number is not None:
-            order[number] = None
-            if has_trained:
-                inputs.add(number)
-            if has_trained or trains[run.key]:
-                outputs.add(number)
+        begun, ended = groups.begun_by(run), groups.ended_by(run)
+        if begun is not None and has_trained and run.key != EMBEDDING:  # which gets token ids
+            inputs.add(begun)
         has_trained = has_trained or trains[run.key]
-    return BackwardOrder(list(order), frozenset(outputs), frozenset(inputs))
+        if ended is not None:
+            order.append(ended)
+            if has_trained:
+                outputs.add(ended)
+    return BackwardOrder(order, frozenset(outputs), frozenset(inputs))
 
 
-def _layer_of(entry: NamedParameter, stacks: Mapping[str, str]) -> tuple[str, int] | None:
+def _places(table: ParameterTable, recipe: Recipe) -> list[tuple[NamedParameter, Place | None]]:
+    """Each weight with its group; None is the root's."""
+    embedding, head = table.embedding_path + ".", table.head_path + "."
+    norm = None if recipe.trains_adapters else final_norm(table)
+    found: list[tuple[NamedParameter, Place | None]] = []
+    for entry in table.entries:
+        if entry.name.startswith(head) or entry.name == norm:
+            place = HEAD, 0
+        elif entry.name.startswith(embedding):
+            place = (HEAD if table.ties_weights else EMBEDDING), 0
+        else:
+            place = _layer_of(entry, table.stacks_by_label)
+        found.append((entry, place))
+    return found
+
+
+def final_norm(table: ParameterTable) -> str | None:
+    """The name of the weight of the last norm that is a child of a text model's base; None where the language model is
+    deeper."""
+    base, _, _ = table.embedding_path.rpartition(".")
+    if "." in base:
+        return None
+    children = [one for one in table.entries if re.fullmatch(re.escape(base) + r"\.\w+\.weight", one.name)]
+    norms = [one.name for one in children if len(one.parameter.shape) == 1]
+    return norms[-1] if norms else None
+
+
+def _layer_of(entry: NamedParameter, stacks: Mapping[str, str]) -> Place | None:
     """The label of the outermost stack that the weight is in, and its layer there."""
     for label, path in stacks.items():
         if entry.name.startswith(path + "."):

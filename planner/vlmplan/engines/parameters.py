@@ -137,6 +137,19 @@ class ParameterTable:
         """Elements of all stacks of matrices, trained or not."""
         return sum([one.numel * count for one, count in self.kinds if len(one.shape) == 3])
 
+    @property
+    def embedding_path(self) -> str:
+        """Of the input embedding's module."""
+        return self._model.EMBEDDINGS
+
+    @property
+    def head_path(self) -> str:
+        return self._model.HEAD
+
+    @property
+    def ties_weights(self) -> bool:
+        return self._model.ties_weights
+
     @cached_property
     def tied_numel(self) -> int:
         """Elements of an output head that shares the input embedding's weight, which is one parameter here."""

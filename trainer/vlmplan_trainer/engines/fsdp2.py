@@ -1,8 +1,10 @@
 """FSDP2 (``torch.distributed.fsdp.fully_shard``): PyTorch's own sharding of weights, gradients and states.
 
-Every layer that can be run again in backward (transformers' ``GradientCheckpointingLayer``) is a group whose weights
-are gathered together; what is left belongs to the root, the model with its loss. Weights are sharded in the type that
-the optimizer updates, and gathered in that of the computation.
+Weights are grouped as accelerate groups them (1.15 ``utils/fsdp_utils.py``, ``fsdp2_prepare_model``), so that a plan
+for Hugging Face's Trainer is the same: every layer that can be run again in backward (transformers'
+``GradientCheckpointingLayer``), the input embedding, the final norm with the head, and the root, the model with its
+loss, with what is left. Weights are sharded in the type that the optimizer updates, and gathered in that of the
+computation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,11 +33,12 @@ SHARD_FILE = "rank-{rank:05}-of-{num_ranks:05}.pt"
 
 
 class FsdpEngine(OnRanks, PlainEngine):
-    """The root stays whole from its forward to the end of backward, as torch has it: backward begins with it."""
+    """The root stays whole from its forward to the end of backward, as torch has it: backward begins with it. So does
+    the head, whose forward ends where its backward begins."""
 
     def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
         self.rank, self.num_ranks = get_rank(), get_world_size()
-        _shard(module, recipe, init_device_mesh(device.type, (self.num_ranks,)))
+        shard(module, recipe, init_device_mesh(device.type, (self.num_ranks,)))
         super().__init__(module, recipe, device=device, weight_decay=weight_decay)
         self._num_micro_batches = 0
 
@@ -106,26 +109,50 @@ class FsdpEngine(OnRanks, PlainEngine):
         return found if self.rank == 0 else None
 
 
-def _shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
+def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     """Group by group, so that a GPU has no more than one whole group at a time."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if recipe.precision.is_mixed:
         dtype = torch_dtype(recipe.precision.dtype)
         reduced = torch_dtype(recipe.reduce_dtype)
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False)
-    offload = OffloadPolicy() if recipe.offload_params is Offload.NONE else CPUOffloadPolicy()
+    has_gpu = mesh.device_type != "cpu"  # memory is pinned for a GPU alone
+    offload = OffloadPolicy() if recipe.offload_params is Offload.NONE else CPUOffloadPolicy(pin_memory=has_gpu)
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "offload_policy": offload}
     reshards = None if recipe.reshard_after_forward else False  # None: all but the root
     for layer in _layers(module):
         fully_shard(layer, reshard_after_forward=reshards, **settings)
+    embedding, tail = _ends(module.model)
+    if embedding is not None:
+        fully_shard(embedding, reshard_after_forward=recipe.reshard_after_forward, **settings)
+    fully_shard(tail, reshard_after_forward=False, **settings)
     fully_shard(module, reshard_after_forward=reshards, **settings)
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    """The groups beside the root, in order."""
+    """The groups between the ends, in order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [layer for layer in module.modules() if isinstance(layer, GradientCheckpointingLayer)]
+
+
+def _ends(model: Any) -> tuple[nn.Module | None, list[nn.Module]]:
+    """The input embedding, and what is a group with the head: the final norm where there is one, and the embedding
+    whose weight the head shares."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = any(one is other for one in embedding.parameters() for other in head.parameters())
+    norm = _final_norm(model)
+    tail = [*([] if norm is None else [norm]), *([embedding] if tied else []), head]
+    return None if tied else embedding, tail
+
+
+def _final_norm(model: nn.Module) -> nn.Module | None:
+    """accelerate's ``_find_final_norm``: the last norm among the children of the model's base. Behind peft's wrapper,
+    and in models that see, that is a model without any."""
+    base = getattr(model, getattr(model, "base_model_prefix", ""), None)
+    children = base.children() if isinstance(base, nn.Module) else ()
+    norms = [child for child in children if "Norm" in type(child).__name__]
+    return norms[-1] if norms else None
 
 
 def _local(item: Any) -> Any:
