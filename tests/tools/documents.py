@@ -261,6 +261,13 @@ def accuracy() -> str:
     return "\n".join(lines) + "\n"
 
 
+def campaign() -> str:
+    """What the report of runs on a GPU says before its table."""
+    text = (ROOT / "tests/gpu/README.md").read_text(encoding="utf-8")
+    said = [part for part in text.split("\n\n")[2:] if not part.startswith(("|", "-", "Runs"))]
+    return "\n\n".join(part.strip() for part in said) + "\n"
+
+
 def ranking() -> str:
     """How often pairs of published runs that were held back are put in the right order."""
     rows = {(row[0], row[1]): row for row in table_after(ROOT / "tests/timing/README.md", "rule of thumb right")}
@@ -307,6 +314,7 @@ def calibration() -> str:
 
 MADE = {
     "calibration": calibration,
+    "campaign": campaign,
     "packages": packages,
     "layers": layers,
     "accuracy": accuracy,

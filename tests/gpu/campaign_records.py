@@ -1,0 +1,27 @@
+"""Records of the campaign: JSON lines, one for each run, each with what was planned, rehearsed and measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from vlmplan.files import write_atomically
+
+RECORDS = Path(__file__).parent / "records.jsonl"
+Record = dict[str, Any]
+
+
+def records_in(path: Path = RECORDS) -> dict[str, Record]:
+    """The last record of each run, by its name; none where there is no file yet."""
+    if not path.is_file():
+        return {}
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return {record["name"]: record for record in found}
+
+
+def add_record(record: Record, path: Path = RECORDS) -> None:
+    """Put the record into the file, which is the old one or the new one whenever this ends. Kinds of evidence add up: a
+    rehearsal is kept beside a measurement."""
+    known = records_in(path)
+    known[record["name"]] = {**known.get(record["name"], {}), **record}
+    text = "".join(json.dumps(one) + "\n" for one in known.values())
+    write_atomically(path, text, force=True)

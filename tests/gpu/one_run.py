@@ -1,0 +1,176 @@
+"""One run of the campaign in a process of its own: ``python tests/gpu/one_run.py``, a request on standard input.
+
+The request is that of a rehearsal (``vlmplan.rehearsal.request``), so the same plan on samples of the same shape is run
+here on a real device: the trainer's own model, engine and loop, weights drawn at random, no network, nothing saved. The
+last line of standard output is the record's measured part.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+REPORTS_SYNCHRONIZED = 2
+"""Steps at the end in which the GPU is waited for after every phase, so that seconds are those of a part; the steps
+before them, but for the first two, are timed as a whole."""
+WARM_STEPS = 2
+
+
+def main() -> int:
+    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # libraries that print must not spoil the answer
+    request = json.load(sys.stdin)
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    os.environ.update({"HF_HUB_OFFLINE": "1", **request["plan"]["environment"]})
+    try:
+        answer = {"measured": measured(request)}
+    except Exception as error:  # whatever it is, it is what became of the run
+        traceback.print_exc()
+        answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
+    with answer_to:
+        json.dump(answer, answer_to)
+    answer_to.close()
+    sys.stderr.flush()
+    os._exit(0)  # process groups of DeepSpeed are slow to fall
+
+
+def measured(request: dict[str, Any]) -> dict[str, Any]:
+    """Bytes by phase and seconds by part of the steps that the request asks for."""
+    import torch
+    from transformers.utils import logging
+
+    from vlmplan.plan import plan_from_json
+    from vlmplan_trainer.engines import make_engine
+    from vlmplan_trainer.engines.make import device_of, start_process_group
+    from vlmplan_trainer.loop import Rates, Trainer
+    from vlmplan_trainer.models.load import load_model, torch_dtype
+
+    logging.disable_progress_bar()
+    plan, num_steps = plan_from_json(request["plan"]), request["num_steps"]
+    recipe = plan.recipe
+    torch.manual_seed(0)
+    device = device_of(plan)
+    start_process_group(plan, is_needed=False)
+    meter = campaign_meter(device, num_steps)
+    with meter.phase("load"):
+        loaded = load_model(plan, random_weights=True)
+        meter.count(loaded.model)
+    with meter.phase("init"):
+        engine = make_engine(loaded.model, plan, device=device, weight_decay=0.0)
+    batches = SameBatches(loaded.model.config, request["samples"], num_steps * recipe.grad_accum)
+    trainer = Trainer(
+        engine,
+        meter,
+        Rates(peak=1e-5, num_steps=num_steps, warmup_fraction=0.0, schedule="constant"),
+        grad_accum=recipe.grad_accum,
+        samples_per_step=plan.samples_per_step,
+        pixel_dtypes=tuple(torch_dtype(dtype) for dtype in recipe.pixel_dtypes),
+        keeps_batches=recipe.keeps_batches,
+    )
+    reports = list(trainer.epoch(batches))
+    return {**meter.as_json(reports), "device": device_name(device), "versions": versions()}
+
+
+class SameBatches:
+    """The same micro batch again and again, each made anew in host memory as a data loader's would be."""
+
+    def __init__(self, config: Any, samples: dict[str, Any], count: int) -> None:
+        from vlmplan_trainer.rehearse.batch import ImageSpec, Samples, micro_batch
+
+        values = dict(samples)
+        image, sequences = values.pop("image"), values.pop("sequences")
+        values["sequences"] = None if sequences is None else tuple(sequences)
+        self._made = micro_batch(config, Samples(**values, image=None if image is None else ImageSpec(**image)))
+        self._count = count
+
+    def set_epoch(self, epoch: int) -> None:
+        pass
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        import torch
+
+        for _ in range(self._count):
+            tokens = {name: value.clone() for name, value in self._made.values.items()}
+            yield tokens | {name: torch.randn(shape) for name, shape in self._made.shapes.items()}
+
+
+def campaign_meter(device: Any, num_steps: int) -> Any:
+    """The trainer's ``Meter`` that also notes reserved and device bytes, and in the last steps the parts' seconds."""
+    import torch
+
+    from vlmplan_trainer.measure import Meter
+
+    class CampaignMeter(Meter):
+        def __init__(self) -> None:
+            super().__init__(device, num_steps=max(1, num_steps - WARM_STEPS - REPORTS_SYNCHRONIZED))
+            self.reserved: dict[str, int] = {}
+            self.device_bytes: dict[str, int] = {}
+            self.parts: dict[str, float] = {}
+
+        @property
+        def synchronizes(self) -> bool:
+            return self.step > num_steps - REPORTS_SYNCHRONIZED
+
+        @contextmanager
+        def phase(self, name: str) -> Iterator[None]:
+            self._wait()
+            start = time.perf_counter()
+            with super().phase(name):
+                yield
+                self._wait()
+            if self.synchronizes:
+                self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
+            if device.type == "cuda":
+                free, total = torch.cuda.mem_get_info(device)
+                self.reserved[name] = max(self.reserved.get(name, 0), torch.cuda.max_memory_reserved(device))
+                self.device_bytes[name] = max(self.device_bytes.get(name, 0), total - free)
+
+        def _wait(self) -> None:
+            if self.synchronizes and device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+        def as_json(self, reports: list[Any]) -> dict[str, Any]:
+            timed = [one.seconds for one in reports[WARM_STEPS : len(reports) - REPORTS_SYNCHRONIZED]]
+            return {
+                "phases": {
+                    name: {
+                        "peak_bytes": one.peak_bytes,
+                        "resident_bytes": one.resident_bytes,
+                        "reserved_bytes": self.reserved.get(name),
+                        "device_bytes": self.device_bytes.get(name),
+                    }
+                    for name, one in self.memory.items()
+                },
+                "peak_allocated_bytes": self.peak_allocated_bytes,
+                "peak_reserved_bytes": max(self.reserved.values(), default=None),
+                "peak_device_bytes": max(self.device_bytes.values(), default=None),
+                "step_seconds": timed,
+                "seconds_by_part": {name: seconds / REPORTS_SYNCHRONIZED for name, seconds in self.parts.items()},
+                "losses": [one.loss for one in reports],
+            }
+
+    return CampaignMeter()
+
+
+def device_name(device: Any) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def versions() -> dict[str, str]:
+    from vlmplan.versions import CHECKED_VERSIONS, installed_version
+
+    found = {name: installed_version(name) for name in CHECKED_VERSIONS}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

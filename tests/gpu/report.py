@@ -1,0 +1,158 @@
+"""The table of the campaign: planned, rehearsed and measured. ``python tests/gpu/report.py`` writes README.md.
+
+``tests/tools/documents.py`` puts its headline into docs/accuracy.md. Planned is what this version says of the run now,
+so that a mended formula shows; rehearsed and measured are the records. Errors are planned / measured - 1, or planned /
+rehearsed - 1 where nothing was measured.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from campaign_records import RECORDS, Record, records_in
+from campaign_runs import CARD, RUNS, planned_run
+
+from vlmplan.units import GIB
+
+TABLE = Path(__file__).parent / "README.md"
+HEADER = """# Runs on a GPU
+
+{num_runs} short runs of the bundled trainer (`campaign_runs.py`), one by one on a card of 80 GB or more, as
+`campaign.py` records them in `records.jsonl`; `wheels.py` gets the packages that a machine without a network needs.
+Every second run is held back: formulas are mended by the others alone. `python tests/gpu/report.py` rewrites this file.
+"""
+TITLES = ("run", "planned", "rehearsed", "measured", "error", "device", "error", "step", "error")
+NOTHING_MEASURED = (
+    "No run on a GPU has been recorded yet: measured bytes and seconds elsewhere are of other people's runs."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run: peaks in bytes and seconds of a step; None for what is not known."""
+
+    name: str
+    is_held_back: bool
+    planned: int
+    rehearsed: int | None
+    measured: int | None
+    planned_device: int
+    measured_device: int | None
+    planned_seconds: float | None
+    measured_seconds: float | None
+
+    @property
+    def error(self) -> float | None:
+        known = self.rehearsed if self.measured is None else self.measured
+        return None if known is None else self.planned / known - 1
+
+    @property
+    def device_error(self) -> float | None:
+        return None if self.measured_device is None else self.planned_device / self.measured_device - 1
+
+    @property
+    def seconds_error(self) -> float | None:
+        if self.measured_seconds is None or self.planned_seconds is None:
+            return None
+        return self.planned_seconds / self.measured_seconds - 1
+
+
+def rows(records: Mapping[str, Record]) -> list[Row]:
+    """Of every run of the list that has a record, in the list's order, planned anew."""
+    return [_row(run.name, records[run.name]) for run in RUNS if run.name in records]
+
+
+def _row(name: str, record: Record) -> Row:
+    run = next(run for run in RUNS if run.name == name)
+    measured, rehearsed = record.get("measured"), record.get("rehearsed")
+    is_of_card = measured is not None and record["planned"]["gpu"] != "cpu"
+    estimate = planned_run(run, record["planned"]["gpu"] if measured is not None else CARD).estimate
+    timed = measured["step_seconds"] if is_of_card else []
+    return Row(
+        name=name,
+        is_held_back=run.is_held_back,
+        planned=estimate.peak_allocated_bytes,
+        rehearsed=None if rehearsed is None else rehearsed["peak_allocated_bytes"],
+        measured=None if measured is None else measured["peak_allocated_bytes"],
+        planned_device=estimate.device.device_bytes,
+        measured_device=None if measured is None else measured["peak_device_bytes"],
+        planned_seconds=estimate.step_seconds,
+        measured_seconds=median(timed) if timed else None,
+    )
+
+
+def section(records: Mapping[str, Record]) -> str:
+    """The part of the page: what there is, and in words what there is not."""
+    found = rows(records)
+    measured = [row for row in found if row.measured is not None]
+    parts = [] if measured else [NOTHING_MEASURED]
+    if any(row.error is not None for row in found):
+        parts.append(_words(found, measured))
+        parts.append(table(found))
+    failed = [
+        f"- `{name}`: {record['measured_error']}" for name, record in records.items() if "measured_error" in record
+    ]
+    if failed:
+        parts.append("Runs that ended early:\n\n" + "\n".join(failed))
+    return "\n\n".join(parts)
+
+
+def _words(found: list[Row], measured: list[Row]) -> str:
+    """The medians, those of held-back runs apart."""
+    if not measured:
+        errors = [abs(row.error) for row in found if row.error is not None]
+        return (
+            f"{len(errors)} of its {len(RUNS)} runs were rehearsed: the planned peak of allocated bytes is "
+            f"{median(errors):.2%} off in the median and {max(errors):.2%} at most."
+        )
+    groups = {"all": measured, "held back": [row for row in measured if row.is_held_back]}
+    sentences = [f"{len(measured)} of {len(RUNS)} runs were measured."]
+    for name, group in groups.items():
+        texts = [
+            f"{what} {median(errors):.1%} off"
+            for what, errors in {
+                "allocated bytes": [abs(row.error) for row in group if row.error is not None],
+                "device bytes": [abs(row.device_error) for row in group if row.device_error is not None],
+                "seconds of a step": [abs(row.seconds_error) for row in group if row.seconds_error is not None],
+            }.items()
+            if errors
+        ]
+        if texts:
+            sentences.append(f"Median of those {name}: {', '.join(texts)}.")
+    return " ".join(sentences)
+
+
+def table(found: Iterable[Row]) -> str:
+    lines = [f"| {' | '.join(TITLES)} |", f"|---|{'---:|' * (len(TITLES) - 1)}"]
+    for row in found:
+        cells = (
+            f"`{row.name}`" + (" (held back)" if row.is_held_back else ""),
+            _gib(row.planned),
+            _gib(row.rehearsed),
+            _gib(row.measured),
+            _percent(row.error),
+            _gib(row.measured_device),
+            _percent(row.device_error),
+            "-" if row.measured_seconds is None else f"{row.measured_seconds:.3f} s",
+            _percent(row.seconds_error),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _gib(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes / GIB:.2f} GiB"
+
+
+def _percent(error: float | None) -> str:
+    return "-" if error is None else f"{100 * error:+.2f} %"
+
+
+def report(records: Mapping[str, Record]) -> str:
+    """The whole file."""
+    return f"{HEADER.format(num_runs=len(RUNS))}\n{section(records)}\n"
+
+
+if __name__ == "__main__":
+    TABLE.write_text(report(records_in(RECORDS)), encoding="utf-8")
