@@ -254,14 +254,15 @@ def component_table(estimate: Estimate) -> Table:
         if num_bytes
     ]
     rows.append((f"allocated, at the peak of {peak.name}", gib_text(peak.peak.total), "100.0%"))
-    rows += [(name, gib_text(num_bytes), "") for name, num_bytes in _beyond_tensors(estimate) if num_bytes]
+    rows += [(name, gib_text(num_bytes), "") for name, num_bytes in beyond_tensors(estimate) if num_bytes]
     in_all = "process, in all" if estimate.cluster.node.gpu.is_cpu else "device, as nvidia-smi shows it"
     rows.append((in_all, gib_text(estimate.device.device_bytes), ""))
     titles = ("on each GPU", "bytes", "share")
     return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))
 
 
-def _beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
+def beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
+    """What the device holds beside the tensors at its fullest."""
     device = estimate.device
     yield "allocator's unused blocks", device.reserved_bytes - device.allocated_bytes
     yield "CUDA context", device.context_bytes

@@ -7,7 +7,6 @@ Names, defaults and order are those of the command's options, read off the comma
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from keyword import iskeyword
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -15,6 +14,7 @@ import click
 
 from vlmplan.api.kinds import checked
 from vlmplan.api.options import File, Model
+from vlmplan.cli.options import argument_name, options_of
 from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.json_reader import json_text, parse_json_object
 from vlmplan.models import given_model
@@ -22,17 +22,6 @@ from vlmplan.plain_text import printable_sentence
 from vlmplan.request import Request, own_request, parse
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-
-
-def argument_name(option: click.Option) -> str:
-    """The keyword of an option, that of its first flag: ``--seq-len`` is ``seq_len``, ``--for`` is ``for_``."""
-    name = option.opts[0].removeprefix("--").replace("-", "_")
-    return f"{name}_" if iskeyword(name) else name
-
-
-def options_of(command: click.Command) -> dict[str, click.Option]:
-    """A command's options by their keywords."""
-    return {argument_name(option): option for option in command.params if isinstance(option, click.Option)}
 
 
 def default_of(option: click.Option) -> Any:

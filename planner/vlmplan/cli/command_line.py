@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "gpus": ("vlmplan.cli.gpus", "List known GPUs and prices, or detect those of this machine."),
     "calibrate": ("vlmplan.cli.calibrate", "Measure this machine's GPU, in place of what estimates assume."),
     "prices": ("vlmplan.cli.prices", "How old every provider's prices are, what GPUs cost, and newer ones."),
+    "web": ("vlmplan.cli.web", "A page on this machine: choose a setup, and see what it takes."),
     "models": ("vlmplan.cli.models", "List known models with parameters and image tokens."),
 }
 """Name, module that defines a command of that name, and one line about it."""

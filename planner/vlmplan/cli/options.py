@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -319,6 +320,17 @@ def options(*groups: Sequence[Decorator] | Decorator) -> Callable[[Command], Com
         return command
 
     return decorate
+
+
+def argument_name(option: click.Option) -> str:
+    """The keyword of an option, that of its first flag: ``--seq-len`` is ``seq_len``, ``--for`` is ``for_``."""
+    name = option.opts[0].removeprefix("--").replace("-", "_")
+    return f"{name}_" if iskeyword(name) else name
+
+
+def options_of(command: click.Command) -> dict[str, click.Option]:
+    """A command's options by their keywords."""
+    return {argument_name(option): option for option in command.params if isinstance(option, click.Option)}
 
 
 def print_document(document: Mapping[str, Any]) -> None:

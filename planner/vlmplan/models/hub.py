@@ -72,6 +72,11 @@ def hub_files(wanted: HubId) -> HubFiles:
     return files
 
 
+def is_on_this_machine(wanted: HubId) -> bool:
+    """Whether the files can be had without the network."""
+    return cached_files(wanted) is not None or _kept(wanted) is not None
+
+
 def is_offline() -> bool:
     """Whether the user forbids the network. Source: ``huggingface_hub.constants``."""
     value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""

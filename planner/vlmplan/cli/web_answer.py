@@ -1,0 +1,301 @@
+"""What the page asks, answered: the documents of the command line, and what the page draws of them.
+
+``answer`` is the one way in, for the server of ``vlmplan web`` and for a worker in a browser. Options have the keywords
+of ``vlmplan.estimate`` and ``vlmplan.recommend``; they become the words of a command line and are parsed by the command
+itself, so a number here is the number there. Nothing names a file: a model's configuration and a ds_config.json come as
+the objects that they hold.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from vlmplan.cli import estimate, recommend
+from vlmplan.cli.options import document_text, options_of
+from vlmplan.cli.other_trainer import for_trainer, trainer_texts
+from vlmplan.cli.to_fit import command_text
+from vlmplan.cli.web_form import form
+from vlmplan.errors import InputError, UnavailableError, UnknownNameError, VlmplanError
+from vlmplan.json_reader import JsonDict, shown
+from vlmplan.plain_text import one_line, printable_sentence
+
+if TYPE_CHECKING:
+    from vlmplan.estimation import Estimate
+    from vlmplan.request import Request
+    from vlmplan.search.pareto import Point
+    from vlmplan.workload import ModelFiles
+
+OBJECTS = ("model", "ds_config")
+"""Options that may be what a file holds; ``ds_config`` has to be."""
+LENGTHS = re.compile(r"vary|\d{1,9}-\d{1,9}")
+"""What ``sample_lengths`` may be, beside a file."""
+MAX_CHARACTERS = 4096
+"""Of a text: a list of module names has some hundred."""
+WAY_OUT = ("freeze_vision", "to_fit", "other_machine")
+"""Keys of an estimate that take another search: they are not in a first look."""
+
+
+def answer(request: Mapping[str, Any]) -> JsonDict:
+    """The answer to ``{"ask": ..., "options": {...}}``; ``{"error": SENTENCE}`` to what cannot be answered.
+
+    ``ask`` is ``form`` (what can be chosen), ``estimate``, ``first look`` (an estimate without what would help where it
+    does not fit) or ``recommend``.
+    """
+    try:
+        return json.loads(document_text(_answered(request)))
+    except VlmplanError as error:
+        return {"error": printable_sentence(str(error))}
+    except click.ClickException as error:
+        return {"error": printable_sentence(one_line(error.format_message())).rstrip(".")}
+
+
+def _answered(request: object) -> JsonDict:
+    if not isinstance(request, Mapping):
+        raise InputError(f"the question is {shown(request)}; an object with ask and options is needed")
+    asked = cast(Mapping[str, Any], request)
+    ask, options = asked.get("ask"), asked.get("options", {})
+    if not isinstance(options, Mapping):
+        raise InputError(f"options is {shown(options)}; an object is needed")
+    if not isinstance(ask, str) or ask not in ASKED:
+        raise InputError(f"ask is {shown(ask)}; one of {', '.join(ASKED)} is needed")
+    return ASKED[ask](cast(Mapping[str, Any], options))
+
+
+# -- the answers -----------------------------------------------------------------------------------------------------
+
+
+def _estimated(options: Mapping[str, Any]) -> JsonDict:
+    """An estimate with everything that ``vlmplan estimate --json`` says."""
+    request, given = _request(estimate.estimate, options)
+    text_of = command_text(estimate.estimate, (), order=tuple(given))
+    found = estimate.answered(request, (), given["lengths"], scales=False)
+    parts = _drawn(found.estimate, found.hardware_notes)
+    parts |= {"document": estimate.described(found, text_of), "command": text_of(request)}
+    parts["hints"] = _hints(found)
+    parts["apply"] = _keywords(parts["document"]["to_fit"])
+    return parts | _files(request, found.estimate)
+
+
+def _first_look(options: Mapping[str, Any]) -> JsonDict:
+    """An estimate by itself."""
+    from vlmplan.sample_lengths import sample_lengths, with_sample_lengths
+
+    request, given = _request(estimate.estimate, options)
+    found, lengths = estimate.only_estimated(request, ()), given["lengths"]
+    result = found.estimate
+    if lengths is not None:
+        result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
+    from vlmplan.answers.estimate import document
+
+    return {**_drawn(result, found.hardware_notes), "document": document(result, found.hardware_notes)}
+
+
+def _recommended(options: Mapping[str, Any]) -> JsonDict:
+    """What ``vlmplan recommend --json`` says, and every setup that fits by its hours and dollars."""
+    request, given = _request(recommend.recommend, options)
+    text_of = command_text(recommend.recommend, (), order=tuple(given))
+    found = recommend.answered(request, (), compares_all=True, shows_pareto=True, rehearse=None)
+    points, front = found.found.scored, set(map(id, found.found.pareto))
+    return {
+        "document": recommend.described(found, text_of),
+        "command": text_of(request),
+        "points": [_point_json(point, id(point) in front) for point in (*points, *_beside(found.found.pareto, points))],
+    }
+
+
+def _beside(front: "Sequence[Point]", points: "Sequence[Point]") -> "list[Point]":
+    """Of the front, what was computed anew and so is none of ``points``."""
+    known = set(map(id, points))
+    return [point for point in front if id(point) not in known]
+
+
+def _point_json(point: "Point", is_front: bool) -> JsonDict:
+    from vlmplan.answers.front import recipe_essentials
+    from vlmplan.search.explanation import machine_label
+
+    cluster, offer = point.cluster, point.offer
+    return {
+        "label": machine_label(cluster, point.recipe.method),
+        "gpu": f"{cluster.node.gpu.id}:{cluster.node.num_gpus}",
+        "num_nodes": cluster.num_nodes,
+        "provider": None if offer is None else offer.provider,
+        "hours": point.hours,
+        "usd": point.usd,
+        "is_front": is_front,
+        "recipe": recipe_essentials(point.recipe),
+    }
+
+
+ASKED: Mapping[str, Callable[[Mapping[str, Any]], JsonDict]] = {
+    "form": lambda _: form(),
+    "estimate": _estimated,
+    "first look": _first_look,
+    "recommend": _recommended,
+}
+
+
+def _drawn(found: "Estimate", notes: Sequence[str]) -> JsonDict:
+    """What the page draws and says beside the document."""
+    from vlmplan.answers.estimate import beyond_tensors, caveat_lines, detail_lines, heading, setup_text, verdict_line
+
+    every = [*found.workload.model.notes, *found.cautions, *notes]
+    return {
+        "heading": heading(found),
+        "verdict": click.unstyle(verdict_line(found)),
+        "setup": setup_text(found),
+        "cautions": caveat_lines(every),
+        "lines": detail_lines(found, notes),
+        "phases": [phase.as_json() | {"components": phase.peak.as_json()} for phase in found.timeline.phases],
+        "beyond": dict(beyond_tensors(found)),
+        "num_steps": found.num_steps,
+        "run_seconds": found.run_seconds,
+    }
+
+
+def _hints(found: estimate.Answer) -> JsonDict:
+    """Sentences on what would help, in the words of the command line."""
+    from vlmplan.answers.estimate import freezing_hints
+    from vlmplan.answers.to_fit import way_out_parts
+    from vlmplan.cli.options import today
+
+    ways = () if found.way_out is None else way_out_parts(found.way_out, today())
+    return {
+        "estimate": [*found.estimate.hints, *freezing_hints(found.freezing)],
+        "way_out": [text for text, _, _ in ways],
+    }
+
+
+def _keywords(to_fit: Mapping[str, Any] | None) -> JsonDict | None:
+    """The options that change so that it fits, by their keywords; null for one that is taken away."""
+    if to_fit is None:
+        return None
+    names = {option.name: keyword for keyword, option in options_of(estimate.estimate).items()}
+    return {names[name]: value for name, value in to_fit["options"].items()}
+
+
+def _files(request: "Request", found: "Estimate") -> JsonDict:
+    """Texts of what starts a run, by the names of files; where there are none, why."""
+    from vlmplan.plan import plan_from_estimate, plan_text
+
+    try:
+        made = for_trainer(request, found, (), None, force=False)
+        if made is not None:
+            return {"files": trainer_texts(made, found), "no_files": None}
+        plan = plan_from_estimate(found, base=request.ds_config)
+    except InputError as error:
+        return {"files": {}, "no_files": str(error)}
+    files = {"plan.json": plan_text(plan)}
+    if plan.ds_config is not None:
+        files = {"ds_config.json": document_text(plan.ds_config) + "\n", **files}
+    return {"files": files, "no_files": None}
+
+
+# -- what is asked ---------------------------------------------------------------------------------------------------
+
+
+def _request(command: click.Command, options: Mapping[str, Any]) -> "tuple[Request, dict[str, Any]]":
+    """The request of these options, and what ``command`` is called with for them."""
+    from vlmplan.request import parse
+
+    known = allowed_options(command)
+    words: list[str] = []
+    for name, value in options.items():
+        if name not in known:
+            raise UnknownNameError("option", name, known)
+        words += _words(name, value, known[name])
+    given = command.make_context(str(command.name), words).params
+    model = given_model_of(options.get("model"))
+    if isinstance(options.get("ds_config"), Mapping):
+        given["ds_config"] = options["ds_config"]
+    if command is estimate.estimate and not given["gpu"]:
+        raise InputError("gpu is missing; a GPU of the catalog is needed, as in rtx-4090:2")
+    own = {name: value for name, value in given.items() if name not in NOT_OF_A_REQUEST}
+    return parse(own, model), given
+
+
+NOT_OF_A_REQUEST = (
+    *("as_json", "catalog_files", "scales", "compare", "lengths"),
+    *("out", "html", "svg", "force", "rehearses", "shows_pareto", "refreshes"),
+)
+"""What the functions of the commands take by name, apart from what was asked for."""
+
+
+def allowed_options(command: click.Command) -> dict[str, click.Option]:
+    """The options that the page may give, by keyword: none that names a file, starts or writes something."""
+    return {name: option for name, option in options_of(command).items() if name in OBJECTS or _is_allowed(option)}
+
+
+def _is_allowed(option: click.Option) -> bool:
+    is_action = option.is_flag and not option.secondary_opts
+    return not is_action and not isinstance(option.type, click.Path) and option.name != "compare"
+
+
+def _words(name: str, value: Any, option: click.Option) -> list[str]:
+    """The words of the command line that give ``value``."""
+    if value is None:
+        return []
+    if name in OBJECTS and isinstance(value, Mapping):
+        return [f"{option.opts[0]}={name}.json"]
+    if name == "ds_config":
+        raise InputError(f"ds_config is {shown(value)}; the object that the file holds is needed")
+    if option.is_flag:
+        if not isinstance(value, bool):
+            raise InputError(f"{name} is {shown(value)}; true or false is needed")
+        return [option.opts[0] if value else option.secondary_opts[0]]
+    several = isinstance(value, list) and option.multiple
+    texts = cast(list[Any], value) if several else [cast(Any, value)]
+    return [f"{option.opts[0]}={_text(name, text)}" for text in texts]
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise InputError(f"{name} is {shown(value)}; a number or a text is needed")
+    try:
+        text = str(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        text = "9" * (MAX_CHARACTERS + 1)
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"{name} has more than {MAX_CHARACTERS:,} characters")
+    if name == "sample_lengths" and not LENGTHS.fullmatch(text):
+        raise InputError(f"sample_lengths is {shown(value)}; vary or SHORTEST-LONGEST is needed")
+    return text
+
+
+def given_model_of(model: Any) -> "ModelFiles | None":
+    """The model where its configuration is given; None where it has a name that needs no network.
+
+    Raises UnknownNameError for a name that is neither an alias nor a Hugging Face id, so for every path, and
+    UnavailableError for an id that is not on this machine.
+    """
+    from vlmplan.models import given_model, packaged_models
+    from vlmplan.models.hub import is_on_this_machine
+    from vlmplan.models.hub_names import hub_id
+    from vlmplan.models.packaged import alias_by_hub_id
+
+    if isinstance(model, Mapping):
+        return given_model(cast(Mapping[str, Any], model))
+    if model is None:
+        raise InputError("model is missing; an alias, a Hugging Face id or a config.json is needed")
+    name = _text("model", model).strip()
+    if name.casefold() in packaged_models():
+        return None
+    wanted = hub_id(name)
+    if wanted is None:
+        raise UnknownNameError("model", name, packaged_models(), "an id is org/name; or drop a config.json")
+    if str(wanted).casefold() in alias_by_hub_id():
+        return None
+    if Path(name).exists():
+        raise InputError(f"{name} is also a folder where the page was started; drop its config.json here")
+    if not is_on_this_machine(wanted):
+        raise UnavailableError(
+            f"{name} is in no cache of this machine, and the page fetches nothing; drop its config.json here, or ask "
+            f"for it once in a terminal: vlmplan models {name}"
+        )
+    return None
+
+
+__all__ = ["allowed_options", "answer", "given_model_of"]

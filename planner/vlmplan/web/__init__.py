@@ -1,0 +1,10 @@
+"""The page of ``vlmplan web``: its files, and the server that hands them out on this machine alone
+
+files    the files of the page
+server   HTTP on 127.0.0.1: those files, and answers to what the page asks
+"""
+
+from vlmplan.web.files import page_files
+from vlmplan.web.server import PageServer, open_server
+
+__all__ = ["PageServer", "open_server", "page_files"]

@@ -1,0 +1,110 @@
+// The page: a change of the setup asks the planner, and what it answers is drawn.
+
+import { answerTo, latestOnly } from "./ask.js";
+import { showDetails, showFiles, showVerdict } from "./answer.js";
+import { byId } from "./dom.js";
+import { kinds, makeForm, showSetup } from "./form.js";
+import { showMemory } from "./memory.js";
+import { showOffers } from "./offers.js";
+import * as state from "./state.js";
+import { showTime } from "./time.js";
+import { duration, gib } from "./units.js";
+
+const WHOLE_AFTER_MS = 150; // what would help and the files are asked for when a hand rests
+const OFFERS_AFTER_MS = 600;
+const OWN_OF_ESTIMATE = ["gpu", "num_nodes", "host_ram", "disk", "save_every", "keep_last", "sample_lengths"];
+
+let latest = null;
+let offers = null;
+const timers = {};
+
+const firstLook = latestOnly((answer) => show(answer));
+const whole = latestOnly((answer) => show(answer));
+const search = latestOnly((answer) => {
+  offers = answer.error ? null : answer;
+  drawOffers();
+});
+
+function ask() {
+  const options = state.asked();
+  performance.mark("asked");
+  firstLook({ ask: "first look", options });
+  later("whole", WHOLE_AFTER_MS, () => whole({ ask: "estimate", options }));
+  const open = Object.fromEntries(Object.entries(options).filter(([name]) => !OWN_OF_ESTIMATE.includes(name)));
+  later("offers", OFFERS_AFTER_MS, () => search({ ask: "recommend", options: open }));
+}
+
+function later(name, milliseconds, call) {
+  clearTimeout(timers[name]);
+  timers[name] = setTimeout(call, milliseconds);
+}
+
+function show(answer) {
+  byId("problem").hidden = !answer.error;
+  byId("problem").textContent = answer.error ?? "";
+  document.body.classList.toggle("stale", Boolean(answer.error));
+  if (!answer.error) {
+    latest = answer;
+    draw();
+    showSetup(answer.document.recipe);
+  } else {
+    showSetup(null);
+  }
+  document.body.dataset.answered = answer.error ? "error" : answer.command ? "whole" : "first";
+  performance.mark("drawn");
+}
+
+function draw() {
+  for (const name of ["memory", "time", "details"]) byId(`${name}-section`).hidden = false;
+  showVerdict(byId("verdict"), latest);
+  showMemory(byId("memory"), latest);
+  showTime(byId("time"), latest);
+  showDetails(byId("details"), latest);
+  if (latest.command) {
+    byId("files-section").hidden = false;
+    showFiles(byId("files"), latest);
+  }
+  summarize(latest.document);
+  document.title = `${latest.document.verdict.replaceAll("_", " ")}: ${latest.document.model.id} · vlmplan`;
+}
+
+// What stays in sight of a narrow window while the setup is changed.
+function summarize(document) {
+  const { verdict, peak_device_bytes: taken, gpu, step_seconds: seconds } = document;
+  const time = seconds === null ? "" : `, ${duration(seconds)} a step`;
+  byId("summary").hidden = false;
+  byId("summary").textContent = `${verdict.replaceAll("_", " ")}: ${gib(taken)} of ${gib(gpu.usable_bytes)}${time}`;
+}
+
+function drawOffers() {
+  byId("offers-section").hidden = offers === null;
+  if (offers === null) return;
+  showOffers(byId("offers"), offers, state.options.gpu, (point) => {
+    state.change({ ...point.recipe, zero_stage: String(point.recipe.zero_stage), gpu: point.gpu,
+      num_nodes: point.num_nodes > 1 ? point.num_nodes : null });
+  });
+  document.body.dataset.offers = "drawn";
+}
+
+async function start() {
+  const form = await answerTo({ ask: "form", options: {} });
+  if (form.error) return show(form);
+  byId("version").textContent = `${form.version}, on this machine`;
+  makeForm(form);
+  state.onChange(() => {
+    delete document.body.dataset.answered;
+    showSetup(latest?.document.recipe);
+    ask();
+  });
+  window.addEventListener("popstate", () => state.readAddress(kinds()));
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return;
+    width = window.innerWidth;
+    if (latest) draw();
+    drawOffers();
+  });
+  state.readAddress(kinds());
+}
+
+start();

@@ -1,0 +1,196 @@
+"""What the page is answered: the numbers of the command line, and one sentence for what cannot be."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from cli_calls import TINY, call
+from vlmplan.cli.command_line import run
+from vlmplan.cli.estimate import estimate
+from vlmplan.cli.options import document_text, options_of, words_of
+from vlmplan.cli.recommend import recommend
+from vlmplan.cli.web_answer import allowed_options, answer
+
+MODELS = ("gpt2", "smollm2-135m", "qwen2-vl-2b", "HuggingFaceTB/SmolLM2-135M")
+CHOICES = {
+    "method": ("full", "lora", "qlora"),
+    "gpu": ("t4", "rtx-4090:2", "a100-sxm4-80gb:8", "h100-sxm:4"),
+    "seq_len": (256, 1000, 1024),
+    "micro_batch": (1, 2, 3),
+    "grad_accum": (1, 4),
+    "precision": ("bf16", "fp16", "fp32"),
+    "optimizer": ("adamw", "adamw-8bit", "sgd"),
+    "zero_stage": ("none", "0", "1", "2", "3"),
+    "activation_checkpointing": (True, False),
+    "lora_rank": (8, 64),
+    "loss": ("chunked", "full"),
+    "train_vision": (True, False),
+    "offload_optimizer": ("none", "cpu"),
+    "attention": ("sdpa", "eager"),
+    "epochs": (1, 2.5),
+    "image_size": ("448x336",),
+    "sample_lengths": ("vary",),
+    "save_every": (100,),
+    "host_ram": (64,),
+}
+
+
+def setups(count: int, models: tuple[str, ...] = MODELS) -> list[dict[str, object]]:
+    """Setups at random, the same in every run; some are refused."""
+    chance = random.Random(18)
+    found: list[dict[str, object]] = []
+    for _ in range(count):
+        names = chance.sample(sorted(CHOICES.keys() - {"gpu"}), chance.randint(1, 7))
+        choices = {name: chance.choice(CHOICES[name]) for name in names}
+        found.append({"model": chance.choice(models), "gpu": chance.choice(CHOICES["gpu"]), **choices})
+    return found
+
+
+def assert_says_what_the_command_line_says(capsys: pytest.CaptureFixture[str], options: dict[str, object]) -> None:
+    known = options_of(estimate)
+    words = words_of(estimate, {str(known[name].name): value for name, value in options.items()})
+    capsys.readouterr()
+    code = run(["estimate", *words, "--json"])
+    printed, said = capsys.readouterr()
+    found = answer({"ask": "estimate", "options": options})
+    if "error" in found:
+        assert code in (1, 2), options
+        assert found["error"].rstrip(".") in said, options
+    else:
+        assert printed == document_text(found["document"]) + "\n", options
+
+
+@pytest.mark.parametrize("options", setups(6, MODELS[:2]), ids=str)
+def test_an_estimate_is_the_command_line_s_to_the_byte(isolated, capsys, options):
+    assert_says_what_the_command_line_says(capsys, options)
+
+
+@pytest.mark.sweep
+def test_fifty_estimates_are_the_command_line_s_to_the_byte(isolated, capsys):
+    for options in setups(50):
+        assert_says_what_the_command_line_says(capsys, options)
+
+
+@pytest.mark.sweep
+def test_a_search_is_the_command_line_s(isolated):
+    found = answer({"ask": "recommend", "options": {"model": "smollm2-135m", "gpu": ["t4", "rtx-4090"]}})
+    printed = call("recommend", "--model", "smollm2-135m", "--gpu", "t4", "--gpu", "rtx-4090", "--json").out
+    assert found["document"]["plans"] == json.loads(printed)["plans"]
+    assert {(one["hours"], one["usd"]) for one in found["document"]["pareto"]} <= {
+        (point["hours"], point["usd"]) for point in found["points"] if point["is_front"]
+    }
+
+
+SETUP = {"model": "gpt2", "gpu": "t4"}
+
+
+def test_a_first_look_has_the_same_numbers_without_the_way_out(isolated):
+    whole = answer({"ask": "estimate", "options": SETUP})
+    first = answer({"ask": "first look", "options": SETUP})
+    left_out = {"freeze_vision", "to_fit", "other_machine"}
+    assert whole["document"].keys() - first["document"].keys() == left_out
+    assert first["document"] == {key: one for key, one in whole["document"].items() if key not in left_out}
+    assert first["phases"] == whole["phases"]
+
+
+def test_bars_add_up_to_the_phase_and_to_the_device(isolated):
+    found = answer({"ask": "first look", "options": SETUP})
+    document = found["document"]
+    for phase in found["phases"]:
+        assert sum(phase["components"].values()) == phase["peak_bytes"]
+    assert document["peak_allocated_bytes"] + sum(found["beyond"].values()) == document["peak_device_bytes"]
+
+
+def test_what_makes_it_fit_is_options_that_the_page_can_take(isolated):
+    options = {"model": "smollm2-135m", "gpu": "t4", "method": "full", "seq_len": 8192, "micro_batch": 8}
+    found = answer({"ask": "estimate", "options": options})
+    assert found["document"]["verdict"] == "does_not_fit"
+    changed = {**options, **found["apply"]}
+    again = answer({"ask": "first look", "options": {name: one for name, one in changed.items() if one is not None}})
+    assert again["document"]["verdict"] == found["document"]["to_fit"]["verdict"] != "does_not_fit"
+    assert again["document"]["peak_device_bytes"] == found["document"]["to_fit"]["device_bytes"]
+
+
+def test_a_dropped_configuration_is_the_model(isolated):
+    found = answer({"ask": "estimate", "options": {"model": TINY, "gpu": "t4:2", "zero_stage": "3"}})
+    folder = Path("tiny")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(TINY))
+    printed = json.loads(call("estimate", "--model", "./tiny", "--gpu", "t4:2", "--zero-stage", "3", "--json").out)
+    assert found["document"]["phases"] == printed["phases"]
+    assert json.loads(found["files"]["ds_config.json"])["zero_optimization"]["stage"] == 3
+
+
+def test_a_dropped_ds_config_is_taken_as_it_is(isolated):
+    values = {"train_micro_batch_size_per_gpu": 3, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}
+    found = answer({"ask": "first look", "options": {"model": TINY, "gpu": "a30:2", "ds_config": values}})
+    assert (found["document"]["recipe"]["zero_stage"], found["document"]["recipe"]["micro_batch"]) == (1, 3)
+
+
+def test_the_form_has_every_option_that_may_be_given(isolated):
+    found = answer({"ask": "form", "options": {}})
+    shown = {option["name"] for group in found["groups"] for option in group["options"]}
+    assert shown | {"model", "gpu", "ds_config", "sample_lengths"} == set(allowed_options(estimate))
+
+
+@pytest.mark.parametrize("command", [estimate, recommend])
+def test_no_option_of_the_page_names_a_file_or_starts_anything(command):
+    files = {"config", "data", "image_folder", "catalog", "out", "html", "svg"}
+    actions = {"json", "force", "rehearse", "refresh_prices", "pareto", "scaling"}
+    assert not allowed_options(command).keys() & (files | actions)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "Missing option '--model'"),
+        ({"model": "gpt2"}, "gpu is missing"),
+        ({"model": "/etc/passwd", "gpu": "t4"}, "unknown model '/etc/passwd'"),
+        ({"model": "..", "gpu": "t4"}, "unknown model '..'"),
+        ({"model": "~/m", "gpu": "t4"}, "unknown model"),
+        ({"model": "config.json", "gpu": "t4"}, "unknown model"),
+        ({"model": "nobody/nothing", "gpu": "t4"}, "the page fetches nothing"),
+        ({"model": "here/below", "gpu": "t4"}, "is also a folder"),
+        ({"model": "<script>alert(1)</script>", "gpu": "t4"}, "unknown model"),
+        ({"model": "gpt2\x1b[2J", "gpu": "t4"}, "gpt2\\"),
+        ({"model": {"a": 1}, "gpu": "t4"}, "no model_type"),
+        ({"model": ["gpt2"], "gpu": "t4"}, 'model is ["gpt2"]'),
+        ({**SETUP, "gpu": "t5"}, "unknown GPU 't5'"),
+        ({**SETUP, "gpu": ["t4", "t4"]}, "--gpu is given 2 times"),
+        ({**SETUP, "data": "/etc/passwd"}, "unknown option 'data'"),
+        ({**SETUP, "config": "/etc/passwd"}, "unknown option 'config'"),
+        ({**SETUP, "catalog": "/etc/passwd"}, "unknown option 'catalog'"),
+        ({**SETUP, "ds_config": "/etc/passwd"}, "the object that the file holds is needed"),
+        ({**SETUP, "sample_lengths": "/etc/passwd"}, "vary or SHORTEST-LONGEST is needed"),
+        ({**SETUP, "help": True}, "unknown option 'help'"),
+        ({**SETUP, "micro_batch": "--json"}, "not a valid integer"),
+        ({**SETUP, "micro_batch": -1}, "--micro-batch is -1; 1 or more is needed"),
+        ({**SETUP, "micro_batch": 10**4200}, "more than 4,096 characters"),
+        ({**SETUP, "micro_batch": True}, "a number or a text is needed"),
+        ({**SETUP, "train_vision": "yes"}, "true or false is needed"),
+        ({**SETUP, "lora_targets": "x" * 5000}, "more than 4,096 characters"),
+        ({**SETUP, "method": "<b>"}, "is not one of"),
+        ({**SETUP, "epochs": float("nan")}, "nan"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_what_cannot_be_answered_gets_one_sentence(isolated, options, sentence):
+    Path("here/below").mkdir(parents=True)
+    found = answer({"ask": "estimate", "options": options})
+    assert found.keys() == {"error"}
+    assert sentence in found["error"]
+    assert found["error"].isprintable()
+
+
+@pytest.mark.parametrize("question", [None, 3, [], {}, {"ask": []}, {"ask": "launch"}, {"ask": "form", "options": 1}])
+def test_what_is_no_question_gets_one_sentence(question):
+    assert "is needed" in answer(question)["error"]
+
+
+def test_no_answer_has_a_path_of_the_machine(isolated):
+    for ask in ("form", "estimate"):
+        text = json.dumps(answer({"ask": ask, "options": SETUP if ask == "estimate" else {}}))
+        for place in (Path.home(), Path.cwd(), Path(__file__).parents[2]):
+            assert str(place) not in text
