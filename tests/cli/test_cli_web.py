@@ -19,7 +19,7 @@ def test_the_page_is_served_until_it_is_told_to_end():
     ) as web:
         assert web.stdout is not None
         line = web.stdout.readline()
-        found = re.fullmatch(r"vlmplan is at (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)\n", line)
+        found = re.fullmatch(r"The page is at (http://127\.0\.0\.1:\d+/) \(Ctrl-C ends it\)\n", line)
         assert found is not None, line
         question = json.dumps({"ask": "first look", "options": {"model": "gpt2", "gpu": "t4"}}).encode()
         headers = {"Content-Type": "application/json"}

@@ -20,7 +20,7 @@ def web(port: int, no_browser: bool) -> int:
 
     os.environ["HF_HUB_OFFLINE"] = "1"  # of this process: a name that is typed into a page fetches nothing
     server = open_server(answer, port=port)
-    click.echo(f"vlmplan is at {server.address} (Ctrl-C ends it)")
+    click.echo(f"The page is at {server.address} (Ctrl-C ends it)")
     threading.Thread(target=answer, args=({"ask": "form"},), daemon=True).start()  # imports, while the page loads
     if not no_browser:
         threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
