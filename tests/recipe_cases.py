@@ -73,6 +73,7 @@ DEEPSPEED_RECIPES = st.builds(
     offload_params=st.sampled_from(Offload),
     gradient_as_bucket_view=st.booleans(),
     hpz=st.integers(1, 64),
+    liger_layers=st.booleans(),
     batches_on_gpu=st.sampled_from(BatchesOnGpu),
     evaluation=st.none() | EVALUATIONS,
     nvme_path=st.just("/nvme"),

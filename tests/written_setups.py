@@ -72,6 +72,7 @@ ANY_RECIPE = st.fixed_dictionaries(
         "zero_stage": st.sampled_from((None, None, 0, 1, 2, 3)),
         "offload_optimizer": st.sampled_from(Offload),
         "offload_params": st.sampled_from(Offload),
+        "liger_layers": st.booleans(),
         "hpz": st.sampled_from((1, 1, 2)),
         "nvme_path": st.just("/nvme"),
         "micro_batch": st.integers(1, 64),

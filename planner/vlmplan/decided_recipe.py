@@ -66,6 +66,7 @@ class DecidedRecipe:
     precision: Precision | None = None
     optimizer: OptimizerKind | None = None
     fuses_optimizer: bool | None = None
+    liger_layers: bool | None = None
     upcasts_frozen: bool | None = None
     caches_casts: bool | None = None
     expandable_segments: bool | None = None

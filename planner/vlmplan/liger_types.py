@@ -14,3 +14,10 @@ FUSED_LOSS_TYPES: Final = frozenset(
     "qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text smollm3 smolvlm".split()
 )
 """Those with ``fused_linear_cross_entropy``; granite has it turned off, as its logits are scaled."""
+LAYER_TYPES: Final = frozenset(
+    "granite internvl llama llava mistral qwen2 qwen2_5_vl qwen2_vl qwen3 qwen3_vl smollm3 smolvlm".split()
+)
+"""Those whose kernels for norms, MLPs and rotary positions are planned, all in place; other parts of these models have
+none, or Liger's layer norm, which keeps what torch's does."""
+TYPES_WITHOUT_MLP: Final = frozenset({"qwen3_vl"})
+TYPES_WITH_VISION_NORMS: Final = frozenset({"qwen2_5_vl"})

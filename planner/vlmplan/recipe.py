@@ -95,6 +95,8 @@ class Recipe:
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     fuses_optimizer: bool = True
     """One kernel for the whole update; without it torch's foreach implementation, which needs a copy of a state."""
+    liger_layers: bool = False
+    """Norms, MLPs and rotary positions are Liger's kernels."""
     upcasts_frozen: bool = False
     """peft's ``prepare_model_for_kbit_training``: weights of a 4-bit model that are not 4-bit become float32."""
     caches_casts: bool = False
@@ -341,7 +343,7 @@ MODEL_FIELDS = (
     *("method", "lora_rank", "lora_targets", "lora_exclude", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"),
     *("lora_init", "loraplus_lr_ratio", "use_double_quant"),
     *("adapter_dtype", "train_embeddings", "train_vision", "train_projector", "train_language"),
-    *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen"),
+    *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen", "liger_layers"),
 )
 """What a prepared model depends on."""
 ENGINE_FIELDS = (

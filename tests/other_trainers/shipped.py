@@ -40,7 +40,6 @@ IS_RUN = re.compile(r"^stage:|model_name_or_path", re.MULTILINE)
 COMMAND = re.compile(r"```\n((?:python|accelerate launch)[^`]*?sft[^`]*?)```")
 NOT_PLANNED = (
     ("another kind of training", r"task_type is|rlhf_type|stage is|head of classes"),
-    ("Liger's kernels", r"liger"),
     ("FSDP", r"fsdp|FSDP"),
     ("sequence parallelism", r"sequence_parallel"),
     ("an optimizer", r"use_galore|use_apollo|use_badam|use_adam_mini|use_muon|optimizer is|lisa_|optim is"),

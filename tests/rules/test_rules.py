@@ -53,7 +53,7 @@ OF_TYPE = {
     name: ModelFacts(id=f"a-{name}", model_types=frozenset({name}), model_type=name)
     for name in ("granite", "gpt2", "llama")
 }
-LIGER = Recipe(loss=LossKind.LIGER)
+LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
 FSDP = Recipe(fsdp=True)
 LORA = Recipe(method=Method.LORA)
@@ -372,7 +372,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
     ),
     "liger_needs_ampere": (
-        [case(LIGER, cluster(1, **T4))],
+        [case(LIGER, cluster(1, **T4)), case(LIGER_LAYERS, cluster(1, **T4))],
         [case(LIGER, cluster(1)), case(LIGER, cluster(1, **MI300X)), case(LIGER), case(PLAIN, cluster(1, **T4))],
     ),
     "liger_on_cpu_is_torch": (
@@ -382,6 +382,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "liger_has_a_loss_for_the_model": (
         [case(LIGER, model=OF_TYPE["granite"]), case(LIGER, model=OF_TYPE["gpt2"])],
         [case(LIGER, model=OF_TYPE["llama"]), case(LIGER), case(PLAIN, model=OF_TYPE["granite"])],
+    ),
+    "liger_layers_are_known": (
+        [case(LIGER_LAYERS, model=OF_TYPE["gpt2"])],
+        [case(LIGER_LAYERS, model=OF_TYPE["llama"]), case(LIGER_LAYERS), case(PLAIN, model=OF_TYPE["gpt2"])],
     ),
     "tokens_are_mixed_in_attention_alone": (
         [case(SHARED, cluster(2), QWEN), case(SHARED, cluster(2), GEMMA_2), case(SHARED, cluster(2), QWEN_3_5)],

@@ -46,7 +46,7 @@ class NoKernel:
     """``kernel[grid](...)`` that does nothing and holds nothing."""
 
     def __getitem__(self, grid: Any) -> Any:
-        return lambda **kwargs: None
+        return lambda *args, **kwargs: None
 
 
 def on_a_card() -> ModuleType:

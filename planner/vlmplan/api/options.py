@@ -109,6 +109,7 @@ class RecipeOptions(TypedDict, total=False):
     batching: Literal["padded", "padding-free", "packed"] | None
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
     loss: Literal["chunked", "full", "model", "trl", "liger"] | None
+    liger_layers: bool | None
 
 
 class EvaluationOptions(TypedDict, total=False):

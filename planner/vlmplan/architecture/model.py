@@ -95,6 +95,8 @@ class Model(Module):
     """Whether logits pass through ``tanh`` (Gemma 2)."""
     scales_logits = False
     """Whether logits are divided by a number (Granite)."""
+    model_type = ""
+    """That of its config.json, where it is of a family."""
     _stacks: list[tuple[Part, Stack]] | None = None
 
     def module(self, path: str) -> Any:

@@ -284,11 +284,16 @@ class LayerNorm(Module):
 class RMSNorm(Module):
     """``LlamaRMSNorm`` and its copies: float32 inside, the weight applied in the input's type."""
 
+    is_fused = False
+    """Whether it is Liger's kernel."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = Parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.is_fused:
+            return ops.liger_rms_norm(x, self.weight, in_place=True)
         dtype = x.dtype
         hidden = ops.to(x, DType.FLOAT32)
         variance = ops.mean_last(ops.power(hidden))

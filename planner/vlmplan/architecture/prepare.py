@@ -9,6 +9,7 @@ from typing import Any
 from vlmplan.architecture.adapter_names import split_layers
 from vlmplan.architecture.adapters import AdapterSettings, TrainedCopy, add_lora, quantize
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.liger_layers import use_liger_layers
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Stack
 from vlmplan.architecture.parameter import Parameter
@@ -24,6 +25,8 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     """
     model = model if isinstance(model, Model) else build_model(model)
     frozen = frozen_parts(model, recipe)
+    if recipe.liger_layers:
+        use_liger_layers(model)
     if recipe.trains_adapters:
         split_layers(model, recipe.lora_targets, recipe.lora_exclude)
     set_checkpointing(model.stacks(), recipe)

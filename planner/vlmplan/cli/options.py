@@ -231,6 +231,9 @@ RECIPE: tuple[Decorator, ...] = (
         "full makes all logits at once; model too, and frees them for backward; trl is TRL's fused head, liger "
         "Liger's fused loss, made of Triton kernels.",
     ),
+    _switch(
+        "liger_layers", "liger-layers", "no-liger-layers", "Norms, MLPs and positions are Liger's, in other trainers."
+    ),
 )
 
 EVALUATION: tuple[Decorator, ...] = (

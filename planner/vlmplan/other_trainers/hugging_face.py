@@ -108,7 +108,6 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     _refuse_fsdp(settings)
     settings.only("parallelism_config", "sequence, context and tensor parallelism are not planned")
     settings.only("torch_compile torch_compile_backend torch_compile_mode", "torch.compile is not planned")
-    settings.only("use_liger_kernel liger_kernel_config", f"Liger's kernels: {NOT_PLANNED}")
     settings.only("label_smoothing_factor", f"the smoothed loss makes more copies of the logits: {NOT_PLANNED}")
     settings.only("auto_find_batch_size", "it changes the batch while it trains; write the batch that fits")
     settings.only("use_cpu", "a run on the CPU is not planned")

@@ -14,6 +14,7 @@ from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surro
 from vlmplan.other_trainers.batching import llama_factory_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
+from vlmplan.other_trainers.liger import liger_options, note_head_under_zero3
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe_choices import (
@@ -103,6 +104,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, "batches_on_gpu": BatchesOnGpu.STEP.value}
+    options |= _liger(settings, model)
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model)
@@ -263,13 +265,32 @@ def _adapters_without_effect(settings: Settings) -> None:
     settings.ignore(("use_dora", "pissa_init", "pissa_iter", "loraplus_lr_ratio"))
 
 
+LIGER_TYPES = frozenset(
+    "gemma gemma2 gemma3 gemma3_text glm glm4 glm4v gpt_oss granite llama llava mistral mixtral mllama olmo2 paligemma "
+    "phi3 qwen2 qwen2_5_vl qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_moe qwen3_next".split()
+)
+"""Of ``apply_liger_kernel`` in ``model/model_utils/liger_kernel.py``."""
+
+
+def _liger(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """``enable_liger_kernel``, which patches some models and warns of others; ``use_liger_kernel`` is the Trainer's."""
+    options = liger_options(settings)
+    if not settings.flag("enable_liger_kernel", False):
+        return options
+    if model is not None and model.model_type not in LIGER_TYPES:
+        settings.note(f"enable_liger_kernel does nothing for {model.model_type}: LLaMA-Factory has no kernels for it")
+        return options
+    note_head_under_zero3(settings)
+    return {"loss": LossKind.LIGER.value, "liger_layers": True}
+
+
 def _refuse_techniques(settings: Settings) -> None:
     settings.only(
         "use_galore use_apollo use_badam use_adam_mini use_muon use_llama_pro mixture_of_depths shift_attn "
         "use_unsloth use_kt use_mca use_hyper_parallel fp8 fp8_enable_fsdp_float8_all_gather use_v1_kernels",
         NOT_PLANNED,
     )
-    settings.only("enable_liger_kernel use_unsloth_gc", NOT_PLANNED)
+    settings.only("use_unsloth_gc", NOT_PLANNED)
     settings.only("use_dft_loss use_asft_loss use_eaft_loss", f"another loss: {NOT_PLANNED}")
     settings.only("upcast_layernorm upcast_lmhead_output", NOT_PLANNED)
     settings.only("resize_vocab add_tokens add_special_tokens new_special_tokens_config", f"new tokens: {NOT_PLANNED}")

@@ -23,6 +23,7 @@ from vlmplan.other_trainers.hugging_face import (
     attention_option,
     read_arguments,
 )
+from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe import is_lora_init
@@ -107,7 +108,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     settings.only("rlhf_type", "supervised fine-tuning is planned, preference and reinforcement learning are not")
     arguments = read_arguments(settings, DEFAULTS)
     weights = _types(settings, arguments)
-    options: dict[str, Value] = {"loss": LossKind.MODEL.value}
+    options: dict[str, Value] = {"loss": LossKind.MODEL.value, **liger_options(settings)}
     name = settings.text("model", settings.text("model_id_or_path", "") if "model_id_or_path" in settings else "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model, around)

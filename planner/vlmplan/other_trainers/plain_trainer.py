@@ -5,6 +5,7 @@ from typing import Final
 from vlmplan.models import stored_dtype
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
 from vlmplan.other_trainers.hugging_face import Defaults, read_arguments
+from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe_choices import LossKind, Method, Precision, WeightDtype
@@ -26,7 +27,7 @@ def read_plain_trainer(settings: Settings, model: ModelFiles | None, around: Sur
     meaning = Meaning(
         trainer=TRAINER,
         method=Method.FULL,
-        options={"loss": LossKind.MODEL.value},
+        options={"loss": LossKind.MODEL.value, **liger_options(settings)},
         weights=WeightDtype.FLOAT32 if is_wide else WeightDtype.MODEL,
         without_autocast=Precision.FP32 if is_wide else Precision.BF16_PURE,
         upcasts_frozen=None,

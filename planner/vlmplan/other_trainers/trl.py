@@ -10,6 +10,7 @@ from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, s
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Defaults, attention_option, read_arguments
+from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
@@ -47,7 +48,7 @@ EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
 def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl sft`` makes of these keys. Raises InputError with everything that is wrong."""
     arguments = read_arguments(settings, DEFAULTS)
-    options: dict[str, Value] = {"loss": LossKind.TRL.value}
+    options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options["seq_len"] = settings.count("max_length", 1024, least=1)

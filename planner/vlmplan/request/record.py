@@ -86,6 +86,7 @@ VALUE_OPTIONS = (
     "vision_activation_checkpointing",
     "fuses_optimizer",
     "caches_casts",
+    "liger_layers",
     "upcasts_frozen",
     "expandable_segments",
     "gradient_as_bucket_view",

@@ -1,6 +1,6 @@
 """What Liger's kernels run on, and for which models there are any."""
 
-from vlmplan.liger_types import FUSED_LOSS_TYPES
+from vlmplan.liger_types import FUSED_LOSS_TYPES, LAYER_TYPES
 from vlmplan.recipe_choices import LossKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
@@ -9,16 +9,23 @@ LIGER_RULES = RuleBook()
 TRITON_CAPABILITY = (8, 0)
 
 
+def _option(context: RuleContext) -> str | None:
+    """What asks for Liger's kernels."""
+    if context.recipe.loss is LossKind.LIGER:
+        return "--loss liger"
+    return "--liger-layers" if context.recipe.liger_layers else None
+
+
 @LIGER_RULES.error(
     "github.com/triton-lang/triton README: compute capability 8.0+; the accumulation of liger-kernel 0.8.5"
 )
 def liger_needs_ampere(context: RuleContext) -> str | None:
-    gpu = context.gpu
-    if context.recipe.loss is not LossKind.LIGER or gpu is None or not context.is_before(TRITON_CAPABILITY):
+    gpu, option = context.gpu, _option(context)
+    if option is None or gpu is None or not context.is_before(TRITON_CAPABILITY):
         return None
     return (
-        f"--loss liger is made of Triton kernels, which need compute capability 8.0 or newer, but there is "
-        f"{gpu.name}{context.capability_text}; give --loss chunked"
+        f"{option} is made of Triton kernels, which need compute capability 8.0 or newer, but there is "
+        f"{gpu.name}{context.capability_text}; leave it off"
     )
 
 
@@ -37,4 +44,17 @@ def liger_has_a_loss_for_the_model(context: RuleContext) -> str | None:
     return (
         f"--loss liger: liger-kernel 0.8.5 has no fused loss for {model.id} (model_type {model.model_type}); "
         f"give --loss chunked"
+    )
+
+
+@LIGER_RULES.error("liger-kernel 0.8.5 transformers/monkey_patch.py: what each function patches")
+def liger_layers_are_known(context: RuleContext) -> str | None:
+    model = context.model
+    if not context.recipe.liger_layers or model is None:
+        return None
+    if model.model_type in LAYER_TYPES:
+        return None
+    return (
+        f"--liger-layers is not planned for {model.id} (model_type {model.model_type}); "
+        f"it is for {', '.join(sorted(LAYER_TYPES))}"
     )

@@ -107,7 +107,12 @@ def device_of(plan: Plan) -> torch.device:
 def make_engine(
     model: torch.nn.Module, plan: Plan, *, device: torch.device, weight_decay: float, is_universal: bool = False
 ) -> Engine:
-    """Plain PyTorch, alone, data-parallel or sharded, or DeepSpeed, as the plan says."""
+    """Plain PyTorch, alone, data-parallel or sharded, or DeepSpeed, as the plan says.
+
+    Raises InputError for what only other trainers have.
+    """
+    if plan.recipe.liger_layers:
+        raise InputError("--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off")
     module = LossModule(model, loss=plan.recipe.loss)
     if plan.ds_config is None:
         if plan.recipe.fsdp:

@@ -49,4 +49,6 @@ def build_model(values: Mapping[str, Any]) -> Model:
     if model_type not in FAMILIES:
         raise UnknownNameError("model_type", model_type, FAMILIES)
     family = import_module(f"vlmplan.architecture.families.{FAMILIES[model_type]}")
-    return family.build(Config(values))
+    model = family.build(Config(values))
+    model.model_type = model_type
+    return model

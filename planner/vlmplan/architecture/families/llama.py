@@ -73,6 +73,9 @@ def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | N
 class Attention(Module):
     """Grouped-query attention with rotary positions; with ``qk_norm`` queries and keys are normed per head (Qwen3)."""
 
+    rotates_in_place = False
+    """Whether Liger's kernel rotates."""
+
     def __init__(self, shape: DecoderShape, window: int | None) -> None:
         super().__init__()
         self.shape, self.window = shape, window
@@ -108,11 +111,16 @@ class Attention(Module):
 
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         """``apply_rotary_pos_emb``."""
+        if self.rotates_in_place:
+            return ops.liger_rotate(q, context.cos, context.sin), ops.liger_rotate(k, context.cos, context.sin)
         return ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
 
 
 class GatedMlp(Module):
     """``down(act(gate(x)) * up(x))``."""
+
+    is_fused = False
+    """Whether activation and product are Liger's kernel."""
 
     def __init__(
         self, hidden_size: int, intermediate_size: int, *, activation: str = "silu", bias: bool = False
@@ -124,6 +132,8 @@ class GatedMlp(Module):
         self.activation = ops.ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.is_fused:
+            return self.down_proj(ops.liger_silu_mul(self.gate_proj(x), self.up_proj(x)))
         return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
 
 

@@ -39,6 +39,7 @@ from vlmplan.architecture.ops.layout import (
     slice_last,
     split,
 )
+from vlmplan.architecture.ops.liger import liger_rms_norm, liger_rotate, liger_silu_mul
 from vlmplan.architecture.ops.matmuls import linear, matmul
 from vlmplan.architecture.ops.norms import layer_norm, maximum_last, mean_last, softmax, total
 
@@ -57,6 +58,9 @@ __all__ = [
     "gelu",
     "gelu_new",
     "layer_norm",
+    "liger_rms_norm",
+    "liger_rotate",
+    "liger_silu_mul",
     "linear",
     "masked_scatter",
     "matmul",

@@ -20,6 +20,7 @@ from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
     BatchesOnGpu,
+    LossKind,
     Method,
     OptimizerKind,
     Precision,
@@ -127,6 +128,19 @@ BATCHES_OF_A_STEP = Limit(
     source="transformers 5.23 trainer.py get_batch_samples; accelerate 1.15 data_loader.py DataLoaderShard moves each",
     is_behaviour=True,
 )
+
+
+def _ligers_layers(context: LimitContext) -> tuple[bool, ...]:
+    return (context.recipe.loss is LossKind.LIGER,)
+
+
+LIGER_AS_A_WHOLE = Limit(
+    field="liger_layers",
+    allowed=_ligers_layers,
+    sentence="Liger's layers and its loss are written together: give --loss liger and --liger-layers, or neither",
+    source="transformers 5.23 integrations/liger.py: use_liger_kernel; liger_kernel_config is left at its defaults",
+    is_behaviour=True,
+)
 NO_EXCLUSIONS = Limit(
     field="lora_exclude",
     allowed=always(None),
@@ -199,6 +213,7 @@ def training_arguments(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         "max_grad_norm": recipe.gradient_clipping,
         "bf16": recipe.precision is Precision.BF16,
         "fp16": recipe.precision is Precision.FP16,
+        **({"use_liger_kernel": True} if recipe.liger_layers else {}),
         **_evaluation_arguments(recipe.evaluation),
         **({"deepspeed": DS_CONFIG_FILE} if recipe.uses_deepspeed else {}),
         "output_dir": OUTPUT_DIR,

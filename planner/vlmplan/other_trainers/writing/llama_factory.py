@@ -13,6 +13,7 @@ from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
+    LIGER_AS_A_WHOLE,
     MASTER_ADDR,
     MASTER_PORT,
     NO_EXCLUSIONS,
@@ -114,11 +115,12 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         "--lora-init",
         source="model/adapter.py: pissa_init; hparams/parser.py: 'Please use scripts/pissa_init.py'",
     ),
+    LIGER_AS_A_WHOLE,
     Limit(
         field="loss",
-        allowed=always(LossKind.MODEL),
-        sentence="it has no loss in chunks: all logits are made at once; --loss chunked is not to be had",
-        source="train/sft/trainer.py compute_loss: the model's own (Liger's kernels aside, which are not planned)",
+        allowed=always(LossKind.MODEL, LossKind.LIGER),
+        sentence="it has no loss in chunks: logits are made at once (--loss model), or by Liger's loss (liger)",
+        source="train/sft/trainer.py compute_loss: the model's own; enable_liger_kernel",
     ),
     Limit(
         field="precision",

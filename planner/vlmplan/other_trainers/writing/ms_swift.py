@@ -14,6 +14,7 @@ from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_k
 from vlmplan.other_trainers.writing.hugging_face import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
+    LIGER_AS_A_WHOLE,
     MASTER_PORT,
     NO_EXCLUSIONS,
     adapter_names,
@@ -57,11 +58,12 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
         sentence="adapters on stacked experts are not written for it; name layers alone",
         source="that its target_parameters does the same has not been tried",
     ),
+    LIGER_AS_A_WHOLE,
     Limit(
         field="loss",
-        allowed=always(LossKind.MODEL),
-        sentence="its models make all logits at once; --loss chunked is not to be had",
-        source="trainers/seq2seq_trainer.py compute_loss (Liger's kernels aside, which are not planned)",
+        allowed=always(LossKind.MODEL, LossKind.LIGER),
+        sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger)",
+        source="trainers/seq2seq_trainer.py compute_loss; use_liger_kernel",
     ),
     *(
         Limit(

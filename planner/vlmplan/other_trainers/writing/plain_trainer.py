@@ -14,6 +14,7 @@ from vlmplan.other_trainers.writing.batching import SCRIPT_BATCHING
 from vlmplan.other_trainers.writing.hugging_face import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
+    LIGER_AS_A_WHOLE,
     NO_LORAPLUS,
     TIED_CHECKPOINTING,
     all_parts_trained,
@@ -58,10 +59,11 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
         "changed weights; give another --lora-init",
         source="the script beside training_args.yaml",
     ),
+    LIGER_AS_A_WHOLE,
     Limit(
         field="loss",
-        allowed=always(LossKind.MODEL),
-        sentence="its models make all logits at once; --loss chunked is not to be had",
+        allowed=always(LossKind.MODEL, LossKind.LIGER),
+        sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger)",
         source="transformers 5.23 loss/loss_utils.py ForCausalLMLoss",
     ),
     *(

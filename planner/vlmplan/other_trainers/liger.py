@@ -1,0 +1,41 @@
+"""``use_liger_kernel`` of Hugging Face's Trainer, and of those that build on it.
+
+Source: transformers 5.23 ``integrations/liger.py``; liger-kernel 0.8.5 ``_apply_liger_kernel_to_instance``.
+"""
+
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe_choices import LossKind
+
+LIGER_LAYERS = ("rms_norm", "rope", "swiglu")
+"""Kernels of layers, which are on unless ``liger_kernel_config`` says otherwise."""
+
+
+def liger_options(settings: Settings, *, fuses_loss: bool = True) -> dict[str, Value]:
+    """What ``use_liger_kernel`` means (``integrations/liger.py``); ``fuses_loss``: unless its table says otherwise."""
+    is_on = settings.flag("use_liger_kernel", False)
+    table = settings.table("liger_kernel_config")
+    if not is_on:
+        return {}
+    layers = {bool(table.get(name, True)) for name in LIGER_LAYERS}
+    if len(layers) > 1:
+        settings.refuse("liger_kernel_config", f"some of {', '.join(LIGER_LAYERS)} without the others: {NOT_PLANNED}")
+    for name in table:
+        if name not in (*LIGER_LAYERS, "fused_linear_cross_entropy") and table[name]:
+            settings.refuse("liger_kernel_config", f"{name}: {NOT_PLANNED}")
+    options: dict[str, Value] = {"liger_layers": layers == {True}}
+    if bool(table.get("fused_linear_cross_entropy", fuses_loss)):
+        if not fuses_loss:
+            settings.refuse("liger_kernel_config", "the trainer does not take Liger's fused loss")
+        options["loss"] = LossKind.LIGER.value
+        note_head_under_zero3(settings)
+    return options
+
+
+def note_head_under_zero3(settings: Settings) -> None:
+    """Liger's forward takes the weight without calling the head."""
+    settings.note(
+        "Liger's loss reads the head's weight itself: under ZeRO-3 DeepSpeed may keep it whole through forward and "
+        "backward, which is not counted (2 bytes x hidden size x vocabulary)"
+    )
