@@ -8,7 +8,7 @@ from vlmplan.cost.owning import HOST_USD, HOST_USD_PER_GPU, HOST_WATTS, OwnMachi
 from vlmplan.cost.purchase import NOT_RENTED, Purchase, comparable_offers, equivalent_offers
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
-from vlmplan.hardware import Gpu, Offer
+from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
 from vlmplan.notes import Caveat
 
 
@@ -102,7 +102,12 @@ def _rents(
     notes += dict.fromkeys(_speed_note(offer, catalog, gpu, num_gpus) for offer in offers if offer.gpu_id != gpu.id)
     notes += _several_note(catalog.offers_for(rented.id), offers[0], count, on)
     if not offers[0].is_current(on):
-        notes.append(Caveat("no current price is known of these; ask the provider"))
+        notes.append(
+            Caveat(
+                f"no price of these is newer than {PRICE_CURRENT_DAYS} days, so which is cheaper may have changed: "
+                "ask the provider, or fetch newer ones with vlmplan prices --refresh"
+            )
+        )
     return tuple(offers), notes
 
 

@@ -38,7 +38,7 @@ MAX_GPUS_PER_NODE = 1024
 MAX_NUM_NODES = 100_000
 """What no cluster comes near: the largest have some ten thousand machines."""
 
-PRICE_CURRENT_DAYS = 365
+PRICE_CURRENT_DAYS = 60
 """Assumed: an older price still informs, but it may not pass for today's."""
 
 
@@ -315,7 +315,7 @@ class Offer:
         return None if self.as_of is None else max(0, (on - self.as_of).days)
 
     def is_current(self, on: date) -> bool:
-        """Whether the price may stand for that day's: dated within a year, or the user's own word."""
+        """Whether the price may stand for that day's: dated within ``PRICE_CURRENT_DAYS``, or the user's own word."""
         age = self.age_days(on)
         if self.pricing is Pricing.OWN or (age is None and self.stated_in is not None):
             return True

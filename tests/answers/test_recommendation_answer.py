@@ -10,7 +10,8 @@ import pytest
 from search_cases import TODAY, card, cluster, offer, owned, rented, search
 from vlmplan.answers.front import WINS_BY
 from vlmplan.answers.offers import money_line, offer_text
-from vlmplan.answers.recommendation import SHOWN_REJECTIONS, print_nothing_fits, print_recommendation
+from vlmplan.answers.recommendation import SHOWN_REJECTIONS, document, print_nothing_fits, print_recommendation
+from vlmplan.hardware import PRICE_CURRENT_DAYS
 from vlmplan.recipe_choices import Method
 from vlmplan.search import Objective, Recommendation
 from vlmplan.units import GIB, duration_text, usd_text
@@ -114,6 +115,30 @@ def test_money_line_has_price_time_machine_and_offer():
     line = money_line(plan, TODAY)
     assert line.startswith(f"{usd_text(plan.usd)} for the run, {duration_text(plan.hours * 3600)} on 1 x {OTHER.name}")
     assert "1x RTX 4090 [secure] on demand, price 20 days old, $0.40/h" in line
+
+
+OLD = TODAY - timedelta(days=PRICE_CURRENT_DAYS + 1)
+
+
+def test_money_of_an_old_price_is_about_so_much_and_of_when():
+    answer = search([rented(GPU, offer(GPU, 2.0, as_of=OLD), offer(GPU, 3.0, as_of=OLD))], seq_len=256)
+    plan = answer.plans[0]
+    assert money_line(plan, TODAY).startswith(f"about {usd_text(plan.usd)} (price of {OLD.isoformat()}) for the run, ")
+    assert money_line(plan, OLD).startswith(f"{usd_text(plan.usd)} for the run, ")
+    month = replace(plan, offer=replace(plan.offer, as_of=OLD.replace(day=1), as_of_is_month=True))
+    assert f"(price of {OLD.isoformat()[:7]}) for the run" in money_line(month, TODAY)
+    undated = replace(plan, offer=replace(plan.offer, as_of=None))
+    assert "(price of unknown age) for the run" in money_line(undated, TODAY)
+
+
+def test_document_says_of_every_plan_whether_its_price_is_old_and_what_the_gpu_costs_elsewhere():
+    candidates = [rented(GPU, offer(GPU, 2.0, as_of=OLD), offer(GPU, 3.0, as_of=OLD)), rented(OTHER, offer(OTHER, 9.0))]
+    made = document(search(candidates, seq_len=256))
+    old, new = (next(one["price"] for one in made["plans"] if one["gpu"] == gpu.id) for gpu in (GPU, OTHER))
+    assert (old["is_about"], old["price_of"]) == (True, OLD.isoformat())
+    assert (old["spread"]["least_usd"], old["spread"]["median_usd"], old["spread"]["most_usd"]) == (2.0, 2.5, 3.0)
+    assert new == {"is_about": False, "price_of": "2026-11-01", "spread": None}
+    assert [text for text in made["caveats"] if "the order of the plans may have changed" in text]
 
 
 def test_unknown_price_and_unknown_time_are_said():

@@ -221,7 +221,7 @@ def test_table_has_the_base_first_and_every_change():
     assert lines[start + 1].startswith("now ")
     names = [one["change"] for one in document["changes"]]
     assert all(line.startswith(name) for line, name in zip(lines[start + 2 :], names, strict=False))
-    says(shown.out, document["advice"], "Now: $")
+    says(shown.out, document["advice"], "Now: about $")
 
 
 def test_mistakes_are_one_sentence():

@@ -31,7 +31,7 @@ ADDED = {
     *("to_fit", "other_machine"),
 }
 PLAN = {"rank", "gpu", "num_gpus", "num_nodes", "offer", "recipe", "estimate", "hours", "usd", "usd_per_hour"}
-PLAN |= {"billed_hours", "cost"}
+PLAN |= {"billed_hours", "cost", "price"}
 SEARCHES = [
     (MODEL,),
     (VISION_MODEL, "--freeze-vision"),

@@ -8,7 +8,7 @@ import pytest
 from search_cases import TODAY, card, offer, rented, search
 from vlmplan.cost import CostAssumptions
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Pricing
-from vlmplan.search import RankedPlan
+from vlmplan.search import Objective, RankedPlan
 from vlmplan.search.prices import is_recent, price_note, with_spot
 
 GPU, OTHER = card("a100-sxm4-80gb"), card("rtx-4090")
@@ -41,14 +41,31 @@ def test_recent_is_what_was_seen_lately_or_stated_by_the_user(changes: dict[str,
     assert is_recent(offer(GPU, 1.0, **changes), TODAY, limit) is recent
 
 
-@pytest.mark.parametrize(("as_of", "words"), [(OLD, "366 days ago"), (None, "nobody says when")])
+@pytest.mark.parametrize(("as_of", "words"), [(OLD, "61 days ago"), (None, "nobody says when")])
 def test_winner_by_an_old_price_is_noted(as_of: date | None, words: str):
     cheap, current = rented(OTHER, offer(OTHER, 0.01, as_of=as_of)), rented(GPU, offer(GPU, 9.0))
     found = search([cheap, current], seq_len=256)
     assert found.plans[0].offer == cheap.offers[0]
     (note,) = [note for note in found.notes if "price was seen" in note]
     assert words in note
-    assert "--max-price-age-days 365" in note
+    assert "so the order of the plans may have changed; one offer of rtx-4090 is known" in note
+    assert note.endswith("--max-price-age-days 60 leaves such prices out")
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [(Objective.COST, "the order of the plans"), (Objective.TIME, "what a run costs"), (Objective.VRAM, "what a run")],
+)
+def test_old_price_is_told_with_the_spread_of_its_gpu(objective: Objective, words: str):
+    prices = [offer(GPU, usd, count, as_of=OLD) for usd, count in ((2.0, 1), (6.0, 2), (40.0, 8))]
+    spot = offer(GPU, 0.1, as_of=OLD, pricing=Pricing.INTERRUPTIBLE)
+    own = offer(GPU, 0.01, as_of=None, pricing=Pricing.OWN)
+    note = price_note(prices[0], TODAY, objective=objective, offers=[*prices, spot, own, offer(OTHER, 9.0, as_of=OLD)])
+    assert note is not None
+    assert f"so {words}" in note
+    assert "; 3 offers of a100-sxm4-80gb go from $2.00 to $5.00 a GPU and hour, half of them below $3.00; " in note
+    assert note.endswith("vlmplan prices --refresh fetches newer ones")
+    assert price_note(prices[0], OLD, objective=objective, offers=prices) is None
 
 
 def test_winner_by_a_current_price_needs_no_word_even_where_another_is_old():

@@ -37,7 +37,7 @@ def document(found: Advice, words: Words) -> JsonDict:
         "date": found.as_of.isoformat(),
         "max_usd": found.limits.max_usd,
         "max_hours": found.limits.max_hours,
-        "base": None if found.base is None else plan_json(1, found.base, found.as_of),
+        "base": None if found.base is None else plan_json(1, found.base, found.as_of, found.spreads),
         "base_within_limits": found.base_is_within_limits,
         "reason": found.reason,
         "changes": [_outcome_json(found, outcome, words) for outcome in found.outcomes],

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from vlmplan.answers.estimate import heading, verdict_line
-from vlmplan.answers.offers import offer_text
+from vlmplan.answers.offers import about_text, offer_text
 from vlmplan.changes.kinds import engine_title
 from vlmplan.data_plan.outlook import Outlook
 from vlmplan.estimation import evaluation_hints
@@ -16,7 +16,7 @@ from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.plain_text import printable_line
 from vlmplan.render.lines import say
 from vlmplan.search.fixes import WORTH_FRACTION, Fix, Fixes
-from vlmplan.units import counted, duration_text, gib_text, usd_text
+from vlmplan.units import counted, duration_text, gib_text
 
 
 def document(found: Fixes) -> list[JsonDict]:
@@ -186,7 +186,11 @@ def _packs_anew(found: Fixes, one: Fix) -> bool:
 
 def _money_text(found: Fixes, run_seconds: float, on: date) -> str:
     usd = _usd(found, run_seconds)
-    return "" if usd is None or found.offer is None else f" and {usd_text(usd)} ({offer_text(found.offer, on)})"
+    return (
+        ""
+        if usd is None or found.offer is None
+        else f" and {about_text(usd, found.offer, on)} on {offer_text(found.offer, on)}"
+    )
 
 
 def _host_text(found: Fixes, one: Fix) -> str:

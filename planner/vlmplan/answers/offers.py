@@ -1,5 +1,6 @@
 """An offer in JSON and in words, the age of its price, and what a run's money goes into."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.units import counted, duration_text, usd_text
 
 if TYPE_CHECKING:
+    from vlmplan.catalog.price_lists import Spread
     from vlmplan.cost import RunCost
     from vlmplan.search import RankedPlan
 
@@ -19,15 +21,45 @@ SHOWN_FRACTION = 0.005
 
 def offer_json(offer: Offer, on: date) -> JsonDict:
     """An offer under its field names, with its price per GPU, its age and whether it is current."""
-    as_of = None if offer.as_of is None else offer.as_of.isoformat()
     return {
         **asdict(offer),
         "pricing": offer.pricing.value,
-        "as_of": as_of[: len("2026-05")] if as_of and offer.as_of_is_month else as_of,
+        "as_of": day_text(offer),
         "usd_per_gpu_hour": offer.usd_per_gpu_hour,
         "age_days": offer.age_days(on),
         "is_current": offer.is_current(on),
     }
+
+
+def price_json(offer: Offer, spreads: "Mapping[str, Spread]", on: date) -> JsonDict:
+    """Whether what a plan costs is about so much, because its price is old: of when it is, and the GPU's spread."""
+    found = spreads.get(offer.gpu_id)
+    is_about = not offer.is_current(on)
+    return {
+        "is_about": is_about,
+        "price_of": day_text(offer),
+        "spread": spread_json(found) if is_about and found is not None else None,
+    }
+
+
+def spread_json(found: "Spread") -> JsonDict:
+    """A spread under its field names."""
+    return {**asdict(found), "newest": None if found.newest is None else found.newest.isoformat()}
+
+
+def day_text(offer: Offer) -> str | None:
+    """The day on which the price was seen, or its month; None where nobody says."""
+    if offer.as_of is None:
+        return None
+    return offer.as_of.isoformat()[: len("2026-05") if offer.as_of_is_month else None]
+
+
+def about_text(usd: float, offer: Offer | None, on: date) -> str:
+    """An amount of money; ``about $1.50 (price of 2026-05-24)`` where the offer's price is too old to stand for
+    today's."""
+    if offer is None or offer.is_current(on):
+        return usd_text(usd)
+    return f"about {usd_text(usd)} (price of {day_text(offer) or 'unknown age'})"
 
 
 def offer_text(offer: Offer, on: date) -> str:
@@ -52,7 +84,7 @@ def money_line(plan: "RankedPlan", on: date) -> str:
     """What the run costs, how long it takes, on what."""
     node = plan.estimate.cluster.node
     count = plan.estimate.cluster.num_gpus
-    price = UNKNOWN if plan.usd is None else usd_text(plan.usd)
+    price = UNKNOWN if plan.usd is None else about_text(plan.usd, plan.offer, on)
     time = "an unknown time" if plan.hours is None else duration_text(plan.hours * 3600)
     where = f"{count} x {node.gpu.name}"
     if plan.offer is None or plan.usd_per_hour is None:

@@ -1,19 +1,18 @@
 """What ``vlmplan prices`` shows: the newest list of every provider with its age, and what every GPU costs."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import date
 
 import click
 
-from vlmplan.answers.offers import age_text
+from vlmplan.answers.offers import age_text, spread_json
 from vlmplan.catalog import Catalog
 from vlmplan.catalog.price_lists import PriceList, Spread
 from vlmplan.hardware import PRICE_CURRENT_DAYS
 from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import counted, usd_text
+from vlmplan.units import counted
 
 SCHEMA = "vlmplan.prices/1"
 UNKNOWN = "-"
@@ -28,21 +27,6 @@ def document(lists: Sequence[PriceList], spreads: Sequence[Spread], catalog: Cat
         "providers": [_list_json(each, on) for each in lists],
         "gpus": [spread_json(each) for each in spreads],
     }
-
-
-def spread_json(found: Spread) -> JsonDict:
-    """A spread under its field names."""
-    return {**asdict(found), "newest": None if found.newest is None else found.newest.isoformat()}
-
-
-def spread_text(found: Spread) -> str:
-    """From the least to the most that one GPU costs, in words."""
-    if found.num_offers == 1:
-        return f"one offer for a {found.gpu_id} is known"
-    return (
-        f"{counted(found.num_offers, 'offer')} for a {found.gpu_id} go from {usd_text(found.least_usd)} to "
-        f"{usd_text(found.most_usd)} an hour, half of them below {usd_text(found.median_usd)}"
-    )
 
 
 def print_prices(lists: Sequence[PriceList], spreads: Sequence[Spread], catalog: Catalog, on: date) -> None:

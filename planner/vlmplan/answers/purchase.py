@@ -7,7 +7,7 @@ from datetime import date
 import click
 
 from vlmplan.answers.estimate import caveat_lines
-from vlmplan.answers.offers import age_text, offer_json
+from vlmplan.answers.offers import about_text, age_text, offer_json
 from vlmplan.cost.owning import WEEKS_PER_MONTH
 from vlmplan.cost.purchase import SHOWN_HOURS_PER_WEEK, Purchase
 from vlmplan.hardware import Offer
@@ -94,7 +94,7 @@ def _machine_lines(purchase: Purchase) -> list[str]:
 
 def _rent_line(offer: Offer, on: date) -> str:
     what = f"{offer.num_gpus} x {offer.gpu_id}, {offer.provider} {offer.pricing.value.replace('_', ' ')}"
-    return f"rent: {usd_text(offer.usd_per_hour)} an hour ({what}, price {age_text(offer, on)})"
+    return f"rent: {about_text(offer.usd_per_hour, offer, on)} an hour ({what}, {age_text(offer, on)})"
 
 
 def _table(purchase: Purchase) -> Table:

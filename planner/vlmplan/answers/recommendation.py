@@ -1,6 +1,6 @@
 """A recommendation: its document, and for people the winner, the best of each method, and what does not fit and why."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
 from typing import TYPE_CHECKING
@@ -18,8 +18,9 @@ from vlmplan.answers.estimate import (
 )
 from vlmplan.answers.front import WINS_BY, point_json, print_pareto, summary_line
 from vlmplan.answers.host_and_disk import host_line, resume_line
-from vlmplan.answers.offers import age_text, cost_lines, money_line, offer_json
+from vlmplan.answers.offers import age_text, cost_lines, money_line, offer_json, price_json
 from vlmplan.answers.setups import engine_text
+from vlmplan.catalog.price_lists import Spread
 from vlmplan.hardware import Pricing
 from vlmplan.json_reader import JsonDict
 from vlmplan.notes import caveats, footnotes
@@ -44,7 +45,7 @@ CUT = frozenset(("offer", "engine"))
 
 def document(found: Recommendation, rehearsal: "Comparison | None" = None) -> JsonDict:
     """Schema ``vlmplan.recommendation/1``; ``rehearsal`` is that of the first plan."""
-    plans = [plan_json(rank, plan, found.as_of) for rank, plan in enumerate(found.plans, start=1)]
+    plans = [plan_json(rank, plan, found.as_of, found.spreads) for rank, plan in enumerate(found.plans, start=1)]
     if rehearsal is not None:
         from vlmplan.answers.rehearsal import confirmation_json
 
@@ -64,8 +65,8 @@ def document(found: Recommendation, rehearsal: "Comparison | None" = None) -> Js
     }
 
 
-def plan_json(rank: int, plan: RankedPlan, on: date) -> JsonDict:
-    """A plan with its whole estimate."""
+def plan_json(rank: int, plan: RankedPlan, on: date, spreads: Mapping[str, Spread]) -> JsonDict:
+    """A plan with its whole estimate; ``spreads``: by GPU what it costs elsewhere."""
     estimate = estimates.document(plan.estimate)
     return {
         "rank": rank,
@@ -75,6 +76,7 @@ def plan_json(rank: int, plan: RankedPlan, on: date) -> JsonDict:
         "offer": None if plan.offer is None else offer_json(plan.offer, on),
         "recipe": estimate["recipe"],
         "estimate": estimate,
+        "price": None if plan.offer is None else price_json(plan.offer, spreads, on),
         "hours": plan.hours,
         "usd": plan.usd,
         "usd_per_hour": plan.usd_per_hour,

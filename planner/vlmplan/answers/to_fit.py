@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 
 from vlmplan.answers.estimate import hardware_text
-from vlmplan.answers.offers import offer_json, offer_text
+from vlmplan.answers.offers import about_text, offer_json, offer_text
 from vlmplan.hardware import cluster_text
 from vlmplan.json_reader import JsonDict
 from vlmplan.render.lines import say, say_command
@@ -124,6 +124,6 @@ def other_machine_sentence(found: "OtherMachine", on: date) -> str:
     text = f"Cheapest other machine: {hardware_text(plan.estimate)}"
     if plan.offer is not None and plan.usd_per_hour is not None:
         text += f" ({offer_text(plan.offer, on)}, {usd_text(plan.usd_per_hour)}/h)"
-    run = [] if plan.usd is None else [f"{usd_text(plan.usd)} for the run"]
+    run = [] if plan.usd is None else [f"{about_text(plan.usd, plan.offer, on)} for the run"]
     run += [] if plan.hours is None else [duration_text(plan.hours * 3600)]
     return "; ".join([text, *([", ".join(run)] if run else [])])

@@ -88,3 +88,23 @@ def known_prices(
     ]
     spreads = [found for gpu_id in texts if (found := spread(gpu_id, offers)) is not None]
     return price_lists(offers), sorted(spreads, key=lambda each: (each.median_usd, each.gpu_id))
+
+
+MOST_DAYS_AT_RELEASE = 30
+"""Age that a list may have in a release. A choice: half of the age from which an answer calls a price old."""
+
+
+def too_old_to_ship(offers: Iterable[Offer], on: date, most_days: int = MOST_DAYS_AT_RELEASE) -> list[str]:
+    """A sentence for every provider whose newest price is undated, or older than ``most_days`` on that day.
+
+    A user's own machines have no list, and are passed over.
+    """
+    sentences: list[str] = []
+    for each in price_lists(offer for offer in offers if offer.pricing is not Pricing.OWN):
+        age = each.newest.age_days(on)
+        if age is None:
+            sentences.append(f"the list of {each.provider} has no day")
+        elif age > most_days:
+            of = each.newest.as_of
+            sentences.append(f"the list of {each.provider} is of {of}, {age} days before {on}; {most_days} are allowed")
+    return sentences

@@ -4,11 +4,12 @@ After a change everything that is not pinned is searched anew: hardware and meth
 itself, micro batch, engine and checkpointing follow. Changes are judged without the limits, then held against them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
 from vlmplan.catalog import Catalog
+from vlmplan.catalog.price_lists import Spread
 from vlmplan.changes.kinds import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
@@ -69,6 +70,7 @@ class Advice:
     way_out: WayOut | None
     as_of: date
     notes: tuple[str, ...]
+    spreads: Mapping[str, Spread]
 
     @property
     def base_is_within_limits(self) -> bool:
@@ -119,6 +121,7 @@ def advice(request: Request, catalog: Catalog, model: ModelFiles, today: date) -
         outcomes=tuple(sorted(known, key=lambda one: _place(one, query.objective))),
         way_out=way_out,
         as_of=today,
+        spreads=found.spreads,
         notes=tuple(dict.fromkeys((*found.notes, *_notes_on_nodes(known)))),
     )
 

@@ -1,10 +1,11 @@
 """What a search is asked and what it answers: limits, plans with their prices, rejections, and all of them together."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from typing import TYPE_CHECKING
 
+from vlmplan.catalog.price_lists import Spread
 from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.errors import InputError
@@ -45,6 +46,7 @@ class SearchQuery:
 
     ``fixed`` is what the user decided of the recipe, ``assumed`` what prices need and no list says.
     ``made_for`` is the trainer within whose limits is searched, None the bundled one.
+    ``known_offers``: of every GPU, to hold prices against.
     ``compares_all``: look at every machine and method, for a plot of them all; plans and front are the same without.
     """
 
@@ -58,6 +60,14 @@ class SearchQuery:
     notes: tuple[str, ...] = ()
     compares_all: bool = False
     made_for: "Tool | None" = None
+    known_offers: tuple[Offer, ...] | None = None
+
+    @property
+    def offers(self) -> Sequence[Offer]:
+        """All offers that prices are held against: those of the catalog, else those of the candidates."""
+        if self.known_offers is not None:
+            return self.known_offers
+        return [offer for candidate in self.candidates for offer in candidate.offers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +143,8 @@ class Recommendation:
     """Plans best first, what was rejected, and how much was looked at.
 
     ``pareto`` are the setups than which none of ``scored``, those within the limits, is both faster and cheaper, the
-    fastest first; both leave out what has no price or no known speed.
+    fastest first; both leave out what has no price or no known speed. ``spreads``: by GPU what it costs elsewhere,
+    where the price of a plan is old.
     """
 
     workload: Workload
@@ -146,6 +157,7 @@ class Recommendation:
     notes: tuple[str, ...] = field(default=())
     pareto: tuple[Point, ...] = ()
     scored: tuple[Point, ...] = ()
+    spreads: Mapping[str, Spread] = field(default_factory=dict[str, Spread])
 
     def best_of(self, method: Method) -> RankedPlan | None:
         return next((plan for plan in self.plans if plan.estimate.recipe.method is method), None)

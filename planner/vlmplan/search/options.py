@@ -75,6 +75,7 @@ def search_query(
         limits=limits,
         assumed=assumed,
         today=today,
+        known_offers=catalog.offers,
         notes=notes if request.ds_config is None else (*notes, *request.ds_config.notes),
     )
 

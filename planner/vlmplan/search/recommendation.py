@@ -1,12 +1,12 @@
 """A search from its question to its answer."""
 
 from collections.abc import Sequence
-from datetime import date
 
+from vlmplan.catalog.price_lists import Spread
 from vlmplan.notes import listed
 from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.memoized_estimates import SharedTraces
-from vlmplan.search.prices import price_note
+from vlmplan.search.prices import price_note, spread_beside
 from vlmplan.search.ranking import Search
 
 
@@ -18,7 +18,7 @@ def recommend(query: SearchQuery, *, shared: SharedTraces | None = None) -> Reco
         search.consider(candidate)
     plans = search.best_plans()
     pareto, scored = search.front()
-    of_winner = (*_notes(plans[0], query.today), *_host_notes(plans)) if plans else ()
+    of_winner = (*_notes(plans[0], query), *_host_notes(plans)) if plans else ()
     return Recommendation(
         workload=query.workload,
         objective=query.objective,
@@ -30,6 +30,7 @@ def recommend(query: SearchQuery, *, shared: SharedTraces | None = None) -> Reco
         notes=(*query.notes, *of_winner),
         pareto=pareto,
         scored=scored,
+        spreads=_spreads(plans, query),
     )
 
 
@@ -46,7 +47,14 @@ def _host_notes(plans: Sequence[RankedPlan]) -> list[str]:
     ]
 
 
-def _notes(winner: RankedPlan, today: date) -> tuple[str, ...]:
+def _spreads(plans: Sequence[RankedPlan], query: SearchQuery) -> dict[str, Spread]:
+    """By GPU what it costs elsewhere, where a plan's price is too old to stand for today's."""
+    old = [plan.offer for plan in plans if plan.offer is not None and not plan.offer.is_current(query.today)]
+    found = {offer.gpu_id: spread_beside(offer, query.offers) for offer in old}
+    return {gpu_id: each for gpu_id, each in found.items() if each is not None}
+
+
+def _notes(winner: RankedPlan, query: SearchQuery) -> tuple[str, ...]:
     """What should be known of the first plan's price and seconds."""
-    old_price = price_note(winner.offer, today)
+    old_price = price_note(winner.offer, query.today, objective=query.objective, offers=query.offers)
     return (*([old_price] if old_price else []), *winner.estimate.cautions)
