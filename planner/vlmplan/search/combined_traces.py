@@ -22,6 +22,8 @@ from vlmplan.recipe_choices import LossKind
 
 GAP = "between."
 """What the recorder calls a stretch between two sections, in which a caller's last reference is freed."""
+LOSS = "loss"
+"""The section behind the head in which a loss of whole logits is made; other losses are made inside the head's."""
 
 
 class Switches(NamedTuple):
@@ -152,8 +154,8 @@ class _Parts:
 
     @property
     def stretches(self) -> list[Run]:
-        """Everything but gaps, which come and go with the switches."""
-        return [run for run in self.trace.schedule if not run.key.startswith(GAP)]
+        """Everything but gaps and a loss of its own, which come and go with the switches."""
+        return [run for run in self.trace.schedule if run.key != LOSS and not run.key.startswith(GAP)]
 
     @cached_property
     def changes(self) -> dict[str, int]:
@@ -193,7 +195,11 @@ def _tail(layers: _Parts, head: _Parts) -> Iterable[tuple[_Parts, Run]]:
     """What follows the layers: gaps free what the layers left, the rest belongs to the loss."""
     ours = iter([run for run in head.tail if not run.key.startswith(GAP)])
     for run in layers.tail:
-        yield (layers, run) if run.key.startswith(GAP) else (head, next(ours))
+        if run.key.startswith(GAP):
+            yield layers, run
+        elif run.key != LOSS:
+            yield head, next(ours)
+    yield from ((head, run) for run in ours)
 
 
 def _joined(pieces: Iterable[tuple[_Parts, Run]], after: list[Event], recorded: _Parts) -> CombinedTrace:
