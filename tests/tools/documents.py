@@ -268,6 +268,23 @@ def campaign() -> str:
     return "\n\n".join(part.strip() for part in said) + "\n"
 
 
+def peers() -> str:
+    """Others' estimators beside vlmplan, as the report of all cases has them."""
+    report = ROOT / "tests/peers/README.md"
+    lines = ["| estimator | cases | median error | mean | worst | false fits |", "|---|---:|---:|---:|---:|---:|"]
+    lines += [f"| {' | '.join(cells)} |" for cells in table_after(report, "on all cases")]
+    return "\n".join(lines) + "\n"
+
+
+def peers_in_short() -> str:
+    """The same in three columns."""
+    report = ROOT / "tests/peers/README.md"
+    lines = ["| estimator of bytes | median error | false fits |", "|---|---:|---:|"]
+    for name, cases, middle, _, _, wrong in table_after(report, "on all cases"):
+        lines.append(f"| {name} | {middle} | {wrong} of {cases} |")
+    return "\n".join(lines) + "\n"
+
+
 def ranking() -> str:
     """How often pairs of published runs that were held back are put in the right order."""
     rows = {(row[0], row[1]): row for row in table_after(ROOT / "tests/timing/README.md", "rule of thumb right")}
@@ -318,6 +335,8 @@ MADE = {
     "packages": packages,
     "layers": layers,
     "accuracy": accuracy,
+    "peers": peers,
+    "peersshort": peers_in_short,
     "ranking": ranking,
     "shipped": shipped_configurations,
     "threads": published_threads,
