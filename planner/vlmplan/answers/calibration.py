@@ -6,10 +6,14 @@ from pathlib import Path
 from vlmplan.calibration import QUANTITIES, Calibration, MeasuredValue, Unit, calibration_json
 from vlmplan.json_reader import JsonDict
 from vlmplan.memory.allocator import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES
+from vlmplan.notes import listed
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.units import MIB, counted
 
+UNSTEADY = 3.0
+"""Times between the quartiles of a value from which on it is no property of the machine. A choice: shapes of a model
+differ by a half on an idle one."""
 ALLOCATOR = {
     "allocator_small_segment_bytes": SMALL_SEGMENT_BYTES,
     "allocator_large_segment_bytes": LARGE_SEGMENT_BYTES,
@@ -77,6 +81,12 @@ def _lines(found: Calibration, path: Path, *, is_used: bool) -> Iterator[str]:
                 f"caution: torch here reserves {value.value / MIB:g} MiB, where plans have {planned / MIB:g} MiB "
                 f"({QUANTITIES[name].what})"
             )
+    unsteady = [name.replace("_", " ") for name, value in found.values if value.high > UNSTEADY * value.low]
+    if unsteady:
+        yield (
+            f"caution: quartiles of {listed(unsteady)} are more than {UNSTEADY:g} times apart; where something else "
+            f"used this machine meanwhile, measure again"
+        )
     uses = f"; estimates for {found.gpu_id} use it from now on, --no-calibration leaves it out" if is_used else ""
     yield f"written to {path}{uses}"
 

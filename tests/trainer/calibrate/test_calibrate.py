@@ -23,6 +23,11 @@ CPU = torch.device("cpu")
 JOB = Job(device=CPU, num_ranks=1, operations={}, budget_seconds=1.0)
 
 
+@pytest.fixture(autouse=True)
+def _quick_to_break_off(monkeypatch):
+    monkeypatch.setattr("vlmplan_trainer.calibrate.parts.LEAST_SECONDS", 0.0)
+
+
 def found_by(run):
     return lambda job, limit: run(limit)
 
@@ -109,8 +114,16 @@ def test_a_part_that_takes_too_long_is_broken_off_and_the_next_runs():
     assert "it may take" in reasons["slow"]
 
 
-def test_all_parts_together_keep_the_budget():
+def test_all_parts_together_keep_the_budget(monkeypatch):
     assert sum(BREAKS_OFF_AT * part.share for part in PARTS) <= 1.0
+    monkeypatch.setattr("vlmplan_trainer.calibrate.parts.LEAST_SECONDS", 30.0)
+    late = tuple(Part(name=name, share=0.1, run=found_by(lambda limit: time.sleep(30))) for name in ("a", "b"))
+    start = time.monotonic()
+    found, reasons = run_parts(replace(JOB, budget_seconds=0.2), lambda part: None, late)
+    assert time.monotonic() - start < 5
+    assert found == {}
+    assert "it may take" in reasons["a"]
+    assert "left no time" in reasons["b"]
 
 
 def test_a_cpu_has_no_bus_and_one_rank_no_links():

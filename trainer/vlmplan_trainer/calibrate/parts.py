@@ -1,13 +1,14 @@
 """The parts of a calibration, in the order in which they run, each with its own limit of seconds.
 
-A part measures by its limit and is broken off at twice that: what it had to do before it could measure (importing,
-building, starting processes) may take as long again. The shares add up to half, so all parts together keep the budget.
+A part measures by its limit and is broken off at twice that, or after half a minute: what it has to do before it can
+measure (importing, building, starting processes) takes its time on a busy machine. None goes beyond the budget of all.
 """
 
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -103,24 +104,28 @@ PARTS = (
         prevented=_one_gpu,
     ),
 )
-BREAKS_OFF_AT = 2.0
-"""Times its limit after which a part is given up."""
+BREAKS_OFF_AT, LEAST_SECONDS = 2.0, 30.0
+"""Times its limit, or seconds, after which a part is given up, whichever is more."""
 
 
 def run_parts(job: Job, say: Callable[[str], None], parts: tuple[Part, ...] = PARTS) -> tuple[Found, dict[str, str]]:
     """What was measured, and for each part that was not, why."""
     found: Found = {}
     reasons: dict[str, str] = {}
+    end = time.monotonic() + job.budget_seconds
     for part in parts:
         reason = part.prevented(job)
+        limit, left = part.share * job.budget_seconds, end - time.monotonic()
+        allowed = min(max(BREAKS_OFF_AT * limit, LEAST_SECONDS), left)
+        if reason is None and left <= limit:
+            reason = f"the parts before it left no time of the {job.budget_seconds:.0f} s"
         if reason is None:
             say(part.name)
-            limit = part.share * job.budget_seconds
             try:
-                with within(BREAKS_OFF_AT * limit):
+                with within(allowed):
                     found |= part.run(job, limit)
             except TimeIsUp:
-                reason = f"it took more than the {BREAKS_OFF_AT * limit:.0f} s that it may take"
+                reason = f"it took more than the {allowed:.0f} s that it may take"
             except (RuntimeError, OSError, ImportError, ValueError) as error:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             finally:
