@@ -1,4 +1,4 @@
-// Questions to the planner: to this page's server, one at a time, the newest last.
+// Questions to the planner: to this page's server.
 
 async function fromServer(question) {
   const response = await fetch("answer", {
@@ -19,20 +19,33 @@ export async function answerTo(question) {
   }
 }
 
-// Of questions that come while one is answered, the last alone is asked next.
-export function latestOnly(show) {
+const paused = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+
+// A function to call at every change. `steps` are taken one after the other, each with the answer that it shows, and begun
+// again when something changes; an answer to what was asked before a change is not shown.
+export function follower(steps) {
+  let version = 0;
+  let finished = 0;
   let isBusy = false;
-  let next = null;
-  return async function put(question) {
-    next = question;
-    if (isBusy) return;
+  async function follow() {
     isBusy = true;
-    while (next !== null) {
-      const current = next;
-      next = null;
-      const answer = await answerTo(current);
-      if (next === null) show(answer, current);
+    while (finished !== version) {
+      const current = version;
+      const isCurrent = () => current === version;
+      for (const { after, question, show } of steps) {
+        if (after) await paused(after);
+        if (!isCurrent()) break;
+        const asked = question();
+        if (asked === null) continue;
+        const answer = await answerTo(asked);
+        if (isCurrent()) show(answer);
+      }
+      if (isCurrent()) finished = current;
     }
     isBusy = false;
+  }
+  return function changed() {
+    version += 1;
+    if (!isBusy) follow();
   };
 }

@@ -166,7 +166,7 @@ function modelField() {
   const input = element("input", { id: "model", type: "text", list: "models", maxlength: "200", spellcheck: "false",
     "aria-describedby": "model-help" });
   input.addEventListener("change", () => state.change({ model: input.value.trim() || null }));
-  const note = element("p", { id: "model-help", class: "help" }, "Alias, id of a cached model, or a config.json:");
+  const note = element("p", { id: "model-help", class: "help" }, "Alias, id of a cached model, or a file that you choose or drop:");
   const chosen = element("p", { class: "file" });
   controls.model = {
     field: "model",
@@ -183,7 +183,7 @@ function modelField() {
     element("legend", {}, "Model"),
     element("div", { class: "field" }, element("label", { for: "model" }, "model"), input, list),
     note,
-    element("p", { class: "files" }, picker("model", "choose config.json"), picker("ds_config", "choose ds_config.json")),
+    element("p", { class: "files" }, picker("model", "config.json"), picker("ds_config", "ds_config.json")),
     chosen,
   );
 }

@@ -1,8 +1,8 @@
 // The page: a change of the setup asks the planner, and what it answers is drawn.
 
-import { answerTo, latestOnly } from "./ask.js";
+import { answerTo, follower } from "./ask.js";
 import { showDetails, showFiles, showVerdict } from "./answer.js";
-import { byId } from "./dom.js";
+import { byId, element } from "./dom.js";
 import { kinds, makeForm, showSetup } from "./form.js";
 import { showMemory } from "./memory.js";
 import { showOffers } from "./offers.js";
@@ -11,32 +11,28 @@ import { showTime } from "./time.js";
 import { duration, gib } from "./units.js";
 
 const WHOLE_AFTER_MS = 150; // what would help and the files are asked for when a hand rests
-const OFFERS_AFTER_MS = 600;
+const OFFERS_AFTER_MS = 300;
 const OWN_OF_ESTIMATE = ["gpu", "num_nodes", "host_ram", "disk", "save_every", "keep_last", "sample_lengths"];
 
 let latest = null;
 let offers = null;
-const timers = {};
+let looksAtOffers = false; // the search takes longest, so it waits until somebody looks
 
-const firstLook = latestOnly((answer) => show(answer));
-const whole = latestOnly((answer) => show(answer));
-const search = latestOnly((answer) => {
-  offers = answer.error ? null : answer;
-  drawOffers();
-});
+const changed = follower([
+  { after: 0, question: () => ({ ask: "first look", options: state.asked() }), show },
+  { after: WHOLE_AFTER_MS, question: () => ({ ask: "estimate", options: state.asked() }), show },
+  { after: OFFERS_AFTER_MS, question: offersQuestion, show: showSearch },
+]);
 
-function ask() {
-  const options = state.asked();
-  performance.mark("asked");
-  firstLook({ ask: "first look", options });
-  later("whole", WHOLE_AFTER_MS, () => whole({ ask: "estimate", options }));
-  const open = Object.fromEntries(Object.entries(options).filter(([name]) => !OWN_OF_ESTIMATE.includes(name)));
-  later("offers", OFFERS_AFTER_MS, () => search({ ask: "recommend", options: open }));
+function offersQuestion() {
+  if (!looksAtOffers) return null;
+  const options = Object.entries(state.asked()).filter(([name]) => !OWN_OF_ESTIMATE.includes(name));
+  return { ask: "recommend", options: Object.fromEntries(options) };
 }
 
-function later(name, milliseconds, call) {
-  clearTimeout(timers[name]);
-  timers[name] = setTimeout(call, milliseconds);
+function showSearch(answer) {
+  offers = answer;
+  drawOffers();
 }
 
 function show(answer) {
@@ -55,7 +51,7 @@ function show(answer) {
 }
 
 function draw() {
-  for (const name of ["memory", "time", "details"]) byId(`${name}-section`).hidden = false;
+  for (const name of ["memory", "time", "details", "offers"]) byId(`${name}-section`).hidden = false;
   showVerdict(byId("verdict"), latest);
   showMemory(byId("memory"), latest);
   showTime(byId("time"), latest);
@@ -77,13 +73,25 @@ function summarize(document) {
 }
 
 function drawOffers() {
-  byId("offers-section").hidden = offers === null;
   if (offers === null) return;
+  if (offers.error) {
+    byId("offers").replaceChildren(element("p", {}, offers.error));
+    return;
+  }
   showOffers(byId("offers"), offers, state.options.gpu, (point) => {
     state.change({ ...point.recipe, zero_stage: String(point.recipe.zero_stage), gpu: point.gpu,
       num_nodes: point.num_nodes > 1 ? point.num_nodes : null });
   });
   document.body.dataset.offers = "drawn";
+}
+
+function watchOffers() {
+  const observer = new IntersectionObserver((entries) => {
+    const wasLooking = looksAtOffers;
+    looksAtOffers = entries.some((entry) => entry.isIntersecting);
+    if (looksAtOffers && !wasLooking && latest) changed();
+  }, { rootMargin: "200px" });
+  observer.observe(byId("offers-section"));
 }
 
 async function start() {
@@ -93,8 +101,10 @@ async function start() {
   makeForm(form);
   state.onChange(() => {
     delete document.body.dataset.answered;
+    delete document.body.dataset.offers;
     showSetup(latest?.document.recipe);
-    ask();
+    performance.mark("asked");
+    changed();
   });
   window.addEventListener("popstate", () => state.readAddress(kinds()));
   let width = window.innerWidth;
@@ -105,6 +115,7 @@ async function start() {
     drawOffers();
   });
   state.readAddress(kinds());
+  watchOffers();
 }
 
 start();

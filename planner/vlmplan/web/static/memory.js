@@ -9,6 +9,7 @@ const LEFT = 72;
 const RIGHT = 84;
 const TOP = 26;
 const BOTTOM = 26;
+const LETTER = 6.6; // pixels that one takes at most, on average
 
 let chosen = null; // the phase whose parts are listed
 
@@ -78,7 +79,7 @@ function bar(row, y, scale, width, show, svg) {
         choose();
       }
     },
-    "aria-label": `${row.name}: ${gib(row.total)}`,
+    "aria-label": `${row.name} ${gib(row.total)}`, "data-phase": row.name, "data-bytes": row.total,
   },
   shape("rect", { x: 0, y: y + 0.5, width, height: ROW - 4, class: "field-of-row" }),
   shape("text", { x: LEFT - 8, y: y + 17, "text-anchor": "end", class: "name" }, row.name),
@@ -90,13 +91,15 @@ function bar(row, y, scale, width, show, svg) {
 function limits(document, scale, bottom, width) {
   const limit = document.gpu.usable_bytes;
   const [from, to] = [scale(limit - document.reserve_bytes), scale(limit)];
-  const anchor = to > width * 0.6 ? "end" : "start";
+  const long = `${gib(limit)} usable, ${gib(document.reserve_bytes)} of it reserve`;
+  const fits = (text) => LETTER * text.length < Math.max(to, width - to);
+  const anchor = to > width / 2 ? "end" : "start";
   return [
     shape("rect", { x: from, y: TOP - 4, width: to - from, height: bottom - TOP + 4, class: "reserve" },
       shape("title", {}, `reserve: 'fits' keeps ${gib(document.reserve_bytes)} free`)),
     shape("line", { x1: to, x2: to, y1: TOP - 10, y2: bottom, class: "limit" }),
     shape("text", { x: to + (anchor === "end" ? 2 : -2), y: TOP - 13, "text-anchor": anchor, class: "limit-text" },
-      `${gib(limit)} usable, ${gib(document.reserve_bytes)} of it reserve`),
+      fits(long) ? long : `${gib(limit)} usable`),
   ];
 }
 

@@ -29,7 +29,7 @@ export function showOffers(place, answer, gpu, choose) {
       element("li", {}, element("span", { class: "key ring" }), "this card"),
       element("li", {}, element("span", { class: "key winner" }), "the search's first plan")),
     element("p", { class: "help" }, "Nothing is both faster and cheaper than these:"),
-    table(["machine", "time", "usd", "method", "offer", ""], rows, "Setups than which none is both faster and cheaper"),
+    table(["machine", "time", "usd", "method", "offer", "choose"], rows, "Setups than which none is both faster and cheaper"),
   );
 }
 

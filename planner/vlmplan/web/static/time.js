@@ -30,12 +30,12 @@ function chart(parts, [fast, slow], total, width) {
     return shape("rect", { x, y: 8, width: Math.max(to - x, 0.5), height: 22, class: `part time-${name}` },
       shape("title", {}, `${words(name)}: ${duration(seconds)}`));
   });
-  const ticks = roundTicks(end, Math.max(3, Math.floor(width / 110))).flatMap((tick) => [
+  const ticks = roundTicks(end, Math.max(4, Math.floor(width / 110))).flatMap((tick) => [
     shape("line", { x1: scale(tick), x2: scale(tick), y1: 4, y2: 62, class: "grid" }),
     shape("text", { x: scale(tick), y: 78, "text-anchor": tick ? "middle" : "start", class: "tick" }, tick ? duration(tick) : "0"),
   ]);
   const label = `A step takes ${duration(total)}, at best ${duration(fast)}, at worst ${duration(slow)}`;
-  return shape("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": label },
+  return shape("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": label, "data-seconds": total },
     ...ticks, ...segments, ...whisker(scale(fast), scale(total), scale(slow), label));
 }
 
