@@ -70,6 +70,8 @@ ANY_RECIPE = st.fixed_dictionaries(
         "evaluation": st.none() | EVALUATIONS,
         "optimizer": st.sampled_from(OptimizerKind),
         "zero_stage": st.sampled_from((None, None, 0, 1, 2, 3)),
+        "fsdp": st.sampled_from((False, False, True)),
+        "reshard_after_forward": st.booleans(),
         "offload_optimizer": st.sampled_from(Offload),
         "offload_params": st.sampled_from(Offload),
         "liger_layers": st.booleans(),
@@ -101,10 +103,15 @@ ANY_RECIPE = st.fixed_dictionaries(
 def within(tool: Tool, recipe: Recipe, model: ModelFiles) -> Recipe:
     """The recipe with what the tool does by itself, and without what no engine does; within all limits if it trains the
     tool's usual parts."""
-    stage = recipe.zero_stage
+    stage = None if recipe.fsdp else recipe.zero_stage
     params = recipe.offload_params if stage == 3 else Offload.NONE
     optimizer = recipe.offload_optimizer if stage in (1, 2, 3) else Offload.NONE
+    if recipe.fsdp:
+        params = optimizer = Offload.CPU if recipe.offload_params is Offload.CPU else Offload.NONE
+        recipe = recipe.with_changes(optimizer=OptimizerKind.ADAMW, method=_shardable(recipe.method))
     recipe = recipe.with_changes(
+        zero_stage=stage,
+        reshard_after_forward=recipe.reshard_after_forward or not recipe.fsdp,
         offload_params=params,
         offload_optimizer=Offload.CPU if optimizer is Offload.NVME and stage != 3 else optimizer,
         hpz=recipe.hpz if stage == 3 and params is Offload.NONE else 1,
@@ -112,6 +119,10 @@ def within(tool: Tool, recipe: Recipe, model: ModelFiles) -> Recipe:
         loss=usual(tool, model).loss,
     )
     return behaviour(tool, recipe, model).applied_to(recipe)
+
+
+def _shardable(method: Method) -> Method:
+    return Method.LORA if method is Method.QLORA else method
 
 
 def cluster_of(num_gpus: int, num_nodes: int = 1) -> Cluster:

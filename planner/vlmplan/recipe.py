@@ -283,10 +283,11 @@ class Recipe:
     @property
     def pixel_dtypes(self) -> tuple[DType, ...]:
         """Element types that a micro batch's pixels are there in, as they came first and as the model gets them last:
-        under DeepSpeed Hugging Face's Trainer casts them (``_prepare_input``), else the model does."""
+        Hugging Face's Trainer casts them under DeepSpeed (``_prepare_input``), the root under FSDP2
+        (``cast_forward_inputs``), else the model does."""
         if self.batches_on_gpu is not BatchesOnGpu.STEP_FLOAT32:
             return (self.precision.dtype,)
-        is_cast = self.uses_deepspeed and self.precision.dtype is not DType.FLOAT32
+        is_cast = self.casts_weights and self.precision.dtype is not DType.FLOAT32
         return (DType.FLOAT32, self.precision.dtype) if is_cast else (DType.FLOAT32,)
 
     @property

@@ -311,14 +311,96 @@ def test_the_plain_trainer_has_weights_in_the_checkpoints_type(read, tmp_path):
 def test_what_fsdp_would_do_has_no_effect_where_it_is_not_asked_for(read, values):
     filled_in = {"fsdp": [], "fsdp_config": {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False}}
     assert "fsdp_config" in read(values | filled_in).idle
-    refused(read, values | filled_in | {"fsdp": "full_shard"}, "fsdp is", "no memory model of FSDP")
 
 
-def test_accelerates_fsdp_is_refused_once(read):
-    values = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}, "num_processes": 2}
-    with pytest.raises(InputError) as caught:
-        read(values)
-    assert "mistakes" not in str(caught.value)
+# -- FSDP2 -----------------------------------------------------------------------------------------------------------
+
+TRL_BF16 = TRL | {"dtype": "bfloat16"}
+FSDP2 = {"fsdp": True, "reshard_after_forward": True, "sync_each_batch": False, "precision": "bf16"}
+ON_DEVICE, ON_HOST = (dict.fromkeys(("offload_params", "offload_optimizer"), place) for place in ("none", "cpu"))
+ACCELERATE_FSDP2 = {
+    "fsdp_version": 2,
+    "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    "fsdp_offload_params": True,
+    "fsdp_cpu_ram_efficient_loading": True,
+    "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+}
+
+
+def sharding(config: TrainerConfig) -> dict[str, Any]:
+    return {name: config.options.get(name) for name in (*FSDP2, *ON_HOST)}
+
+
+@pytest.mark.parametrize(
+    ("fsdp", "config", "expected"),
+    [
+        (True, None, ON_DEVICE),
+        (True, {"reshard_after_forward": False}, ON_DEVICE | {"reshard_after_forward": False}),
+        (True, {"fsdp_version": 2, "cpu_offload": True}, ON_HOST),
+        ("shard_grad_op offload auto_wrap", {}, ON_HOST | {"reshard_after_forward": False}),
+    ],
+)
+def test_training_arguments_shard_as_they_say(read, fsdp, config, expected):
+    values = TRL_BF16 | {"fsdp": fsdp, "fsdp_config": config}
+    assert sharding(read(values)) == FSDP2 | ON_DEVICE | expected
+    assert "zero_stage" not in read(values).options
+    assert "uses_autocast" not in read(values).options
+
+
+def test_accelerates_file_shards_as_its_section_says(read):
+    values = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 2}
+    assert sharding(read(values | {"fsdp_config": ACCELERATE_FSDP2})) == FSDP2 | ON_HOST
+
+
+@pytest.mark.parametrize("name", ["fsdp2", '{"fsdp": "full_shard", "fsdp_config": {"activation_checkpointing": true}}'])
+def test_ms_swift_names_a_file_or_writes_it(read, name):
+    found = read(MS_SWIFT | {"fsdp": name, "gradient_checkpointing": False})
+    assert sharding(found) == FSDP2 | ON_DEVICE
+    assert found.options["activation_checkpointing"] is True
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"version": 1}, ("version is 1", "FSDP1 is not")),
+        ({"auto_wrap_policy": "SIZE_BASED_WRAP"}, ("auto_wrap_policy", "TRANSFORMER_BASED_WRAP")),
+        ({"transformer_layer_cls_to_wrap": "Qwen2MLP"}, ("Qwen2DecoderLayer", "are planned")),
+        ({"activation_checkpointing": True}, ("gradient_checkpointing is true too",)),
+        ({"activation_checkpointing_offload": True}, ("activation_checkpointing_offload", "not planned")),
+        ({"ignored_modules": "lm_head"}, ("ignored_modules", "not planned")),
+        ({"reshard": True}, ("unknown key 'reshard'", "reshard_after_forward")),
+    ],
+)
+def test_what_is_not_planned_of_fsdp2_is_refused_by_its_name(read, config, words):
+    refused(read, TRL_BF16 | {"fsdp": True, "fsdp_config": config}, *words)
+
+
+def test_fsdp_of_accelerate_is_fsdp1_unless_its_version_is_said(read):
+    refused(read, {"distributed_type": "FSDP", "mixed_precision": "bf16"}, "version is 1", "auto_wrap_policy is")
+
+
+def test_a_model_whose_default_layers_accelerate_does_not_find_needs_their_names(read, tmp_path):
+    values = TRL_BF16 | {"fsdp": True, "model_name_or_path": "llava-1.5-7b"}
+    with pytest.raises(InputError, match="names a class that the model does not have; write transformer_layer_cls"):
+        read(values, "llava-1.5-7b")
+    named = {"transformer_layer_cls_to_wrap": ["CLIPEncoderLayer", "LlamaDecoderLayer"]}
+    assert read(values | {"fsdp_config": named}, "llava-1.5-7b").options["fsdp"] is True
+
+
+def test_adapters_beside_wide_or_pure_weights_are_not_planned_in_shards(read):
+    refused(read, TRL | {"fsdp": True}, "sharded in float32 are not planned")
+    refused(read, TRL_BF16 | {"fsdp": True, "bf16": False}, "set bf16: true")
+
+
+def test_llama_factory_has_an_older_fsdp2(read):
+    refused(read, LLAMA_FACTORY | {"fsdp": "full_shard"}, "keeps accelerate at 1.11 or older")
+
+
+def test_an_option_that_names_another_engine_goes_before_the_files_fsdp2(read):
+    found = read(TRL_BF16 | {"fsdp": True}, uses_deepspeed=False)
+    assert (found.options.get("fsdp"), found.options["zero_stage"]) == (None, "none")
+    assert any("FSDP2 is left out" in note for note in found.notes)
+    assert read(TRL_BF16, uses_deepspeed=False, shards=True).options["fsdp"] is True
 
 
 def test_what_is_wrong_with_a_file_comes_before_a_model_that_cannot_be_had(tmp_path):

@@ -34,6 +34,7 @@ from vlmplan.engines.optimizer_states import state_bytes, update_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind
 
 WAITING = "reduce-scatter input"
 
@@ -173,7 +174,7 @@ class FullyShard(Engine):
         group = self.groups[number]
         if number in self._whole or not group.weights:
             return
-        if self.num_ranks > 1:
+        if self.num_ranks > 1 and not self._is_read_as_shards(number):
             if number not in self._prefetched:
                 self._gather(number)
             self._prefetched.discard(number)
@@ -186,6 +187,11 @@ class FullyShard(Engine):
         else:
             self.sink.allocate(("whole", number), Component.WEIGHTS, group.whole_bytes)
         self._whole.add(number)
+
+    def _is_read_as_shards(self, number: int) -> bool:
+        """TRL reads the head's weight without calling the head: where nothing has gathered it, it makes a whole one of
+        the shards (``full_tensor`` in ``add_fused_lm_head``, TRL 1.16 ``trl/trainer/utils.py``)."""
+        return self.recipe.loss is LossKind.TRL and number == self.groups.tail and self.groups.gathers_head_alone
 
     def _gather(self, number: int) -> None:
         """``_get_param_all_gather_inputs``: all casts in one flat tensor; from the host shard by shard, each once more

@@ -69,6 +69,8 @@ class LayerGroups:
         self.root = self._group(root)
         names = {entry.name for entry in members[self.tail]}
         self._first_of_tail = EMBEDDING if self.embedding is None else NORM if names & {final_norm(table)} else HEAD
+        self.gathers_head_alone = self._first_of_tail == HEAD
+        """Whether it waits for the head to be called, and is not whole before."""
         numbered = [*enumerate(self.layers), (ROOT, self.root)]
         self.number_of_ordinal = {ordinal: number for number, group in numbered for ordinal in group.ordinals}
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
+from vlmplan.other_trainers.fsdp import of_accelerate
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.settings import Settings
 
 ACCELERATE: Final = "accelerate 1.15"
-ENGINES = {"NO": "plain PyTorch", "MULTI_GPU": "DDP", "DEEPSPEED": "DeepSpeed"}
+ENGINES = {"NO": "plain PyTorch", "MULTI_GPU": "DDP", "DEEPSPEED": "DeepSpeed", "FSDP": "FSDP2"}
 WITHOUT_EFFECT = frozenset(
     """compute_environment debug downcast_bf16 enable_cpu_affinity gpu_ids machine_rank main_process_ip
     main_process_port main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu
@@ -29,7 +30,9 @@ def read_accelerate(settings: Settings) -> dict[str, Any]:
     if kind not in ENGINES:
         settings.refuse("distributed_type", f"{NOT_PLANNED}; {', '.join(ENGINES)} are planned")
     settings.only("parallelism_config megatron_lm_config fp8_config dynamo_config tp_config", NOT_PLANNED)
-    settings.ignore(("fsdp_config",))  # of a distributed_type that is refused already
+    sharding = settings.table("fsdp_config")
+    if kind == "FSDP":
+        values |= {"fsdp": True, "fsdp_config": of_accelerate(sharding)}
     precision = settings.text("mixed_precision", "no").casefold()
     if precision not in ("no", "bf16", "fp16"):
         settings.refuse("mixed_precision", f"{NOT_PLANNED}; no, bf16 and fp16 are planned")

@@ -5,11 +5,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import cast
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.data_rules import DataRules
 from vlmplan.deepspeed_config import DsConfig, settings_from_ds_config
 from vlmplan.errors import InputError
+from vlmplan.files import text_of
+from vlmplan.json_reader import parse_json_object
+from vlmplan.other_trainers.fsdp import read_fsdp, unread_losses
 from vlmplan.other_trainers.hugging_face import Arguments, plain_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -27,6 +31,7 @@ LOADED_WIDE = (
     "weights are loaded in float32 and then cast by DeepSpeed: every process has the whole model in float32 in host "
     "memory first, which loading it in 16 bit avoids"
 )
+MAX_BYTES = 2**20
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
@@ -42,6 +47,8 @@ class Surroundings:
     num_gpus: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     uses_deepspeed: bool | None = None
+    shards: bool | None = None
+    """Whether PyTorch shards (``--fsdp``), as the user says."""
     method: Method | None = None
     precision: Precision | None = None
     named_deepspeed: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
@@ -74,6 +81,9 @@ class Meaning:
     """What plain PyTorch computes in where neither bf16 nor fp16 is set."""
     upcasts_frozen: bool | None = False
     """Whether it calls peft's ``prepare_model_for_kbit_training``; None: that is the user's script."""
+    model: ModelFiles | None = None
+    without_fsdp: str | None = None
+    """Why its FSDP2 is not planned; None where it is accelerate's."""
 
 
 def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings) -> TrainerConfig:
@@ -88,18 +98,14 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
             ds_config = _ds_config(arguments.deepspeed, settings, around)
     elif arguments.deepspeed is not None:
         settings.note("the file's DeepSpeed configuration is left out, as an option says another engine")
-    if around.uses_deepspeed is True or (around.uses_deepspeed is None and arguments.deepspeed is not None):
-        options["precision"] = (arguments.precision or Precision.FP32).value
-        if _is_cast(arguments, meaning, method):
-            options["weight_dtype"] = meaning.weights.value
-            if ds_config is None or ds_config.zero_stage != 3:
-                settings.note(LOADED_WIDE)
-        is_wide = method is Method.LORA and arguments.precision is not None and not meaning.casts_zero3_adapters
-        if is_wide and ds_config is not None and ds_config.zero_stage == 3:
-            options["adapter_dtype"] = AdapterDtype.FLOAT32.value
+    shards = _shards(arguments, settings, around)
+    if shards:
+        options |= _sharded(settings, arguments, meaning, around, method)
+    elif around.uses_deepspeed is True or (around.uses_deepspeed is None and arguments.deepspeed is not None):
+        options |= _deepspeed(settings, arguments, meaning, method, ds_config)
     else:
         options |= _plain(arguments, meaning, around, method)
-    if around.expandable_segments or options.get("zero_stage") == PLAIN:
+    if around.expandable_segments or shards or options.get("zero_stage") == PLAIN:
         options["expandable_segments"] = around.expandable_segments
     _count_samples(settings, options, around)
     settings.close()
@@ -123,6 +129,71 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
 def _is_cast(arguments: Arguments, meaning: Meaning, method: Method) -> bool:
     """Whether DeepSpeed has to cast what was loaded in float32."""
     return meaning.weights is WeightDtype.FLOAT32 and arguments.precision is not None and method is not Method.QLORA
+
+
+def _shards(arguments: Arguments, settings: Settings, around: Surroundings) -> bool:
+    """Whether PyTorch does, as the user says, or else the file."""
+    says_engine = around.uses_deepspeed is not None
+    shards = around.shards if around.shards is not None else arguments.fsdp is not None and not says_engine
+    if arguments.fsdp is not None and not shards:
+        settings.note("the file's FSDP2 is left out, as an option says another engine")
+    return shards
+
+
+def _deepspeed(
+    settings: Settings, arguments: Arguments, meaning: Meaning, method: Method, ds_config: DsConfig | None
+) -> dict[str, Value]:
+    """The options of DeepSpeed that its own file does not say."""
+    options: dict[str, Value] = {"precision": (arguments.precision or Precision.FP32).value}
+    if _is_cast(arguments, meaning, method):
+        options["weight_dtype"] = meaning.weights.value
+        if ds_config is None or ds_config.zero_stage != 3:
+            settings.note(LOADED_WIDE)
+    is_wide = method is Method.LORA and arguments.precision is not None and not meaning.casts_zero3_adapters
+    if is_wide and ds_config is not None and ds_config.zero_stage == 3:
+        options["adapter_dtype"] = AdapterDtype.FLOAT32.value
+    return options
+
+
+def _sharded(
+    settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings, method: Method
+) -> dict[str, Value]:
+    """The options of FSDP2, whose shards of trained weights are float32 in mixed precision, however they are loaded."""
+    if arguments.deepspeed is not None and around.shards is None:
+        settings.refuse("fsdp", "and deepspeed is set too; one of the two is needed")
+    if meaning.without_fsdp is not None:
+        settings.refuse_whole(meaning.without_fsdp)
+    section: Mapping[str, object] = {}
+    with settings.kept():
+        section = _fsdp_section(arguments, settings, around)
+    config = None if meaning.model is None else meaning.model.config
+    options, checkpoints = read_fsdp(settings, arguments.fsdp or True, section, config)
+    if checkpoints and arguments.options.get("activation_checkpointing"):
+        settings.refuse_whole(
+            "fsdp_config has activation_checkpointing, and gradient_checkpointing is true too; one of the two is needed"
+        )
+    unread = unread_losses(sees=sees(meaning.model), trains_adapters=method is not Method.FULL)
+    if (loss := meaning.options.get("loss")) in [kind.value for kind in unread]:
+        settings.refuse_whole(f"the loss is {loss}, which under FSDP2 reads a head that is not gathered: not planned")
+    if checkpoints:
+        options["activation_checkpointing"] = True
+    precision = arguments.precision or meaning.without_autocast
+    if method is not Method.FULL and precision is Precision.BF16_PURE:
+        settings.refuse_whole("adapters in float32 beside 16-bit weights are not planned under FSDP2; set bf16: true")
+    if method is not Method.FULL and precision is Precision.BF16 and meaning.weights is WeightDtype.FLOAT32:
+        settings.refuse_whole("frozen weights that are sharded in float32 are not planned; load them in bfloat16")
+    return options | {"precision": precision.value}
+
+
+def _fsdp_section(arguments: Arguments, settings: Settings, around: Surroundings) -> Mapping[str, object]:
+    """``fsdp_config``, which may be an object, a file or nothing."""
+    value = arguments.fsdp_config
+    if isinstance(value, Mapping):
+        return cast(Mapping[str, object], value)
+    if isinstance(value, str) and not value.lstrip().startswith("{"):
+        file = found_file(value, around.folder, settings.source, "fsdp_config")
+        return parse_json_object(text_of(file, name=str(file), most_bytes=MAX_BYTES), source=str(file))
+    return settings.table("fsdp_config")
 
 
 def _plain(arguments: Arguments, meaning: Meaning, around: Surroundings, method: Method) -> dict[str, Value]:

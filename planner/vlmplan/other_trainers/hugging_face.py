@@ -86,6 +86,10 @@ class Arguments:
     gradient_clipping: float
     deepspeed: object
     """A path, an object, or None."""
+    fsdp: object = None
+    """As ``fsdp`` says it: true, or words; None where it shards nothing."""
+    fsdp_config: object = None
+    """A path, an object, or None."""
     order: Order = Order.RANDOM
     """Of the samples in an epoch."""
     saving: Saving = field(default_factory=Saving)
@@ -105,7 +109,9 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     options["epochs"] = settings.number("num_train_epochs", 3.0)
     options |= _optimizer(settings, defaults)
     deepspeed = settings.raw("deepspeed")
-    _refuse_fsdp(settings)
+    fsdp = settings.raw("fsdp") if settings.is_on("fsdp") else None
+    fsdp_config = None if fsdp is None else settings.raw("fsdp_config")
+    settings.ignore(("fsdp", "fsdp_config"))  # which mean nothing where ``fsdp`` is empty (``_process_fsdp_args``)
     settings.only("parallelism_config", "sequence, context and tensor parallelism are not planned")
     settings.only("torch_compile torch_compile_backend torch_compile_mode", "torch.compile is not planned")
     settings.only("label_smoothing_factor", f"the smoothed loss makes more copies of the logits: {NOT_PLANNED}")
@@ -129,16 +135,12 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
         precision=precision,
         gradient_clipping=clipping,
         deepspeed=deepspeed,
+        fsdp=fsdp,
+        fsdp_config=fsdp_config,
         order=order,
         saving=saving,
         output_dir=output_dir,
     )
-
-
-def _refuse_fsdp(settings: Settings) -> None:
-    """Refuse what shards with FSDP. ``fsdp_config`` means nothing where ``fsdp`` is empty (``_process_fsdp_args``)."""
-    settings.only("fsdp", "vlmplan plans DeepSpeed, DDP and plain PyTorch, and has no memory model of FSDP", "[]")
-    settings.ignore(("fsdp_config",))
 
 
 def _order(settings: Settings) -> Order:

@@ -31,6 +31,12 @@ from vlmplan.recipe_choices import (
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
+OLDER_FSDP2 = (
+    "LLaMA-Factory 0.9.5 keeps accelerate at 1.11 or older, whose FSDP2 makes one unit of all that is outside of "
+    "layers and shards it again after forward; vlmplan plans that of accelerate 1.15. DeepSpeed's stage 3 shards as "
+    "much"
+)
+"""``requirements`` of its wheel; accelerate 1.11 ``utils/fsdp_utils.py`` ``fsdp2_prepare_model``."""
 MAX_NEW_TOKENS = 1024
 """``GeneratingArguments`` in ``hparams/generating_args.py``."""
 
@@ -124,6 +130,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning = _types(settings, arguments, method, options)
     meaning.use_double_quant = doubles
     meaning.data_rules = _data_rules(settings, packs=stage == "pt")
+    meaning.model, meaning.without_fsdp = model, OLDER_FSDP2
     return assembled(settings, arguments, meaning, around)
 
 

@@ -7,12 +7,22 @@ for keys and defaults, ``pipelines/train/tuner.py`` for what is adapted, ``confi
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
 from vlmplan.evaluation import Kept
+from vlmplan.files import text_of
+from vlmplan.json_reader import parse_json_object
 from vlmplan.models import context_length
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.assembled import (
+    MAX_BYTES,
+    Meaning,
+    Surroundings,
+    assembled,
+    found_file,
+    largest_image,
+    sees,
+)
 from vlmplan.other_trainers.batching import ms_swift_batching
 from vlmplan.other_trainers.evaluated import STRATEGIES, EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import (
@@ -33,6 +43,11 @@ from vlmplan.workload import ModelFiles
 MS_SWIFT: Final = "ms-swift 4.6.0"
 MAX_NEW_TOKENS = 64
 """``SftArguments`` in ``arguments/sft_args.py``."""
+NAMED_FSDP2: Mapping[str, Any] = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
+}
+"""``config/fsdp2.json``, as far as it decides memory or time."""
 VALIDATION = ("val_dataset", "cached_val_dataset")
 
 
@@ -107,6 +122,8 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     settings.only("task_type", "causal_lm is planned", "causal_lm")
     settings.only("rlhf_type", "supervised fine-tuning is planned, preference and reinforcement learning are not")
     arguments = read_arguments(settings, DEFAULTS)
+    with settings.kept():
+        _named_sharding(arguments, settings, around)
     weights = _types(settings, arguments)
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, **liger_options(settings)}
     name = settings.text("model", settings.text("model_id_or_path", "") if "model_id_or_path" in settings else "")
@@ -135,8 +152,26 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     meaning = Meaning(
         trainer=MS_SWIFT, method=method, options=options, weights=weights, without_autocast=without_autocast
     )
+    meaning.model = model
     meaning.use_double_quant, meaning.data_rules = doubles, _data_rules(settings, around)
     return assembled(settings, arguments, meaning, around)
+
+
+def _named_sharding(arguments: Arguments, settings: Settings, around: Surroundings) -> None:
+    """``fsdp`` is a name, a file or JSON, which holds ``fsdp`` and ``fsdp_config``; accelerate's launcher has set both
+    already (``_init_fsdp`` in ``arguments/sft_args.py``)."""
+    if arguments.fsdp is None or arguments.fsdp is True:
+        return
+    name = arguments.fsdp
+    if name == "fsdp2":
+        found: Mapping[str, Any] = NAMED_FSDP2
+    elif isinstance(name, Mapping) or str(name).lstrip().startswith("{"):
+        found = settings.table("fsdp")
+    else:
+        file = found_file(str(name), around.folder, settings.source, "fsdp")
+        found = parse_json_object(text_of(file, name=str(file), most_bytes=MAX_BYTES), source=str(file))
+    arguments.fsdp = found.get("fsdp", "full_shard auto_wrap")
+    arguments.fsdp_config = dict(found.get("fsdp_config", {}))
 
 
 def _types(settings: Settings, arguments: Arguments) -> WeightDtype:

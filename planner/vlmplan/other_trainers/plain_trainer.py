@@ -26,6 +26,7 @@ def read_plain_trainer(settings: Settings, model: ModelFiles | None, around: Sur
     )
     meaning = Meaning(
         trainer=TRAINER,
+        model=model,
         method=Method.FULL,
         options={"loss": LossKind.MODEL.value, **liger_options(settings)},
         weights=WeightDtype.FLOAT32 if is_wide else WeightDtype.MODEL,

@@ -73,6 +73,7 @@ class Asked:
     model: str | None = None
     num_gpus: int | None = None
     uses_deepspeed: bool | None = None
+    shards: bool | None = None
     method: Method | None = None
     precision: Precision | None = None
     find_model: Callable[[str], ModelFiles]
@@ -187,6 +188,7 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
         num_gpus=asked.num_gpus,
         environment=opened.environment,
         uses_deepspeed=asked.uses_deepspeed,
+        shards=asked.shards,
         method=asked.method,
         precision=asked.precision,
         named_deepspeed=opened.unsaved,

@@ -132,6 +132,11 @@ class Settings:
                 self.refuse(key, why)
         self.ignore(keys.split())
 
+    def is_on(self, key: str) -> bool:
+        """Whether its value is anything but false, 0 or empty."""
+        value = self._values.get(key)
+        return value is not None and not _is_off(value) and str(value) != "[]"
+
     def refuse(self, key: str, why: str) -> None:
         """Keep that the value of ``key`` will not do."""
         self._mistakes.add(f"{key} is {shown(self._values.get(key))}; {why}")

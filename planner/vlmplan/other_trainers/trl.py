@@ -73,6 +73,7 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
         casts_zero3_adapters=True,
         use_double_quant=doubles,
         trainer=TRL,
+        model=model,
         method=method,
         options=options,
         weights=weights,

@@ -177,6 +177,7 @@ def _asked(own: Request, find_model: Callable[[str], ModelFiles]) -> "Asked":
         model=own.model,
         num_gpus=count,
         uses_deepspeed=True if own.ds_config is not None else _named_engine(recipe),
+        shards=recipe.fsdp,
         method=recipe.method,
         precision=recipe.precision,
         find_model=lambda name: find_model(name) if own.given_model is None else own.given_model,

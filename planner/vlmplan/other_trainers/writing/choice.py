@@ -38,8 +38,8 @@ def limits_of(tool: Tool) -> tuple[Limit, ...]:
 
 def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
     """Why the tool cannot train the recipe, as a sentence; None if it can."""
-    if recipe.fsdp:
-        return f"{TOOLS[tool].title}: no configuration of it is written with FSDP2 yet; --zero-stage 3 shards as much"
+    if recipe.fsdp and TOOLS[tool].without_fsdp is not None:
+        return TOOLS[tool].without_fsdp
     sentence = first_objection(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model)))
     return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"
 

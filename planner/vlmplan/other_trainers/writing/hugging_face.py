@@ -10,6 +10,8 @@ from typing import Any
 from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
+from vlmplan.other_trainers.fsdp import LAYER_CLASSES, TRANSFORMER_WRAP, layer_classes, unread_losses
+from vlmplan.other_trainers.fsdp import VERSION as FSDP_VERSION
 from vlmplan.other_trainers.hugging_face import ATTENTION, OPTIMIZERS
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always
@@ -22,6 +24,7 @@ from vlmplan.recipe_choices import (
     BatchesOnGpu,
     LossKind,
     Method,
+    Offload,
     OptimizerKind,
     Precision,
     WeightDtype,
@@ -41,6 +44,19 @@ KNOWN_OPTIMIZERS = tuple(dict.fromkeys(kind for kind, _ in OPTIMIZERS.values()))
 def _precisions(context: LimitContext) -> tuple[Precision, ...]:
     everywhere = (Precision.BF16, Precision.FP16, Precision.FP32)
     return everywhere if context.recipe.uses_deepspeed else (*everywhere, Precision.BF16_PURE)
+
+
+def _losses_of_shards(context: LimitContext) -> tuple[LossKind, ...] | None:
+    recipe = context.recipe
+    if not recipe.fsdp:
+        return None
+    refused = unread_losses(sees=context.sees, trains_adapters=recipe.trains_adapters)
+    return tuple(kind for kind in LossKind if kind not in refused)
+
+
+def _pure_of_all(context: LimitContext) -> tuple[Precision, ...] | None:
+    has_adapters = context.recipe.fsdp and context.recipe.trains_adapters
+    return tuple(kind for kind in Precision if kind is not Precision.BF16_PURE) if has_adapters else None
 
 
 def _fused(context: LimitContext) -> tuple[bool, ...]:
@@ -76,6 +92,35 @@ COMMON_LIMITS: tuple[Limit, ...] = (
         sentence="its DDP keeps gradients beside its buckets, as torch's does; --gradients-in-buckets is not to be had",
         source="transformers 5.23 trainer.py create_accelerator_and_postprocess: no argument sets it",
         is_behaviour=True,
+    ),
+    Limit(
+        field="sync_each_batch",
+        allowed=lambda context: (not context.recipe.fsdp,),
+        sentence="under FSDP2 it reduces gradients in the last micro batch of a step alone; --sync-each-batch is not "
+        "to be had",
+        source="transformers 5.23 trainer.py _run_epoch: accelerator.no_sync, which is set_requires_gradient_sync",
+        is_behaviour=True,
+    ),
+    Limit(
+        field="loss",
+        allowed=_losses_of_shards,
+        sentence="under FSDP2 Liger's loss would read a head that is not gathered, unless all of a text model is "
+        "trained, and TRL's one that is sharded in float32 where a model that sees is; --zero-stage 3 trains it",
+        source="accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: the head is a unit with the final norm, or "
+        "alone where _find_final_norm finds none; losses that do not call it have no forward hook",
+    ),
+    Limit(
+        field="reduces_in_float32",
+        allowed=always(False),
+        sentence="its FSDP2 reduces gradients in 16 bit; --float32-reduce is not to be had",
+        source="accelerate 1.15 utils/dataclasses.py set_mixed_precision: one type for all",
+    ),
+    Limit(
+        field="precision",
+        allowed=_pure_of_all,
+        sentence="under FSDP2 its adapters would be float32 beside 16-bit weights; --precision bf16-pure is not to be "
+        "had",
+        source="peft 0.21 mapping_func.py get_peft_model: autocast_adapter_dtype=True",
     ),
     Limit(
         field="upcasts_frozen",
@@ -216,7 +261,21 @@ def training_arguments(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **({"use_liger_kernel": True} if recipe.liger_layers else {}),
         **_evaluation_arguments(recipe.evaluation),
         **({"deepspeed": DS_CONFIG_FILE} if recipe.uses_deepspeed else {}),
+        **({"fsdp": True, "fsdp_config": fsdp_config(recipe, workload.model)} if recipe.fsdp else {}),
         "output_dir": OUTPUT_DIR,
+    }
+
+
+def fsdp_config(recipe: Recipe, model: ModelFiles) -> dict[str, Any]:
+    """The layers are named: the default names others for some models (``other_trainers/fsdp.py``)."""
+    classes = layer_classes(model.config)
+    return {
+        "version": FSDP_VERSION,
+        "auto_wrap_policy": TRANSFORMER_WRAP,
+        **({} if classes is None else {LAYER_CLASSES: list(classes)}),
+        "reshard_after_forward": recipe.reshard_after_forward,
+        **({"cpu_offload": True} if recipe.offload_params is not Offload.NONE else {}),
+        "state_dict_type": "SHARDED_STATE_DICT",
     }
 
 
@@ -308,8 +367,8 @@ def allocator_environment(recipe: Recipe) -> dict[str, str]:
 
 
 def needs_processes(recipe: Recipe, cluster: Cluster) -> bool:
-    """Whether a launcher has to set RANK and its like: several GPUs, or DeepSpeed, which asks for them on one too."""
-    return recipe.uses_deepspeed or cluster.num_gpus > 1
+    """Whether a launcher has to set RANK and its like: several GPUs, or an engine that asks for them on one too."""
+    return recipe.casts_weights or cluster.num_gpus > 1
 
 
 def torchrun(cluster: Cluster) -> list[str]:

@@ -17,7 +17,8 @@ class LimitContext:
 
     @property
     def is_plain(self) -> bool:
-        return not self.recipe.uses_deepspeed
+        """Plain PyTorch, or DDP."""
+        return not self.recipe.casts_weights
 
     @property
     def casts(self) -> bool:

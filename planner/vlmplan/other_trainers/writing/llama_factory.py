@@ -9,7 +9,7 @@ from typing import Any, Final
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY
+from vlmplan.other_trainers.llama_factory import ATTENTION, LLAMA_FACTORY, OLDER_FSDP2
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
@@ -254,4 +254,5 @@ KNOWN: Final = KnownTool(
     freezes_vision=True,
     limits_pixels=True,
     evaluation=_evaluation,
+    without_fsdp=OLDER_FSDP2,
 )

@@ -3,6 +3,7 @@
 Sources: ``arguments/`` for keys, ``cli/main.py`` for ``ENV`` and how torch's launcher is started.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     adapter_settings,
     allocator_environment,
     attention_name,
+    fsdp_config,
     loaded_type,
     model_name,
     needs_processes,
@@ -96,7 +98,7 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
 def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str, Any]:
     """The keys of ``swift sft``, in the order of the file."""
     has_parts = sees(workload.model)
-    return {
+    settings = {
         "model": model_name(workload.model),
         "use_hf": True,
         "torch_dtype": loaded_type(recipe),
@@ -108,10 +110,20 @@ def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str,
         **packing_keys(recipe),
         **({"max_pixels": workload.image_width * workload.image_height} if workload.images_per_sample else {}),
         **training_arguments(recipe, workload),
+        **_sharding(recipe, workload),
         "gradient_checkpointing": recipe.activation_checkpointing,
         **({"vit_gradient_checkpointing": recipe.vision_activation_checkpointing} if has_parts else {}),
         **({"ENV": environment} if (environment := _environment(recipe, cluster)) else {}),
     }
+    return {key: value for key, value in settings.items() if value is not None}
+
+
+def _sharding(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    """``fsdp`` as JSON with both keys of ``TrainingArguments`` (``_init_fsdp`` in ``arguments/sft_args.py``)."""
+    if not recipe.fsdp:
+        return {}
+    config = {"fsdp": "full_shard auto_wrap", "fsdp_config": fsdp_config(recipe, workload.model)}
+    return {"fsdp": json.dumps(config), "fsdp_config": None}  # in place of both
 
 
 def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:

@@ -86,5 +86,7 @@ class KnownTool:
     """By default, and the projector with it."""
     limits_pixels: bool = False
     """A key says how large an image may be."""
+    without_fsdp: str | None = None
+    """Why no setup with FSDP2 is written for it, as a sentence."""
     evaluation: Callable[[Evaluation], Mapping[str, Any]] = no_keys
     """Keys of its own about what is evaluated."""

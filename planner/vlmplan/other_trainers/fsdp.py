@@ -1,0 +1,150 @@
+"""FSDP2 as accelerate makes it of ``fsdp_config``: of its own file, of ``TrainingArguments``, and of ms-swift's file.
+
+Sources: accelerate 1.15 ``utils/dataclasses.py`` (``FullyShardedDataParallelPlugin``) and ``utils/fsdp_utils.py``
+(``fsdp2_prepare_model``), transformers 5.23 ``training_args.py`` (``_process_fsdp_args``). Weights are grouped as
+``engines/layer_groups.py`` says; trained weights are sharded in float32 in mixed precision, and gathered and reduced in
+that of the computation, without autocast (``_prepare_fsdp2`` does not call ``prepare_model``). Before the last micro
+batch of a step nothing is reduced (``no_sync``).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe_choices import LossKind, Offload
+
+VERSION: Final = 2
+TRANSFORMER_WRAP: Final = "TRANSFORMER_BASED_WRAP"
+LAYER_CLASSES: Final = "transformer_layer_cls_to_wrap"
+PREFIX = "fsdp_"
+NEWER_NAMES: Mapping[str, str] = {"offload_params": "cpu_offload", "transformer_cls_names_to_wrap": LAYER_CLASSES}
+"""accelerate's names of what ``TrainingArguments`` call otherwise."""
+STRATEGIES: Mapping[str, bool] = {"full_shard": True, "shard_grad_op": False}
+"""Words of ``fsdp`` in its older form, and whether weights are sharded again after forward."""
+WITHOUT_EFFECT = frozenset(
+    """cpu_ram_efficient_loading state_dict_type sync_module_states use_orig_params backward_prefetch limit_all_gathers
+    min_num_params sharding_strategy xla_fsdp_settings""".split()
+)
+"""What FSDP2 does not ask for, how weights come to the ranks, and how they are saved."""
+
+
+@cache
+def _classes() -> Mapping[str, Mapping[str, Any]]:
+    path = Path(__file__).parents[1] / "data" / "layer_classes.json"
+    return json.loads(path.read_text(encoding="utf-8"))["models"]
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """What decides the classes of a model's layers: the model types of the whole and of its parts.
+
+    >>> kind_of({"model_type": "llava", "text_config": {"model_type": "mistral"}})
+    'llava mistral'
+    """
+    parts: list[Any] = [config, config.get("text_config"), config.get("vision_config")]
+    types = [str(cast(Any, part).get("model_type", "")) for part in parts if isinstance(part, Mapping)]
+    return " ".join(dict.fromkeys(filter(None, types)))
+
+
+def layer_classes(config: Mapping[str, Any]) -> Sequence[str] | None:
+    """Classes of the layers that are planned as units; None for a model that is not known so well."""
+    known = _classes().get(kind_of(config))
+    return None if known is None else known["layers"]
+
+
+def unread_losses(*, sees: bool, trains_adapters: bool) -> tuple[LossKind, ...]:
+    """Losses that do not call the head, where it is a unit of its own: with adapters, and in models that see."""
+    if trains_adapters:
+        return (LossKind.LIGER,)
+    return (LossKind.LIGER, LossKind.TRL) if sees else ()
+
+
+def plain_keys(section: Mapping[str, Any]) -> dict[str, Any]:
+    """``fsdp_config`` with the names of ``TrainingArguments``."""
+    named = {key.removeprefix(PREFIX): value for key, value in section.items()}
+    return {NEWER_NAMES.get(key, key): value for key, value in named.items() if not key.startswith("_")}
+
+
+def of_accelerate(section: Mapping[str, Any]) -> dict[str, Any]:
+    """accelerate's own section as ``fsdp_config``, with its defaults, which are not those of ``TrainingArguments``."""
+    return {"version": 1, "auto_wrap_policy": "NO_WRAP", **plain_keys(section)}
+
+
+def read_fsdp(
+    settings: Settings, words: Any, section: Mapping[str, Any], config: Mapping[str, Any] | None
+) -> tuple[dict[str, Value], bool]:
+    """(options of ``fsdp`` and ``fsdp_config``, whether activations are checkpointed).
+
+    ``words``: the value of ``fsdp``, true or its older form. What vlmplan has no plan of is refused by its name.
+    """
+    inner = Settings(
+        _with_words(settings, words, plain_keys(section)),
+        source=f"{settings.source}: fsdp_config",
+        trainer=settings.trainer,
+    )
+    version = inner.text("version", str(VERSION))
+    if version != str(VERSION):
+        inner.refuse("version", "FSDP2 is planned, FSDP1 is not; version: 2 is needed")
+    policy = inner.text("auto_wrap_policy", TRANSFORMER_WRAP)
+    if policy.upper() != TRANSFORMER_WRAP:
+        inner.refuse("auto_wrap_policy", f"units of layers are planned, which is {TRANSFORMER_WRAP}")
+    else:
+        _check_classes(inner, config)
+    reshards, offloads = inner.flag("reshard_after_forward", True), inner.flag("cpu_offload", False)
+    checkpoints = inner.flag("activation_checkpointing", False)
+    inner.only(
+        "activation_checkpointing_offload activation_cpu_offload", "inputs of layers in host memory are not planned"
+    )
+    inner.only("ignored_modules", "weights that are left out of the shards are not planned")
+    inner.only("forward_prefetch", "accelerate has no forward prefetch with FSDP2, and refuses to start")
+    inner.only("xla xla_fsdp_v2 xla_fsdp_grad_ckpt", "TPUs are not planned")
+    inner.ignore(WITHOUT_EFFECT)
+    with settings.kept():
+        inner.close()
+    place = (Offload.CPU if offloads else Offload.NONE).value
+    options: dict[str, Value] = {
+        "fsdp": True,
+        "reshard_after_forward": reshards,
+        "sync_each_batch": False,
+        "offload_optimizer": place,
+        "offload_params": place,
+    }
+    return options, checkpoints
+
+
+def _with_words(settings: Settings, words: Any, section: dict[str, Any]) -> dict[str, Any]:
+    """The older form of ``fsdp`` as keys of ``fsdp_config``, which go before it (``_apply_legacy_fsdp_to_config``)."""
+    said = " ".join(map(str, cast(list[Any], words))) if isinstance(words, list) else str(words)
+    found: dict[str, Any] = {}
+    for name in said.casefold().split():
+        if name in STRATEGIES:
+            found["reshard_after_forward"] = STRATEGIES[name]
+        elif name == "offload":
+            found["cpu_offload"] = True
+        elif name not in ("true", "yes", "1", "on", "auto_wrap"):
+            settings.refuse(
+                "fsdp", f"{name} is not planned; true, full_shard, shard_grad_op, offload and auto_wrap are"
+            )
+    return found | section
+
+
+def _check_classes(inner: Settings, config: Mapping[str, Any] | None) -> None:
+    """The units have to be the layers that are planned."""
+    named = inner.names(LAYER_CLASSES) if LAYER_CLASSES in inner else []
+    known = None if config is None else _classes().get(kind_of(config))
+    if config is None or known is None:
+        if named:
+            inner.note(f"{LAYER_CLASSES} is {', '.join(named)}: taken to be the layers that are planned as units")
+        return
+    layers = known["layers"]
+    if named and set(named) != set(layers):
+        inner.refuse(LAYER_CLASSES, f"units of {', '.join(layers)}, all layers of {config['model_type']}, are planned")
+    elif not named and known["default"] != "same":
+        why = "names a class that the model does not have" if known["default"] == "absent" else "makes others units too"
+        inner.refuse_whole(
+            f"{LAYER_CLASSES} is not said, and the default for {config['model_type']} (_no_split_modules) {why}; "
+            f"write {LAYER_CLASSES}: [{', '.join(layers)}]"
+        )
