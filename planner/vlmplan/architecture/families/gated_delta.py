@@ -5,7 +5,9 @@ Source: transformers 5.23 ``models/qwen3_5/modeling_qwen3_5.py`` (``torch_chunk_
 everything in float32, and a loop over chunks that writes each chunk's result into one tensor.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
@@ -83,35 +85,53 @@ class GatedRMSNorm(Module):
         return ops.to(x, dtype)
 
 
+class Projections(NamedTuple):
+    """Queries, keys and values side by side, the gate, what becomes ``beta`` and the decay; and what they come from."""
+
+    mixed: Tensor
+    z: Tensor
+    b: Tensor
+    a: Tensor
+    joined: Sequence[Tensor] = ()
+    held: Sequence[Tensor] = ()
+
+
 class GatedDeltaNet(Module):
-    """``Qwen3_5GatedDeltaNet``."""
+    """``Qwen3_5GatedDeltaNet``; who derives from it projects otherwise."""
 
     def __init__(self, shape: DeltaShape) -> None:
         super().__init__()
         self.shape = shape
-        width = 2 * shape.key_width + shape.value_width
         self.dt_bias = Parameter(shape.num_value_heads)
         self.A_log = Parameter(shape.num_value_heads)
-        self.conv1d = CausalConvolution(width, shape.num_taps)
+        self.conv1d = CausalConvolution(2 * shape.key_width + shape.value_width, shape.num_taps)
+        self.make_projections()
+        self.activation = ops.ACTIVATIONS[shape.activation]
+
+    def make_projections(self) -> None:
+        """What comes behind the convolution in the order of parameters."""
+        shape = self.shape
         self.norm = GatedRMSNorm(shape.value_dim)
         self.out_proj = Linear(shape.value_width, shape.hidden_size)
-        self.in_proj_qkv = Linear(shape.hidden_size, width)
+        self.in_proj_qkv = Linear(shape.hidden_size, 2 * shape.key_width + shape.value_width)
         self.in_proj_z = Linear(shape.hidden_size, shape.value_width)
         self.in_proj_b = Linear(shape.hidden_size, shape.num_value_heads)
         self.in_proj_a = Linear(shape.hidden_size, shape.num_value_heads)
-        self.activation = ops.ACTIVATIONS[shape.activation]
+
+    def projected(self, x: Tensor) -> Projections:
+        """What the Linears make of x."""
+        return Projections(self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x))
 
     def forward(self, x: Tensor, _context: object = None) -> Tensor:
         batch, num_tokens, _ = x.shape
         shape = self.shape
         keys = (batch, num_tokens, shape.num_key_heads, shape.key_dim)
         values = (batch, num_tokens, shape.num_value_heads, shape.value_dim)
-        mixed = self.in_proj_qkv(x)
-        z = self.in_proj_z(x)
-        b = self.in_proj_b(x)
-        a = self.in_proj_a(x)
+        # Of what is projected, ``held`` lives to the end, ``joined`` until the convolution is over.
+        mixed, z, b, a, joined, _held = self.projected(x)
         mixed = self._convolved(mixed.view(batch, mixed.shape[-1], num_tokens))
         q, k, v = ops.split(mixed, keys, keys, values)
+        del joined
         beta = ops.sigmoid(b)
         decay = self._decay(a)
         out = chunked_delta_rule(q, k, v, decay, beta)

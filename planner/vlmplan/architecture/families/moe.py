@@ -257,12 +257,17 @@ def moe_block(config: Config, shape: DecoderShape) -> SparseMoeBlock:
 def moe_layers(config: Config, shape: DecoderShape) -> Stack:
     """The layers of a decoder: every ``decoder_sparse_step``-th has experts, but for ``mlp_only_layers``."""
     window = shape.windows[0] if shape.windows else None
+    is_sparse = has_experts(config, shape.num_layers)
+    kinds: list[Module] = []
+    if True in is_sparse:
+        kinds.append(MoeDecoderLayer(shape, moe_block(config, shape), window))
+    if False in is_sparse:
+        kinds.append(DecoderLayer(shape, window))
+    return Stack(kinds, [0 if sparse else len(kinds) - 1 for sparse in is_sparse], label="layers")
+
+
+def has_experts(config: Config, num_layers: int) -> list[bool]:
+    """Of each layer: every ``decoder_sparse_step``-th has experts, but for ``mlp_only_layers``."""
     dense_layers = config.integers("mlp_only_layers")
     step = config.integer("decoder_sparse_step", 1)
-    has_experts = [index not in dense_layers and (index + 1) % step == 0 for index in range(shape.num_layers)]
-    kinds: list[Module] = []
-    if True in has_experts:
-        kinds.append(MoeDecoderLayer(shape, moe_block(config, shape), window))
-    if False in has_experts:
-        kinds.append(DecoderLayer(shape, window))
-    return Stack(kinds, [0 if sparse else len(kinds) - 1 for sparse in has_experts], label="layers")
+    return [index not in dense_layers and (index + 1) % step == 0 for index in range(num_layers)]

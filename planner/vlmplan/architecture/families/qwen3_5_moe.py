@@ -20,7 +20,10 @@ class SharedExpertBlock(SparseMoeBlock):
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
         num_experts, width = config.integer("num_experts"), shape.hidden_size
-        gate = TopKRouter(num_experts, width, config.integer("num_experts_per_tok"), casts_scores=True)
+        # The key is Qwen3-Next's alone; Qwen3.5 normalises always.
+        normalizes = config.model_type != "qwen3_next" or config.boolean("norm_topk_prob")
+        num_per_token = config.integer("num_experts_per_tok")
+        gate = TopKRouter(num_experts, width, num_per_token, casts_scores=True, normalizes=normalizes)
         inner = config.integer("moe_intermediate_size")
         experts = Experts(num_experts, width, inner, activation=shape.activation)
         super().__init__(gate, experts, registers_gate_first=True)

@@ -41,6 +41,7 @@ TEXT_FAMILIES = {
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
     "qwen3_moe": "mixtral",
+    "qwen3_next": "qwen3_next",
     "seed_oss": "seed_oss",
     "smollm3": "smollm3",
     "stablelm": "stablelm",
