@@ -16,6 +16,7 @@ from vlmplan.architecture.attention_backend import (
     Scores,
 )
 from vlmplan.architecture.attention_kernels import eager_attention, fused_attention, math_attention, repeat_kv
+from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.sequence_parallel import heads_gathered, tokens_gathered
 from vlmplan.architecture.tensor import Tensor
@@ -59,7 +60,7 @@ def attend(
     calls: PackedLengths | None = None,
     is_cached: bool | None = None,
 ) -> Tensor:
-    """Attention of q over k and v; the result has shape (batch, tokens, heads * head_dim).
+    """Attention of q over k and v; the result has shape (batch, tokens, heads * width of a head's values).
 
     ``mask`` is the boolean mask (batch or 1, 1, tokens, keys) that transformers builds where plain causality is not
     enough: sliding windows shorter than the sequence, prefix or image blocks that see each other. The fused kernels
@@ -79,13 +80,19 @@ def attend(
     dtype = tape.autocast or q.dtype
     # ``use_gqa_in_sdpa``: a mask or a wide head keeps transformers from leaving grouped heads to the kernel.
     is_left_grouped = is_grouped and mask is None and head_dim <= LARGE_HEAD_DIM
-    kernel = backend.kernel(head_dim=head_dim, is_grouped=is_left_grouped, has_mask=mask is not None, dtype=dtype)
+    value_dim = v.shape[-1]
+    has_mask = mask is not None
+    kernel = backend.kernel(
+        head_dim=head_dim, is_grouped=is_left_grouped, has_mask=has_mask, dtype=dtype, value_dim=value_dim
+    )
     if kernel is Kernel.EAGER or (is_grouped and not is_left_grouped and kernel is not Kernel.FLASH):
         # A single head is expanded without a copy, but eager attention's product copies it then.
         copies = kernel is Kernel.EAGER or k.shape[1] > 1
         k, v = repeat_kv(k, num_heads, copies=copies), repeat_kv(v, num_heads, copies=copies)
     if kernel is Kernel.EAGER:
-        return eager_attention(q, k, v, mask=mask is not None or is_causal, rules=scores, is_written_out=is_grouped)
+        return eager_attention(q, k, v, mask=has_mask or is_causal, rules=scores, is_written_out=is_grouped)
+    if kernel is Kernel.FLASH and value_dim < head_dim:
+        v = chunks.pad(v, *k.shape)  # flash_attention_forward pads values, and cuts the result
     if tape.autocast is not None:
         q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
     if kernel is Kernel.MATH:
@@ -113,7 +120,9 @@ def _fused(
     is_causal = is_causal and mask is None  # a kernel with a mask skips nothing
     rows = {"num_pairs": num_pairs, "num_padded_rows": 0 if own is None else PADDED_ROWS * own.count}
     out = fused_attention(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, calls=calls, **rows)
-    return out.view(batch, num_tokens, num_heads * head_dim)
+    if v.shape[-1] > value_dim:
+        return ops.copy(ops.slice_last(out, value_dim), batch, num_tokens, num_heads * value_dim)
+    return out.view(batch, num_tokens, num_heads * value_dim)
 
 
 def _check_head_width(backend: AttentionBackend, num_heads: int, head_dim: int) -> None:
@@ -153,14 +162,20 @@ def joins_calls(backend: AttentionBackend, q: Tensor, lengths: PackedLengths) ->
     return is_fused and not tape.runs_every_call and lengths.first == lengths.longest
 
 
-def heads_together(backend: AttentionBackend, q: Tensor, k: Tensor, out: Tensor, *, has_mask: bool) -> Tensor:
+def heads_together(
+    backend: AttentionBackend, q: Tensor, k: Tensor, out: Tensor, *, has_mask: bool, value_dim: int | None = None
+) -> Tensor:
     """The result of ``attend`` where q lies in memory head after head, as a concatenation leaves it.
 
     Flash kernels lay out their result like q (``empty_like``), so that transformers' ``contiguous()`` has to copy it.
     """
     dtype = q.tape.autocast or q.dtype
     is_grouped = k.shape[1] != q.shape[1]
-    kernel = backend.kernel(head_dim=q.shape[-1], is_grouped=is_grouped, has_mask=has_mask, dtype=dtype)
+    kernel = backend.kernel(
+        head_dim=q.shape[-1], is_grouped=is_grouped, has_mask=has_mask, dtype=dtype, value_dim=value_dim
+    )
+    if backend.implementation == "flash_attention_2" and value_dim not in (None, q.shape[-1]):
+        return out  # what was cut has been copied
     # On CPU (no workspaces) it is the flash kernel that takes masks.
     copies = kernel is Kernel.FLASH or (kernel is Kernel.EFFICIENT and not backend.has_workspaces)
     return ops.copy(out) if copies else out

@@ -52,11 +52,14 @@ class AttentionBackend:
     def has_small_shared_memory(self) -> bool:
         return self.compute_capability in ((8, 6), (8, 9)) or self.compute_capability[0] == 12
 
-    def kernel(self, *, head_dim: int, is_grouped: bool, has_mask: bool, dtype: DType) -> Kernel:
-        """The kernel for one attention call.
+    def kernel(
+        self, *, head_dim: int, is_grouped: bool, has_mask: bool, dtype: DType, value_dim: int | None = None
+    ) -> Kernel:
+        """The kernel for one attention call; ``value_dim`` is the width of a head's values where it is another.
 
         Source: ``sdp_utils.cpp``: flash needs compute capability 8.0, a 16-bit type, no mask, a head of at most 256,
-        and for training a head of at most 224 where shared memory is small (8.6, 8.9, 12.x). The memory-efficient
+        as wide in values as in keys (``check_head_dim_size_flash``), and for training a head of at most 224 where
+        shared memory is small (8.6, 8.9, 12.x). The memory-efficient
         kernel takes no grouped heads, so sdpa with ``enable_gqa`` falls through to math where flash cannot run.
         """
         if self.implementation == "eager":
@@ -67,6 +70,7 @@ class AttentionBackend:
             self.compute_capability >= (8, 0)
             and dtype is not DType.FLOAT32
             and not has_mask
+            and value_dim in (None, head_dim)
             and head_dim <= (SMALL_HEAD_DIM if self.has_small_shared_memory else LARGE_HEAD_DIM)
         )
         if runs_flash:

@@ -59,15 +59,16 @@ def fused_attention(
         tape.move(mask.num_bytes + bias.num_bytes)
     if bias is not None and kernel is Kernel.EFFICIENT and backend.has_workspaces:
         bias = _aligned(bias)
-    flops = 2 * 2 * num_pairs * num_heads * head_dim
+    value_shape = (*q.shape[:-1], v.shape[-1])
+    flops = 2 * num_pairs * num_heads * (head_dim + v.shape[-1])  # scores, and their product with the values
     num_calls, first = (1, num_tokens) if calls is None else (calls.count, calls.first)
     num_padded = num_padded_rows if backend.has_workspaces else None
     meta = (q.shape, k.shape, v.shape, q.dtype, kernel, flops, is_causal, num_padded, num_calls, first)
     node = tape.node((q, k, v), _fused_backward, (q.detached(), k.detached(), v.detached(), bias), meta)
-    out = tape.tensor(q.shape, q.dtype, node)
+    out = tape.tensor(value_shape, q.dtype, node)
     log_sum_exp = tape.tensor((batch, num_heads, num_tokens), DType.FLOAT32)
     tape.save(node, out, log_sum_exp)
-    hbm_bytes = 2 * q.num_bytes + k.num_bytes + v.num_bytes
+    hbm_bytes = q.num_bytes + out.num_bytes + k.num_bytes + v.num_bytes
     tape.attend(flops, hbm_bytes, is_causal=is_causal, num_kernels=num_calls)
     return out
 
@@ -140,9 +141,10 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: bool, rules: Score
         weights = ops.shift(weights)
     weights = ops.to(ops.softmax(weights, DType.FLOAT32 if rules.upcasts else None), q.dtype)
     weights = ops.dropout(weights, rules.dropout)
-    out = ops.matmul(weights, _folded(v, copies=copies), q.shape, num_keys)
+    value_shape = (batch, num_heads, num_tokens, v.shape[-1])
+    out = ops.matmul(weights, _folded(v, copies=copies), value_shape, num_keys)
     del weights
-    return ops.copy(out, batch, num_tokens, num_heads * head_dim)
+    return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
 
 
 def _folded(x: Tensor, *, copies: bool) -> Tensor:
@@ -176,9 +178,9 @@ def math_attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout:
     tape.move(scores.num_bytes + is_masked.num_bytes)
     del is_masked, scores
     weights = ops.dropout(weights, dropout)
-    out = ops.to(ops.matmul(weights, v, q.shape, num_keys), dtype)
+    out = ops.to(ops.matmul(weights, v, (*q.shape[:-1], v.shape[-1]), num_keys), dtype)
     del weights, mask
-    return ops.copy(out, batch, num_tokens, num_heads * head_dim)
+    return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
 
 
 def _causal_mask(tape: ForwardTape, num_tokens: int, num_keys: int) -> Tensor:

@@ -109,6 +109,10 @@ class Config:
             raise InputError(f"{CONFIG}: {self._name(key)} is {shown(value)}; at most {most:,} can be planned")
         return value
 
+    def count(self, key: str) -> int:
+        """An integer that may be 0. Raises InputError if it is missing or anything else."""
+        return 0 if self.get(key) == 0 else self.integer(key)
+
     def optional_integer(self, key: str) -> int | None:
         """A positive integer, or None where the value is null or 0."""
         return self.integer(key) if self.get(key) else None
@@ -158,13 +162,17 @@ class Config:
         Raises InputError for anything but a name for each of ``num_hidden_layers``, as transformers does
         (``PreTrainedConfig.validate_layer_type``).
         """
-        value: object = self.get("layer_types")
+        return self.names_by_layer("layer_types")
+
+    def names_by_layer(self, key: str) -> tuple[str, ...] | None:
+        """A list with a name for each of ``num_hidden_layers``; None where the file does not say."""
+        value: object = self.get(key)
         if value is None:
             return None
         names: list[object] = list(cast(list[object], value)) if isinstance(value, list | tuple) else [value]
         num_layers = self.integer("num_hidden_layers")
         if len(names) != num_layers or not all(isinstance(name, str) for name in names):
-            raise not_allowed(CONFIG, self._name("layer_types"), names, f"a list of {num_layers} names, one a layer")
+            raise not_allowed(CONFIG, self._name(key), names, f"a list of {num_layers} names, one a layer")
         return tuple(str(name) for name in names)
 
     def _name(self, key: str) -> str:

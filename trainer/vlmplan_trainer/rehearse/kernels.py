@@ -41,7 +41,7 @@ def register(capability: tuple[int, int]) -> None:
         enable_gqa: bool = False,
     ) -> Tensor:
         is_grouped = key.shape[1] != query.shape[1]
-        is_flash = runs_flash(capability, query, attn_mask)
+        is_flash = runs_flash(capability, query, value, attn_mask)
         if not is_flash and is_grouped:
             return aten._scaled_dot_product_attention_math(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -73,8 +73,10 @@ def _never_run(*args: Any) -> Any:
     raise AssertionError("fake tensors run no kernel")
 
 
-def runs_flash(capability: tuple[int, int], query: Tensor, attn_mask: Tensor | None) -> bool:
-    """``can_use_flash_attention``: compute capability 8.0, 16 bits, no mask, heads that fit."""
+def runs_flash(capability: tuple[int, int], query: Tensor, value: Tensor, attn_mask: Tensor | None) -> bool:
+    """``can_use_flash_attention``: compute capability 8.0, 16 bits, no mask, heads that fit, values as wide as keys."""
+    if value.shape[-1] != query.shape[-1]:
+        return False
     is_small = capability in ((8, 6), (8, 9)) or capability[0] == 12
     limit = SMALL_FLASH_HEAD_LIMIT if is_small else FLASH_HEAD_LIMIT
     is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
@@ -102,8 +104,8 @@ def _forward(
 ) -> Result:
     batch, heads, tokens, _ = query.shape
     out = torch.empty_like(query)
-    if value.shape[-1] != query.shape[-1]:
-        out = query.new_empty(*query.shape[:-1], value.shape[-1])
+    if value.shape[-1] != query.shape[-1]:  # the memory-efficient kernel, whose result lies token after token
+        out = query.new_empty((batch, tokens, heads, value.shape[-1])).transpose(1, 2)
     sums = query.new_empty((batch, heads, tokens), dtype=torch.float32)
     seed, offset = query.new_empty((2,), dtype=torch.int64), query.new_empty((), dtype=torch.int64)
     return (out, sums, None, None, tokens, key.shape[2], seed, offset, query.new_empty((0,))), []

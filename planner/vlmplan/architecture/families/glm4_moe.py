@@ -64,7 +64,7 @@ class Glm4MoeLayer(DecoderLayer):
 def decoder(config: Config) -> PartlyRotatedDecoder:
     """The decoder alone, as composite models hold it: the first ``first_k_dense_replace`` layers are dense."""
     shape = replace(decoder_shape(config), output_bias=False, qk_norm=config.boolean("use_qk_norm"))
-    num_dense = config.integer("first_k_dense_replace")
+    num_dense = config.count("first_k_dense_replace")
     is_sparse = [index >= num_dense for index in range(shape.num_layers)]
     layers = stack_of_kinds(
         is_sparse, lambda sparse: Glm4MoeLayer(shape, shared_experts_block(config, shape) if sparse else None)

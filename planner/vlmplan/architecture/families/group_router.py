@@ -48,18 +48,15 @@ class GroupRouter(AdaptableModule):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         tape = x.tape
         num_tokens = x.shape[0]
-        wide = ops.to(x, DType.FLOAT32)
-        logits = ops.linear(wide, ops.cast_weight(self.weight_of("weight"), DType.FLOAT32, tape))
-        del wide
-        scores = ops.sigmoid(logits)
+        logits, scores = self.scored(x)
         # What only decides which experts are chosen: no gradient comes back, all of it goes when this returns.
-        choice = tape.tensor(scores.shape, DType.FLOAT32)
+        choice = tape.tensor(scores.shape, scores.dtype)
         best = tape.tensor((num_tokens, self.num_groups, BEST_OF_GROUP), DType.INT64)
-        group_scores = tape.tensor((num_tokens, self.num_groups), DType.FLOAT32)
-        group_mask = tape.tensor((num_tokens, self.num_groups), DType.FLOAT32)
-        score_mask = tape.tensor(scores.shape if self.num_groups > 1 else (0,), DType.FLOAT32)
+        group_scores = tape.tensor((num_tokens, self.num_groups), scores.dtype)
+        group_mask = tape.tensor((num_tokens, self.num_groups), scores.dtype)
+        score_mask = tape.tensor(scores.shape if self.num_groups > 1 else (0,), scores.dtype)
         is_outside = tape.tensor(scores.shape, DType.BOOL)
-        choice = tape.tensor(scores.shape, DType.FLOAT32)
+        choice = tape.tensor(scores.shape, scores.dtype)
         tape.move(6 * choice.num_bytes)
         picked, indices = top(scores, self.num_per_token)
         if self.normalizes:
@@ -67,6 +64,21 @@ class GroupRouter(AdaptableModule):
         picked = ops.scale(picked)
         del best, group_scores, group_mask, score_mask, is_outside, choice
         return logits, picked, indices
+
+    def scored(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits and what is chosen by."""
+        wide = ops.to(x, DType.FLOAT32)
+        logits = ops.linear(wide, ops.cast_weight(self.weight_of("weight"), DType.FLOAT32, x.tape))
+        del wide
+        return logits, ops.sigmoid(logits)
+
+
+class SoftmaxGroupRouter(GroupRouter):
+    """``Mistral4TopkRouter``: scores are probabilities in the model's type."""
+
+    def scored(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = ops.linear(x, self.weight_of("weight"))
+        return logits, ops.softmax(logits)
 
 
 class SharedExpertsBlock(Module):
@@ -88,9 +100,10 @@ class SharedExpertsBlock(Module):
 
 
 def shared_experts_block(config: Config, shape: DecoderShape) -> SharedExpertsBlock:
-    """The mixture of experts of a text configuration (deepseek_v3, glm4_moe)."""
+    """The mixture of experts of a text configuration (deepseek_v3, glm4_moe, mistral4)."""
     num_experts, inner = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
-    gate = GroupRouter(
+    router = SoftmaxGroupRouter if config.model_type == "mistral4" else GroupRouter
+    gate = router(
         num_experts,
         shape.hidden_size,
         config.integer("num_experts_per_tok"),

@@ -13,6 +13,7 @@ from vlmplan.errors import UnknownNameError
 TEXT_FAMILIES = {
     "cohere": "cohere",
     "cohere2": "cohere",
+    "deepseek_v3": "deepseek_v3",
     "exaone4": "exaone4",
     "gemma": "gemma",
     "gemma2": "gemma",
@@ -21,6 +22,7 @@ TEXT_FAMILIES = {
     "glm": "glm",
     "glm4": "glm4",
     "glm4_moe": "glm4_moe",
+    "glm4_moe_lite": "deepseek_v3",
     "gpt2": "gpt2",
     "gpt_oss": "gpt_oss",
     "granite": "granite",
@@ -31,6 +33,7 @@ TEXT_FAMILIES = {
     "ministral": "ministral",
     "ministral3": "ministral3",
     "mistral": "llama",
+    "mistral4": "deepseek_v3",
     "mixtral": "mixtral",
     "olmo2": "olmo",
     "olmo3": "olmo",
@@ -46,6 +49,7 @@ TEXT_FAMILIES = {
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
+    "youtu": "deepseek_v3",
 }
 """Model_types of language models, and the modules of families with their ``build(config)`` and ``decoder(config)``."""
 

@@ -1,0 +1,86 @@
+"""DeepSeek-V3, GLM-4.7-Flash, Mistral 4 and Youtu-LLM: latent attention, and experts of which one sees all tokens.
+
+Source: transformers 5.23 ``models/{deepseek_v3,glm4_moe_lite,mistral4,youtu}/modeling_*.py``. Youtu's layers are all
+dense. The layer of published checkpoints that predicts more than one token is left out by transformers
+(``_keys_to_ignore_on_load_unexpected``), unless generation asks for it. peft takes the names of the experts of
+DeepSeek-V3 and GLM-4.7 for those of Qwen2-MoE's in transformers 4; it knows none of Mistral 4.
+"""
+
+from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
+from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, latent_shape
+from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, stack_of_kinds
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear
+from vlmplan.json_reader import not_allowed
+
+DENSE, SPARSE = "dense", "sparse"
+
+
+class LatentLayer(DecoderLayer):
+    """``DeepseekV3DecoderLayer``: a dense MLP, or a mixture of experts."""
+
+    def __init__(self, shape: DecoderShape, latent: LatentShape, block: SharedExpertsBlock | None) -> None:
+        super().__init__(shape)
+        self.self_attn = LatentAttention(latent)
+        if block is not None:
+            self.mlp = block
+
+
+def sparse_layers(config: Config) -> list[bool]:
+    """Of each layer whether it has experts: by ``mlp_layer_types``, or all behind the first ones; none in Youtu."""
+    num_layers = config.integer("num_hidden_layers")
+    if config.model_type == "youtu":
+        return [False] * num_layers
+    if config.model_type == "glm4_moe_lite":
+        types = config.names_by_layer("mlp_layer_types")
+        if types is None:
+            return [index > 0 for index in range(num_layers)]
+        if not set(types) <= {DENSE, SPARSE}:
+            raise not_allowed(CONFIG, "mlp_layer_types", sorted(set(types)), f"names out of {DENSE} and {SPARSE}")
+        return [name == SPARSE for name in types]
+    num_dense = config.count("first_k_dense_replace")
+    return [index >= num_dense for index in range(num_layers)]
+
+
+def decoder(config: Config) -> PartlyRotatedDecoder:
+    """The decoder alone, as composite models hold it (``families.text``)."""
+    latent = latent_shape(config)
+    shape = DecoderShape(
+        hidden_size=latent.hidden_size,
+        intermediate_size=config.integer("intermediate_size"),
+        num_layers=config.integer("num_hidden_layers"),
+        num_heads=latent.num_heads,
+        num_kv_heads=latent.num_heads,
+        head_dim=latent.head_dim,
+        vocab_size=config.integer("vocab_size"),
+        mlp_bias=config.boolean("mlp_bias"),
+        activation=config.text("hidden_act"),
+    )
+    layers = stack_of_kinds(
+        sparse_layers(config),
+        lambda sparse: LatentLayer(shape, latent, shared_experts_block(config, shape) if sparse else None),
+    )
+    return PartlyRotatedDecoder(shape, latent.rotary_width, layers)
+
+
+class DeepseekV3(CausalLM):
+    """``DeepseekV3ForCausalLM``."""
+
+    PARAMETER_TARGETS = OLD_EXPERT_NAMES
+    ATTENTION_LINEARS = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+
+
+class PlainLatent(CausalLM):
+    """``Mistral4ForCausalLM`` and ``YoutuForCausalLM``: names mean Linears alone."""
+
+    ATTENTION_LINEARS = DeepseekV3.ATTENTION_LINEARS
+
+
+def build(config: Config) -> CausalLM:
+    """``DeepseekV3ForCausalLM`` and its copies."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    family = DeepseekV3 if config.model_type in ("deepseek_v3", "glm4_moe_lite") else PlainLatent
+    return family(model, head, ties_weights=config.boolean("tie_word_embeddings"))
