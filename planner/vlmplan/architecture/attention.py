@@ -97,7 +97,11 @@ def attend(
         q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
     if kernel is Kernel.MATH:
         return math_attention(q, k, v, is_causal=is_causal, dropout=scores.dropout)
-    return _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, lengths=lengths, calls=calls)
+    out = _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, lengths=lengths, calls=calls)
+    if v.shape[-1] > value_dim:
+        cut = ops.slice_last(out, num_heads * value_dim)
+        return ops.copy(cut, *cut.shape)
+    return out
 
 
 def _fused(
@@ -113,16 +117,14 @@ def _fused(
     calls: PackedLengths | None,
 ) -> Tensor:
     """``attend`` by a fused kernel, over the tokens of each packed sequence alone where some are packed."""
-    batch, num_heads, num_tokens, head_dim = q.shape
+    batch, num_heads, num_tokens, _ = q.shape
     own = backend.sequences if is_causal and mask is None and backend.is_packed else None
     packed = lengths or calls or own
     num_pairs = batch * num_tokens * k.shape[2] if packed is None else packed.num_pairs
     is_causal = is_causal and mask is None  # a kernel with a mask skips nothing
     rows = {"num_pairs": num_pairs, "num_padded_rows": 0 if own is None else PADDED_ROWS * own.count}
     out = fused_attention(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, calls=calls, **rows)
-    if v.shape[-1] > value_dim:
-        return ops.copy(ops.slice_last(out, value_dim), batch, num_tokens, num_heads * value_dim)
-    return out.view(batch, num_tokens, num_heads * value_dim)
+    return out.view(batch, num_tokens, num_heads * v.shape[-1])
 
 
 def _check_head_width(backend: AttentionBackend, num_heads: int, head_dim: int) -> None:
