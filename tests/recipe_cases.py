@@ -74,6 +74,7 @@ DEEPSPEED_RECIPES = st.builds(
     gradient_as_bucket_view=st.booleans(),
     hpz=st.integers(1, 64),
     liger_layers=st.booleans(),
+    offload_activations=st.booleans(),
     batches_on_gpu=st.sampled_from(BatchesOnGpu),
     evaluation=st.none() | EVALUATIONS,
     nvme_path=st.just("/nvme"),

@@ -75,6 +75,7 @@ ANY_RECIPE = st.fixed_dictionaries(
         "offload_optimizer": st.sampled_from(Offload),
         "offload_params": st.sampled_from(Offload),
         "liger_layers": st.booleans(),
+        "offload_activations": st.booleans(),
         "hpz": st.sampled_from((1, 1, 2)),
         "nvme_path": st.just("/nvme"),
         "micro_batch": st.integers(1, 64),

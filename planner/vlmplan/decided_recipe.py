@@ -87,6 +87,7 @@ class DecidedRecipe:
     batches_on_gpu: BatchesOnGpu | None = None
     activation_checkpointing: bool | None = None
     vision_activation_checkpointing: bool | None = None
+    offload_activations: bool | None = None
     attention: AttentionImplementation | None = None
     loss: LossKind | None = None
     gradient_clipping: float | None = None

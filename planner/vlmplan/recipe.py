@@ -134,6 +134,8 @@ class Recipe:
     batches_on_gpu: BatchesOnGpu = BatchesOnGpu.TURN
     activation_checkpointing: bool = True
     vision_activation_checkpointing: bool = True
+    offload_activations: bool = False
+    """Inputs of checkpointed layers wait for backward in pinned host memory."""
     attention: AttentionImplementation = AttentionImplementation.SDPA
     loss: LossKind = LossKind.CHUNKED
     gradient_clipping: float = 1.0
@@ -356,7 +358,7 @@ ENGINE_FIELDS = (
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
     *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "loss"),
-    *("activation_checkpointing", "vision_activation_checkpointing", "evaluation"),
+    *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "evaluation"),
 )
 """How a micro batch is computed, and how many there are, of evaluation too."""
 PROCESS_FIELDS = ("caches_casts", "expandable_segments")

@@ -244,6 +244,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(optimizer=OptimizerKind.ADAMW_8BIT), cluster(1, **CPU)),
         ],
     ),
+    "activations_leave_a_gpu": (
+        [case(PLAIN.with_changes(offload_activations=True), cluster(1, **CPU))],
+        [case(PLAIN.with_changes(offload_activations=True), cluster(1)), case(PLAIN, cluster(1, **CPU))],
+    ),
     "attention_is_one_the_model_has": (
         [
             case(PLAIN, model=GEMMA_2),

@@ -15,10 +15,10 @@ from vlmplan.timing.host import (
     HOST_ADAM_BYTES_PER_SECOND,
     IMAGE_SECONDS_PER_MEGAPIXEL,
     NVME_BYTES_PER_SECOND,
-    PCIE_COPY_FRACTION,
     image_seconds,
     offload_seconds,
 )
+from vlmplan.timing.rates import PCIE_COPY_FRACTION
 from vlmplan.workload import Workload
 
 FILES = model_files("qwen2-vl-2b")

@@ -31,6 +31,7 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     words += _update_words(recipe)
     words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}{_batch_text(recipe, sees=sees)}")
     words.append(_checkpointing_text(recipe, sees=sees))
+    words += ["layer inputs on the host"] if recipe.offload_activations else []
     words += [f"{recipe.attention.value} attention", LOSS_WORDS[recipe.loss]]
     words += ["Liger's layers"] if recipe.liger_layers else []
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")

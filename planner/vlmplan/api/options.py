@@ -106,6 +106,7 @@ class RecipeOptions(TypedDict, total=False):
     batches_on_gpu: Literal["turn", "step", "step-float32"] | None
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
+    offload_activations: bool | None
     batching: Literal["padded", "padding-free", "packed"] | None
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
     loss: Literal["chunked", "full", "model", "trl", "liger"] | None

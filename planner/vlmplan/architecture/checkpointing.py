@@ -1,6 +1,9 @@
 """Activation checkpointing: only a layer's inputs are kept, and backward runs the layer again, with a graph.
 
 Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' default since 5.0.
+
+Inputs that are offloaded go to pinned host memory when the layer has run and come back, as new tensors, when backward
+runs it again; the trainer's ``models/offloading.py`` copies on the stream that computes, so nothing else is in flight.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +28,7 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
     outputs = as_tuple(result)
     if all(out.node is None for out in outputs):
         return result
-    saved = tuple([x.detached() for x in inputs])
+    saved = tuple([_on_host(x) if tape.offloads_inputs else x.detached() for x in inputs])
     meta = (tape, function, num_saved, early_bytes, tape.last_users, tape.ends_in_block)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
     node = tape.node(inputs, _run_again, saved, meta)
@@ -39,6 +42,8 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
     tape, function, num_saved, early_bytes, users, ends_in_block = node.meta
+    if tape.offloads_inputs:
+        node.saved = tuple([_from_host(x, tape) for x in node.saved])
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
     early_gradients = tape.tensor((early_bytes,), DType.BOOL)  # bytes
@@ -52,10 +57,25 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     _hold_gradients(outputs, grads)
     del outputs, result
     inputs.clear()
-    # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs).
+    # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs), or what of
+    # them is on the host.
+    if tape.offloads_inputs:
+        node.saved = ()
     assert root is not None
     tape.backpropagate(root, grads, index, tape.take_recomputation(users, ends_in_block=ends_in_block))
     return [into.pop() if into else None for into in captured]
+
+
+def _on_host(x: Tensor) -> Tensor:
+    """What stands for x, and takes no device memory, while it is in host memory."""
+    x.tape.copy_to_or_from_host(x.num_bytes)
+    return Tensor(x.tape.tensor((0,), x.dtype).storage, x.shape, x.dtype)
+
+
+def _from_host(x: Any, tape: Any) -> Tensor:
+    assert isinstance(x, Tensor)
+    tape.copy_to_or_from_host(x.num_bytes)
+    return tape.tensor(x.shape, x.dtype)
 
 
 def _hold_gradients(outputs: Sequence[Tensor], grads: list[Tensor | None]) -> None:

@@ -87,6 +87,11 @@ class Recorder:
             self._work.elementwise_bytes += hbm_bytes
             self._work.num_kernels += num_kernels
 
+    def copy_to_or_from_host(self, num_bytes: int) -> None:
+        """A tensor of ``num_bytes`` goes over the bus."""
+        if not self._is_phantom:
+            self._work.host_copies[num_bytes] = self._work.host_copies.get(num_bytes, 0) + 1
+
     def exchange(self, num_bytes: int) -> None:
         """An all-to-all among the ranks that share a sample, of ``num_bytes`` on each."""
         if not self._is_phantom:

@@ -117,6 +117,7 @@ class Tape(ForwardTape):
             caches_casts=self.cached_casts is not None,
         )
         tape.reuses_layers = False
+        tape.offloads_inputs = self.offloads_inputs
         return tape
 
     def run_backward(self, loss: Tensor) -> None:

@@ -162,6 +162,8 @@ class ForwardTape(Recorder):
         self.keeps_linear_inputs = keeps_linear_inputs
         self.fuses_dropout = fuses_dropout
         self.makes_loss_inside = makes_loss_inside
+        self.offloads_inputs = False
+        """Whether inputs of checkpointed layers wait for backward in host memory."""
         self.modules: list[Any] = []
         # What the model's output object holds, besides the logits (image_hidden_states).
         self.outputs: list[Tensor] = []

@@ -140,6 +140,8 @@ class Work:
     num_kernels: int = 0
     exchanges: dict[int, int] = field(default_factory=dict[int, int])
     """All-to-alls among the ranks of a sample: how many of each size in bytes."""
+    host_copies: dict[int, int] = field(default_factory=dict[int, int])
+    """Tensors that go to host memory or come from there: how many of each size in bytes."""
 
     def add(self, other: "Work", count: int) -> None:
         """As much as ``other``, ``count`` times."""
@@ -151,6 +153,12 @@ class Work:
         self.num_kernels += count * other.num_kernels
         for num_bytes, often in other.exchanges.items():
             self.exchanges[num_bytes] = self.exchanges.get(num_bytes, 0) + count * often
+        for num_bytes, often in other.host_copies.items():
+            self.host_copies[num_bytes] = self.host_copies.get(num_bytes, 0) + count * often
+
+    @property
+    def host_copy_bytes(self) -> int:
+        return sum(num_bytes * count for num_bytes, count in self.host_copies.items())
 
     @property
     def flops(self) -> int:

@@ -115,6 +115,14 @@ def _text_checkpointing(at: RequestedSetup) -> Levels:
     return (Change(name="activation checkpointing", options=options),)
 
 
+def _activations_on_host(at: RequestedSetup) -> Levels:
+    """Inputs of checkpointed layers; of a model whose layers are not checkpointed it takes checkpointing too."""
+    if at.recipe.offload_activations or at.cluster.node.gpu.is_cpu:
+        return ()
+    options = {"offload_activations": True}
+    return (Change(name="layer inputs on the host", options=options, is_larger=True),)
+
+
 def _vision_checkpointing(at: RequestedSetup) -> Levels:
     if at.recipe.vision_activation_checkpointing or not at.workload.images_per_sample:
         return ()
@@ -192,6 +200,7 @@ def _evaluation_accumulation(at: RequestedSetup) -> Levels:
 
 
 KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
+    _activations_on_host,
     _text_checkpointing,
     _micro_batch,
     _vision_checkpointing,

@@ -218,6 +218,12 @@ RECIPE: tuple[Decorator, ...] = (
         "no-vision-activation-checkpointing",
         "Of the vision tower.  [default: as the language model]",
     ),
+    _switch(
+        "offload_activations",
+        "offload-activations",
+        "no-offload-activations",
+        "Inputs of checkpointed layers wait in host memory.",
+    ),
     _choice(
         "--batching",
         ("padded", "padding-free", "packed"),

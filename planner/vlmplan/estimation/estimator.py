@@ -23,7 +23,15 @@ from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import Evaluated, Generated, kept_outputs
-from vlmplan.memory.host import HostMemory, fp8_savings, host_memory, mxfp4_savings, read_bytes, with_devices
+from vlmplan.memory.host import (
+    HostMemory,
+    fp8_savings,
+    host_memory,
+    mxfp4_savings,
+    pinned_bytes,
+    read_bytes,
+    with_devices,
+)
 from vlmplan.memory.lasting import with_lasting
 from vlmplan.memory.overhead import workspace_sizes
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
@@ -84,7 +92,7 @@ class Estimator:
 
     def _trace_key(self, recipe: Recipe, backend: AttentionBackend) -> Any:
         """What the micro batch of a recipe depends on, beside what an estimator is made for."""
-        checkpoints = (recipe.activation_checkpointing, self.checkpoints_others(recipe))
+        checkpoints = (recipe.activation_checkpointing, self.checkpoints_others(recipe), recipe.offload_activations)
         is_sharded = recipe.zero_stage == 3
         keeps = recipe.keeps_linear_inputs
         batch = (recipe.micro_batch, recipe.batching)
@@ -316,7 +324,15 @@ class Estimator:
             recipe, num_ranks=cluster.num_gpus, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu
         )
         kept = 0 if evaluated is None else node.num_gpus * evaluated.kept.host_bytes
-        return replace(host, evaluation_bytes=kept)
+        waiting = node.num_gpus * self._host_copy_bytes(recipe, cluster)
+        return replace(host, steady_bytes=host.steady_bytes + waiting, evaluation_bytes=kept)
+
+    def _host_copy_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
+        """Pinned memory in which activations of one rank wait for backward."""
+        if not recipe.offload_activations:
+            return 0
+        forward, _, _ = self.trace(recipe, cluster.node.gpu.compute_capability).works()
+        return sum(count * pinned_bytes(num_bytes) for num_bytes, count in forward.host_copies.items())
 
     def resume_host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """What a node's host holds beside its devices while the run goes on from a checkpoint."""

@@ -14,13 +14,15 @@ AnyTape = TypeVar("AnyTape", bound=Tape)
 
 def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False) -> AnyTape:
     """A new tape of this kind, which runs forwards as the recipe's engine and precision do."""
-    return kind(
+    tape = kind(
         autocast=recipe.autocast,
         keeps_linear_inputs=recipe.keeps_linear_inputs,
         follows_weights=recipe.zero_stage == 3,
         is_evaluating=is_evaluating,
         caches_casts=recipe.caches_casts,
     )
+    tape.offloads_inputs = recipe.offload_activations
+    return tape
 
 
 def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None) -> Batch:

@@ -13,7 +13,14 @@ from vlmplan.run_record import SCHEDULE_ENDS, refusal
 
 SPREAD = (
     *("micro_batch", "grad_accum", "offload_optimizer", "offload_params", "nvme_path", "hpz", "zero"),
-    *("activation_checkpointing", "vision_activation_checkpointing", "attention", "loss", "liger_layers"),
+    *(
+        "activation_checkpointing",
+        "vision_activation_checkpointing",
+        "offload_activations",
+        "attention",
+        "loss",
+        "liger_layers",
+    ),
     *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
     *("reshard_after_forward", "sync_each_batch", "reduces_in_float32"),
 )

@@ -78,6 +78,16 @@ def host_memory(
     return HostMemory(load_bytes=base + arriving, steady_bytes=base + offloaded + paged)
 
 
+def pinned_bytes(num_bytes: int) -> int:
+    """What torch's allocator of pinned memory takes for a tensor: the next power of two (``CachingHostAllocator.h`` of
+    torch 2.13).
+
+    >>> pinned_bytes(33 * 2**20) // 2**20
+    64
+    """
+    return 1 << max(0, num_bytes - 1).bit_length()
+
+
 def mxfp4_savings(table: ParameterTable) -> int:
     """Bytes that a checkpoint with stacked weights in MXFP4 takes less than one in 16 bits: 4 bits an element, and a
     scale of 8 bits for every 32 (OCP Microscaling Formats 1.0; ``integrations/mxfp4.py`` of transformers 5.23)."""

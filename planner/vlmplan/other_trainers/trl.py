@@ -9,7 +9,14 @@ from vlmplan.lora_targets import is_stacked
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
-from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Defaults, attention_option, read_arguments
+from vlmplan.other_trainers.hugging_face import (
+    ATTENTION,
+    NOT_PLANNED,
+    Arguments,
+    Defaults,
+    attention_option,
+    read_arguments,
+)
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -63,7 +70,7 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     is_quantized = method is Method.QLORA and arguments.deepspeed is None
     if is_quantized and arguments.precision is Precision.FP16:
         settings.refuse_whole("fp16 is set, but TRL makes adapters of 4-bit models bfloat16; set bf16: true instead")
-    settings.only("activation_offloading", f"offloaded activations: {NOT_PLANNED}")
+    options |= _offloaded_activations(settings, arguments)
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore(OF_ADAPTERS)
@@ -83,6 +90,20 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     pads_to = settings.maybe_count("pad_to_multiple_of", least=1) or 1
     meaning.data_rules = DataRules(pads_to=pads_to, packs=settings.flag("packing", False))
     return assembled(settings, arguments, meaning, around)
+
+
+def _offloaded_activations(settings: Settings, arguments: Arguments) -> dict[str, Value]:
+    """``OffloadActivations`` moves all that is saved and no weight, 1,024 bytes or more of it: of checkpointed layers
+    their inputs (``trl/models/activation_offloading.py``)."""
+    if not settings.flag("activation_offloading", False):
+        return {}
+    if not arguments.options["activation_checkpointing"]:
+        settings.refuse("activation_offloading", f"without gradient_checkpointing: {NOT_PLANNED}")
+    settings.note(
+        "activation_offloading: what the last norm and the head save is counted on the GPU, where TRL keeps up to five "
+        "of the tensors that it moves; its copies run beside computation, and are counted as if they did not"
+    )
+    return {"offload_activations": True}
 
 
 def _method(settings: Settings) -> Method:

@@ -84,6 +84,7 @@ VALUE_OPTIONS = (
     "sequence_parallel",
     "activation_checkpointing",
     "vision_activation_checkpointing",
+    "offload_activations",
     "fuses_optimizer",
     "caches_casts",
     "liger_layers",

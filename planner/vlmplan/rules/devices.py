@@ -90,3 +90,10 @@ def paging_needs_a_gpu(context: RuleContext) -> str | None:
     if not kind.is_paged or not context.is_on_cpu:
         return None
     return f"--optimizer {kind.value} does not page on a CPU; it runs as {kind.value.removeprefix('paged-')}"
+
+
+@DEVICE_RULES.error("vlmplan_trainer models/offloading.py: what is in host memory already stays there")
+def activations_leave_a_gpu(context: RuleContext) -> str | None:
+    if not context.recipe.offload_activations or not context.is_on_cpu:
+        return None
+    return "--offload-activations moves tensors from a GPU to host memory, where those of a CPU are; leave it off"

@@ -4,11 +4,9 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
-from vlmplan.timing.rates import RangedValue, Scenario, measured, measured_or
+from vlmplan.timing.rates import RangedValue, Scenario, host_copy_bytes_per_second, measured, measured_or
 from vlmplan.workload import Workload
 
-PCIE_COPY_FRACTION = RangedValue(0.6, 0.8, 0.9)
-"""Part of PCIe's rate that pinned copies reach. Assumed."""
 HOST_ADAM_BYTES_PER_SECOND = RangedValue(30e9, 60e9, 150e9)
 """Host memory traffic that DeepSpeed's CPU Adam sustains on one node. Assumed: two-socket servers of 2020 on."""
 NVME_BYTES_PER_SECOND = RangedValue(2e9, 4e9, 6e9)
@@ -17,6 +15,15 @@ ADAM_VALUES = 7
 """float32 values that the update moves per weight: master, gradient and moments read, master and moments written."""
 SWAPPED_BYTES = 12
 """Per weight that go to NVMe and come back: master and both moments in float32."""
+
+IMAGE_SECONDS_PER_MEGAPIXEL = RangedValue(0.2, 0.08, 0.03)
+"""Opening a JPEG as large as planned and making patches of it, on one core.
+
+Measured on one core of a small cloud server, 2026, with Pillow 13.0 and transformers 5.23 without torchvision, JPEGs of
+quality 90 from 0.2 to 5 megapixels: 0.006 to 0.010 seconds a megapixel to open, 0.06 to 0.10 in the processor of
+Qwen2-VL; 0.03 to 0.07 in that of CLIP, 0.17 in that of Idefics3, which cuts tiles. The slow end is the last of a
+photograph larger than planned, which is opened whole and made smaller (0.010 to 0.016 a megapixel); the fast end,
+assumed, is a core twice as fast."""
 
 
 def offload_seconds(
@@ -30,7 +37,7 @@ def offload_seconds(
     if recipe.offload_optimizer is Offload.NONE and recipe.offload_params is Offload.NONE:
         return 0.0
     gpu = cluster.node.gpu
-    copied = _copied_bytes_per_second(gpu, scenario)
+    copied = host_copy_bytes_per_second(gpu, scenario)
     if copied is None:
         return None
     shard = table.num_trained / cluster.num_gpus
@@ -49,29 +56,6 @@ def offload_seconds(
             node_bytes = table.total_bytes / cluster.num_nodes
             seconds += 2 * recipe.grad_accum * node_bytes / NVME_BYTES_PER_SECOND.at(scenario)
     return seconds + bus / copied
-
-
-def _copied_bytes_per_second(gpu: Gpu, scenario: Scenario) -> float | None:
-    """Of pinned copies over the bus; None where that is neither known nor measured.
-
-    Two measured directions count as one rate: what goes down comes back, so a byte each way takes 1/d + 1/u seconds,
-    which is 2 bytes at 2 / (1/d + 1/u).
-    """
-    down, up = measured(gpu, "copy_to_host"), measured(gpu, "copy_to_device")
-    if down is not None and up is not None:
-        return 2 / (1 / down.at(scenario) + 1 / up.at(scenario))
-    pcie = gpu.pcie_bytes_per_second
-    return None if pcie is None else pcie * PCIE_COPY_FRACTION.at(scenario)
-
-
-IMAGE_SECONDS_PER_MEGAPIXEL = RangedValue(0.2, 0.08, 0.03)
-"""Opening a JPEG as large as planned and making patches of it, on one core.
-
-Measured on one core of a small cloud server, 2026, with Pillow 13.0 and transformers 5.23 without torchvision, JPEGs of
-quality 90 from 0.2 to 5 megapixels: 0.006 to 0.010 seconds a megapixel to open, 0.06 to 0.10 in the processor of
-Qwen2-VL; 0.03 to 0.07 in that of CLIP, 0.17 in that of Idefics3, which cuts tiles. The slow end is the last of a
-photograph larger than planned, which is opened whole and made smaller (0.010 to 0.016 a megapixel); the fast end,
-assumed, is a core twice as fast."""
 
 
 def image_seconds(

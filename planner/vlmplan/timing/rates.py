@@ -144,6 +144,10 @@ class HookSeconds(NamedTuple):
     gradient: float
 
 
+PCIE_COPY_FRACTION = RangedValue(0.6, 0.8, 0.9)
+"""Part of PCIe's rate that pinned copies reach. Assumed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """What one GPU does in a second of each kind of work, and what the host takes to ask for it."""
@@ -154,6 +158,8 @@ class Rates:
     ramp_seconds: float
     kernel_seconds: float
     hooks: HookSeconds
+    host_copy_bytes_per_second: float | None = None
+    """Of pinned copies over the bus, which those of activations take."""
 
 
 def peak_flops_per_second(gpu: Gpu, recipe: Recipe) -> float | None:
@@ -183,12 +189,28 @@ def memory_bytes_per_second(gpu: Gpu, scenario: Scenario = Scenario.EXPECTED) ->
     return None if bandwidth is None else bandwidth * BANDWIDTH_FRACTION.at(scenario)
 
 
+def host_copy_bytes_per_second(gpu: Gpu, scenario: Scenario) -> float | None:
+    """Of pinned copies over the bus; None where that is neither known nor measured.
+
+    Two measured directions count as one rate: what goes down comes back, so a byte each way takes 1/d + 1/u seconds,
+    which is 2 bytes at 2 / (1/d + 1/u).
+    """
+    down, up = measured(gpu, "copy_to_host"), measured(gpu, "copy_to_device")
+    if down is not None and up is not None:
+        return 2 / (1 / down.at(scenario) + 1 / up.at(scenario))
+    pcie = gpu.pcie_bytes_per_second
+    return None if pcie is None else pcie * PCIE_COPY_FRACTION.at(scenario)
+
+
 def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) -> Rates | None:
     """What ``gpu`` is taken to reach; None where its peak or its bandwidth is neither known nor measured."""
     matmul = _matmul_flops_per_second(gpu, recipe, scenario)
     attention = _attention_flops_per_second(gpu, recipe, scenario)
     bytes_per_second = memory_bytes_per_second(gpu, scenario)
+    copied = host_copy_bytes_per_second(gpu, scenario) if recipe.offload_activations else None
     if matmul is None or attention is None or bytes_per_second is None:
+        return None
+    if recipe.offload_activations and copied is None:
         return None
     return Rates(
         matmul_flops_per_second=matmul,
@@ -199,6 +221,7 @@ def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) 
         hooks=HookSeconds(
             **{name: measured_or(gpu, f"hook_{name}", seconds).at(scenario) for name, seconds in HOOK_SECONDS.items()}
         ),
+        host_copy_bytes_per_second=copied,
     )
 
 

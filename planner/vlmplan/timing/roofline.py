@@ -59,7 +59,11 @@ def _busy_parts(work: Work, speed: Rates) -> tuple[float, float, float]:
         computing, moving = flops / flops_per_second, hbm_bytes / bytes_per_second
         matmuls += count * ((computing if computing > moving else moving) + ramp)
     attended = work.attention_flops - CAUSAL_FRACTION * work.causal_attention_flops
-    return matmuls, attended / speed.attention_flops_per_second, work.elementwise_bytes / bytes_per_second
+    moved = work.elementwise_bytes / bytes_per_second
+    if work.host_copies:
+        assert speed.host_copy_bytes_per_second is not None
+        moved += work.host_copy_bytes / speed.host_copy_bytes_per_second
+    return matmuls, attended / speed.attention_flops_per_second, moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

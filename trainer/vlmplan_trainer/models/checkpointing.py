@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
+from vlmplan_trainer.models.offloading import offloading_checkpoint
 from vlmplan_trainer.models.parts import Part, Parts
 
 
@@ -24,6 +25,7 @@ def set_checkpointing(model: Any, parts: Parts, recipe: Recipe) -> None:
     switches = [(name, module) for name, module in model.named_modules() if hasattr(module, "gradient_checkpointing")]
     if wishes[Part.LANGUAGE] and not any(parts[name] is Part.LANGUAGE for name, _ in switches):
         raise InputError(f"{type(model).__name__} has no activation checkpointing; give --no-activation-checkpointing")
+    checkpointing = offloading_checkpoint if recipe.offload_activations else partial(checkpoint, use_reentrant=False)
     for name, module in switches:
         module.gradient_checkpointing = wishes[parts[name]]
-        module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        module._gradient_checkpointing_func = checkpointing

@@ -186,6 +186,12 @@ LIGER_AS_A_WHOLE = Limit(
     source="transformers 5.23 integrations/liger.py: use_liger_kernel; liger_kernel_config is left at its defaults",
     is_behaviour=True,
 )
+NO_ACTIVATIONS_ON_HOST = Limit(
+    field="offload_activations",
+    allowed=always(False),
+    sentence="it leaves the inputs of layers on the GPU; --offload-activations is not to be had",
+    source="transformers 5.23 trainer.py has no hooks for saved tensors; TRL's activation_offloading is its own",
+)
 NO_EXCLUSIONS = Limit(
     field="lora_exclude",
     allowed=always(None),

@@ -16,6 +16,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     LIGER_AS_A_WHOLE,
     MASTER_ADDR,
     MASTER_PORT,
+    NO_ACTIVATIONS_ON_HOST,
     NO_EXCLUSIONS,
     NODE_RANK,
     TIED_CHECKPOINTING,
@@ -116,6 +117,7 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         source="model/adapter.py: pissa_init; hparams/parser.py: 'Please use scripts/pissa_init.py'",
     ),
     LIGER_AS_A_WHOLE,
+    NO_ACTIVATIONS_ON_HOST,
     Limit(
         field="loss",
         allowed=always(LossKind.MODEL, LossKind.LIGER),

@@ -17,6 +17,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     COMMON_LIMITS,
     LIGER_AS_A_WHOLE,
     MASTER_PORT,
+    NO_ACTIVATIONS_ON_HOST,
     NO_EXCLUSIONS,
     adapter_names,
     adapter_settings,
@@ -61,6 +62,7 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
         source="that its target_parameters does the same has not been tried",
     ),
     LIGER_AS_A_WHOLE,
+    NO_ACTIVATIONS_ON_HOST,
     Limit(
         field="loss",
         allowed=always(LossKind.MODEL, LossKind.LIGER),

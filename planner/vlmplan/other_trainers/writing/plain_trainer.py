@@ -15,6 +15,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
     LIGER_AS_A_WHOLE,
+    NO_ACTIVATIONS_ON_HOST,
     NO_LORAPLUS,
     TIED_CHECKPOINTING,
     all_parts_trained,
@@ -60,6 +61,7 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
         source="the script beside training_args.yaml",
     ),
     LIGER_AS_A_WHOLE,
+    NO_ACTIVATIONS_ON_HOST,
     Limit(
         field="loss",
         allowed=always(LossKind.MODEL, LossKind.LIGER),

@@ -76,6 +76,10 @@ def _precisions(context: LimitContext) -> tuple[Precision, ...] | None:
     return tuple(kind for kind in Precision if kind is not Precision.FP16) if is_quantized else None
 
 
+def _offloads_activations(context: LimitContext) -> tuple[bool, ...] | None:
+    return None if context.recipe.activation_checkpointing else (False,)
+
+
 FREEZES_NOTHING = (
     "it freezes no part of a model; --freeze-vision, --freeze-projector and --freeze-language are not to be had"
 )
@@ -92,6 +96,13 @@ TRL_LIMITS: tuple[Limit, ...] = (
         allowed=always(DEFAULT_INIT),
         sentence="its adapters start as peft's do; --lora-init is not to be had",
         source="trl/trainer/utils.py get_peft_config: LoraConfig without init_lora_weights",
+    ),
+    Limit(
+        field="offload_activations",
+        allowed=_offloads_activations,
+        sentence="without checkpointing it moves everything that is saved; give --activation-checkpointing with "
+        "--offload-activations",
+        source="trl/models/activation_offloading.py OffloadActivations",
     ),
     Limit(
         field="loss",
@@ -140,6 +151,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **_adapter_settings(recipe, workload),
         **training_arguments(recipe, workload),
         "gradient_checkpointing": recipe.activation_checkpointing,
+        **({"activation_offloading": True} if recipe.offload_activations else {}),
         **({"env": environment} if environment else {}),
     }
 
