@@ -4,6 +4,7 @@ import pytest
 
 from calibrations import calibration, kept
 from cli_calls import call, refusal, says
+from fake_nvml import FakeCard, fake_driver
 
 GPU = "rtx-4090"
 SETUP = ("--model", "qwen2.5-0.5b", "--method", "lora", "--seq-len", "128")
@@ -76,3 +77,18 @@ def test_what_cannot_be_measured_is_refused(words, parts, tmp_path):
 def test_calibrate_names_what_is_missing_without_torch(monkeypatch):
     monkeypatch.setattr("vlmplan.calibrating.installed_version", lambda name: None)
     says(refusal("calibrate", "--gpu", "cpu:1"), "torch and transformers", "not installed here", "pip install")
+
+
+def test_this_machines_gpu_has_its_calibration_known_to_the_catalog_or_not(monkeypatch, tmp_path):
+    local = ("estimate", *SETUP, "--gpu", "local", "--json")
+    fake_driver(
+        monkeypatch, [FakeCard(name="NVIDIA GeForce RTX 4090", total_mib=24564, device_id="2684", capability=(8, 9))]
+    )
+    kept(tmp_path / "config", calibration(GPU, **FAST))
+    assert call(*local).document["calibration"]["gpu"] == GPU
+    assert call(*local, "--no-calibration").document["calibration"] is None
+    fake_driver(monkeypatch, [FakeCard(name="Card of Tomorrow", total_mib=40960, device_id="FFFF")])
+    assert call(*local).document["step_seconds"] is None
+    speeds = {"matmul_bf16": 3e14, "attention_sdpa_bf16": 1e14, "memory_bandwidth": 2e12}
+    kept(tmp_path / "config", calibration("card-of-tomorrow", **speeds))
+    assert call(*local).document["step_seconds"] > 0

@@ -48,9 +48,10 @@ class PlannedRun:
         return START_SECONDS + loading + NUM_STEPS * (self.estimate.step_seconds or 0.0)
 
 
-def planned_run(run: CampaignRun, gpu: str = CARD) -> PlannedRun:
-    """The estimate of a run on this hardware, as anybody's ``vlmplan estimate`` has it."""
-    estimate, _ = requested_estimate(parse({**run.options, "gpu": gpu}), ())
+def planned_run(run: CampaignRun, gpu: str = CARD, *, calibration: bool | None = None) -> PlannedRun:
+    """The estimate of a run on this hardware, as ``vlmplan estimate`` has it here; ``calibration`` False: as it has it
+    everywhere."""
+    estimate, _ = requested_estimate(parse({**run.options, "gpu": gpu, "calibration": calibration}), ())
     return PlannedRun(run, estimate, plan_from_estimate(estimate))
 
 

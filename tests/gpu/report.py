@@ -2,7 +2,8 @@
 
 ``tests/tools/documents.py`` puts its headline into docs/accuracy.md. Planned is what this version says of the run now,
 so that a mended formula shows; rehearsed and measured are the records. Errors are planned / measured - 1, or planned /
-rehearsed - 1 where nothing was measured.
+rehearsed - 1 where nothing was measured. Planned here is without any calibration; where one was there when a run was
+measured, its plan of then is the last column.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,20 @@ HEADER = """# Runs on a GPU
 `campaign.py` records them in `records.jsonl`; `wheels.py` gets the packages that a machine without a network needs.
 Every second run is held back: formulas are mended by the others alone. `python tests/gpu/report.py` rewrites this file.
 """
-TITLES = ("run", "planned", "rehearsed", "measured", "error", "device", "error", "step", "error")
+PHASES = ("forward", "backward", "step")
+TITLES = (
+    "run",
+    "planned",
+    "rehearsed",
+    "measured",
+    "error",
+    "worst phase",
+    "device",
+    "error",
+    "step",
+    "error",
+    "calibrated",
+)
 NOTHING_MEASURED = (
     "No run on a GPU has been recorded yet: measured bytes and seconds elsewhere are of other people's runs."
 )
@@ -37,15 +51,22 @@ class Row:
     planned: int
     rehearsed: int | None
     measured: int | None
+    phase_errors: Mapping[str, float]
     planned_device: int
     measured_device: int | None
     planned_seconds: float | None
     measured_seconds: float | None
+    calibrated_seconds: float | None
 
     @property
     def error(self) -> float | None:
         known = self.rehearsed if self.measured is None else self.measured
         return None if known is None else self.planned / known - 1
+
+    @property
+    def worst_phase(self) -> tuple[str, float] | None:
+        """The phase of a step whose peak is planned worst, and its error: a run's highest peak is one phase alone."""
+        return max(self.phase_errors.items(), key=lambda one: abs(one[1]), default=None)
 
     @property
     def device_error(self) -> float | None:
@@ -57,6 +78,12 @@ class Row:
             return None
         return self.planned_seconds / self.measured_seconds - 1
 
+    @property
+    def calibrated_error(self) -> float | None:
+        if self.measured_seconds is None or self.calibrated_seconds is None:
+            return None
+        return self.calibrated_seconds / self.measured_seconds - 1
+
 
 def rows(records: Mapping[str, Record]) -> list[Row]:
     """Of every run of the list that has a record, in the list's order, planned anew."""
@@ -67,19 +94,31 @@ def _row(name: str, record: Record) -> Row:
     run = next(run for run in RUNS if run.name == name)
     measured, rehearsed = record.get("measured"), record.get("rehearsed")
     is_of_card = measured is not None and record["planned"]["gpu"] != "cpu"
-    estimate = planned_run(run, record["planned"]["gpu"] if measured is not None else CARD).estimate
+    planned = record["planned"]
+    estimate = planned_run(run, planned["gpu"] if measured is not None else CARD, calibration=False).estimate
     timed = measured["step_seconds"] if is_of_card else []
+    peaks = _phase_peaks(measured, rehearsed)
+    phases = {phase.name: phase.peak.total for phase in estimate.timeline.phases}
     return Row(
         name=name,
         is_held_back=run.is_held_back,
         planned=estimate.peak_allocated_bytes,
         rehearsed=None if rehearsed is None else rehearsed["peak_allocated_bytes"],
         measured=None if measured is None else measured["peak_allocated_bytes"],
+        phase_errors={name: phases[name] / peaks[name] - 1 for name in PHASES if peaks.get(name)},
         planned_device=estimate.device.device_bytes,
         measured_device=None if measured is None else measured["peak_device_bytes"],
         planned_seconds=estimate.step_seconds,
         measured_seconds=median(timed) if timed else None,
+        calibrated_seconds=planned["step_seconds"] if planned.get("is_calibrated") else None,
     )
+
+
+def _phase_peaks(measured: Record | None, rehearsed: Record | None) -> dict[str, int]:
+    """Peaks by phase as measured, or as rehearsed where nothing was measured."""
+    if measured is not None:
+        return {name: phase["peak_bytes"] for name, phase in measured.get("phases", {}).items()}
+    return {} if rehearsed is None else rehearsed["phases"]
 
 
 def section(records: Mapping[str, Record]) -> str:
@@ -102,9 +141,11 @@ def _words(found: list[Row], measured: list[Row]) -> str:
     """The medians, those of held-back runs apart."""
     if not measured:
         errors = [abs(row.error) for row in found if row.error is not None]
+        worst = [abs(row.worst_phase[1]) for row in found if row.worst_phase is not None]
         return (
             f"{len(errors)} of its {len(RUNS)} runs were rehearsed: the planned peak of allocated bytes is "
-            f"{median(errors):.2%} off in the median and {max(errors):.2%} at most."
+            f"{median(errors):.2%} off in the median and {max(errors):.2%} at most; the peak of the phase of a step "
+            f"that is planned worst is {median(worst):.2%} and {max(worst):.2%} off."
         )
     groups = {"all": measured, "held back": [row for row in measured if row.is_held_back]}
     sentences = [f"{len(measured)} of {len(RUNS)} runs were measured."]
@@ -115,6 +156,9 @@ def _words(found: list[Row], measured: list[Row]) -> str:
                 "allocated bytes": [abs(row.error) for row in group if row.error is not None],
                 "device bytes": [abs(row.device_error) for row in group if row.device_error is not None],
                 "seconds of a step": [abs(row.seconds_error) for row in group if row.seconds_error is not None],
+                "the same with a calibration": [
+                    abs(row.calibrated_error) for row in group if row.calibrated_error is not None
+                ],
             }.items()
             if errors
         ]
@@ -132,10 +176,12 @@ def table(found: Iterable[Row]) -> str:
             _gib(row.rehearsed),
             _gib(row.measured),
             _percent(row.error),
+            "-" if row.worst_phase is None else f"{row.worst_phase[0]} {_percent(row.worst_phase[1])}",
             _gib(row.measured_device),
             _percent(row.device_error),
             "-" if row.measured_seconds is None else f"{row.measured_seconds:.3f} s",
             _percent(row.seconds_error),
+            _percent(row.calibrated_error),
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -103,14 +103,20 @@ def test_the_report_is_honest_without_measurements_and_compares_with_them():
     measured = {
         "peak_allocated_bytes": 2 * estimate.peak_allocated_bytes,
         "peak_device_bytes": 4 * estimate.device.device_bytes,
+        "phases": {"step": {"peak_bytes": 1}, "backward": {"peak_bytes": 4 * estimate.timeline.phases[3].peak.total}},
         "step_seconds": [estimate.step_seconds, estimate.step_seconds / 2, estimate.step_seconds / 4],
     }
-    records = {name: {"name": name, "planned": {"gpu": "h100-sxm"}, "measured": measured}}
+    planned = {"gpu": "h100-sxm", "is_calibrated": True, "step_seconds": 0.75 * estimate.step_seconds}
+    records = {name: {"name": name, "planned": planned, "measured": measured}}
     (row,) = rows(records)
+    assert row.phase_errors["backward"] == 1 / 4 - 1
+    assert row.worst_phase == ("step", estimate.timeline.phases[4].peak.total - 1)
+    assert row.calibrated_error == 0.75 / 0.5 - 1
     assert (row.error, row.device_error, row.seconds_error) == (1 / 2 - 1, 1 / 4 - 1, 2 - 1)
     said = section(records)
     assert "No run on a GPU" not in said
     assert "allocated bytes 50.0% off, device bytes 75.0% off, seconds of a step 100.0% off" in said
+    assert "the same with a calibration 50.0% off" in said
     failed = {name: {"name": name, "planned": {"gpu": "h100-sxm"}, "measured_error": "out of memory"}}
     assert f"`{name}`: out of memory" in section(failed)
 

@@ -6,7 +6,9 @@ source distribution, is built here without its extensions (it compiles CPU Adam 
 keeps the libraries of one version of CUDA. There::
 
     python -m pip install --no-index --no-deps --target SITE FOLDER/*.whl
-    PYTHONPATH=SITE:planner:trainer:tests python tests/gpu/campaign.py --slice-s 480
+    export PYTHONPATH=SITE:planner:trainer:tests
+    python -c 'from vlmplan.cli import main; main()' calibrate
+    python tests/gpu/campaign.py --slice-s 480
 
 It takes a minute and needs an installation of ``.[train,dev]``: building DeepSpeed imports torch.
 """
