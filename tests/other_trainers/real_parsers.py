@@ -21,8 +21,12 @@ from typing import Any
 GPUS = 1
 """Parsers start the processes' group, so they are asked of one process."""
 SETUPS = [
-    (method, stage) for method in ("full", "lora", "qlora") for stage in (None, 2, 3) if (method, stage) != ("qlora", 3)
+    (method, engine)
+    for method in ("full", "lora", "qlora")
+    for engine in (None, 2, 3, "fsdp")
+    if (method, engine) not in (("qlora", 3), ("qlora", "fsdp"))
 ]
+WITHOUT_FSDP2 = ("llamafactory",)
 IN_READER = {"trl": "trl", "llamafactory": "llamafactory", "ms-swift": "swift", "transformers": "Trainer"}
 
 
@@ -40,10 +44,13 @@ def write(folder: Path) -> None:
     model = tiny_model(folder / "model")
     workload = Workload(model=find_model(str(model)), seq_len=2 * 3 * 5 * 7, epochs=1.5)
     for tool in Tool:
-        for method, stage in SETUPS:
-            recipe = Recipe(method=Method(method), zero_stage=stage, micro_batch=2, grad_accum=3, lora_rank=5)
+        for method, engine in SETUPS:
+            if engine == "fsdp" and tool.value in WITHOUT_FSDP2:
+                continue
+            chosen: dict[str, Any] = {"fsdp": True} if engine == "fsdp" else {"zero_stage": engine}
+            recipe = Recipe(method=Method(method), micro_batch=2, grad_accum=3, lora_rank=5, **chosen)
             written = settings_for(tool, within(tool, recipe, workload.model), workload, cluster_of(GPUS))
-            place = folder / tool.value / f"{method}-{stage}"
+            place = folder / tool.value / f"{method}-{engine}"
             place.mkdir(parents=True)
             (place / "train.yaml").write_text(yaml.safe_dump(dict(written.settings), sort_keys=False), encoding="utf-8")
             if written.deepspeed is not None:

@@ -392,6 +392,21 @@ def test_adapters_beside_wide_or_pure_weights_are_not_planned_in_shards(read):
     refused(read, TRL_BF16 | {"fsdp": True, "bf16": False}, "set bf16: true")
 
 
+def test_more_than_one_gpu_for_a_sample_or_a_weight_is_refused_by_its_size(read):
+    alone = {"parallelism_config": {"sp_size": 1, "dp_shard_size": 4}}
+    assert read(TRL_BF16 | alone).options == read(TRL_BF16).options
+    for name, word in (
+        ("sp_size", "Ulysses"),
+        ("cp_size", "context"),
+        ("tp_size", "tensor"),
+        ("dp_replicate_size", "HSDP"),
+    ):
+        refused(read, TRL_BF16 | {"parallelism_config": {name: 2}}, f"{name} is 2", word)
+    launched = {"distributed_type": "MULTI_GPU", "parallelism_config": {"parallelism_config_tp_size": 2}}
+    refused(read, launched, "tp_size is 2", "tensor parallelism is not planned")
+    refused(read, MS_SWIFT | {"sequence_parallel_size": 4}, "ms-swift's own Ulysses")
+
+
 def test_llama_factory_has_an_older_fsdp2(read):
     refused(read, LLAMA_FACTORY | {"fsdp": "full_shard"}, "keeps accelerate at 1.11 or older")
 

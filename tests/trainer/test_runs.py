@@ -114,6 +114,9 @@ class Runs:
         }
         sharded = {"fsdp": True, "zero_stage": None}
         jobs["llama-full-fsdp"] = (plan_of(models, *LLAMA, "none", **sharded), WORDS)
+        jobs["padding-free-fsdp"] = (plan_of(models, *LLAMA, "none", batching="padding-free", **sharded), WORDS)
+        on_host = {"offload_params": "cpu", "offload_optimizer": "cpu"}
+        jobs["offloaded-fsdp"] = (plan_of(models, *LLAMA, "none", **on_host, **sharded), WORDS)
         waiting = plan_of(models, "qwen2_vl", "lora", "none", micro_batch=1, sync_each_batch=False, **sharded)
         jobs["qwen2_vl-lora-fsdp"] = (waiting, WORDS)
         mixed = ("--train-data", str(some_with_images(folder / "mixed")), *MIXED)
@@ -194,6 +197,12 @@ def test_all_stages_take_the_same_steps(outcomes, family, method, stages):
     first, *others = (outcomes[f"{family}-{method}-{stage}"].losses for stage in stages)
     for losses in others:
         assert losses == pytest.approx(first, rel=0.004)  # bf16 has 8 bits: 1/256
+
+
+@sweep
+@pytest.mark.parametrize("name", ["padding-free-fsdp", "offloaded-fsdp"])
+def test_fsdp2_takes_the_same_steps_without_padding_and_from_the_host(outcomes, name):
+    assert outcomes[name].losses == pytest.approx(outcomes["llama-full-none"].losses, rel=0.004)
 
 
 @pytest.mark.parametrize("stage", ["none", 2, 3, "fsdp", pytest.param(0, marks=sweep), pytest.param(1, marks=sweep)])

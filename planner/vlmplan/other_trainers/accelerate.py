@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from vlmplan.other_trainers.fsdp import of_accelerate
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.parallelism import refuse_parallelism
 from vlmplan.other_trainers.settings import Settings
 
 ACCELERATE: Final = "accelerate 1.15"
@@ -29,7 +30,8 @@ def read_accelerate(settings: Settings) -> dict[str, Any]:
     kind = settings.text("distributed_type", "NO").upper()
     if kind not in ENGINES:
         settings.refuse("distributed_type", f"{NOT_PLANNED}; {', '.join(ENGINES)} are planned")
-    settings.only("parallelism_config megatron_lm_config fp8_config dynamo_config tp_config", NOT_PLANNED)
+    refuse_parallelism(settings)
+    settings.only("megatron_lm_config fp8_config dynamo_config tp_config", NOT_PLANNED)
     sharding = settings.table("fsdp_config")
     if kind == "FSDP":
         values |= {"fsdp": True, "fsdp_config": of_accelerate(sharding)}

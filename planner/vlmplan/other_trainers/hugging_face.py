@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from vlmplan.data_rules import Order
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, EvaluationRules, read_evaluation
+from vlmplan.other_trainers.parallelism import refuse_parallelism
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import read_saving
 from vlmplan.other_trainers.settings import NO, Settings
@@ -112,7 +113,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     fsdp = settings.raw("fsdp") if settings.is_on("fsdp") else None
     fsdp_config = None if fsdp is None else settings.raw("fsdp_config")
     settings.ignore(("fsdp", "fsdp_config"))  # which mean nothing where ``fsdp`` is empty (``_process_fsdp_args``)
-    settings.only("parallelism_config", "sequence, context and tensor parallelism are not planned")
+    refuse_parallelism(settings)
     settings.only("torch_compile torch_compile_backend torch_compile_mode", "torch.compile is not planned")
     settings.only("label_smoothing_factor", f"the smoothed loss makes more copies of the logits: {NOT_PLANNED}")
     settings.only("auto_find_batch_size", "it changes the batch while it trains; write the batch that fits")

@@ -158,9 +158,9 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
 
 
 def _named_sharding(arguments: Arguments, settings: Settings, around: Surroundings) -> None:
-    """``fsdp`` is a name, a file or JSON, which holds ``fsdp`` and ``fsdp_config``; accelerate's launcher has set both
-    already (``_init_fsdp`` in ``arguments/sft_args.py``)."""
-    if arguments.fsdp is None or arguments.fsdp is True:
+    """``fsdp`` is a name, a file or JSON, which holds ``fsdp`` and ``fsdp_config``: a run's ``args.json`` has both, as
+    accelerate's launcher has (``_init_fsdp`` in ``arguments/sft_args.py``)."""
+    if arguments.fsdp is None or arguments.fsdp_config is not None:
         return
     name = arguments.fsdp
     if name == "fsdp2":
@@ -305,7 +305,12 @@ def _accumulation(arguments: Arguments, around: Surroundings) -> dict[str, Value
 
 
 def _refuse_techniques(settings: Settings) -> None:
-    settings.only("sequence_parallel_size deepspeed_autotp_size", f"more than one GPU a sample: {NOT_PLANNED}", 1)
+    settings.only(
+        "sequence_parallel_size",
+        "ms-swift's own Ulysses and ring attention are not planned; --sequence-parallel is DeepSpeed's",
+        1,
+    )
+    settings.only("deepspeed_autotp_size", f"more than one GPU a sample: {NOT_PLANNED}", 1)
     settings.only("tuner_backend", f"{NOT_PLANNED}; peft is planned", "peft")
     settings.only("use_galore enable_dft_loss target_parameters", NOT_PLANNED)
     settings.only("lisa_activated_layers", NOT_PLANNED)
