@@ -1,8 +1,10 @@
 """The page in a real browser: Chromium through Playwright, in an environment of its own (``.ci/run``).
 
-``AXE_CORE`` is the path of axe-core's axe.min.js; without it contrast and labels are not looked at.
+``AXE_CORE`` is the path of axe-core's axe.min.js; without it contrast and labels are not looked at. ``PYODIDE`` is the
+folder of that npm package; without it the exported page is not tried.
 """
 
+import functools
 import json
 import os
 import re
@@ -10,6 +12,7 @@ import shutil
 import statistics
 import threading
 from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,10 +24,12 @@ sync_api = pytest.importorskip("playwright.sync_api")
 from cli_calls import isolate  # noqa: E402
 from page_setups import setups  # noqa: E402
 from vlmplan.cli.web_answer import answer  # noqa: E402
-from vlmplan.web import PageServer, open_server  # noqa: E402
+from vlmplan.web import PageServer, open_server
+from vlmplan.web.export import export_page  # noqa: E402
 
 pytestmark = pytest.mark.sweep
 SETUP = {"model": "smollm2-135m", "gpu": "rtx-4090:2", "method": "lora"}
+PYODIDE = os.environ.get("PYODIDE")
 AXE = os.environ.get("AXE_CORE")
 MOST_REDRAW_MS = 400
 """Of the median, on a machine that does other things too; what is wanted of one that does not is 150."""
@@ -267,6 +272,34 @@ def test_nothing_is_wider_than_the_window_and_everything_can_be_read(page, serve
     page.evaluate(Path(AXE).read_text(encoding="utf-8"))
     found = page.evaluate("axe.run()")["violations"]
     assert [(one["id"], [node["target"] for node in one["nodes"]]) for one in found] == []
+
+
+@pytest.mark.skipif(PYODIDE is None, reason="needs the npm package pyodide, whose folder PYODIDE names")
+def test_the_exported_page_has_the_same_numbers(page, tmp_path):
+    """Its planner is another Python on another machine."""
+    export_page(tmp_path / "site", Path(str(PYODIDE)), force=False)
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "site"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as files:
+        thread = threading.Thread(target=files.serve_forever)
+        thread.start()
+        started: list[float] = []
+        address = f"http://127.0.0.1:{files.server_port}/"
+        for options in setups(50):
+            if started:  # as a shared address, without starting Python again
+                query = urlencode({name: str(value).lower() for name, value in options.items()})
+                page.evaluate(
+                    "(query) => { history.pushState({}, '', query); dispatchEvent(new PopStateEvent('popstate')); }",
+                    f"?{query}",
+                )
+            else:
+                page.goto(f"{address}?{urlencode(options)}")
+                page.wait_for_selector("body[data-answered]", timeout=120_000)
+                started.append(page.evaluate("performance.getEntriesByName('drawn')[0].startTime"))
+            page.wait_for_selector("body[data-answered=whole], body[data-answered=error]", timeout=60_000)
+            is_shown(page, options)
+        print(f"first answer after {started[0]:.0f} ms")
+        files.shutdown()
+        thread.join()
 
 
 def test_without_scripts_a_sentence_names_the_command(browser, server):

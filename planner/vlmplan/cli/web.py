@@ -3,18 +3,35 @@
 import os
 import threading
 import webbrowser
+from pathlib import Path
 
 import click
+
+from vlmplan.cli.options import FILE
 
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="[default: one that is free]")
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
-def web(port: int, no_browser: bool) -> int:
+@click.option("--export", type=FILE, metavar="DIR", help="Write the page as files, with the planner in them.")
+@click.option(
+    "--pyodide",
+    type=FILE,
+    metavar="DIR",
+    default=Path("node_modules/pyodide"),
+    show_default=True,
+    help="For --export: what npm install pyodide made.",
+)
+@click.option("--force", is_flag=True, help="Let --export overwrite files.")
+def web(port: int, no_browser: bool, export: Path | None, pyodide: Path, force: bool) -> int:
     """Serve a page on which a setup is chosen and drawn: memory, time, offers and files.
 
     The page is on 127.0.0.1 alone, and nothing leaves the machine. Its address holds the setup. Ctrl-C ends it.
+
+    --export writes the same page for any server of files: there the planner runs in the reader's browser.
     """
+    if export is not None:
+        return _exported(export, pyodide, force=force)
     from vlmplan.cli.web_answer import answer
     from vlmplan.web import open_server
 
@@ -30,4 +47,13 @@ def web(port: int, no_browser: bool) -> int:
         click.echo()
     finally:
         server.server_close()
+    return 0
+
+
+def _exported(folder: Path, pyodide: Path, *, force: bool) -> int:
+    from vlmplan.units import MIB
+    from vlmplan.web.export import export_page
+
+    num_bytes = export_page(folder, pyodide, force=force)
+    click.echo(f"written: {folder} ({num_bytes / MIB:.1f} MiB), for any server of files")
     return 0

@@ -1,6 +1,7 @@
 """The page of ``vlmplan web``: its files, and the server that hands them out on this machine alone
 
 files    the files of the page
+export   the same with the planner itself, for any server of files
 server   HTTP on 127.0.0.1: those files, and answers to what the page asks
 """
 

@@ -1,4 +1,4 @@
-// Questions to the planner: to this page's server.
+// Questions to the planner: to this page's server, or to a worker where the page is files alone.
 
 async function fromServer(question) {
   const response = await fetch("answer", {
@@ -9,7 +9,25 @@ async function fromServer(question) {
   return response.json();
 }
 
-let ask = fromServer;
+// The planner itself, in a worker. Questions have numbers, because answers come when they come.
+function fromWorker() {
+  const worker = new Worker("worker.js", { type: "module" });
+  const waiting = new Map();
+  let number = 0;
+  worker.addEventListener("message", ({ data }) => {
+    waiting.get(data.number)(JSON.parse(data.text));
+    waiting.delete(data.number);
+  });
+  return (question) =>
+    new Promise((done) => {
+      number += 1;
+      waiting.set(number, done);
+      worker.postMessage({ number, question });
+    });
+}
+
+export const isExported = document.querySelector("meta[name=planner][content=worker]") !== null;
+const ask = isExported ? fromWorker() : fromServer;
 
 export async function answerTo(question) {
   try {

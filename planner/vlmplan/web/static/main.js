@@ -1,6 +1,6 @@
 // The page: a change of the setup asks the planner, and what it answers is drawn.
 
-import { answerTo, follower } from "./ask.js";
+import { answerTo, follower, isExported } from "./ask.js";
 import { showDetails, showFiles, showVerdict } from "./answer.js";
 import { byId, element } from "./dom.js";
 import { kinds, makeForm, showSetup } from "./form.js";
@@ -97,7 +97,7 @@ function watchOffers() {
 async function start() {
   const form = await answerTo({ ask: "form", options: {} });
   if (form.error) return show(form);
-  byId("version").textContent = `${form.version}, on this machine`;
+  byId("version").textContent = `${form.version}, ${isExported ? "in this browser" : "on this machine"}`;
   makeForm(form);
   state.onChange(() => {
     delete document.body.dataset.answered;

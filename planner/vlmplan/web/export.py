@@ -1,0 +1,106 @@
+"""The page as files that any server can hand out: the planner itself runs in the reader's browser, by Pyodide.
+
+Pyodide is CPython for WebAssembly. Its npm package is not part of vlmplan (10 MB, MPL-2.0): the user names the folder
+that npm made of it, and it is taken only if its files are those that this version was tried with. The planner needs
+click, rich and PyYAML besides, which are Python alone, and come from this installation.
+"""
+
+import hashlib
+import importlib.util
+import io
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from vlmplan.compiled_catalog import COMPILED_CATALOG, compiled_text
+from vlmplan.errors import InputError, UnavailableError
+from vlmplan.files import SHIPPED_CATALOG, refuse_existing, shipped_catalog_path, write_atomically
+from vlmplan.web.files import page_files
+
+PYODIDE = "314.0.7"
+"""The version of the npm package ``pyodide``."""
+CHECKSUMS: Mapping[str, str] = {
+    "pyodide.mjs": "6f1d60f7bf529beb300f0f47983c921d3982363640ba20af0e38efdddbc66109",
+    "pyodide.asm.mjs": "f7cdc8ece80678ceb712f8e65ebe6d3a83203a180c399865f49612a051693635",
+    "pyodide.asm.wasm": "cc36e3cab04fdfc9a63ff13eb52eae2b911bf46c025cc7b281f394bd3de1d5e6",
+    "python_stdlib.zip": "fa1957e5777068fc4f7437f96d860ae2fbe9c19732ba06c84e004ec16dd7dd7a",
+    "pyodide-lock.json": "5dc2fc119108bc148c7457dc86e7675b5c87e1cafd420b9c34c1eaef7b36c010",
+}
+"""SHA-256 of the files of that package that a worker loads."""
+NEEDED = ("click", "rich", "yaml")
+"""What the planner imports of others to answer."""
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
+    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'"
+)
+"""As that of the server, with WebAssembly and a worker. Source: https://www.w3.org/TR/CSP3/."""
+HEAD = f"""<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="planner" content="worker">"""
+PLANNER = "planner.zip"
+PACKAGE = Path(__file__).parents[1]
+ZIP_DATE = (1980, 1, 1, 0, 0, 0)
+"""Of every file in the archive, so that the same planner is the same archive."""
+
+
+def export_page(folder: Path, pyodide: Path, *, force: bool) -> int:
+    """Write the page to ``folder``, with the npm package in ``pyodide``; the bytes that it takes.
+
+    Raises UnavailableError where the package is not there, InputError where it is another version or where a file
+    exists and ``force`` is off.
+    """
+    contents = exported_files(pyodide)
+    refuse_existing([folder / name for name in contents], force=force)
+    for name, content in contents.items():
+        write_atomically(folder / name, content, force=force)
+    return sum(map(len, contents.values()))
+
+
+def exported_files(pyodide: Path) -> dict[str, bytes]:
+    """What each file of the exported page holds, by its path."""
+    runtime = {f"pyodide/{name}": content for name, content in _runtime(pyodide)}
+    page = dict(page_files())
+    text = page["index.html"].decode("utf-8")
+    head = '<meta charset="utf-8">'
+    assert text.count(head) == 1
+    page["index.html"] = text.replace(head, HEAD).encode("utf-8")
+    return {**page, PLANNER: _planner(), **runtime}
+
+
+def _runtime(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for name, checksum in CHECKSUMS.items():
+        try:
+            content = (folder / name).read_bytes()
+        except OSError:
+            raise UnavailableError(
+                f"{folder / name} is missing; npm install pyodide@{PYODIDE} makes node_modules/pyodide, which "
+                f"--pyodide names from elsewhere"
+            ) from None
+        if hashlib.sha256(content).hexdigest() != checksum:
+            raise InputError(f"{folder / name} is not that of pyodide {PYODIDE}, with which this page works")
+        yield name, content
+
+
+def _planner() -> bytes:
+    """vlmplan and what it needs, as an archive that Python imports from once it is unpacked."""
+    catalog = shipped_catalog_path(PACKAGE).read_text(encoding="utf-8")
+    texts = {
+        f"vlmplan/{SHIPPED_CATALOG}": catalog.encode("utf-8"),
+        f"vlmplan/{COMPILED_CATALOG.relative_to(PACKAGE).as_posix()}": compiled_text(catalog).encode("ascii"),
+    }
+    for folder in (PACKAGE, *map(_folder_of, NEEDED)):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".json", ".txt") and "static" not in path.parts:
+                texts.setdefault(path.relative_to(folder.parent).as_posix(), path.read_bytes())
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(texts.items()):
+            archive.writestr(zipfile.ZipInfo(name, ZIP_DATE), content, zipfile.ZIP_DEFLATED)
+    return made.getvalue()
+
+
+def _folder_of(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent

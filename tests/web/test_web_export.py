@@ -1,0 +1,80 @@
+"""The page as files: the planner in it is whole, and Pyodide is the version that it was tried with."""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cli_calls import call, isolate
+from vlmplan.cli.web_answer import answer
+from vlmplan.web import export
+from vlmplan.web.files import page_files
+
+SETUP = {"model": "gpt2", "gpu": "t4:2", "zero_stage": "2"}
+
+
+@pytest.fixture(autouse=True)
+def isolated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    isolate(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def pyodide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder with files by the names of Pyodide's, which are taken for it."""
+    folder = tmp_path / "pyodide"
+    folder.mkdir()
+    for name in export.CHECKSUMS:
+        (folder / name).write_text(name)
+    sums = {name: hashlib.sha256(name.encode()).hexdigest() for name in export.CHECKSUMS}
+    monkeypatch.setattr(export, "CHECKSUMS", sums)
+    return folder
+
+
+def test_the_planner_in_the_archive_answers_by_itself(pyodide: Path, tmp_path: Path):
+    """Without this installation and its packages: what is not in the archive is not there."""
+    (tmp_path / "planner.zip").write_bytes(export.exported_files(pyodide)["planner.zip"])
+    zipfile.ZipFile(tmp_path / "planner.zip").extractall(tmp_path / "planner")
+    code = (
+        "import json, sys; sys.path.insert(0, 'planner')\n"
+        "from vlmplan.cli.web_answer import answer\n"
+        f"print(json.dumps([answer({{'ask': ask, 'options': {SETUP!r}}}) for ask in ('form', 'estimate')]))\n"
+        "print(json.dumps([m.__file__ for m in sys.modules.values() if 'site-packages' in str(getattr(m, '__file__', ''))]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    answers, strangers = map(json.loads, done.stdout.splitlines())
+    assert answers == [answer({"ask": ask, "options": SETUP}) for ask in ("form", "estimate")]
+    assert strangers == []
+
+
+def test_everything_is_written_and_overwritten_only_if_asked(pyodide: Path):
+    assert "for any server of files" in call("web", "--export", "site", "--pyodide", str(pyodide)).out
+    written = {path.relative_to("site").as_posix() for path in Path("site").rglob("*") if path.is_file()}
+    assert written == {*page_files(), "planner.zip", *(f"pyodide/{name}" for name in export.CHECKSUMS)}
+    assert "exists already; --force overwrites it" in call("web", "--export", "site", "--pyodide", str(pyodide)).err
+    assert call("web", "--export", "site", "--pyodide", str(pyodide), "--force").code == 0
+
+
+def test_the_exported_page_says_what_it_may_do_before_it_does_anything(pyodide: Path):
+    text = export.exported_files(pyodide)["index.html"].decode()
+    policy = text.index('http-equiv="Content-Security-Policy"')
+    assert policy < text.index("<script") and policy < text.index("<link")
+    assert re.search(r"script-src 'self' 'wasm-unsafe-eval';", text)
+    assert "unsafe-inline" not in text
+
+
+def test_a_missing_package_is_said_with_how_to_get_it():
+    assert "npm install pyodide@314.0.7" in call("web", "--export", "site").err
+    assert not Path("site").exists()
+
+
+def test_another_version_is_refused(pyodide: Path):
+    (pyodide / "pyodide.asm.wasm").write_text("another")
+    assert "pyodide.asm.wasm is not that of pyodide" in call("web", "--export", "site", "--pyodide", str(pyodide)).err
+    assert not Path("site").exists()
