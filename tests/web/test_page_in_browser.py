@@ -24,7 +24,7 @@ sync_api = pytest.importorskip("playwright.sync_api")
 from cli_calls import isolate  # noqa: E402
 from page_setups import setups  # noqa: E402
 from vlmplan.cli.web_answer import answer  # noqa: E402
-from vlmplan.web import PageServer, open_server
+from vlmplan.web import PageServer, open_server  # noqa: E402
 from vlmplan.web.export import export_page  # noqa: E402
 
 pytestmark = pytest.mark.sweep
@@ -287,10 +287,8 @@ def test_the_exported_page_has_the_same_numbers(page, tmp_path):
         for options in setups(50):
             if started:  # as a shared address, without starting Python again
                 query = urlencode({name: str(value).lower() for name, value in options.items()})
-                page.evaluate(
-                    "(query) => { history.pushState({}, '', query); dispatchEvent(new PopStateEvent('popstate')); }",
-                    f"?{query}",
-                )
+                page.evaluate("(query) => history.pushState({}, '', query)", f"?{query}")
+                page.evaluate("dispatchEvent(new PopStateEvent('popstate'))")
             else:
                 page.goto(f"{address}?{urlencode(options)}")
                 page.wait_for_selector("body[data-answered]", timeout=120_000)

@@ -43,7 +43,8 @@ def test_the_planner_in_the_archive_answers_by_itself(pyodide: Path, tmp_path: P
         "import json, sys; sys.path.insert(0, 'planner')\n"
         "from vlmplan.cli.web_answer import answer\n"
         f"print(json.dumps([answer({{'ask': ask, 'options': {SETUP!r}}}) for ask in ('form', 'estimate')]))\n"
-        "print(json.dumps([m.__file__ for m in sys.modules.values() if 'site-packages' in str(getattr(m, '__file__', ''))]))"
+        "files = [str(getattr(one, '__file__', '')) for one in sys.modules.values()]\n"
+        "print(json.dumps([file for file in files if 'site-packages' in file]))"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -64,7 +65,7 @@ def test_everything_is_written_and_overwritten_only_if_asked(pyodide: Path):
 def test_the_exported_page_says_what_it_may_do_before_it_does_anything(pyodide: Path):
     text = export.exported_files(pyodide)["index.html"].decode()
     policy = text.index('http-equiv="Content-Security-Policy"')
-    assert policy < text.index("<script") and policy < text.index("<link")
+    assert policy < min(text.index("<script"), text.index("<link"))
     assert re.search(r"script-src 'self' 'wasm-unsafe-eval';", text)
     assert "unsafe-inline" not in text
 

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import zipfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from vlmplan.compiled_catalog import COMPILED_CATALOG, compiled_text
@@ -81,6 +82,7 @@ def _runtime(folder: Path) -> Iterator[tuple[str, bytes]]:
         yield name, content
 
 
+@cache
 def _planner() -> bytes:
     """vlmplan and what it needs, as an archive that Python imports from once it is unpacked."""
     catalog = shipped_catalog_path(PACKAGE).read_text(encoding="utf-8")
