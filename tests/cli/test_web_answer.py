@@ -69,6 +69,16 @@ def test_bars_add_up_to_the_phase_and_to_the_device(isolated):
     assert document["peak_allocated_bytes"] + sum(found["beyond"].values()) == document["peak_device_bytes"]
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_weights_by_module_are_all_parameters_of_the_model(isolated, method):
+    found = answer({"ask": "estimate", "options": {**SETUP, "method": method}})
+    model, rows = found["document"]["model"], found["modules"]
+    assert sum(row["num_params"] for row in rows) == model["num_params"]
+    assert sum(row["num_trained"] for row in rows) == model["num_trainable_params"]
+    assert [row["bytes"] for row in rows] == sorted((row["bytes"] for row in rows), reverse=True)
+    assert {"transformer.wte", "transformer.h.*.attn.c_attn"} <= {row["module"] for row in rows}
+
+
 def test_what_makes_it_fit_is_options_that_the_page_can_take(isolated):
     options = {"model": "smollm2-135m", "gpu": "t4", "method": "full", "seq_len": 8192, "micro_batch": 8}
     found = answer({"ask": "estimate", "options": options})

@@ -70,11 +70,14 @@ def _answered(request: object) -> JsonDict:
 
 def _estimated(options: Mapping[str, Any]) -> JsonDict:
     """An estimate with everything that ``vlmplan estimate --json`` says."""
+    from vlmplan.answers.modules import weights_by_module
+
     request, given = _request(estimate.estimate, options)
     text_of = command_text(estimate.estimate, (), order=tuple(given))
     found = estimate.answered(request, (), given["lengths"], scales=False)
     parts = _drawn(found.estimate, found.hardware_notes)
     parts |= {"document": estimate.described(found, text_of), "command": text_of(request)}
+    parts["modules"] = weights_by_module(found.estimate)
     parts["hints"] = _hints(found)
     parts["apply"] = _keywords(parts["document"]["to_fit"])
     return parts | _files(request, found.estimate)

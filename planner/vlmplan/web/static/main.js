@@ -4,7 +4,7 @@ import { answerTo, follower, isExported } from "./ask.js";
 import { showDetails, showFiles, showVerdict } from "./answer.js";
 import { byId, element } from "./dom.js";
 import { kinds, makeForm, showSetup } from "./form.js";
-import { showMemory } from "./memory.js";
+import { showMemory, showModules } from "./memory.js";
 import { showOffers } from "./offers.js";
 import * as state from "./state.js";
 import { showTime } from "./time.js";
@@ -54,6 +54,7 @@ function draw() {
   for (const name of ["memory", "time", "details", "offers"]) byId(`${name}-section`).hidden = false;
   showVerdict(byId("verdict"), latest);
   showMemory(byId("memory"), latest);
+  showModules(byId("modules"), latest.modules);
   showTime(byId("time"), latest);
   showDetails(byId("details"), latest);
   if (latest.command) {

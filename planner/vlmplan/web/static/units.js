@@ -24,6 +24,14 @@ export function hourTick(hours) {
   return hours < 48 ? `${hours} h` : `${hours / 24} d`;
 }
 
+// A count of parameters: 2.21 B.
+export function count(number) {
+  for (const [limit, suffix] of [[1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "k"]]) {
+    if (number >= 0.9995 * limit) return `${Number((number / limit).toPrecision(3))} ${suffix}`;
+  }
+  return String(number);
+}
+
 export function usd(amount) {
   if (amount >= 1000) return `$${Math.round(amount).toLocaleString("en-US")}`;
   return `$${amount >= 0.1 ? amount.toFixed(2) : amount.toPrecision(2)}`;
