@@ -13,8 +13,10 @@ WRAPPED = ".base_layer"
 
 
 def weights_by_module(found: Estimate) -> list[JsonDict]:
-    """Each module that has weights, equal layers together, the largest first. Bytes are those of the weights as they are
-    stored, adapters among them, without master copies."""
+    """Each module that has weights, equal layers together, the largest first.
+
+    Bytes are those of the weights as they are stored, adapters among them, without master copies.
+    """
     rows: dict[str, JsonDict] = {}
     for one in prepared_model(model_tree(found.workload.model), found.recipe).parameters():
         path = LAYER.sub(".*", one.name).rpartition(".")[0].removesuffix(WRAPPED)
