@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from vlmplan.catalog import Catalog
 from vlmplan.errors import InputError
 from vlmplan.hardware import MAX_GPUS_PER_NODE, Node
-from vlmplan.machine.cpu import cpu_gpu
-from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
 
 LOCAL = "local"
 CPU = "cpu"
@@ -83,6 +81,9 @@ def chosen_node(choice: GpuChoice, catalog: Catalog, *, host_bytes: int | None =
         return ChosenNode(node=with_host_bytes(node, host_bytes), notes=local.notes)
     num_gpus = choice.num_gpus or 1
     if kind == CPU:
+        from vlmplan.machine.cpu import cpu_gpu
+        from vlmplan.machine.host import THIS_MACHINE, host_ram_bytes, num_host_cpus
+
         ram = host_ram_bytes() if host_bytes is None else host_bytes
         source = THIS_MACHINE if host_bytes is None else HOST_RAM_OPTION
         node = Node(

@@ -7,7 +7,6 @@ from pathlib import Path
 from vlmplan.catalog import load_catalog
 from vlmplan.estimation import Estimate, disk_caveat, estimate, estimate_with_sizes
 from vlmplan.gpu_choice import LOCAL
-from vlmplan.machine.host import free_bytes_at
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.request import Request, requested_cluster, requested_setup
 from vlmplan.workload import ModelFiles
@@ -46,6 +45,8 @@ def disk_notes(request: Request, found: Estimate) -> list[str]:
     planned for this machine."""
     room, whose = request.hardware.disk_bytes, "--disk"
     if room is None and _is_here(request):
+        from vlmplan.machine.host import free_bytes_at
+
         folder = "." if request.configured is None else request.configured.config.output_dir or "."
         with suppress(RuntimeError):  # a home that nobody has
             room, whose = free_bytes_at(Path(folder).expanduser()), "this machine"

@@ -25,26 +25,6 @@ def document(found: Calibration, path: Path) -> JsonDict:
     return {**calibration_json(found), "file": str(path)}
 
 
-def reference_json(found: Calibration | None) -> JsonDict | None:
-    """What an estimate says of the calibration that it used; null where it used none."""
-    if found is None:
-        return None
-    return {
-        "gpu": found.gpu_id,
-        "device": found.device_name,
-        "date": found.measured_on.isoformat(),
-        "num_ranks": found.num_ranks,
-        "versions": dict(found.versions),
-    }
-
-
-def reference_line(found: Calibration | None) -> list[str]:
-    """The same for people."""
-    if found is None:
-        return []
-    return [f"measured: seconds and fixed bytes {found.sentence}; --no-calibration leaves it out"]
-
-
 def print_calibration(found: Calibration, path: Path, *, is_used: bool) -> None:
     """Print everything that was measured; ``is_used``: estimates look where it was written."""
     versions = ", ".join(f"{name} {version}" for name, version in found.versions)

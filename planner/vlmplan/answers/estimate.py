@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
 
-from vlmplan.answers.calibration import reference_json, reference_line
 from vlmplan.answers.host_and_disk import host_and_disk_json, host_and_disk_lines
 from vlmplan.answers.setups import recipe_text
+from vlmplan.answers.used_calibration import reference_json, reference_line
 from vlmplan.communication import volume_json
 from vlmplan.engines.components import Components
 from vlmplan.estimation import Estimate, VaryingLengths

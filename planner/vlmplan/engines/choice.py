@@ -1,26 +1,21 @@
-"""Which engine runs a recipe. A new one is registered here."""
+"""Which engine runs a recipe. A new one is registered here.
 
-from collections.abc import Mapping
+An engine's module is imported when a recipe asks for it: an estimate needs one, and all of them take a tenth of it.
+"""
 
-from vlmplan.engines.ddp import DataParallel
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Sink
-from vlmplan.engines.fsdp2 import FullyShard
 from vlmplan.engines.parameters import ParameterTable, fullest_rank
-from vlmplan.engines.plain import PlainPyTorch
-from vlmplan.engines.zero0 import Zero0
-from vlmplan.engines.zero3 import Zero3
-from vlmplan.engines.zero12 import Zero12
 from vlmplan.recipe import Recipe
 
-ON_ONE_GPU: Mapping[int | None, type[Engine]] = {None: PlainPyTorch, 0: Zero0, 1: Zero12, 2: Zero12, 3: Zero3}
-"""By ``Recipe.zero_stage``, the simplest first."""
-ON_SEVERAL_GPUS: Mapping[int | None, type[Engine]] = {**ON_ONE_GPU, None: DataParallel}
+STAGES: tuple[int | None, ...] = (None, 0, 1, 2, 3)
+"""Values of ``Recipe.zero_stage``, the simplest engine first."""
 
 
 def stages_on(num_gpus: int) -> tuple[int | None, ...]:
     """What ``Recipe.zero_stage`` can be on so many GPUs, the simplest engine first."""
-    return tuple(_engines(num_gpus))
+    del num_gpus
+    return STAGES
 
 
 def engine_of(
@@ -39,8 +34,28 @@ def overlapped_fraction(recipe: Recipe, num_gpus: int) -> float:
 
 
 def engine_kind(recipe: Recipe, num_ranks: int) -> type[Engine]:
-    return FullyShard if recipe.fsdp else _engines(num_ranks)[recipe.zero_stage]
+    if recipe.fsdp:
+        from vlmplan.engines.fsdp2 import FullyShard
 
+        return FullyShard
+    match recipe.zero_stage:
+        case None if num_ranks == 1:
+            from vlmplan.engines.plain import PlainPyTorch
 
-def _engines(num_gpus: int) -> Mapping[int | None, type[Engine]]:
-    return ON_ONE_GPU if num_gpus == 1 else ON_SEVERAL_GPUS
+            return PlainPyTorch
+        case None:
+            from vlmplan.engines.ddp import DataParallel
+
+            return DataParallel
+        case 0:
+            from vlmplan.engines.zero0 import Zero0
+
+            return Zero0
+        case 3:
+            from vlmplan.engines.zero3 import Zero3
+
+            return Zero3
+        case _:
+            from vlmplan.engines.zero12 import Zero12
+
+            return Zero12

@@ -13,6 +13,7 @@ trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from vlmplan.architecture.adapters import NF4_BLOCK
 from vlmplan.architecture.model import NamedParameter
@@ -22,14 +23,16 @@ from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import NOTHING, Components
 from vlmplan.engines.events import NULL_SINK, Component, Sink
-from vlmplan.engines.gather_replay import GatherReplay
-from vlmplan.engines.gathering import GatheredWeights
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method, Offload
 from vlmplan.units import DType
+
+if TYPE_CHECKING:
+    from vlmplan.engines.gather_replay import GatherReplay
+    from vlmplan.engines.gathering import GatheredWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +153,12 @@ class Engine:
         """Whether weights come and go during a micro batch."""
         return False
 
-    def gather_replay(self, trace: Trace) -> GatherReplay | None:
+    def gather_replay(self, trace: Trace) -> "GatherReplay | None":
         """The bytes of weights that come and go during a micro batch, from the third of all on; None where all stay."""
         del trace
         return None
 
-    def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
+    def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> "GatheredWeights | None":
         """Weights that come and go during a micro batch; None where all stay. ``is_first``: it is the first of all."""
         del trace, sink, is_first
         return None

@@ -8,17 +8,20 @@ what ``architecture.evaluation`` traced. What the loop keeps of every batch come
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass
 from vlmplan.architecture.trace import Event, Fetch, Run, Span, Trace
 from vlmplan.engines.engine import Engine, ModelStates
 from vlmplan.engines.events import NULL_SINK, Component
-from vlmplan.engines.gathering import GatheredWeights, notify
 from vlmplan.engines.profile import MicroBatchProfile, forward_rise
 from vlmplan.evaluation import Evaluation, Kept
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.units import DType
+
+if TYPE_CHECKING:
+    from vlmplan.engines.gathering import GatheredWeights
 
 EVALUATION, GENERATION = "evaluation", "generation"
 ID_BYTES = DType.INT64.num_bytes
@@ -257,7 +260,7 @@ def _run(trace: Trace, engine: Engine, tracker: PeakTracker, gathered: "_Gathere
 class _Gathered:
     """ZeRO-3's whole weights. ``hosts``: ranks that bring a part of every gather from their host, 0 if none does."""
 
-    weights: GatheredWeights
+    weights: "GatheredWeights"
     hosts: int
 
     @staticmethod
@@ -270,6 +273,8 @@ class _Gathered:
 
     def bytes_at(self, event: Event, run: Run) -> tuple[int, int]:
         """What is whole after an event, and at the most during it, shards from the host included."""
+        from vlmplan.engines.gathering import notify
+
         most = notify(self.weights, event, run)
         if self.hosts and isinstance(event, Fetch):
             most = max([most, *(live + flat // self.hosts for live, flat in self.weights.gathers)])

@@ -7,7 +7,6 @@ Symbols as in ``engines``. Sources: transformers 5.23 ``modeling_utils.py`` (loa
 from dataclasses import dataclass, replace
 from math import prod
 
-from vlmplan.engines.layer_groups import layer_groups
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, state_bytes
 from vlmplan.engines.parameters import (
     ParameterTable,
@@ -152,6 +151,8 @@ def _offloaded_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> i
 
 def _fsdp_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     """FSDP2's shards, pinned, and of trained ones gradients and states (``CPUOffloadPolicy``)."""
+    from vlmplan.engines.layer_groups import layer_groups
+
     groups = layer_groups(table, recipe, num_ranks)
     dtype = recipe.held_dtype
     trained = [groups.shard_numel(entry) for entry in table.trained_entries]

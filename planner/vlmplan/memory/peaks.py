@@ -1,13 +1,15 @@
 """The highest moment of each phase: the engine's tensors from its events, the micro batch's from the trace."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, Parts, Run, Span, Trace, add_parts
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component, Sink, Stream
-from vlmplan.engines.gather_replay import PhaseReplay
+
+if TYPE_CHECKING:
+    from vlmplan.engines.gather_replay import PhaseReplay
 
 
 class PeakTracker(Sink):
@@ -171,7 +173,7 @@ class MicroBatchReplay:
         if self._gathers is not None:
             self._tracker.gather(self._gathers.never_freed_bytes, self._gathers.never_freed_bytes)
 
-    def _run_phase(self, phase: int, schedule: Sequence[Run], gathers: PhaseReplay | None) -> None:
+    def _run_phase(self, phase: int, schedule: Sequence[Run], gathers: "PhaseReplay | None") -> None:
         if gathers is None:
             merged = self._trace.merged_sections()
             if self._engine.follows_layers:

@@ -7,18 +7,21 @@ and take the places that activations left, and ZeRO-3 does not know the order of
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain, pairwise
+from typing import TYPE_CHECKING
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
 from vlmplan.architecture.trace import Event, GradientTaken, Run, Trace, WeightUse
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.events import Stream
-from vlmplan.engines.gathering import GatheredWeights, notify
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
 from vlmplan.memory.evaluation import KeptOutputs
 from vlmplan.recipe import Recipe
+
+if TYPE_CHECKING:
+    from vlmplan.engines.gathering import GatheredWeights
 
 NUM_STEPS = 2
 
@@ -166,6 +169,8 @@ class Reservation:
         return self._gatherings[key]
 
     def _new_gathering(self, *, is_first: bool) -> list[Changes]:
+        from vlmplan.engines.gathering import notify
+
         log = BlockLog()
         gathered = self._engine.gathered_weights(self._trace, log, is_first=is_first)
         assert gathered is not None
@@ -234,10 +239,12 @@ class Reservation:
         self._engine.take_gradient(ordinal)
 
 
-def _forward_changes(gathered: GatheredWeights | None, operations: Operations, log: BlockLog) -> Iterator[Changes]:
+def _forward_changes(gathered: "GatheredWeights | None", operations: Operations, log: BlockLog) -> Iterator[Changes]:
     """The blocks of whole weights before a forward that no backward follows, and at each event about them."""
     if gathered is None:
         return
+    from vlmplan.engines.gathering import notify
+
     gathered.begin_forward()
     yield log.taken()
     for operation in operations.forward:

@@ -6,7 +6,7 @@ seconds of one micro batch are exact.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.communication import step_collectives
@@ -36,8 +36,12 @@ class Bounds(NamedTuple):
     most: int
 
 
+Of = TypeVar("Of", bound=Recipe | Sequence[Recipe] | Cluster)
+Result = TypeVar("Result")
 BatchSize = tuple[int, int]
 """(micro batch, accumulation)."""
+EngineMicroBatches = Sequence[tuple[Recipe, MicroBatches]]
+"""The recipes of an engine, each with its micro batches."""
 
 
 class _Machines(NamedTuple):
@@ -128,19 +132,22 @@ class SharedTraces:
     traced: dict[Any, TracedBatches] = field(default_factory=dict[Any, TracedBatches])
 
 
-class IdentityCache:
-    """Results by the identity of a recipe, an engine or a cluster, which has many fields to compare; the object is kept
-    alive."""
+class IdentityCache(Generic[Of, Result]):
+    """What ``make`` makes of a recipe, an engine or a cluster, which has many fields to compare, by its identity; the
+    object is kept alive."""
 
-    def __init__(self) -> None:
-        self._results: dict[tuple[int, Callable[..., Any], Any], tuple[Recipe | Sequence[Recipe] | Cluster, Any]] = {}
+    __slots__ = ("_make", "_results")
 
-    def get(self, of: Recipe | Sequence[Recipe] | Cluster, make: Callable[..., Any], *given: Any) -> Any:
+    def __init__(self, make: Callable[..., Result]) -> None:
+        self._make = make
+        self._results: dict[tuple[int, Any], tuple[Of, Result]] = {}
+
+    def get(self, of: Of, *given: Any) -> Result:
         """``make(of, *given)``, made once."""
-        key = (id(of), make, given)
+        key = (id(of), given)
         known = self._results.get(key)
         if known is None:
-            known = self._results[key] = of, make(of, *given)
+            known = self._results[key] = of, self._make(of, *given)
         return known[1]
 
 
@@ -165,17 +172,29 @@ class MemoizedEstimates:
         self._switches, self._largest = switches, largest
         shared = shared or SharedTraces()
         self._estimators, self._traced = shared.estimators, shared.traced
-        self._of = IdentityCache()
+        self._estimator_of = IdentityCache[Recipe, tuple[Estimator, States]](self._new_estimator)
+        self._kernels = IdentityCache[Recipe, Capability](self._new_kernels)
+        self._micro_batches = IdentityCache[Recipe, MicroBatches](self._new_micro_batches)
+        self._of_engine = IdentityCache[Sequence[Recipe], EngineMicroBatches](self._new_engine_micro_batches)
+        self._states = IdentityCache[Recipe, ModelStates](self._new_states)
+        self._engines = IdentityCache[Recipe, Engine](self._new_engine)
+        self._bounds = IdentityCache[Recipe, RecipeBounds](self._new_bounds)
+        self._machines = IdentityCache[Cluster, _Machines](_Machines.of)
+        self._budgets = IdentityCache[Cluster, int](budget_bytes)
+        self._batched = IdentityCache[Recipe, Recipe](self._new_with_batch)
+        self._disk_of = IdentityCache[Recipe, DiskSpace](self._new_disk)
+        self._alike = IdentityCache[Recipe, Recipe](self._first_alike)
         self.speeds = Speeds()
         self._timelines: dict[_TimelineKey, Timeline] = {}
         self._besides: dict[Any, tuple[Cluster, BesidesComputing | None]] = {}
+        self._sent: dict[Any, tuple[Collectives, ...]] = {}
         self._disks: dict[Any, DiskSpace] = {}
-        self._orders: dict[Any, int] = {}
+        self._firsts: dict[Any, Recipe] = {}
         self._unbatched: dict[int, Recipe] = {}
 
     def with_batch(self, recipe: Recipe, size: BatchSize) -> Recipe:
         """The recipe with this batch, one object."""
-        return self._of.get(self._any_batch(recipe), self._new_with_batch, size)
+        return self._batched.get(self._any_batch(recipe), size)
 
     def _new_with_batch(self, recipe: Recipe, size: BatchSize) -> Recipe:
         micro_batch, grad_accum = size
@@ -188,7 +207,7 @@ class MemoizedEstimates:
         return self._unbatched.get(id(recipe), recipe)
 
     def estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
-        return self._of.get(recipe, self._new_estimator)
+        return self._estimator_of.get(recipe)
 
     def _new_estimator(self, recipe: Recipe) -> tuple[Estimator, States]:
         key = (
@@ -203,17 +222,17 @@ class MemoizedEstimates:
 
     def micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
         """What micro batches of the recipe take at most."""
-        return self._of.get(recipe, self._new_micro_batches, capability)
+        return self._micro_batches.get(recipe, self._kernels.get(recipe, capability))
 
-    def engine_micro_batches(
-        self, engine: Sequence[Recipe], capability: Capability
-    ) -> Sequence[tuple[Recipe, MicroBatches]]:
+    def _new_kernels(self, recipe: Recipe, capability: Capability) -> Capability:
+        """The capability that stands for all on which the recipe meets the same kernels."""
+        return self.estimator(recipe)[0].backend(recipe, capability).compute_capability
+
+    def engine_micro_batches(self, engine: Sequence[Recipe], capability: Capability) -> "EngineMicroBatches":
         """Each recipe of an engine, which is one object for all clusters, with its micro batches."""
-        return self._of.get(engine, self._new_engine_micro_batches, capability)
+        return self._of_engine.get(engine, capability)
 
-    def _new_engine_micro_batches(
-        self, engine: Sequence[Recipe], capability: Capability
-    ) -> Sequence[tuple[Recipe, MicroBatches]]:
+    def _new_engine_micro_batches(self, engine: Sequence[Recipe], capability: Capability) -> "EngineMicroBatches":
         return [(recipe, self.micro_batches(recipe, capability)) for recipe in engine]
 
     def _new_micro_batches(self, recipe: Recipe, capability: Capability) -> MicroBatches:
@@ -228,14 +247,14 @@ class MemoizedEstimates:
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         """What a GPU holds throughout the step."""
-        return self._of.get(self._any_batch(recipe), self._new_states, num_ranks)
+        return self._states.get(self._any_batch(recipe), num_ranks)
 
     def _new_states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         return self.estimator(recipe)[1].states(recipe, num_ranks)
 
     def _engine(self, recipe: Recipe, num_ranks: int) -> Engine:
         """The engine on the rank that holds most, for what it says of any micro batch."""
-        return self._of.get(self._any_batch(recipe), self._new_engine, num_ranks)
+        return self._engines.get(self._any_batch(recipe), num_ranks)
 
     def _new_engine(self, recipe: Recipe, num_ranks: int) -> Engine:
         return self.estimator(recipe)[1].engine(recipe, num_ranks)
@@ -244,22 +263,24 @@ class MemoizedEstimates:
 
     def bounds(self, recipe: Recipe, cluster: Cluster) -> "RecipeBounds":
         """What tensors take on a GPU of the cluster for the recipe with other batches, whatever its own."""
-        return self._of.get(self._any_batch(recipe), self._new_bounds, self._of.get(cluster, _Machines.of))
+        recipe, on = self._any_batch(recipe), self._machines.get(cluster)
+        kernels = self._kernels.get(recipe, on.capability)
+        return self._bounds.get(recipe, kernels, on.num_ranks, on.workspace_bytes, on.is_on_cpu)
 
-    def _new_bounds(self, recipe: Recipe, on: "_Machines") -> "RecipeBounds":
-        engine, states = self._engine(recipe, on.num_ranks), self.states(recipe, on.num_ranks)
+    def _new_bounds(
+        self, recipe: Recipe, capability: Capability, num_ranks: int, workspace_bytes: int, is_on_cpu: bool
+    ) -> "RecipeBounds":
+        engine, states = self._engine(recipe, num_ranks), self.states(recipe, num_ranks)
         estimator, _ = self.estimator(recipe)
-        evaluated = estimator.evaluated(
-            recipe, num_ranks=on.num_ranks, capability=on.capability, is_on_cpu=on.is_on_cpu
-        )
+        evaluated = estimator.evaluated(recipe, num_ranks=num_ranks, capability=capability, is_on_cpu=is_on_cpu)
         beside = with_evaluation((0, 0), engine, states, evaluated)
-        waiting = estimator.batch_bytes(recipe.with_changes(micro_batch=1))
-        batches = self.micro_batches(recipe, on.capability)
-        return RecipeBounds(batches, engine, states, on.workspace_bytes, beside, waiting)
+        waiting = estimator.batch_bytes(recipe.with_changes(micro_batch=1)) if recipe.keeps_batches else 0
+        batches = self.micro_batches(recipe, capability)
+        return RecipeBounds(batches, engine, states, workspace_bytes, beside, waiting)
 
     def budget_bytes(self, cluster: Cluster) -> int:
         """What tensors may take on a GPU of the cluster."""
-        return self._of.get(cluster, budget_bytes)
+        return self._budgets.get(cluster)
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """That of the setup, made once for all clusters of as many GPUs that meet the same kernels, whatever the
@@ -291,7 +312,7 @@ class MemoizedEstimates:
 
     def disk(self, recipe: Recipe) -> DiskSpace:
         """Disk space of the run, on any cluster."""
-        return self._of.get(self._any_batch(recipe), self._new_disk)
+        return self._disk_of.get(self._any_batch(recipe))
 
     def _new_disk(self, recipe: Recipe) -> DiskSpace:
         estimator, _ = self.estimator(recipe)
@@ -336,42 +357,41 @@ class MemoizedEstimates:
     ) -> BesidesComputing | None:
         """The same for all ways to compute a micro batch that use weights in the same order. What a GPU sends to itself
         takes no time."""
-        sends = sends and cluster.num_gpus > 1
-        key = (self._of.get(self._any_batch(recipe), self._order_of_weights), id(cluster), size, sends)
+        recipe = self._any_batch(recipe)
+        alike, sends = self._alike.get(recipe), sends and cluster.num_gpus > 1
+        key = (id(alike), id(cluster), size, sends)
         besides = self._besides.get(key)
         if besides is None:
             table = self.estimator(recipe)[0].table
-            collectives = self._collectives(recipe, cluster, size) if sends else ()
-            batched = self.with_batch(recipe, size)
+            batched = self.with_batch(alike, size)
+            collectives = self._collectives(alike, batched, cluster) if sends else ()
             made = besides_computing(table, collectives, batched, cluster, self.workload)
             besides = self._besides[key] = cluster, made
         return besides[1]
 
-    def _order_of_weights(self, recipe: Recipe) -> int:
-        """What tells apart recipes that start different collectives or update different states.
+    def _first_alike(self, recipe: Recipe) -> Recipe:
+        """The first of the recipes that start the same collectives and update the same states.
 
         Stage 3 gathers weights again for layers that run again, and ranks that share samples trade heads again.
         """
         estimator, _ = self.estimator(recipe)
         runs_again = recipe.zero_stage == 3 or recipe.sequence_parallel > 1
-        order = id(estimator), recipe.engine_key, checkpoints(recipe) if runs_again else None
-        return self._orders.setdefault(order, len(self._orders))
+        key = id(estimator), recipe.engine_key, checkpoints(recipe) if runs_again else None
+        return self._firsts.setdefault(key, recipe)
 
-    def _collectives(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> tuple[Collectives, ...]:
-        capability = cluster.node.gpu.compute_capability
-        return self._of.get(self._any_batch(recipe), self._new_collectives, cluster.num_gpus, capability, size)
-
-    def _new_collectives(
-        self, recipe: Recipe, num_ranks: int, capability: Capability, size: BatchSize
-    ) -> tuple[Collectives, ...]:
-        """What a step sends: weights and gradients, whatever the micro batch and the loss; where ranks
-        share samples, heads too, by the micro batch."""
-        batched = self.with_batch(recipe, size)
+    def _collectives(self, alike: Recipe, recipe: Recipe, cluster: Cluster) -> tuple[Collectives, ...]:
+        """What a step of ``recipe`` sends, ``alike`` with a batch: weights and gradients, whatever the micro batch and
+        the loss; where ranks share samples, heads too, by the micro batch."""
+        estimator, _ = self.estimator(alike)
+        capability, num_ranks = cluster.node.gpu.compute_capability, cluster.num_gpus
         if recipe.sequence_parallel > 1:
-            trace = self.estimator(recipe)[0].trace(batched, capability)
+            trace = estimator.trace(recipe, capability)
         else:
-            trace = self.micro_batches(recipe, capability).with_loss(self._switches[0].loss).trace
-        return step_collectives(self.estimator(recipe)[0].table, batched, num_ranks=num_ranks, trace=trace)
+            trace = self.micro_batches(alike, capability).with_loss(self._switches[0].loss).trace
+        key = (id(alike), num_ranks, recipe.grad_accum, id(trace))
+        if key not in self._sent:
+            self._sent[key] = step_collectives(estimator.table, recipe, num_ranks=num_ranks, trace=trace)
+        return self._sent[key]
 
 
 def checkpoints(recipe: Recipe) -> tuple[bool, bool]:

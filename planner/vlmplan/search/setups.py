@@ -80,21 +80,19 @@ class SetupSpace:
         self.models = MemoizedEstimates(workload, self.choices.switches, largest, shared, sequence_parallel=ranks)
         self.num_considered = 0
         self._sizes: dict[Any, ZeroSettings] = {}
-        self._of = IdentityCache()
+        self._sized_recipes: dict[tuple[int, int, bool], Recipe] = {}
+        self._with_sizes = IdentityCache[Recipe, Recipe](_with_sizes)
+        self._heaviest_of = IdentityCache[Engine, list[Recipe]](_heaviest)
         self._others: dict[Method, SetupSpace] = {}
 
     # -- recipes -------------------------------------------------------------------------------------------------
 
     def recipes(self, cluster: Cluster, method: Method) -> Iterator[Recipe]:
-        """Every recipe of one method with sizes and without a batch."""
+        """Every recipe of one method without a batch, an engine's with sizes for speed, then with low-memory sizes."""
         for engine in self.choices.engines(cluster, method):
-            yield from self._sized_ways(engine, cluster)
-
-    def _sized_ways(self, engine: Engine, cluster: Cluster) -> list[Recipe]:
-        """An engine's recipes with sizes for speed, then with those of the low-memory profile."""
-        profiles = (False, True) if self._has_profiles(engine[0]) else (False,)
-        ways = [self._sized(recipe, cluster, low_memory=low_memory) for low_memory in profiles for recipe in engine]
-        return list({id(recipe): recipe for recipe in ways}.values())
+            profiles = (False, True) if self._has_profiles(engine[0]) else (False,)
+            ways = [self._sized(recipe, cluster, low_memory=low_memory) for low_memory in profiles for recipe in engine]
+            yield from {id(recipe): recipe for recipe in ways}.values()
 
     def _has_profiles(self, recipe: Recipe) -> bool:
         """Whether its sizes can be chosen."""
@@ -103,13 +101,20 @@ class SetupSpace:
     def _sized(self, recipe: Recipe, cluster: Cluster, *, low_memory: bool) -> Recipe:
         if not self._has_profiles(recipe):
             return recipe
+        key = (id(recipe), id(cluster), low_memory)
+        sized = self._sized_recipes.get(key)
+        if sized is None:
+            sized = self._sized_recipes[key] = self._new_sized(recipe, cluster, low_memory=low_memory)
+        return sized
+
+    def _new_sized(self, recipe: Recipe, cluster: Cluster, *, low_memory: bool) -> Recipe:
+        """One object for all clusters for which the sizes are the same."""
         estimator, _ = self.models.estimator(recipe)
         key = (id(estimator), recipe.zero_stage, low_memory, id(cluster))
-        sizes = self._sizes.get(key)
-        if sizes is None:
-            sizes = zero_settings(estimator.sizes, estimator.table, recipe, cluster, low_memory=low_memory)
-            self._sizes[key] = sizes
-        return self._of.get(recipe, _with_sizes, sizes)
+        if key not in self._sizes:
+            table = estimator.table
+            self._sizes[key] = zero_settings(estimator.sizes, table, recipe, cluster, low_memory=low_memory)
+        return self._with_sizes.get(recipe, self._sizes[key])
 
     # -- fitting -------------------------------------------------------------------------------------------------
 
@@ -271,7 +276,7 @@ class SetupSpace:
         ]
 
     def _heaviest(self, engine: Engine) -> list[Recipe]:
-        return self._of.get(engine, _heaviest)
+        return self._heaviest_of.get(engine)
 
     def _ends(self, cluster: Cluster, method: Method) -> Iterator[tuple[Engine, BatchSize]]:
         sizes = self.batch_sizes(cluster.num_gpus)

@@ -1,63 +1,39 @@
 """The image shape of every model_type that takes images."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-from vlmplan.architecture.images.anyres import llava_next_shape, llava_onevision_shape
-from vlmplan.architecture.images.dynamic_tiles import internvl_shape, ovis2_shape
-from vlmplan.architecture.images.fixed import (
-    gemma3_shape,
-    llava_shape,
-    paligemma_shape,
-    query_shape,
-    qwen_shape,
-)
-from vlmplan.architecture.images.gemma4 import gemma4_shape
-from vlmplan.architecture.images.idefics import idefics2_shape, idefics3_shape
-from vlmplan.architecture.images.mllama import mllama_shape
-from vlmplan.architecture.images.pixtral import pixtral_shape
-from vlmplan.architecture.images.settings import FileSettings, file_settings, section
+from vlmplan.architecture.images.settings import FileSettings, file_settings
 from vlmplan.architecture.images.shape import Image, ImageShape
-from vlmplan.architecture.images.smart_resize import glm4v_shape, qwen2_vl_shape, qwen3_vl_shape
 from vlmplan.errors import InputError, UnknownNameError
 
-
-def _llava_or_pixtral_shape(image: Image) -> ImageShape:
-    """Pixtral-12B is published as ``llava`` with a ``pixtral`` tower and a PixtralProcessor."""
-    if section(image.config, "vision_config").get("model_type") == "pixtral":
-        return pixtral_shape(image, default_merge_size=1)
-    return llava_shape(image)
-
-
-def _mistral3_shape(image: Image) -> ImageShape:
-    return pixtral_shape(image, default_merge_size=2)
-
-
-_SHAPES: dict[str, Callable[[Image], ImageShape]] = {
-    "blip-2": query_shape,
-    "gemma3": gemma3_shape,
-    "gemma4": gemma4_shape,
-    "glm4v": glm4v_shape,
-    "idefics2": idefics2_shape,
-    "idefics3": idefics3_shape,
-    "instructblip": query_shape,
-    "internvl": internvl_shape,
-    "llava": _llava_or_pixtral_shape,
-    "llava_next": llava_next_shape,
-    "llava_onevision": llava_onevision_shape,
-    "mistral3": _mistral3_shape,
-    "mllama": mllama_shape,
-    "ovis2": ovis2_shape,
-    "paligemma": paligemma_shape,
-    "qwen": qwen_shape,
-    "qwen2_5_vl": qwen2_vl_shape,
-    "qwen2_vl": qwen2_vl_shape,
-    "qwen3_5": qwen3_vl_shape,
-    "qwen3_5_moe": qwen3_vl_shape,
-    "qwen3_vl": qwen3_vl_shape,
-    "qwen3_vl_moe": qwen3_vl_shape,
-    "smolvlm": idefics3_shape,
+_SHAPES: dict[str, tuple[str, str]] = {
+    "blip-2": ("fixed", "query_shape"),
+    "gemma3": ("fixed", "gemma3_shape"),
+    "gemma4": ("gemma4", "gemma4_shape"),
+    "glm4v": ("smart_resize", "glm4v_shape"),
+    "idefics2": ("idefics", "idefics2_shape"),
+    "idefics3": ("idefics", "idefics3_shape"),
+    "instructblip": ("fixed", "query_shape"),
+    "internvl": ("dynamic_tiles", "internvl_shape"),
+    "llava": ("pixtral", "llava_or_pixtral_shape"),
+    "llava_next": ("anyres", "llava_next_shape"),
+    "llava_onevision": ("anyres", "llava_onevision_shape"),
+    "mistral3": ("pixtral", "mistral3_shape"),
+    "mllama": ("mllama", "mllama_shape"),
+    "ovis2": ("dynamic_tiles", "ovis2_shape"),
+    "paligemma": ("fixed", "paligemma_shape"),
+    "qwen": ("fixed", "qwen_shape"),
+    "qwen2_5_vl": ("smart_resize", "qwen2_vl_shape"),
+    "qwen2_vl": ("smart_resize", "qwen2_vl_shape"),
+    "qwen3_5": ("smart_resize", "qwen3_vl_shape"),
+    "qwen3_5_moe": ("smart_resize", "qwen3_vl_shape"),
+    "qwen3_vl": ("smart_resize", "qwen3_vl_shape"),
+    "qwen3_vl_moe": ("smart_resize", "qwen3_vl_shape"),
+    "smolvlm": ("idefics", "idefics3_shape"),
 }
+"""The module of this package and its function, which is imported when a model of the type is asked about."""
 
 IMAGE_MODEL_TYPES = tuple(_SHAPES)
 """The ``model_type`` values of config.json that ``image_shape`` knows."""
@@ -109,4 +85,5 @@ def image_shape(
         height=height,
         num_images_per_sample=num_images_per_sample,
     )
-    return _SHAPES[model_type](image)
+    module, function = _SHAPES[model_type]
+    return getattr(import_module(f"vlmplan.architecture.images.{module}"), function)(image)

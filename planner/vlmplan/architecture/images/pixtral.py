@@ -6,6 +6,7 @@ Follows transformers 5.23: ``get_resize_output_image_size`` in models/pixtral/im
 
 import math
 
+from vlmplan.architecture.images.fixed import llava_shape
 from vlmplan.architecture.images.settings import Settings, count, section, side, sides
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError
@@ -40,6 +41,17 @@ def pixtral_shape(image: Image, *, default_merge_size: int) -> ImageShape:
         resized_width=resized_width,
         resized_height=resized_height,
     )
+
+
+def mistral3_shape(image: Image) -> ImageShape:
+    return pixtral_shape(image, default_merge_size=2)
+
+
+def llava_or_pixtral_shape(image: Image) -> ImageShape:
+    """Pixtral-12B is published as ``llava`` with a ``pixtral`` tower and a PixtralProcessor."""
+    if section(image.config, "vision_config").get("model_type") == "pixtral":
+        return pixtral_shape(image, default_merge_size=1)
+    return llava_shape(image)
 
 
 def _longest_edges(preprocessor: Settings) -> tuple[int, int]:
