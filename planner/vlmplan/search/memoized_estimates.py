@@ -4,9 +4,9 @@ Bytes come as bounds and seconds by secants, both between a few micro batches th
 seconds of one micro batch are exact.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.communication import step_collectives
@@ -24,6 +24,7 @@ from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
 from vlmplan.search.combined_traces import Switches
+from vlmplan.search.identity_cache import IdentityCache
 from vlmplan.search.micro_batches import Capability, MicroBatches, Peaks, Speeds, States, TracedBatches
 from vlmplan.timing import BesidesComputing, PhaseSeconds, besides_computing, micro_batch_seconds
 from vlmplan.workload import Workload
@@ -36,8 +37,6 @@ class Bounds(NamedTuple):
     most: int
 
 
-Of = TypeVar("Of", bound=Recipe | Sequence[Recipe] | Cluster)
-Result = TypeVar("Result")
 BatchSize = tuple[int, int]
 """(micro batch, accumulation)."""
 EngineMicroBatches = Sequence[tuple[Recipe, MicroBatches]]
@@ -132,25 +131,6 @@ class SharedTraces:
     traced: dict[Any, TracedBatches] = field(default_factory=dict[Any, TracedBatches])
 
 
-class IdentityCache(Generic[Of, Result]):
-    """What ``make`` makes of a recipe, an engine or a cluster, which has many fields to compare, by its identity; the
-    object is kept alive."""
-
-    __slots__ = ("_make", "_results")
-
-    def __init__(self, make: Callable[..., Result]) -> None:
-        self._make = make
-        self._results: dict[tuple[int, Any], tuple[Of, Result]] = {}
-
-    def get(self, of: Of, *given: Any) -> Result:
-        """``make(of, *given)``, made once."""
-        key = (id(of), given)
-        known = self._results.get(key)
-        if known is None:
-            known = self._results[key] = of, self._make(of, *given)
-        return known[1]
-
-
 class MemoizedEstimates:
     """What a workload takes under each recipe, on each cluster.
 
@@ -179,6 +159,7 @@ class MemoizedEstimates:
         self._states = IdentityCache[Recipe, ModelStates](self._new_states)
         self._engines = IdentityCache[Recipe, Engine](self._new_engine)
         self._bounds = IdentityCache[Recipe, RecipeBounds](self._new_bounds)
+        self._bounds_on: dict[tuple[int, int], tuple[Recipe, Cluster, RecipeBounds]] = {}
         self._machines = IdentityCache[Cluster, _Machines](_Machines.of)
         self._budgets = IdentityCache[Cluster, int](budget_bytes)
         self._batched = IdentityCache[Recipe, Recipe](self._new_with_batch)
@@ -263,7 +244,15 @@ class MemoizedEstimates:
 
     def bounds(self, recipe: Recipe, cluster: Cluster) -> "RecipeBounds":
         """What tensors take on a GPU of the cluster for the recipe with other batches, whatever its own."""
-        recipe, on = self._any_batch(recipe), self._machines.get(cluster)
+        key = (id(recipe), id(cluster))
+        known = self._bounds_on.get(key)
+        if known is None:
+            known = self._bounds_on[key] = recipe, cluster, self._shared_bounds(self._any_batch(recipe), cluster)
+        return known[2]
+
+    def _shared_bounds(self, recipe: Recipe, cluster: Cluster) -> "RecipeBounds":
+        """One object for all clusters that are alike in what bounds depend on."""
+        on = self._machines.get(cluster)
         kernels = self._kernels.get(recipe, on.capability)
         return self._bounds.get(recipe, kernels, on.num_ranks, on.workspace_bytes, on.is_on_cpu)
 

@@ -19,10 +19,10 @@ from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.search.choices import Engine, RecipeChoices
+from vlmplan.search.identity_cache import IdentityCache
 from vlmplan.search.memoized_estimates import (
     BatchSize,
     Bounds,
-    IdentityCache,
     MemoizedEstimates,
     SharedTraces,
     checkpoints,
