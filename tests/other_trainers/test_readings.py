@@ -546,3 +546,14 @@ def test_stacked_experts_are_targets_beside_layers(read):
 def test_other_parameters_are_refused(read):
     with pytest.raises(InputError, match=r"lora_target_parameters.*experts\.NAME"):
         read({**TRL, "lora_target_parameters": ["mlp.gate.weight"]})
+
+
+# -- activations on the host -----------------------------------------------------------------------------------------
+
+
+def test_trls_offloaded_activations_are_inputs_of_checkpointed_layers(read):
+    config = read(TRL | {"activation_offloading": True})
+    assert config.options["offload_activations"] is True
+    assert any("up to five" in note for note in config.notes)
+    assert "offload_activations" not in read(TRL).options
+    refused(read, TRL | {"activation_offloading": True, "gradient_checkpointing": False}, "activation_offloading")
