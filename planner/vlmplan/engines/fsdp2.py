@@ -89,7 +89,8 @@ class FullyShard(Engine):
             if self.offloads_weights:
                 self.sink.transient(Component.TEMPORARIES, [self._largest_shard(group)])
             else:
-                self.sink.allocate(("shards", number), Component.WEIGHTS, group.shard_bytes)
+                for place, num_bytes in enumerate(group.shard_sizes):
+                    self.sink.allocate(("shard", number, place), Component.WEIGHTS, num_bytes)
             for entry in group.weights:
                 self.sink.free(weight(entry))
 
@@ -178,15 +179,19 @@ class FullyShard(Engine):
             if number not in self._prefetched:
                 self._gather(number)
             self._prefetched.discard(number)
-            self.sink.allocate(("whole", number), Component.WEIGHTS, group.whole_bytes)
+            self._allocate_whole(number)
             if is_forward:  # the one before has a name until ``wait_for_unshard`` returns
                 self._free_last_gathered()
                 self._last_gathered = number
             else:
                 self.sink.free(("gathered", number))
         else:
-            self.sink.allocate(("whole", number), Component.WEIGHTS, group.whole_bytes)
+            self._allocate_whole(number)
         self._whole.add(number)
+
+    def _allocate_whole(self, number: int) -> None:
+        for place, num_bytes in enumerate(self.groups[number].whole_sizes):
+            self.sink.allocate(("whole", number, place), Component.WEIGHTS, num_bytes)
 
     def _is_read_as_shards(self, number: int) -> bool:
         """TRL reads the head's weight without calling the head: where nothing has gathered it, it makes a whole one of
@@ -213,7 +218,8 @@ class FullyShard(Engine):
             self._last_gathered = None
 
     def _reshard(self, number: int) -> None:
-        self.sink.free(("whole", number))
+        for place in range(len(self.groups[number].weights)):
+            self.sink.free(("whole", number, place))
         self._whole.discard(number)
 
     # -- backward ------------------------------------------------------------------------------------------------

@@ -45,6 +45,9 @@ class LayerGroup:
     shard_bytes: int
     cast_bytes: int
     arriving_bytes: int
+    whole_sizes: Sequence[int] = ()
+    """``whole_bytes`` weight by weight, as they are allocated."""
+    shard_sizes: Sequence[int] = ()
     stays_whole: bool = False
 
 
@@ -118,19 +121,23 @@ class LayerGroups:
 
     def _group(self, entries: Sequence[NamedParameter], *, stays_whole: bool = False) -> LayerGroup:
         numbers = self._table.ordinals
-        whole = shard = cast = arriving = 0
+        wholes: list[int] = []
+        shards: list[int] = []
+        cast = arriving = 0
         for entry in entries:
             numel, computed, held = self.shard_numel(entry), entry.parameter.dtype, self.held_dtype(entry)
-            whole += self._num_ranks * numel * computed.num_bytes
-            shard += numel * held.num_bytes
+            wholes.append(self._num_ranks * numel * computed.num_bytes)
+            shards.append(numel * held.num_bytes)
             cast += numel * computed.num_bytes if held is not computed else 0
             arriving += entry.parameter.numel * held.num_bytes
         ordinals = [numbers[id(one.parameter), one.layer] for one in entries if one.parameter.requires_grad]
         return LayerGroup(
             weights=entries,
             ordinals=ordinals,
-            whole_bytes=whole,
-            shard_bytes=shard,
+            whole_bytes=sum(wholes),
+            shard_bytes=sum(shards),
+            whole_sizes=wholes,
+            shard_sizes=shards,
             cast_bytes=cast,
             arriving_bytes=arriving,
             stays_whole=stays_whole,
