@@ -43,6 +43,11 @@ class ModelFiles:
         return None
 
     @property
+    def has_audio_tower(self) -> bool:
+        """Whether it has a tower for sound, for which transformers knows eager attention alone (Gemma 4 E2B)."""
+        return bool(self.config.get("audio_config"))
+
+    @property
     def quant_method(self) -> str | None:
         """What the checkpoint's weights are packed with (``quantization_config.quant_method``); None: with nothing."""
         section = self.config.get("quantization_config")

@@ -523,6 +523,20 @@ def test_facts_name_the_types_of_the_model_and_its_parts():
     assert facts == ModelFacts(id="p", **known, weights_dtype="bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("config", "slides"),
+    [
+        ({"model_type": "mistral"}, True),
+        ({"model_type": "mistral", "sliding_window": None}, False),
+        ({"model_type": "qwen2", "sliding_window": 4096}, False),
+        ({"model_type": "qwen2", "use_sliding_window": True}, True),
+        ({"model_type": "llama"}, False),
+    ],
+)
+def test_a_window_that_the_file_leaves_out_is_that_of_its_class(config, slides):
+    assert model_facts(ModelFiles(id="p", config=config)).has_windows is slides
+
+
 def test_the_attention_that_a_model_has_is_offered_fastest_first():
     assert attention_implementations(QWEN) == (FLASH, SDPA, EAGER)
     assert attention_implementations(GEMMA_2) == (FLASH, EAGER)

@@ -6,7 +6,7 @@ from vlmplan.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX, Method, WeightDtype
+from vlmplan.recipe_choices import ALL_LINEAR, DEFAULT_INIT, REGEX, AttentionImplementation, Method, WeightDtype
 from vlmplan.workload import Workload
 
 PROGRAM = '''
@@ -100,10 +100,16 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
         data=placeholder("DATA"),
         max_length=workload.seq_len,
         dtype=("float32" if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype.torch_name),
-        attention=recipe.attention.value,
+        attention=_attention(recipe, workload),
         quantizes=recipe.method is Method.QLORA,
         lora=_lora(recipe, workload),
     )
+
+
+def _attention(recipe: Recipe, workload: Workload) -> str | None:
+    """None where transformers has to choose it for each part."""
+    is_default = recipe.attention is AttentionImplementation.SDPA and workload.model.has_audio_tower
+    return None if is_default else recipe.attention.value
 
 
 def _lora(recipe: Recipe, workload: Workload) -> dict[str, object] | None:

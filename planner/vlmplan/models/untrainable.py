@@ -9,7 +9,8 @@ from vlmplan.errors import InputError
 
 _DRAFT = "a draft model that reads another model's keys and values, so it cannot run alone"
 UNTRAINABLE: Mapping[str, str] = {
-    "diffusion_gemma": "it fills in blocks of noised tokens, and its class has no loss to train on",
+    "diffusion_gemma": "it fills in a block of noised tokens behind a prompt, and its class takes no labels: the noise "
+    "and the loss of its training are not in transformers",
     "evolla": "it answers questions about proteins, of which no sample of text or images has any",
     "gemma4_assistant": _DRAFT,
     "gemma4_unified_assistant": _DRAFT,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple, cast
 
+from vlmplan.architecture.config import Config
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.recipe import Recipe
 from vlmplan.workload import ModelFiles
@@ -112,7 +113,8 @@ def model_facts(files: ModelFiles) -> ModelFacts:
     config = files.config
     dtype = config.get("dtype", config.get("torch_dtype"))
     num_heads, num_kv_heads = (_count(config, name) for name in ("num_attention_heads", "num_key_value_heads"))
-    slides = isinstance(config.get("sliding_window"), int) and config.get("use_sliding_window") is not False
+    own = Config(config)  # with the defaults of its class for keys that the file leaves out
+    slides = isinstance(own.get("sliding_window"), int) and own.get("use_sliding_window") is not False
     return ModelFacts(
         id=files.id,
         model_types=frozenset(_model_types(config)),

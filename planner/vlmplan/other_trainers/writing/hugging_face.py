@@ -315,8 +315,13 @@ def optimizer_name(recipe: Recipe) -> str:
     return next(name for name, choice in OPTIMIZERS.items() if choice == (recipe.optimizer, is_fused))
 
 
-def attention_name(kind: AttentionImplementation, names: Mapping[str, AttentionImplementation] = ATTENTION) -> str:
-    return next(name for name, known in names.items() if known is kind)
+def attention_setting(
+    key: str, recipe: Recipe, model: ModelFiles, names: Mapping[str, AttentionImplementation] = ATTENTION
+) -> dict[str, str]:
+    """``key`` with the name of the attention; left out where transformers has to choose it for each part."""
+    if recipe.attention is AttentionImplementation.SDPA and model.has_audio_tower:
+        return {}
+    return {key: next(name for name, known in names.items() if known is recipe.attention)}
 
 
 def adapter_names(recipe: Recipe) -> list[str]:

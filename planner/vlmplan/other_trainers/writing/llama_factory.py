@@ -23,7 +23,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     adapter_names,
     adapter_settings,
     allocator_environment,
-    attention_name,
+    attention_setting,
     is_casting_full,
     leaves_adapters_wide,
     model_name,
@@ -161,7 +161,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     checkpointing = {} if recipe.activation_checkpointing else {"disable_gradient_checkpointing": True}
     return {
         "model_name_or_path": model_name(workload.model),
-        "flash_attn": attention_name(recipe.attention, ATTENTION),
+        **attention_setting("flash_attn", recipe, workload.model, ATTENTION),
         "stage": "sft",
         "do_train": True,
         **_adapter_settings(recipe, workload),

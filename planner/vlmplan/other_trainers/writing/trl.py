@@ -24,7 +24,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     adapter_settings,
     all_parts_trained,
     allocator_environment,
-    attention_name,
+    attention_setting,
     is_casting_full,
     loaded_type,
     model_name,
@@ -144,7 +144,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     return {
         "model_name_or_path": model_name(workload.model),
         "dtype": loaded_type(recipe),
-        "attn_implementation": attention_name(recipe.attention),
+        **attention_setting("attn_implementation", recipe, workload.model),
         **{key: placeholder(key) for key in TO_FILL_IN},
         "max_length": workload.seq_len,
         **packing_keys(recipe),
