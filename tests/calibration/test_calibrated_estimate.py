@@ -153,3 +153,31 @@ def test_a_gpu_of_unknown_speed_has_seconds_once_it_was_measured():
 def test_a_card_has_no_bytes_of_a_cpu_process():
     gpu = with_calibration(cluster(), process_bytes=1e9, context_bytes=6e8).node.gpu
     assert (process_bytes(gpu), context_bytes(gpu)) == (0, 600_000_000)
+
+
+def test_a_card_measured_to_be_twice_as_fast_takes_half_as_long():
+    rates = {"matmul_bf16": 1e14, "attention_sdpa_bf16": 5e13, "memory_bandwidth": 8e11, "optimizer_bandwidth": 7e11}
+    host = {"matmul_ramp": 0.0, "operation_seconds": 0.0}
+    once, twice = (
+        estimate(
+            workload(MODEL),
+            Recipe(),
+            with_calibration(cluster(), **{name: factor * rate for name, rate in rates.items()}, **host),
+        ).step_time
+        for factor in (1, 2)
+    )
+    for part in ("forward", "recompute", "backward", "optimizer"):
+        assert getattr(once, part) == pytest.approx(2 * getattr(twice, part)), part
+    assert once.fixed == twice.fixed
+
+
+def test_each_operation_takes_the_host_what_was_measured():
+    """A card without end waits for the host alone: seconds are operations x seconds of each."""
+    endless = {"matmul_bf16": 1e17, "attention_sdpa_bf16": 1e17, "memory_bandwidth": 1e14, "matmul_ramp": 0.0}
+    on = with_calibration(cluster(), **endless, operation_seconds=0.003)
+    made = Estimator(workload(MODEL), Recipe())
+    forward, recompute, backward = made.trace(Recipe(), on.node.gpu.compute_capability).works()
+    step = made.estimate(Recipe(), on).step_time
+    assert step.forward == pytest.approx(0.003 * forward.num_kernels)
+    assert step.recompute == pytest.approx(0.003 * recompute.num_kernels)
+    assert step.backward == pytest.approx(0.003 * backward.num_kernels)
