@@ -12,6 +12,7 @@ from vlmplan.cli.estimate import estimate
 from vlmplan.cli.options import document_text, options_of, words_of
 from vlmplan.cli.recommend import recommend
 from vlmplan.cli.web_answer import allowed_options, answer
+from vlmplan.errors import InputError
 
 
 def assert_says_what_the_command_line_says(capsys: pytest.CaptureFixture[str], options: dict[str, object]) -> None:
@@ -163,6 +164,19 @@ def test_what_cannot_be_answered_gets_one_sentence(isolated, options, sentence):
 @pytest.mark.parametrize("question", [None, 3, [], {}, {"ask": []}, {"ask": "launch"}, {"ask": "form", "options": 1}])
 def test_what_is_no_question_gets_one_sentence(question):
     assert "is needed" in answer(question)["error"]
+
+
+def test_a_sentence_on_a_file_of_one_s_own_does_not_name_its_owner(isolated, monkeypatch):
+    catalog = Path.home() / "gpus.yaml"
+    monkeypatch.setattr("vlmplan.requested.load_catalog", raises(InputError(f"{catalog} is no catalog")))
+    assert answer({"ask": "estimate", "options": SETUP}) == {"error": "~/gpus.yaml is no catalog"}
+
+
+def raises(error: Exception):
+    def call(*_: object, **__: object) -> None:
+        raise error
+
+    return call
 
 
 def test_no_answer_has_a_path_of_the_machine(isolated):

@@ -48,9 +48,14 @@ def answer(request: Mapping[str, Any]) -> JsonDict:
     try:
         return json.loads(document_text(_answered(request)))
     except VlmplanError as error:
-        return {"error": printable_sentence(str(error))}
+        return {"error": _without_home(printable_sentence(str(error)))}
     except click.ClickException as error:
         return {"error": printable_sentence(one_line(error.format_message())).rstrip(".")}
+
+
+def _without_home(sentence: str) -> str:
+    """A sentence on a file of the user's own, such as his catalog, without the folder that names him."""
+    return sentence.replace(str(Path.home()), "~")
 
 
 def _answered(request: object) -> JsonDict:
@@ -143,7 +148,15 @@ ASKED: Mapping[str, Callable[[Mapping[str, Any]], JsonDict]] = {
 
 def _drawn(found: "Estimate", notes: Sequence[str]) -> JsonDict:
     """What the page draws and says beside the document."""
-    from vlmplan.answers.estimate import beyond_tensors, caveat_lines, detail_lines, heading, setup_text, verdict_line
+    from vlmplan.answers.estimate import (
+        beyond_tensors,
+        calibration_lines,
+        caveat_lines,
+        detail_lines,
+        heading,
+        setup_text,
+        verdict_line,
+    )
 
     every = [*found.workload.model.notes, *found.cautions, *notes]
     return {
@@ -151,7 +164,7 @@ def _drawn(found: "Estimate", notes: Sequence[str]) -> JsonDict:
         "verdict": click.unstyle(verdict_line(found)),
         "setup": setup_text(found),
         "cautions": caveat_lines(every),
-        "lines": detail_lines(found, notes),
+        "lines": [*calibration_lines(found), *detail_lines(found, notes)],
         "phases": [phase.as_json() | {"components": phase.peak.as_json()} for phase in found.timeline.phases],
         "beyond": dict(beyond_tensors(found)),
         "num_steps": found.num_steps,

@@ -217,6 +217,8 @@ function gpuField() {
     field: "gpu",
     set(value) {
       const [id, number] = String(value ?? "").split(":");
+      const isListed = [...gpu.options].some((one) => one.value === id);
+      if (!isListed) gpu.append(element("option", { value: id }, id)); // an alias, local or cpu, by the address
       gpu.value = id;
       if (document.activeElement !== count) count.value = number || 1;
       slider.value = Math.round(Math.log2(Number(number) || 1));

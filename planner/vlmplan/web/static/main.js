@@ -44,6 +44,7 @@ function show(answer) {
     draw();
     showSetup(answer.document.recipe);
   } else {
+    if (!latest) byId("verdict").replaceChildren();
     showSetup(null);
   }
   document.body.dataset.answered = answer.error ? "error" : answer.command ? "whole" : "first";

@@ -77,7 +77,7 @@ function grid(end, width, scale, bottom) {
 function bar(row, y, scale, width, show, svg) {
   const choose = () => {
     chosen = row.name;
-    for (const other of svg.querySelectorAll(".row")) other.setAttribute("aria-pressed", String(other === node));
+    for (const other of svg.querySelectorAll(".field-of-row")) other.setAttribute("aria-pressed", String(other === button));
     show(row);
   };
   let before = 0;
@@ -87,20 +87,23 @@ function bar(row, y, scale, width, show, svg) {
     return shape("rect", { x, y: y + 4, width: Math.max(end - x, 0.5), height: BAR, class: `part ${kind(name)}` },
       shape("title", {}, `${row.name}: ${words(name)} ${gib(bytes)}`));
   });
-  const node = shape("g", {
-    class: "row", tabindex: "0", role: "button", "aria-pressed": String(row.name === chosen), onclick: choose, onkeydown: (event) => {
+  const button = shape("rect", {
+    x: 0, y: y + 0.5, width, height: ROW - 4, class: "field-of-row", tabindex: "0", role: "button",
+    "aria-pressed": String(row.name === chosen), "aria-label": `${row.name} ${gib(row.total)}`,
+    "data-phase": row.name, "data-bytes": row.total,
+    onkeydown: (event) => {
       if (event.key === "Enter" || event.key === " ") {
         event.preventDefault();
         choose();
       }
     },
-    "aria-label": `${row.name} ${gib(row.total)}`, "data-phase": row.name, "data-bytes": row.total,
-  },
-  shape("rect", { x: 0, y: y + 0.5, width, height: ROW - 4, class: "field-of-row" }),
-  shape("text", { x: LEFT - 8, y: y + 17, "text-anchor": "end", class: "name" }, row.name),
-  ...segments,
-  shape("text", { x: width - 4, y: y + 17, "text-anchor": "end", class: "total" }, gib(row.total)));
-  return node;
+  });
+  return shape("g", { class: "row", onclick: choose },
+    button,
+    shape("g", { "aria-hidden": "true" },
+      shape("text", { x: LEFT - 8, y: y + 17, "text-anchor": "end", class: "name" }, row.name),
+      ...segments,
+      shape("text", { x: width - 4, y: y + 17, "text-anchor": "end", class: "total" }, gib(row.total))));
 }
 
 function limits(document, scale, bottom, width) {
