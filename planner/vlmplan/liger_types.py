@@ -21,3 +21,6 @@ LAYER_TYPES: Final = frozenset(
 none, or Liger's layer norm, which keeps what torch's does."""
 TYPES_WITHOUT_MLP: Final = frozenset({"qwen3_vl"})
 TYPES_WITH_VISION_NORMS: Final = frozenset({"qwen2_5_vl"})
+TYPES_BEHIND_TRANSFORMERS: Final = frozenset({"qwen2_5_vl", "qwen2_vl", "qwen3_vl"})
+"""Of ``LAYER_TYPES``, those whose forward asks for classes of outputs that transformers 5.23 no longer has (tried:
+``_apply_liger_kernel_to_instance`` raises ImportError, also without the fused loss)."""

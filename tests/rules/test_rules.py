@@ -51,7 +51,7 @@ SDPA, FLASH, EAGER = (
 )
 OF_TYPE = {
     name: ModelFacts(id=f"a-{name}", model_types=frozenset({name}), model_type=name)
-    for name in ("granite", "gpt2", "llama")
+    for name in ("granite", "gpt2", "llama", "qwen2_vl")
 }
 LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
@@ -390,6 +390,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "liger_layers_are_known": (
         [case(LIGER_LAYERS, model=OF_TYPE["gpt2"])],
         [case(LIGER_LAYERS, model=OF_TYPE["llama"]), case(LIGER_LAYERS), case(PLAIN, model=OF_TYPE["gpt2"])],
+    ),
+    "liger_is_behind_transformers": (
+        [case(LIGER_LAYERS, model=OF_TYPE["qwen2_vl"])],
+        [case(LIGER_LAYERS, model=OF_TYPE["llama"]), case(LIGER, model=OF_TYPE["qwen2_vl"]), case(LIGER_LAYERS)],
     ),
     "tokens_are_mixed_in_attention_alone": (
         [case(SHARED, cluster(2), QWEN), case(SHARED, cluster(2), GEMMA_2), case(SHARED, cluster(2), QWEN_3_5)],

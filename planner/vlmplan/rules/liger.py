@@ -1,6 +1,6 @@
 """What Liger's kernels run on, and for which models there are any."""
 
-from vlmplan.liger_types import FUSED_LOSS_TYPES, LAYER_TYPES
+from vlmplan.liger_types import FUSED_LOSS_TYPES, LAYER_TYPES, TYPES_BEHIND_TRANSFORMERS
 from vlmplan.recipe_choices import LossKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
@@ -57,4 +57,15 @@ def liger_layers_are_known(context: RuleContext) -> str | None:
     return (
         f"--liger-layers is not planned for {model.id} (model_type {model.model_type}); "
         f"it is for {', '.join(sorted(LAYER_TYPES))}"
+    )
+
+
+@LIGER_RULES.warning("liger-kernel 0.8.5 transformers/model/output_classes.py with transformers 5.23 (seen)")
+def liger_is_behind_transformers(context: RuleContext) -> str | None:
+    model = context.model
+    if not context.recipe.liger_layers or model is None or model.model_type not in TYPES_BEHIND_TRANSFORMERS:
+        return None
+    return (
+        f"--liger-layers: with transformers 5.23 liger-kernel 0.8.5 stops with an ImportError for {model.model_type}; "
+        f"it takes an older transformers"
     )
