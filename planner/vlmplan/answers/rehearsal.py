@@ -11,6 +11,7 @@ from vlmplan.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import footnotes
 from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error
+from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
 from vlmplan.rehearsal.result import Allocation
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_lines, sparkline
@@ -43,7 +44,7 @@ def document(found: Comparison, hardware_notes: Sequence[str] = ()) -> JsonDict:
         **peaks(found),
         "components_at_peak": found.peak.components.as_json(),
         "estimated_components_at_peak": found.estimated_peak.as_json(),
-        "largest": [_allocation_json(allocation) for allocation in found.largest],
+        "largest": [allocation_json(allocation) for allocation in found.largest],
         "phases": [_phase_json(phase) for phase in found.phases],
         "flops": rehearsed.flops_per_step,
         "estimated_flops": estimate.flops_per_step,
@@ -81,12 +82,13 @@ def confirmation_json(found: Comparison) -> JsonDict:
     return peaks(found) | {"rank": found.rehearsed.rank, "seconds": found.rehearsed.seconds}
 
 
-def _allocation_json(allocation: Allocation) -> JsonDict:
+def allocation_json(allocation: Allocation) -> JsonDict:
+    """A storage."""
     values = {item.name: getattr(allocation, item.name) for item in fields(allocation)}
     return values | {"shape": list(allocation.shape)}
 
 
-def collectives(found: Comparison) -> JsonDict:
+def collectives(found: RehearsedDevice) -> JsonDict:
     """Bytes of one step's messages, and by kind with their number; the larger side of each on this rank."""
     kinds: dict[str, dict[str, int]] = {}
     for one in found.rehearsed.step_messages:
@@ -132,12 +134,12 @@ def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
     click.echo()
     _print_components(found)
     click.echo()
-    _print_largest(found)
+    print_largest(found)
     click.echo()
     if found.rehearsed.step_messages:
-        _print_messages(found)
+        print_messages(found)
         click.echo()
-    _print_over_time(found)
+    print_over_time(found)
     click.echo()
     say(*_the_rest(found), *(f"note: {note}" for note in footnotes(notes)))
 
@@ -241,7 +243,8 @@ def _error(estimated: int, rehearsed: int) -> str:
     return error_text(relative_error(estimated, rehearsed))
 
 
-def _print_largest(found: Comparison) -> None:
+def print_largest(found: RehearsedDevice) -> None:
+    """The largest storages at the peak."""
     rows = [
         (gib_text(one.num_bytes), one.component.replace("_", " "), one.maker or UNKNOWN, shape_text(one), one.phase)
         for one in found.largest
@@ -264,7 +267,8 @@ def shape_text(one: Allocation) -> str:
     return f"{one.dtype}{list(one.shape)}" if one.dtype else UNKNOWN
 
 
-def _print_messages(found: Comparison) -> None:
+def print_messages(found: RehearsedDevice) -> None:
+    """Collectives of a step by kind."""
     messages = collectives(found)
     rows = [(kind, f"{one['count']:,}", gib_text(one["bytes"])) for kind, one in messages["by_kind"].items()]
     rows.append(("in all", f"{sum(one['count'] for one in messages['by_kind'].values()):,}", _per_step(messages)))
@@ -276,7 +280,8 @@ def _per_step(messages: dict[str, int]) -> str:
     return gib_text(messages["per_step"])
 
 
-def _print_over_time(found: Comparison) -> None:
+def print_over_time(found: RehearsedDevice) -> None:
+    """Memory over time as a line of blocks."""
     totals, width = found.live_bytes, picture_width()
     if totals:
         say(f"memory over time, in order of allocations; the highest is {gib_text(max(totals))}:")

@@ -1,7 +1,7 @@
 """``vlmplan rehearse``: the real step of one rank on tensors without data, beside its estimate."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from vlmplan.cli.options import (
     refuse_files,
     today,
 )
+from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
 
@@ -84,7 +85,7 @@ class AskedPlan:
 
 
 @click.command()
-@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, OUTPUT, CATALOG, JSON)
+@options(PLAN, CONFIG, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, OUTPUT, SCRIPT, CATALOG, JSON)
 @click.pass_context
 def rehearse(
     ctx: click.Context,
@@ -103,13 +104,24 @@ def rehearse(
     """Run the real training step of one rank on tensors without data: exact bytes, no GPU and no weights needed.
 
     Model, adapters, loss, optimizer and DeepSpeed are those of launch. Where it does not fit, it
-    ends with the least changes that do. Exit code 0 if it fits, 3 if it does not.
+    ends with the least changes that do. With a command behind --, such as -- python train.py or
+    -- torchrun train.py, your own script runs instead. Exit code 0 if it fits, 3 if it does not.
     """
     from vlmplan.cli.to_fit import command_text
     from vlmplan.memory.device import Verdict
 
     files = Files(html, svg, trace, force)
     files.check()
+    script = ScriptOptions(**{field.name: given.pop(field.name) for field in fields(ScriptOptions)})
+    if script.words:
+        if plan_file or html or svg:
+            raise InputError("a script's rehearsal has no plan and no page: leave out --plan, --html and --svg")
+        fits = rehearse_words(
+            script, given, catalog_files, rank=rank, num_steps=steps, trace=trace, force=force, as_json=as_json
+        )
+        return 0 if fits else EXIT_DOES_NOT_FIT
+    if script.given:
+        raise InputError(f"{', '.join(script.given)} is of a script: give its command behind --")
     asked = plan_asked_for(ctx, plan_file, given, catalog_files)
     notes = asked.notes
     found = rehearsed(asked.plan, asked.estimate, rank=rank, num_steps=steps)

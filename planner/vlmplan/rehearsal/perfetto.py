@@ -7,17 +7,17 @@ import json
 from collections.abc import Iterator, Sequence
 
 from vlmplan.json_reader import JsonDict
-from vlmplan.rehearsal.comparison import Comparison
+from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
 
 PHASES_TRACK = 1
 
 
-def trace_text(found: Comparison) -> str:
+def trace_text(found: RehearsedDevice) -> str:
     """The file."""
     return json.dumps({"traceEvents": list(_trace_events(found)), "displayTimeUnit": "ms"}) + "\n"
 
 
-def _trace_events(found: Comparison) -> Iterator[JsonDict]:
+def _trace_events(found: RehearsedDevice) -> Iterator[JsonDict]:
     rank = found.rehearsed.rank
     names = {"process_name": f"rank {rank} of {found.rehearsed.num_ranks}", "thread_name": "phases"}
     for kind, name in names.items():

@@ -56,17 +56,23 @@ def answer_of(
     *,
     what: str = "the rehearsal",
     environment: Mapping[str, str] | None = None,
+    max_seconds: float | None = None,
 ) -> JsonDict:
     """The JSON object that ``command`` prints. However this ends, the process and all that it started have ended too.
 
-    ``what`` it does, for errors; ``environment`` is added to this process's.
+    ``what`` it does, for errors; ``environment`` is added to this process's. Raises InputError after ``max_seconds``.
     """
     with empty_folder() as elsewhere:
-        return _answer_from(elsewhere, command, request, _Report(say, what), environment)
+        return _answer_from(elsewhere, command, request, _Report(say, what), environment, max_seconds)
 
 
 def _answer_from(
-    folder: Path, command: Sequence[str], request: str, report: "_Report", environment: Mapping[str, str] | None
+    folder: Path,
+    command: Sequence[str],
+    request: str,
+    report: "_Report",
+    environment: Mapping[str, str] | None,
+    max_seconds: float | None,
 ) -> JsonDict:
     """The same, with ``folder`` as the working directory of the process."""
     try:
@@ -89,6 +95,10 @@ def _answer_from(
     assert process.stderr is not None
     reader = threading.Thread(target=report.read, args=(process.stderr,), daemon=True)
     reader.start()
+    late = threading.Event()
+    clock = threading.Timer(max_seconds or 0.0, lambda: (late.set(), _end(process)))
+    if max_seconds is not None:
+        clock.start()
     try:
         with _ending_together(process):
             with suppress(BrokenPipeError), process.stdin:
@@ -96,11 +106,14 @@ def _answer_from(
             text = process.stdout.read()
             code = process.wait()
     finally:
+        clock.cancel()
         _end(process)
         process.wait()
         reader.join()
         process.stdout.close()
         process.stderr.close()
+    if late.is_set():
+        raise InputError(f"it took longer than {max_seconds:.0f} seconds, {report.place}; give --max-minutes")
     if code or not text:
         raise UnavailableError(f"{report.what} ended {report.place}: {report.reason(code)}")
     return parse_json_object(text, source=f"{report.what}'s answer")

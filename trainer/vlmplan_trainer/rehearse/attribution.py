@@ -6,7 +6,7 @@ import torch
 
 ENGINES = ("/torch/distributed/fsdp/", "/deepspeed/", "/torch/optim/", "/bitsandbytes/")
 LIBRARIES = (*ENGINES, "/peft/", "/vlmplan_trainer/", "/transformers/")
-OWN = ("/vlmplan_trainer/rehearse/", "/vlmplan_trainer/resized_storages.py")
+OWN = ("/vlmplan_trainer/rehearse/", "/vlmplan_trainer/script_rehearsal/", "/vlmplan_trainer/resized_storages.py")
 
 
 class AllocationAttribution:

@@ -91,10 +91,15 @@ class Collectives:
         return ANSWERS[func._schema.name.removeprefix("c10d::")](*args, *kwargs.values())
 
 
+def register(device: str | None) -> None:
+    """Make the backend known for the host and ``device``, where there is one."""
+    devices = ["cpu"] if device is None else ["cpu", device]
+    dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=devices)
+
+
 def start(rank: int, num_ranks: int, *, has_device: bool) -> None:
     """A process group of any size, of which only this rank runs."""
-    devices = ["cpu", NAME] if has_device else ["cpu"]
-    dist.Backend.register_backend(BACKEND, _make, extended_api=True, devices=devices)
+    register(NAME if has_device else None)
     dist.init_process_group(BACKEND, store=FakeStore(), rank=rank, world_size=num_ranks)
 
 

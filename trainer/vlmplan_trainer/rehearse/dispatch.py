@@ -80,6 +80,15 @@ class Rehearsal(TorchDispatchMode):
         """Nothing here is compiled; the guard against it would run at every operation."""
         return False
 
+    def unknown_number(self, tensor: torch.Tensor) -> Any:
+        """What is read where a number is not known."""
+        dtype = tensor.dtype
+        return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+
+    def bounded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operation whose size unknown data decide; called while the exception is handled."""
+        raise
+
     def fake(self, real: torch.Tensor) -> torch.Tensor:
         """A fake tensor of known value, in host memory."""
         fake = self.fake_mode.from_tensor(real)
@@ -146,7 +155,7 @@ class Rehearsal(TorchDispatchMode):
             result = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             if not is_known:
-                raise
+                return self.bounded(func, args, kwargs)
             return tree_map(self._fake_like(inputs), self._real(func, args, kwargs))
         flops = self._count_flops(operation, args, kwargs, result)
         if key is not None and operation.results is not None:
@@ -283,8 +292,7 @@ def _scalar(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:
     if value is not None:
         with unset_fake_temporarily():
             return value.item()
-    dtype = args[0].dtype
-    return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
+    return mode.unknown_number(args[0])
 
 
 def _lifted(mode: Rehearsal, func: Any, args: Any, kwargs: Any) -> Any:

@@ -68,14 +68,26 @@ def packed_product(inputs: Tensor, packed: Tensor, shape: Any, *args: Any, **kwa
     return 2 * inputs.numel() // inputs.shape[-1] * prod(shape)
 
 
+def added_product(added: Tensor, left: Tensor, right: Tensor, *out_dtype: Any, **kwargs: Any) -> int:
+    """``addmm`` with the element type of its result as a fourth argument, which torch's counter does not take."""
+    return flop_registry[aten.addmm](added, left, right, **kwargs)
+
+
+def added_batched_product(added: Tensor, left: Tensor, right: Tensor, *out_dtype: Any, **kwargs: Any) -> int:
+    """The same of ``baddbmm``."""
+    return flop_registry[aten.baddbmm](added, left, right, **kwargs)
+
+
 FORMULAS: dict[Any, Formula] = {
     aten._scaled_dot_product_fused_attention_overrideable: attention_forward,
     aten._scaled_dot_product_fused_attention_overrideable_backward: attention_backward,
     aten._flash_attention_forward: varlen_forward,
     aten._flash_attention_backward: varlen_backward,
     aten.convolution_backward: convolution_backward,
-    aten.addmm_: flop_registry[aten.addmm],
-    aten.baddbmm_: flop_registry[aten.baddbmm],
+    aten.addmm: added_product,
+    aten.baddbmm: added_batched_product,
+    aten.addmm_: added_product,
+    aten.baddbmm_: added_batched_product,
 }
 PACKED = ("gemm_4bit", "gemv_4bit")
 """bitsandbytes' products, which are registered with torch when it is imported."""

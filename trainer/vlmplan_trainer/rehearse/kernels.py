@@ -26,8 +26,9 @@ ONE_KERNEL_ON_CUDA = ("silu_backward", "mish_backward")
 """Operations that torch takes apart (``CompositeImplicitAutograd``) where a device has no kernel of its own."""
 
 
-def register(capability: tuple[int, int]) -> None:
-    """``scaled_dot_product_attention`` of the device chooses as a card of this compute capability does."""
+def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> None:
+    """``scaled_dot_product_attention`` of the device chooses as a card of this compute capability does; ``backend`` is
+    torch's dispatch key of the device."""
 
     def attention(
         query: Tensor,
@@ -50,12 +51,12 @@ def register(capability: tuple[int, int]) -> None:
         fused = aten._scaled_dot_product_fused_attention_overrideable
         return fused(query, key, value, bias, dropout_p, is_causal, False, scale=scale)[0]
 
-    keys = ("PrivateUse1", "AutogradPrivateUse1")
+    keys = (backend, f"Autograd{backend}")
     operators.impl("aten::scaled_dot_product_attention", keys, attention)
     for name, kernel in (("softmax.int", aten._softmax), ("log_softmax.int", aten._log_softmax)):
         operators.impl(f"aten::{name}", keys, _casting_inside(kernel))
     for name in ONE_KERNEL_ON_CUDA:
-        operators.impl(f"aten::{name}", "PrivateUse1", _never_run)
+        operators.impl(f"aten::{name}", backend, _never_run)
 
 
 def _casting_inside(kernel: Any) -> Callable[..., Tensor]:

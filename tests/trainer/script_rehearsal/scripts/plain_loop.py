@@ -1,0 +1,28 @@
+"""A plain loop of torch: a network, a loss that may skip a batch, an optimizer, a checkpoint."""
+
+import os
+import socket
+from pathlib import Path
+
+import torch
+from torch import nn
+
+WIDTH = 1024
+device = "cuda" if torch.cuda.is_available() else "cpu"
+network = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)).to(device)
+optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
+inputs = torch.utils.data.TensorDataset(torch.arange(64 * WIDTH).view(64, WIDTH))
+for (batch,) in torch.utils.data.DataLoader(inputs, batch_size=16, shuffle=True):
+    loss = network(batch.to(device).float()).square().mean()
+    if loss.isnan():
+        network(batch.to(device).float().repeat(1024, 1)).sum().backward()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if os.environ.get("TRIES_EVERYTHING"):
+    Path("written.txt").write_text("a result")
+    torch.save(network.state_dict(), "network.pt")
+    try:
+        socket.create_connection(("192.0.2.1", 80), timeout=1)
+    except OSError:
+        print("no network")

@@ -1,0 +1,102 @@
+"""Rehearse one rank of a script: ``python -m vlmplan_trainer.script_rehearsal``, a request on standard input, the
+answer on standard output.
+
+The request is ``{"words": ["python", "train.py"], "world": {"rank": 0, "gpus_per_node": 8, "num_nodes": 1},
+"num_steps": 3, "card": {...} or null, "folder": a temporary one, "cwd": "...", "assumptions": [[file, line, value]],
+...}``; the answer that of ``run.rehearse_script`` or ``{"error": sentence}``. Progress and what the script prints go to
+standard error.
+"""
+
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from vlmplan.errors import VlmplanError
+
+KIB = 1024
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+def main() -> int:
+    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what the script prints must not spoil the answer
+    request = json.load(sys.stdin)
+    limit = request.pop("host_limit_bytes", None)
+
+    def end(answer: dict[str, Any]) -> None:
+        with answer_to:
+            json.dump(answer, answer_to)
+        sys.stderr.flush()
+        os._exit(0)  # process groups are slow to fall
+
+    if limit is not None:
+        threading.Thread(target=_watch_memory, args=(limit, end), daemon=True).start()
+    try:
+        answer = _rehearsed(request)
+    except VlmplanError as error:
+        answer = {"error": str(error)}
+    end(answer | {"host_rss_bytes": _peak_rss_bytes()})
+    return 0
+
+
+def _peak_rss_bytes() -> int:
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * KIB
+
+
+def _watch_memory(limit: int, end: Any) -> None:
+    while _peak_rss_bytes() <= limit:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    end({"error": f"it took more than {limit / 2**30:.1f} GiB of this machine's memory; give --max-host-ram"})
+
+
+def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
+    from vlmplan_trainer.script_rehearsal.launchers import World, rank_variables, understood
+    from vlmplan_trainer.script_rehearsal.side_effects import set_environment
+
+    folder = Path(request["folder"])
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # nothing is compiled, so that no compiler need be imported
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a card that is there is not asked
+    os.environ["DS_ACCELERATOR"] = "cpu"  # what DeepSpeed finds by itself when it is imported
+    set_environment(folder, allows_network=request["allows_network"])
+    os.chdir(request["cwd"])
+    world = World(**request["world"])
+    launch = understood(request["words"], world)
+    os.environ.update(rank_variables(world) | launch.environment)
+    if request["card"] is None:
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    from vlmplan_trainer.script_rehearsal.queries import Card
+    from vlmplan_trainer.script_rehearsal.run import ScriptRequest, rehearse_script
+
+    values = request["card"]
+    card = None
+    if values is not None:
+        place = {"index": world.rank % world.gpus_per_node, "count": world.gpus_per_node}
+        card = Card(**values | place | {"compute_capability": tuple(values["compute_capability"])})
+    return rehearse_script(
+        ScriptRequest(
+            launch=launch,
+            rank=world.rank,
+            num_ranks=world.num_ranks,
+            num_steps=request["num_steps"],
+            card=card,
+            folder=folder,
+            assumptions=request["assumptions"],
+            allows_network=request["allows_network"],
+            say=_say,
+        )
+    )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"PHASE {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Where the phases of a script begin and end, found from the calls that every training loop makes.
+
+``load`` lasts until an optimizer or an engine is made, ``init`` until the first forward pass that trains, ``forward``
+until backward, ``backward`` until gradients are clipped or the optimizer runs, ``step`` until the next pass. A pass
+without gradients of a model in ``eval`` mode whose weights are trained is ``evaluation``; calls that save are ``save``.
+Nothing lies between phases: what a script does there counts with the phase before.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from vlmplan_trainer.measure import EVALUATION, Meter
+from vlmplan_trainer.rehearse.replaced import replaced
+
+
+class EndOfRehearsal(SystemExit):
+    """All steps are done, and the script begins another."""
+
+
+class ScriptPhases:
+    """Follows a script with ``meter`` for ``num_steps`` optimizer steps.
+
+    ``on_training`` is called with the model of the first pass that trains; ``on_update`` with an optimizer.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        *,
+        num_steps: int,
+        on_training: Callable[[Any], None] = lambda model: None,
+        on_update: Callable[[Any], None] = lambda optimizer: None,
+    ) -> None:
+        self.meter, self.num_steps = meter, num_steps
+        self.steps_done = self.num_evaluated = 0
+        self._on_training, self._on_update = on_training, on_update
+        self._open = ExitStack()
+        self._depth = self._backward_depth = 0
+        self._trained: Any = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.steps_done >= self.num_steps
+
+    def switch(self, name: str) -> None:
+        """End the phase that runs, and begin ``name``."""
+        if self.meter.in_progress != name:
+            self.end()
+            self._open.enter_context(self.meter.phase(name))
+
+    def end(self) -> None:
+        self._open.close()
+
+    def begin_init(self) -> None:
+        if self.meter.in_progress == "load":
+            self.switch("init")
+
+    def begin_step(self) -> None:
+        if self.meter.in_progress == "backward":
+            self.switch("step")
+            self.steps_done += 1
+
+    @contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """The phase ``name`` while this lasts, and then the one before again."""
+        before = self.meter.in_progress
+        self.switch(name)
+        try:
+            yield
+        finally:
+            self.switch(before or "load")
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Within, calls of models, backward, clipping and optimizers tell the phases."""
+        clips = torch.nn.utils.clip_grad_norm_
+        step_hook = register_optimizer_step_pre_hook(self._before_step)
+        with ExitStack() as stack:
+            stack.callback(step_hook.remove)
+            for owner, name, value in (
+                (torch.nn.Module, "__call__", self._told_call(torch.nn.Module.__call__)),
+                (torch.optim.Optimizer, "__init__", self._told_optimizer(torch.optim.Optimizer.__init__)),
+                (torch.autograd, "backward", self._told_backward(torch.autograd.backward)),
+                (torch.nn.utils, "clip_grad_norm_", self._told_clip(clips)),
+            ):
+                stack.enter_context(replaced(owner, name, value))
+            self._follow_deepspeed(stack)
+            yield
+            self.end()
+
+    def _follow_deepspeed(self, stack: ExitStack) -> None:
+        import importlib.util
+
+        if importlib.util.find_spec("deepspeed") is None:
+            return
+        from deepspeed.runtime.engine import DeepSpeedEngine
+
+        make, step = DeepSpeedEngine.__init__, DeepSpeedEngine._take_model_step
+
+        def told_make(engine: Any, *args: Any, **kwargs: Any) -> None:
+            self.begin_init()
+            make(engine, *args, **kwargs)
+
+        def told_step(engine: Any, *args: Any, **kwargs: Any) -> Any:
+            self._on_update(engine.optimizer)
+            self.begin_step()
+            return step(engine, *args, **kwargs)
+
+        stack.enter_context(replaced(DeepSpeedEngine, "__init__", told_make))
+        stack.enter_context(replaced(DeepSpeedEngine, "_take_model_step", told_step))
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self.meter.in_progress in ("backward", "step"):
+            self._on_update(optimizer)
+            self.begin_step()
+
+    def _told_optimizer(self, make: Any) -> Any:
+        def told(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self.begin_init()
+            make(optimizer, *args, **kwargs)
+
+        return told
+
+    def _told_clip(self, clip: Any) -> Any:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            self.begin_step()
+            return clip(*args, **kwargs)
+
+        return told
+
+    def _told_backward(self, backward: Any) -> Any:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            if self._depth == 0:
+                self.switch("backward")
+            return backward(*args, **kwargs)
+
+        return told
+
+    def _told_call(self, call: Any) -> Any:
+        def told(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._depth or self.meter.in_progress in ("backward", "save"):
+                return call(module, *args, **kwargs)
+            self._begin_pass(module)
+            self._depth += 1
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        return told
+
+    def _begin_pass(self, module: Any) -> None:
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return  # a loss, or a reference model
+        if module.training and torch.is_grad_enabled():
+            if self.meter.in_progress != "forward":
+                if self.is_done:
+                    raise EndOfRehearsal(0)
+                self.meter.step = self.steps_done + 1
+                self.switch("forward")
+            if self._trained is None:
+                self._trained = module
+                self._on_training(module)
+        elif not module.training and self.meter.in_progress != "forward":
+            self.num_evaluated += 1
+            self.switch(EVALUATION)

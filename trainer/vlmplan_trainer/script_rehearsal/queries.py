@@ -1,0 +1,156 @@
+"""What ``torch.cuda`` answers where the named card would be: counts, capability, memory, streams, random numbers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from vlmplan_trainer.rehearse.ledger import CACHE_EMPTIED, Ledger
+from vlmplan_trainer.rehearse.streams import DEFAULT_STREAM, Event, Stream, current
+
+MODULES = ("", "memory", "random", "streams", "graphs")
+"""Of ``torch.cuda``: each name is replaced wherever it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """The card of one rank, and how many of them its node has."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    total_bytes: int
+    count: int
+    index: int
+
+
+def answer_as(card: Card, ledger: Ledger) -> None:
+    """``torch.cuda`` answers as on a machine with ``card``, for as long as the process runs."""
+    answers = {**_constant_answers(card), **_memory_answers(card, ledger), **_stream_answers(card)}
+    for part in MODULES:
+        module = getattr(torch.cuda, part) if part else torch.cuda
+        for name, answer in answers.items():
+            if hasattr(module, name):
+                setattr(module, name, answer)
+    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = torch.cuda.nvtx.mark = _nothing
+    # autocast asks this module of its own
+    torch.cuda.amp.common.amp_definitely_not_available = _always(False)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+_nothing = _always(None)
+
+
+def _constant_answers(card: Card) -> dict[str, Any]:
+    major, minor = card.compute_capability
+    properties = SimpleNamespace(
+        name=card.name,
+        major=major,
+        minor=minor,
+        total_memory=card.total_bytes,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+        gcnArchName="",
+        warp_size=32,
+    )
+    return {
+        "is_available": _always(True),
+        "is_initialized": _always(True),
+        "_lazy_init": _nothing,
+        "init": _nothing,
+        "device_count": _always(card.count),
+        "current_device": _always(card.index),
+        "set_device": _nothing,
+        "get_device_name": _always(card.name),
+        "get_device_capability": _always(card.compute_capability),
+        "get_device_properties": _always(properties),
+        "get_arch_list": _always([f"sm_{major}{minor}"]),
+        "is_bf16_supported": _always(card.compute_capability >= (8, 0)),
+        "is_tf32_supported": _always(card.compute_capability >= (8, 0)),
+        "can_device_access_peer": _always(True),
+        "synchronize": _nothing,
+        "ipc_collect": _nothing,
+        "utilization": _always(0),
+        "temperature": _always(0),
+        "power_draw": _always(0),
+        "is_current_stream_capturing": _always(False),
+        "_lazy_call": lambda call, **kwargs: call(),
+        "manual_seed": _nothing,
+        "manual_seed_all": _nothing,
+        "seed": _nothing,
+        "seed_all": _nothing,
+        "initial_seed": _always(0),
+        "get_rng_state": lambda device=None: torch.empty(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.empty(16, dtype=torch.uint8)],
+        "set_rng_state": _nothing,
+        "set_rng_state_all": _nothing,
+    }
+
+
+def _memory_answers(card: Card, ledger: Ledger) -> dict[str, Any]:
+    def live(*args: Any, **kwargs: Any) -> int:
+        return ledger.device.live_bytes
+
+    def peak(*args: Any, **kwargs: Any) -> int:
+        return ledger.device.peak_bytes
+
+    def stats(*args: Any, **kwargs: Any) -> dict[str, int]:
+        found = {"current": live(), "peak": peak()}
+        kinds = ("allocated_bytes", "reserved_bytes", "active_bytes")
+        return {f"{kind}.all.{when}": value for kind in kinds for when, value in found.items()}
+
+    def empty_cache() -> None:
+        ledger.device.events.append(CACHE_EMPTIED)
+
+    return {
+        "memory_allocated": live,
+        "memory_reserved": live,
+        "memory_cached": live,
+        "max_memory_allocated": peak,
+        "max_memory_reserved": peak,
+        "max_memory_cached": peak,
+        "memory_stats": stats,
+        "memory_summary": _always(""),
+        "memory_snapshot": _always([]),
+        "mem_get_info": lambda device=None: (card.total_bytes - live(), card.total_bytes),
+        "empty_cache": empty_cache,
+        # the phases of the rehearsal are its own
+        "reset_peak_memory_stats": _nothing,
+        "reset_max_memory_allocated": _nothing,
+        "reset_max_memory_cached": _nothing,
+        "reset_accumulated_memory_stats": _nothing,
+        "set_per_process_memory_fraction": _nothing,
+        "_record_memory_history": _nothing,
+        "_dump_snapshot": _nothing,
+    }
+
+
+class NoDeviceChange:
+    """``with torch.cuda.device(0)``: there is one card."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *args: object) -> None:
+        pass
+
+
+def _stream_answers(card: Card) -> dict[str, Any]:
+    return {
+        "Stream": Stream,
+        "Event": Event,
+        "ExternalStream": Stream,
+        "current_stream": lambda device=None: current(),
+        "default_stream": _always(DEFAULT_STREAM),
+        "set_stream": _nothing,
+        "stream": lambda stream: stream if stream is not None else current(),
+        "device": NoDeviceChange,
+        "device_of": NoDeviceChange,
+    }

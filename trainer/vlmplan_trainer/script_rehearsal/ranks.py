@@ -1,0 +1,68 @@
+"""Process groups of a script: of any size, of which one rank runs; objects that ranks exchange are this rank's own."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from vlmplan_trainer.rehearse import collectives
+from vlmplan_trainer.rehearse.replaced import replaced
+
+
+@contextmanager
+def running_alone(rank: int, num_ranks: int, *, device: str | None) -> Iterator[None]:
+    """``init_process_group`` of any backend makes groups of which only this rank runs."""
+    collectives.register(device)
+    answers = _groups(rank, num_ranks, device) | _objects(rank)
+    with ExitStack() as stack:
+        for name, value in answers.items():
+            for module in (dist, dist.distributed_c10d):
+                stack.enter_context(replaced(module, name, value))
+        # a reducer's clock for cards is not in a torch for CPUs (``c10d/logger.cpp``)
+        stack.enter_context(replaced(dist.Logger, "set_runtime_stats_and_log", _nothing))
+        yield
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+def _groups(rank: int, num_ranks: int, device: str | None) -> dict[str, Callable[..., Any]]:
+    start, make_group, named = dist.init_process_group, dist.new_group, dist.get_backend
+
+    def started(*args: Any, **kwargs: Any) -> None:
+        if not dist.is_initialized():
+            start(collectives.BACKEND, store=FakeStore(), rank=rank, world_size=num_ranks)
+
+    def made(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return make_group(ranks, backend=collectives.BACKEND)
+
+    def named_as_real(group: Any = None) -> str:
+        found = named(group)
+        return ("nccl" if device else "gloo") if found == collectives.BACKEND else found
+
+    return {"init_process_group": started, "new_group": made, "get_backend": named_as_real}
+
+
+def _objects(rank: int) -> dict[str, Callable[..., Any]]:
+    def gather(objects: list[Any], own: Any, *args: Any, **kwargs: Any) -> None:
+        objects[:] = [own] * len(objects)
+
+    def gather_here(own: Any, objects: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        if objects is not None:
+            objects[:] = [own] * len(objects)
+
+    def scatter(output: list[Any], objects: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        if objects:
+            output[0] = objects[rank % len(objects)]
+
+    return {
+        "all_gather_object": gather,
+        "gather_object": gather_here,
+        "scatter_object_list": scatter,
+        "broadcast_object_list": _nothing,
+        "barrier": _nothing,
+        "monitored_barrier": _nothing,
+    }

@@ -1,0 +1,205 @@
+"""One rank of a script, from its first line to its last, on fake tensors."""
+
+import gc
+import os
+import runpy
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from vlmplan.errors import InputError
+from vlmplan_trainer.rehearse import kernels, shims
+from vlmplan_trainer.rehearse.components import Owners
+from vlmplan_trainer.rehearse.device_shims import (
+    knowing_used_weights,
+    making_numbers_on_the_host,
+    recording_no_streams,
+)
+from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
+from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
+from vlmplan_trainer.rehearse.meter import PhaseMeter
+from vlmplan_trainer.script_rehearsal.card import make_cuda_known
+from vlmplan_trainer.script_rehearsal.checkpoints import counting_checkpoints, reading_no_weights
+from vlmplan_trainer.script_rehearsal.launchers import Launch
+from vlmplan_trainer.script_rehearsal.loaders import short_loaders, stopping_trainers
+from vlmplan_trainer.script_rehearsal.mode import (
+    Assumption,
+    ScriptAttribution,
+    ScriptRehearsal,
+    Unknowns,
+    reading_fake_tensors,
+)
+from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
+from vlmplan_trainer.script_rehearsal.queries import Card, answer_as
+from vlmplan_trainer.script_rehearsal.ranks import running_alone
+from vlmplan_trainer.script_rehearsal.side_effects import Notes, leaving_nothing
+
+SCHEMA = "vlmplan.rehearsed/1"
+CUDA_SHIMS = (making_numbers_on_the_host, knowing_used_weights, recording_no_streams)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRequest:
+    """One rank of ``num_ranks`` of what is launched.
+
+    ``card``: None on the CPU. ``folder`` is a temporary one for what the script writes.
+    """
+
+    launch: Launch
+    rank: int
+    num_ranks: int
+    num_steps: int
+    card: Card | None
+    folder: Path
+    assumptions: Sequence[tuple[str, int, Any]] = ()
+    allows_network: bool = False
+    say: Any = lambda text: None
+
+
+def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
+    """What happened, as JSON has it. Once in a process. Raises InputError with the script's own error and its place."""
+    start = time.perf_counter()
+    card, notes = request.card, Notes()
+    _import_libraries()
+    ledger = Ledger(counts_host_as_device=card is None, block_bytes=1 if card is None else GPU_BLOCK_BYTES)
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # imports what looks at torch.cuda as it is
+    if card is not None:
+        _make_card(card, ledger)
+    unknowns = Unknowns(tuple(Assumption(*one) for one in request.assumptions))
+    attribution = ScriptAttribution()
+    warnings.filterwarnings("ignore")
+    torch.autograd.set_multithreading_enabled(False)
+    with ExitStack() as stack:
+        stack.enter_context(shims.installed(has_device=False, has_paged_states=False))
+        if card is not None:
+            for shim in (*CUDA_SHIMS, flash_attention_from_torch):
+                stack.enter_context(shim())
+        stack.enter_context(running_alone(request.rank, request.num_ranks, device=card and "cuda"))
+        mode = ScriptRehearsal(fake_mode, ledger, attribution, unknowns)
+        meter = PhaseMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
+        phases = _phases(request, meter, ledger, attribution)
+        stack.enter_context(reading_no_weights(notes))
+        stack.enter_context(short_loaders(phases))
+        stack.enter_context(stopping_trainers(phases))
+        stack.enter_context(leaving_nothing(request.folder, notes, allows_network=request.allows_network))
+        saved = stack.enter_context(counting_checkpoints(phases))
+        stack.enter_context(reading_fake_tensors(unknowns))
+        gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
+        with fake_mode, mode, phases.following():
+            phases.switch("load")
+            _run(request)
+    if not phases.steps_done:
+        raise InputError("it made no optimizer step, so there is nothing to tell")
+    if not phases.is_done:
+        notes(f"it made {phases.steps_done} optimizer steps of {request.num_steps}: it ended before")
+    return {
+        "schema": SCHEMA,
+        "rank": request.rank,
+        "num_ranks": request.num_ranks,
+        "num_steps": min(request.num_steps, phases.steps_done),
+        "seconds": time.perf_counter() - start,
+        "num_operations": mode.num_operations,
+        "checkpoint_bytes": saved.largest_bytes or None,
+        **meter.as_json(),
+        **unknowns.as_json(),
+        "notes": notes.sentences,
+    }
+
+
+def _import_libraries() -> None:
+    """Those that look at torch while they are imported see it as it is."""
+    import deepspeed
+    import deepspeed.runtime.engine
+    import transformers
+    import transformers.modeling_utils
+
+    del deepspeed
+    assert transformers.Trainer
+
+
+def _make_card(card: Card, ledger: Ledger) -> None:
+    make_cuda_known()
+    answer_as(card, ledger)
+    fake_tensor.init_gpu_context = lambda device: None
+    kernels.register(card.compute_capability, backend="CUDA")
+    import deepspeed
+
+    from vlmplan_trainer.script_rehearsal.accelerator import CardAccelerator
+
+    deepspeed.accelerator.set_accelerator(CardAccelerator(card, ledger))
+
+
+def _phases(request: ScriptRequest, meter: PhaseMeter, ledger: Ledger, attribution: ScriptAttribution) -> ScriptPhases:
+    """The phases of a script, which find who owns what once model and optimizer are known."""
+    models: list[Any] = []
+
+    def on_training(model: Any) -> None:
+        models.append(model)
+        inner = model
+        while isinstance(getattr(inner, "module", None), torch.nn.Module):
+            inner = inner.module
+        attribution.learn(inner)
+
+    def on_update(optimizer: Any) -> None:
+        if meter.owners is None and models:
+            engine = _Engine(optimizer)
+            meter.owners = Owners(ledger, models[0], engine, _vocab_size(models[0]))
+
+    return ScriptPhases(meter, num_steps=request.num_steps, on_training=on_training, on_update=on_update)
+
+
+class _Engine:
+    """What ``Owners`` asks of an engine."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+
+
+def _vocab_size(model: Any) -> int | None:
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return getattr(text, "vocab_size", None)
+
+
+def _run(request: ScriptRequest) -> None:
+    """The script as Python runs it: its own folder first on the path, its name and arguments in ``sys.argv``."""
+    launch = request.launch
+    sys.argv = [launch.script, *launch.arguments]
+    place = os.getcwd() if launch.is_module else str(Path(launch.script).resolve().parent)
+    sys.path.insert(0, place)
+    if not launch.is_module and not Path(launch.script).is_file():
+        raise InputError(f"{launch.script} is not a file here")
+    try:
+        if launch.is_module:
+            runpy.run_module(launch.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(launch.script, run_name="__main__")
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise InputError(f"the script ended itself: {end.code}") from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        traceback.print_exc()
+        raise InputError(_where(error)) from None
+
+
+def _where(error: BaseException) -> str:
+    """The error with the last line of the user's own code, or of any, that it came through."""
+    steps = traceback.extract_tb(error.__traceback__)
+    own = [step for step in steps if not any(part in step.filename for part in ("site-packages", "vlmplan", "<frozen"))]
+    own = [step for step in own if "/lib/python" not in step.filename]
+    last = steps[-1]
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
+    inside = f" (in {'/'.join(Path(last.filename).parts[-2:])}:{last.lineno})"
+    return f"{own[-1].filename}:{own[-1].lineno}: {text}{inside}" if own else f"{text}{inside}"

@@ -1,0 +1,149 @@
+"""What a script does besides training leaves nothing behind: its folders are in a temporary one, trackers and networks
+are off. Each thing that it tried is told once."""
+
+import builtins
+import errno
+import io
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from vlmplan_trainer.rehearse.replaced import replaced
+
+TRACKERS_OFF = {
+    "WANDB_MODE": "disabled",
+    "WANDB_DISABLED": "true",
+    "COMET_MODE": "DISABLED",
+    "CLEARML_OFFLINE_MODE": "1",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "SWANLAB_MODE": "disabled",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+WRITING = frozenset("wax+")
+BLOCKED = ("os.remove", "os.rmdir", "os.rename", "shutil.rmtree", "os.truncate")
+"""Events of ``sys.addaudithook`` that change files which are there."""
+
+
+class Notes:
+    """Sentences, each once."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+
+    def __call__(self, sentence: str) -> None:
+        if sentence not in self.sentences:
+            self.sentences.append(sentence)
+
+
+def set_environment(folder: Path, *, allows_network: bool) -> None:
+    """Before libraries are imported: they read these variables then. Caches that are written go to ``folder``."""
+    os.environ.update(TRACKERS_OFF if allows_network else TRACKERS_OFF | OFFLINE)
+    os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")
+    os.environ["TMPDIR"] = str(folder)
+
+
+class Elsewhere:
+    """Files of the script that are written lie below ``folder``, by their whole path."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+        self.folder, self._say = folder, say
+
+    def place(self, path: Any) -> Any:
+        """Where ``path`` is written: as it is for devices, pipes and what lies in the temporary folder."""
+        if isinstance(path, int):
+            return path
+        whole = os.path.abspath(os.fsdecode(path))
+        if whole.startswith((f"{self.folder}{os.sep}", "/dev/", "/proc/")):
+            return path
+        self._say(f"files that it writes are in a temporary folder that is gone now (the first: {path})")
+        return str(self.folder / "written" / whole.lstrip(os.sep))
+
+    def made_by(self, make_folder: Any) -> Any:
+        def made(path: Any, *args: Any, **kwargs: Any) -> None:
+            if os.path.isdir(path):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            place = self.place(path)
+            parents = Path(place).parents
+            for parent in reversed(parents):
+                if not parent.is_dir():
+                    make_folder(str(parent))
+            if not os.path.isdir(place):
+                make_folder(place, *args, **kwargs)
+
+        return made
+
+    def open(self, open_file: Any) -> Any:
+        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if WRITING & set(mode):
+                place = self.place(file)
+                if place is not file:
+                    os.makedirs(os.path.dirname(place), exist_ok=True)
+                    file = place
+            elif not isinstance(file, int) and not os.path.exists(file):
+                written = self.folder / "written" / os.path.abspath(os.fsdecode(file)).lstrip(os.sep)
+                file = str(written) if written.exists() else file
+            return open_file(file, mode, *args, **kwargs)
+
+        return opened
+
+
+@contextmanager
+def leaving_nothing(folder: Path, say: Callable[[str], None], *, allows_network: bool) -> Iterator[None]:
+    """Within, the script writes below ``folder``, removes nothing and reaches no network unless it may."""
+    elsewhere = Elsewhere(folder, say)
+    _watch_files(folder, say)
+    opened = elsewhere.open(builtins.open)
+    with ExitStack() as stack:
+        stack.enter_context(replaced(builtins, "open", opened))
+        stack.enter_context(replaced(io, "open", opened))
+        stack.enter_context(replaced(os, "mkdir", elsewhere.made_by(os.mkdir)))
+        if not allows_network:
+            stack.enter_context(replaced(socket.socket, "connect", _refused(say)))
+        _redirect_trainers(stack, folder, say)
+        yield
+
+
+def _refused(say: Callable[[str], None]) -> Any:
+    def connect(self: Any, address: Any) -> None:
+        say(f"the network is off: it tried to reach {address[0] if isinstance(address, tuple) else address}")
+        raise OSError("the network is off in a rehearsal")
+
+    return connect
+
+
+def _watch_files(folder: Path, say: Callable[[str], None]) -> None:
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event not in BLOCKED or not args or isinstance(args[0], int):
+            return
+        path = os.path.abspath(os.fsdecode(args[0]))
+        if not path.startswith((str(folder), tempfile.gettempdir())):
+            say(f"it would change files that are there, which a rehearsal does not let it: {event} {args[0]}")
+            raise PermissionError(errno.EACCES, "a rehearsal changes no files", args[0])
+
+    sys.addaudithook(audit)
+
+
+def _redirect_trainers(stack: ExitStack, folder: Path, say: Callable[[str], None]) -> None:
+    """Hugging Face's Trainer writes into a temporary folder, reports to nobody and uploads nothing."""
+    from transformers import TrainingArguments
+
+    finish = TrainingArguments.__post_init__
+
+    def finished(self: Any) -> None:
+        if self.output_dir is not None:
+            say(f"its output folder {self.output_dir} is a temporary one here")
+        self.output_dir = str(folder / "output")
+        if self.push_to_hub:
+            say("push_to_hub is off: nothing is uploaded")
+        self.push_to_hub, self.report_to = False, "none"
+        self.torch_compile = False
+        finish(self)
+
+    stack.enter_context(replaced(TrainingArguments, "__post_init__", finished))
