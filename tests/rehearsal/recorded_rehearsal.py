@@ -14,6 +14,7 @@ from typing import Any
 
 from vlmplan.cli.options import EVALUATION, ONE_CLUSTER, RECIPE, WORKLOAD
 from vlmplan.cli.rehearse import OUTPUT, rehearse
+from vlmplan.cli.rehearse_script import SCRIPT
 from vlmplan.estimation import Estimate
 from vlmplan.json_reader import JsonObject
 from vlmplan.plan import Plan, plan_from_estimate
@@ -53,7 +54,7 @@ def given(model: Path, **changes: Any) -> dict[str, Any]:
     before = len(("--plan", "--config"))
     names = [option.name for option in rehearse.params if option.name is not None]
     values = dict.fromkeys(names[before : before + num_options])
-    assert len(names) == before + num_options + len(OUTPUT) + len(("--catalog", "--json"))
+    assert len(names) == before + num_options + len(OUTPUT) + len(SCRIPT) + len(("--catalog", "--json"))
     return values | {"model": str(model)} | OPTIONS | changes
 
 
