@@ -58,11 +58,14 @@ def fsdp_has_no_fp16(context: RuleContext) -> str | None:
     return "--precision fp16 does not go with --fsdp here, which scales no loss; give --precision bf16 or fp32"
 
 
-@FSDP_RULES.error("bitsandbytes packs 4-bit weights as bytes, which no gradient flows through and no plan shards yet")
+@FSDP_RULES.error("accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: incompatible_params4bit are ignored_params")
 def fsdp_shards_no_packed_weights(context: RuleContext) -> str | None:
     if not context.recipe.fsdp or context.recipe.method is not Method.QLORA:
         return None
-    return "--method qlora does not go with --fsdp yet, which would shard packed weights; give lora, or --no-fsdp"
+    return (
+        "--method qlora does not go with --fsdp yet: 4-bit weights that are kept in bytes are left out of the shards, "
+        "and those kept in a float type (bnb_4bit_quant_storage) in them, which nothing plans; give lora, or --no-fsdp"
+    )
 
 
 @FSDP_RULES.error("torch MixedPrecisionPolicy: shards have the type of the update, whole weights another")
