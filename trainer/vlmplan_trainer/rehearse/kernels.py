@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import library as operators
+from torch._meta_registrations import _create_grouped_mm_output_tensor
 
 aten = torch.ops.aten
 FLASH_TILE = 128
@@ -153,7 +154,14 @@ def _safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) ->
     return torch.empty_like(scores, dtype=dtype or scores.dtype), [scores.numel()]
 
 
+def _grouped_product(x: Tensor, weights: Tensor, ends: Tensor | None = None, *args: Any, **kwargs: Any) -> Result:
+    """Of experts. torch's own shape function takes bfloat16 alone; its kernels take other types too, in one product
+    after the other (``_grouped_mm_fallback``), and transformers asks for bfloat16 in a compiler alone."""
+    return _create_grouped_mm_output_tensor(x, weights, ends, kwargs.get("out_dtype")), []
+
+
 KERNELS: dict[Any, Callable[..., Result]] = {
+    aten._grouped_mm.default: _grouped_product,
     aten._scaled_dot_product_fused_attention_overrideable.default: _forward,
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: _backward,
     aten._flash_attention_forward.default: _varlen_forward,
