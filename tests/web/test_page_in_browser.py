@@ -74,9 +74,14 @@ def page(browser: Any) -> Iterator[Any]:
     assert len(asked - {"data:", "blob:"}) <= 1
 
 
-def show(page: Any, server: PageServer, options: dict[str, Any], *, until: str = "whole") -> None:
+def query_of(options: dict[str, Any]) -> str:
+    """What the address holds of a setup."""
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    page.goto(f"{server.address}?{urlencode(texts)}")
+    return urlencode(texts)
+
+
+def show(page: Any, server: PageServer, options: dict[str, Any], *, until: str = "whole") -> None:
+    page.goto(f"{server.address}?{query_of(options)}")
     wait(page, until)
 
 
@@ -286,11 +291,10 @@ def test_the_exported_page_has_the_same_numbers(page, tmp_path):
         address = f"http://127.0.0.1:{files.server_port}/"
         for options in setups(50):
             if started:  # as a shared address, without starting Python again
-                query = urlencode({name: str(value).lower() for name, value in options.items()})
-                page.evaluate("(query) => history.pushState({}, '', query)", f"?{query}")
+                page.evaluate("(query) => history.pushState({}, '', query)", f"?{query_of(options)}")
                 page.evaluate("dispatchEvent(new PopStateEvent('popstate'))")
             else:
-                page.goto(f"{address}?{urlencode(options)}")
+                page.goto(f"{address}?{query_of(options)}")
                 page.wait_for_selector("body[data-answered]", timeout=120_000)
                 started.append(page.evaluate("performance.getEntriesByName('drawn')[0].startTime"))
             page.wait_for_selector("body[data-answered=whole], body[data-answered=error]", timeout=60_000)
