@@ -68,9 +68,6 @@ def really_run(folder: Path, script: str, *arguments: str, num_ranks: int) -> di
         ("plain_loop.py", (), 1),
         ("hugging_face.py", (), 1),
         ("hugging_face.py", ("--accum", "2", "--checkpointing"), 1),
-        ("hugging_face.py", (), 2),
-        ("hugging_face.py", ("--deepspeed", "zero2.json"), 2),
-        ("hugging_face.py", ("--deepspeed", "zero3.json"), 2),
     ],
 )
 def test_a_rehearsed_script_peaks_as_it_really_does_on_cpu_ranks(
