@@ -117,7 +117,11 @@ def _accelerate(words: list[str], world: World) -> Launch:
         _same_ranks("--num_processes", args.num_processes, world.num_ranks)
         args.num_processes = world.num_ranks
         args.multi_gpu = args.multi_gpu or (world.num_ranks > 1 and not args.use_deepspeed and not args.use_fsdp)
-        args, _, _ = launch._validate_launch_command(args)
+        args, found, _ = launch._validate_launch_command(args)
+        defaults: Any = found
+        if args.use_deepspeed:  # as ``launch_command`` of accelerate 1.15 does
+            given = list(defaults.deepspeed_config) if defaults else []
+            args.deepspeed_fields_from_accelerate_config = ",".join(given)
         _same_ranks("num_processes of the configuration", args.num_processes, world.num_ranks)
         prepare: Callable[[Any], Any]
         if args.use_deepspeed:
