@@ -41,7 +41,7 @@ def test_parameters_have_the_names_and_order_of_the_published_file():
 def test_the_attention_targets_are_those_of_the_decoder():
     model = build_model(QWEN)
     linears = [name for name, module in model.named_modules() if isinstance(module, Linear)]
-    matched = [name for name in linears if name.endswith(tuple("." + target for target in model.ATTENTION_LINEARS))]
+    matched = [name for name in linears if name.endswith(tuple("." + target for target in model.attention_linears))]
     assert len(matched) == 2 * 32
     assert all(model.part_of(name) is Part.LANGUAGE for name in matched)
 

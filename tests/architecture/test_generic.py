@@ -154,7 +154,7 @@ def test_a_described_decoder_has_the_same_parameters_when_it_is_looked_up(
     assert listed(generic) == listed(known)
     assert linear_names(generic) == linear_names(known)
     assert generic.ties_weights is is_tied
-    assert set(generic.ATTENTION_LINEARS) == set(known.ATTENTION_LINEARS)
+    assert set(generic.attention_linears) == set(known.attention_linears)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3"])
@@ -289,7 +289,7 @@ def test_latent_attention_runs_over_the_latents_widths(probe: ModuleType):
     model = build_generic(probed(probe, unknown("deepseek_v3")))
     kinds = next(stack for _, stack in model.stacks()).kinds
     assert len(kinds) == 2  # the first layer is dense
-    assert {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"} <= set(model.ATTENTION_LINEARS)
+    assert {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"} <= set(model.attention_linears)
 
 
 def test_layers_that_keep_states_are_counted_and_estimated_only_with_what_was_rehearsed(probe: ModuleType):
@@ -549,10 +549,10 @@ def test_names_that_modules_have_here_do_no_harm():
 
 def test_attention_targets_are_the_linears_of_attention_only():
     layout = decoder_layout()
-    assert build_generic(layout).ATTENTION_LINEARS == ("qkv", "out")
+    assert build_generic(layout).attention_linears == ("qkv", "out")
     renamed = [[m.name.replace("mlp.down", "mlp.out"), m.class_name, m.kind.value] for m in layout.modules]
     shapes = [(name.replace("mlp.down", "mlp.out"), list(shape)) for name, shape in layout.shapes.items()]
-    assert build_generic(decoder_layout(modules=renamed, parameters=shapes)).ATTENTION_LINEARS == ("qkv", "attn.out")
+    assert build_generic(decoder_layout(modules=renamed, parameters=shapes)).attention_linears == ("qkv", "attn.out")
 
 
 def test_a_layer_named_after_its_attention_is_no_attention():

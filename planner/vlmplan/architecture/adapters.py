@@ -207,7 +207,7 @@ def add_lora(
     stacked, layers = stacked_targets(targets), layer_targets(targets)
     wanted: ModuleNames | None = ModuleNames()
     if layers or not stacked:
-        wanted = target_names(layers, TARGETS_OPTION, attention=model.ATTENTION_LINEARS)
+        wanted = target_names(layers, TARGETS_OPTION, attention=model.attention_linears)
     suffixes, ranks = adapted_parameters(model.PARAMETER_TARGETS, wanted and wanted.suffixes, settings.rank)
     if wanted is not None and suffixes is not None:
         wanted = wanted.with_suffixes(suffixes)

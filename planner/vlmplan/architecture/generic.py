@@ -156,7 +156,7 @@ def build_generic(layout: ModelLayout, rehearsed: RehearsedLayers | None = None)
         "EMBEDDINGS": layout.embeddings,
         "HEAD": layout.head,
         "PARTS": builder.parts(),
-        "ATTENTION_LINEARS": builder.attention_linears(),
+        "attention_linears": builder.attention_linears(),
     }
     return type(layout.class_name, (GenericModel,), names)(layout, shape, tree, rehearsed)
 

@@ -87,10 +87,10 @@ class Model(Module):
     """Path of the input embedding."""
     HEAD: ClassVar[str] = "lm_head"
     """Path of the output head."""
-    ATTENTION_LINEARS: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj", "o_proj")
-    """Linears that ``--lora-targets attention`` adapts."""
     PARAMETER_TARGETS: ClassVar[Mapping[str, str]] = {}
     """Parameters, by suffix, that LoRA targets mean which were names of Linears once (experts in transformers 4)."""
+    attention_linears: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+    """Linears that ``--lora-targets attention`` adapts."""
     caps_logits = False
     """Whether logits pass through ``tanh`` (Gemma 2)."""
     scales_logits = False

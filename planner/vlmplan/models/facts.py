@@ -145,7 +145,7 @@ def _lora(model: ModelFiles, targets: str) -> LoraTargets | None:
     added = [entry for entry in tree.parameters() if id(entry.parameter) not in before]
     return LoraTargets(
         targets=targets,
-        names=() if targets == ALL_LINEAR else tuple(tree.ATTENTION_LINEARS),
+        names=() if targets == ALL_LINEAR else tuple(tree.attention_linears),
         num_modules=sum(".lora_A." in entry.name or entry.name.endswith("lora_embedding_A") for entry in added),
         num_params=sum(entry.parameter.numel for entry in added),
     )

@@ -50,7 +50,7 @@ def assert_same_parts(model, tree):
     # Where a file leaves open whether weights are tied, transformers ties them until it sees that they differ.
     assert planned.items() - found.items() <= {(f"{tree.HEAD}.weight", "language")}
     assert found.items() <= planned.items()
-    assert set(attention_linears(model)) == set(tree.ATTENTION_LINEARS)
+    assert set(attention_linears(model)) == set(tree.attention_linears)
 
 
 def test_targets_that_are_also_modules_around_a_linear_are_the_linears_alone():
@@ -72,6 +72,34 @@ def test_an_audio_tower_is_frozen_with_the_vision_encoder():
 @pytest.mark.parametrize("key", PACKAGED, ids=lambda key: "-".join(filter(None, key)))
 def test_parts_and_attention_are_the_planners(key):
     config = PACKAGED[key]
+    assert_same_parts(real_model(config), build_model(config))
+
+
+@pytest.mark.parametrize("q_rank", [None, 32])
+@pytest.mark.parametrize("kind", ["deepseek_v3", "youtu", "mistral3"])
+def test_attention_targets_of_latent_attention_are_the_linears_that_the_model_has(kind, q_rank):
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "intermediate_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": q_rank, "kv_lora_rank": 32}
+    widths = {
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    text = {
+        **small,
+        **heads,
+        **widths,
+        **tokens,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    }
+    tower = {"model_type": "pixtral", **small, "num_attention_heads": 4, "head_dim": 16}
+    composite = {"text_config": {"model_type": "mistral4", **text}, "vision_config": tower}
+    config = {"model_type": kind, **(composite if kind == "mistral3" else text)}
     assert_same_parts(real_model(config), build_model(config))
 
 

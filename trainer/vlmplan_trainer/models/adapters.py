@@ -173,7 +173,8 @@ def attention_linears(model: Any) -> tuple[str, ...]:
     if model_type in ATTENTION_LINEARS:
         return ATTENTION_LINEARS[model_type]
     linears = {name for name, module in model.named_modules() if kind_of(module) in ("linear", "conv1d")}
-    lasts = {name.rpartition(".")[2] for name in linears}
+    parts = Parts(model)
+    lasts = {name.rpartition(".")[2] for name in linears if parts[name] is Part.LANGUAGE}
     return USUAL_ATTENTION if lasts.issuperset(USUAL_ATTENTION) else _attention_suffixes(model, linears)
 
 

@@ -89,7 +89,7 @@ class Blip2WithOpt(Blip2):
     """``Blip2ForConditionalGeneration`` with ``OPTForCausalLM``."""
 
     EMBEDDINGS = "language_model.model.decoder.embed_tokens"
-    ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "out_proj")
+    attention_linears = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 def build(config: Config) -> Blip2:

@@ -66,16 +66,13 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
 
 
 class DeepseekV3(CausalLM):
-    """``DeepseekV3ForCausalLM``."""
+    """``DeepseekV3ForCausalLM`` and its copy in GLM-4.7-Flash."""
 
     PARAMETER_TARGETS = OLD_EXPERT_NAMES
-    ATTENTION_LINEARS = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 
 
 class PlainLatent(CausalLM):
     """``Mistral4ForCausalLM`` and ``YoutuForCausalLM``: names mean Linears alone."""
-
-    ATTENTION_LINEARS = DeepseekV3.ATTENTION_LINEARS
 
 
 def build(config: Config) -> CausalLM:
@@ -83,4 +80,6 @@ def build(config: Config) -> CausalLM:
     model = decoder(config)
     head = Linear(model.shape.hidden_size, model.shape.vocab_size)
     family = DeepseekV3 if config.model_type in ("deepseek_v3", "glm4_moe_lite") else PlainLatent
-    return family(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    causal = family(model, head, ties_weights=config.boolean("tie_word_embeddings"))
+    causal.attention_linears = latent_shape(config).linears
+    return causal

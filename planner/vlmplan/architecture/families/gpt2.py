@@ -133,7 +133,7 @@ class GPT2(Model):
     """``GPT2LMHeadModel``."""
 
     EMBEDDINGS = "transformer.wte"
-    ATTENTION_LINEARS = ("attn.c_attn", "attn.c_proj")
+    attention_linears = ("attn.c_attn", "attn.c_proj")
 
     def __init__(self, shape: GPT2Shape, *, ties_weights: bool) -> None:
         super().__init__()

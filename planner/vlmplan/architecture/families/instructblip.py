@@ -52,7 +52,7 @@ class InstructBlipWithOpt(InstructBlip):
     """An InstructBLIP whose text configuration is OPT's, the class default."""
 
     EMBEDDINGS = Blip2WithOpt.EMBEDDINGS
-    ATTENTION_LINEARS = Blip2WithOpt.ATTENTION_LINEARS
+    attention_linears = Blip2WithOpt.attention_linears
 
 
 def build(config: Config) -> InstructBlip:

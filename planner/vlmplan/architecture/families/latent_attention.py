@@ -39,6 +39,12 @@ class LatentShape:
         """Width of a head of the queries and keys."""
         return self.plain_width + self.rotary_width
 
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """What the layer is made of, by name."""
+        queries = ("q_proj",) if self.q_rank is None else ("q_a_proj", "q_b_proj")
+        return (*queries, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
+
 
 def latent_shape(config: Config) -> LatentShape:
     """The dimensions of a text configuration. Raises InputError for grouped heads, which the classes cannot run."""

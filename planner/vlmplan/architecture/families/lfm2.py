@@ -140,7 +140,7 @@ class Lfm2Decoder(Module):
 class Lfm2(CausalLM):
     """``Lfm2ForCausalLM``."""
 
-    ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "self_attn.out_proj")
+    attention_linears = ("q_proj", "k_proj", "v_proj", "self_attn.out_proj")
 
 
 def lfm2_shape(config: Config) -> DecoderShape:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.latent_attention import latent_shape
 from vlmplan.architecture.families.llava import Llava, LlavaModel
 from vlmplan.architecture.families.packed_patches import by_image
 from vlmplan.architecture.families.text import ties_word_embeddings
@@ -73,5 +74,8 @@ class Mistral3Model(LlavaModel):
 
 def build(config: Config) -> Llava:
     """``Mistral3ForConditionalGeneration``. Mistral-Small-3.1's file leaves ``tie_word_embeddings`` out."""
-    ties_weights = ties_word_embeddings(config, config.section("text_config"))
-    return Llava(Mistral3Model(config), ties_weights=ties_weights)
+    text = config.section("text_config")
+    model = Llava(Mistral3Model(config), ties_weights=ties_word_embeddings(config, text))
+    if text.model_type == "mistral4":
+        model.attention_linears = latent_shape(text).linears
+    return model

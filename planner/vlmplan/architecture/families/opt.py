@@ -157,7 +157,7 @@ class Opt(Model):
     """``OPTForCausalLM``, which BLIP-2 holds whole as its ``language_model``."""
 
     EMBEDDINGS = "model.decoder.embed_tokens"
-    ATTENTION_LINEARS = ("q_proj", "k_proj", "v_proj", "out_proj")
+    attention_linears = ("q_proj", "k_proj", "v_proj", "out_proj")
 
     def __init__(self, shape: OptShape, *, ties_weights: bool) -> None:
         super().__init__()

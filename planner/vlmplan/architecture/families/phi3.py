@@ -111,7 +111,7 @@ class Phi3Decoder(Decoder):
 
 
 class Phi3ForCausalLM(CausalLM):
-    ATTENTION_LINEARS = ("qkv_proj", "o_proj")
+    attention_linears = ("qkv_proj", "o_proj")
 
 
 def phi3_rules(config: Config, head_dim: int) -> Phi3Rules:

@@ -171,7 +171,7 @@ class Qwen(Model):
         "transformer.visual.proj": Part.PROJECTOR,
     }
     EMBEDDINGS = "transformer.wte"
-    ATTENTION_LINEARS = ("attn.c_attn", "attn.c_proj")
+    attention_linears = ("attn.c_attn", "attn.c_proj")
 
     def __init__(self, shape: QwenShape, visual: VisionTransformer, *, ties_weights: bool) -> None:
         super().__init__()
