@@ -14,8 +14,8 @@ from tools.documents import DOCS, PAGES, blocks, pictures_here, with_samples
 from vlmplan.cli.command_line import COMMANDS
 
 RUN = [page for page in PAGES if page.is_relative_to(DOCS)]
-SWEPT = ("bring-your-own", "python")
-"""Pages whose commands take seconds each."""
+SWEPT = ("bring-your-own", "configurations", "diagnose", "memory-model", "python")
+"""Pages whose commands take more than a second."""
 LONG = [page for page in RUN if any(block.is_run and block.is_long for block in blocks(page.read_text()))]
 
 

@@ -56,6 +56,7 @@ def test_samples_of_one_length_reserve_what_the_estimate_has(stage, accumulation
     assert device == found.device
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stage", [None, 2, 3])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 def test_samples_of_different_lengths_reserve_more(stage, method):

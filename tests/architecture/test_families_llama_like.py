@@ -64,7 +64,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_parameters_and_linears_match(config)
 
 
-@pytest.mark.one_in(14)
+@pytest.mark.one_in(28)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

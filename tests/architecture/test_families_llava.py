@@ -96,7 +96,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_parameters_and_linears_match(config)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("frozen", [(), TOWER, DECODER, TOWER + DECODER], ids=["all", "no tower", "no decoder", "none"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("alias", STEPS)

@@ -288,6 +288,7 @@ def black(width: int, height: int) -> Any:
     return pictures.new("RGB", (width, height))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.alias)
 def test_processor_inserts_the_tokens_and_cuts_the_tiles(case: Case, build: Callable[[Case], Any]):
     processor = build(case)

@@ -126,6 +126,7 @@ def test_piped_table_is_plain_and_cuts_nothing(run: Run):
 
 
 def test_old_prices_are_marked(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("vlmplan.cli.gpus.today", lambda: date(2026, 6, 1))
     assert "!" not in run("t4").output
     monkeypatch.setattr("vlmplan.cli.gpus.today", lambda: date(2028, 1, 1))
     output = run("t4").output

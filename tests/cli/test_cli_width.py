@@ -83,6 +83,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch, name: str) -> Call:
 SLOW = ("recommend", "models of a card", "recommend, nothing fits", "advise, long", "estimate, does not fit")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.sweep] if name in SLOW else []) for name in COMMANDS]
 )
@@ -94,6 +95,7 @@ def test_no_line_is_wider_than_the_terminal(name: str, monkeypatch: pytest.Monke
     assert [line for line in too_wide if len(line.removesuffix("\\").split()) > 1 or name != "launch"] == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     ["advise", "gpus", "models", "estimate", "recommend, long", pytest.param("recommend", marks=pytest.mark.sweep)],

@@ -80,6 +80,7 @@ def test_expanding_one_layer_gives_what_running_all_layers_gives(alias, checkpoi
     assert short.allocator.peak_reserved_bytes == whole.allocator.peak_reserved_bytes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("grad_accum", [1, 4])
 @pytest.mark.parametrize(
     ("stage", "method"),

@@ -304,6 +304,7 @@ def test_a_silent_server_is_given_up_on(fake_hub: FakeHub, monkeypatch: pytest.M
     assert time.monotonic() - start < 5
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("start", "again"),
     [

@@ -239,6 +239,7 @@ def test_solved_micro_batch_is_the_largest_that_a_scan_finds(memory_gib: float, 
             assert SMALL._largest_fitting(recipe, on, sizes) == max(fitting, default=-1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("memory_gib", [1.5, 4.5])
 @pytest.mark.parametrize("num_gpus", [1, 4])
 def test_every_setup_that_is_said_to_fit_fits_when_computed_exactly(memory_gib: float, num_gpus: int):
@@ -315,6 +316,7 @@ CARDS = ("t4", "v100-sxm2-16gb", "gtx-1080-ti", "mi300x", "rtx-3060-12gb", "h100
 ONCE = {("gemma-2-2b", "t4", 2), ("gemma-2-2b", "mi300x", 1), ("blip2-opt-2.7b", "gtx-1080-ti", 2)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("alias", "gpu_id", "num_gpus"),
     [
@@ -366,6 +368,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("alias", "memory_gib", "num_gpus", "fixed"), REFUSED)
 def test_what_is_refused_really_does_not_fit(alias: str, memory_gib: float, num_gpus: int, fixed: dict):
     where, on = space(alias, fixed=fixed), cluster(card(memory_bytes=int(memory_gib * GIB)), num_gpus)

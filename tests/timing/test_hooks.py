@@ -114,6 +114,7 @@ def adapter_seconds(estimator, recipe, on, tokens):
     return launches + hooked + moved + multiplied
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tokens", [256, 1024, 8192])
 @pytest.mark.parametrize("stage", [None, 1, 2, 3])
 @pytest.mark.parametrize("alias", ["qwen2.5-0.5b", "qwen2-vl-2b", "llama-3.1-8b", "qwen2.5-72b"])

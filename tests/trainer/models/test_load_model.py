@@ -86,6 +86,7 @@ ELEMENT_TYPES = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("zero_stage", "precision"), ELEMENT_TYPES)
 @pytest.mark.parametrize("method", Method)
 def test_every_parameter_is_as_planned(folder, method, zero_stage, precision):
