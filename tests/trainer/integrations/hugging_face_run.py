@@ -44,6 +44,8 @@ def arguments(job: dict[str, Any]) -> Any:
         import deepspeed
 
         # On a CPU accelerate starts torch's process group alone.
+        # gloo alone: a build of this kernel that is broken off leaves a lock that every later run waits for
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
         zero = {"stage": job["stage"], "reduce_bucket_size": 500_000, "overlap_comm": False}
         # Sizes by the model's width; DeepSpeed's own are larger than this model, which it then gathers at once.

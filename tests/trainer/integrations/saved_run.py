@@ -27,6 +27,8 @@ def deepspeed_section(job: dict[str, Any]) -> dict[str, Any] | None:
         return None
     import deepspeed
 
+    # gloo alone: a build of this kernel that is broken off leaves a lock that every later run waits for
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     zero = {"stage": job["stage"], "reduce_bucket_size": 500_000, "overlap_comm": False}
     zero |= {"stage3_gather_16bit_weights_on_model_save": job["gathers"]} if job["stage"] == 3 else {}
