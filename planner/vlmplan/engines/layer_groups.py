@@ -196,9 +196,10 @@ def _places(table: ParameterTable, recipe: Recipe) -> list[tuple[NamedParameter,
     """Each weight with its group; None is the root's."""
     embedding, head = table.embedding_path + ".", table.head_path + "."
     norm = None if recipe.trains_adapters else final_norm(table)
+    tail = (head,) if norm is None else (head, norm.removesuffix("weight"))
     found: list[tuple[NamedParameter, Place | None]] = []
     for entry in table.entries:
-        if entry.name.startswith(head) or entry.name == norm:
+        if entry.name.startswith(tail):
             place = HEAD, 0
         elif entry.name.startswith(embedding):
             place = (HEAD if table.ties_weights else EMBEDDING), 0

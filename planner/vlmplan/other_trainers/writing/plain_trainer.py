@@ -78,6 +78,13 @@ PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
         for part in ("vision", "projector", "language")
     ),
     Limit(
+        field="precision",
+        allowed=lambda context: (Precision.BF16,) if context.recipe.fsdp and context.recipe.trains_adapters else None,
+        sentence="adapters in float32 beside weights in the checkpoint's 16 bit are not planned under FSDP2, so the "
+        "script's adapters need --precision bf16",
+        source="accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: nothing is cast without mixed precision",
+    ),
+    Limit(
         field="weight_dtype",
         allowed=one_type,
         sentence="its weights all have the type in which the script loads them: with --method full --weight-dtype "
