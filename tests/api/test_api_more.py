@@ -88,6 +88,7 @@ def test_a_setup_of_a_diagnosis_is_whole_or_none(arguments, sentence):
         vlmplan.diagnose("train.log", **arguments)
 
 
+@pytest.mark.sweep
 def test_fixes_are_those_of_the_command_line_and_write_the_file_that_was_promised(config):
     found = vlmplan.check(config, "rtx-3060-12gb:1", fix=True)
     words = ["check", str(config), "--gpu", "rtx-3060-12gb:1", "--fix"]

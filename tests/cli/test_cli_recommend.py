@@ -162,6 +162,7 @@ def test_cost_is_what_is_looked_for_without_an_objective():
     assert recommended(MODEL).document == recommended(MODEL, "--objective", "cost").document
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("cards", [FEW_CARDS, pytest.param((), marks=pytest.mark.sweep)], ids=["few", "all"])
 @pytest.mark.parametrize(
     ("option", "key", "objective"), [("--max-usd", "usd", "cost"), ("--max-hours", "hours", "time")]

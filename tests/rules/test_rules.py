@@ -550,6 +550,7 @@ def test_the_attention_that_a_model_has_is_offered_fastest_first():
 # -- held to the libraries -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_transformers_refuses_the_attention_that_the_rule_refuses():
     pytest.importorskip("transformers")
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL

@@ -218,6 +218,7 @@ def test_card_of_unknown_speed_is_found_comes_last_and_has_no_hours():
     assert found.plans[0].offer.gpu_id == SLOW.id
 
 
+@pytest.mark.sweep
 def test_card_of_unknown_speed_is_within_no_limit_on_time():
     unknown = card("rtx-4090", memory_bandwidth_bytes_per_second=None)
     found = search(owned(cluster(unknown)), limits=Limits(max_hours=1e9), **SAMPLE)
@@ -283,6 +284,7 @@ def test_host_that_is_too_small_is_the_reason_with_the_least_that_is_needed():
     assert search([rented(gpu, small, ample)], fixed=fixed, **SAMPLE).plans[0].offer == ample
 
 
+@pytest.mark.sweep
 def test_smaller_micro_batch_is_taken_where_the_allocator_cannot_place_a_larger_one():
     # Without expandable segments blocks stay as they were cut, so more memory is reserved than tensors take.
     on, fixed = cluster(card("rtx-3060-12gb", memory_bytes=int(1.8 * GIB))), {"expandable_segments": False}
@@ -305,6 +307,7 @@ def test_cheaper_offer_is_taken_where_its_host_is_large_enough():
 ADAPTERS = {"method": Method.LORA}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("objective", [Objective.COST, Objective.TIME])
 @settings(max_examples=4)
 @given(one=st.integers(1, 10**6), other=st.integers(1, 10**6))
@@ -316,6 +319,7 @@ def test_more_samples_never_take_less_time_or_money(objective: Objective, one: i
     assert key(less, objective) <= key(more, objective)
 
 
+@pytest.mark.sweep
 @settings(max_examples=4)
 @given(st.integers(64, 1024), st.integers(64, 1024))
 def test_longer_samples_never_cost_less(one: int, other: int):

@@ -305,6 +305,7 @@ def test_a_vision_model_that_cannot_be_trained_is_refused_by_name(model_type: st
         encoder(qwen, model_type=model_type)
 
 
+@pytest.mark.sweep
 def test_a_tokenizer_that_knows_no_places_is_refused():
     from transformers import CanineTokenizer
 
