@@ -1,11 +1,20 @@
-"""The words of ``--lora-targets``: layers, and weights of stacked experts.
+"""The words of ``--lora-targets``, layers and weights of stacked experts, and of ``--lora-init``.
 
 transformers 5 holds all experts of a layer in two parameters, which are no layers. peft adapts them by
 ``target_parameters`` (0.21 ``tuners/lora/config.py``): a name with the module that holds them, such as
 ``experts.gate_up_proj``, by suffix.
 """
 
-from vlmplan.recipe_choices import REGEX
+import re
+
+from vlmplan.errors import InputError
+from vlmplan.recipe_choices import (
+    LORA_INITS,
+    MAX_PATTERN_CHARACTERS,
+    MAX_PISSA_ITERATIONS,
+    PISSA_ITERATIONS,
+    REGEX,
+)
 
 EXPERTS = "experts"
 """What the module that holds stacked experts is called in every model of transformers 5 that has one."""
@@ -34,3 +43,26 @@ def stacked_targets(targets: str) -> list[str]:
     if targets.startswith(REGEX):
         return []
     return [name for name in listed_targets(targets) if is_stacked(name)]
+
+
+def is_lora_init(name: str) -> bool:
+    """Whether ``name`` is a value of ``Recipe.lora_init``.
+
+    >>> is_lora_init("pissa_niter_16"), is_lora_init("pissa_niter_0"), is_lora_init("svd")
+    (True, False, False)
+    """
+    number = name.removeprefix(PISSA_ITERATIONS)
+    if number == name:
+        return name in LORA_INITS
+    return number.isascii() and number.isdigit() and 1 <= int(number[:9]) <= MAX_PISSA_ITERATIONS and len(number) <= 9
+
+
+def pattern_of(text: str, option: str) -> re.Pattern[str]:
+    """The regular expression of a ``lora_targets`` or ``lora_exclude`` that is one. Raises InputError."""
+    pattern = text.removeprefix(REGEX)
+    if not 1 <= len(pattern) <= MAX_PATTERN_CHARACTERS:
+        raise InputError(f"{option}: a regular expression of 1 to {MAX_PATTERN_CHARACTERS:,} characters is needed")
+    try:
+        return re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise InputError(f"{option} {text} is no regular expression: {error}") from None

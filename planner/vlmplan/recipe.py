@@ -13,7 +13,6 @@ A ``Recipe`` is what the trainer will do. Its element types per engine and preci
 ``adapter_dtype`` says otherwise for what peft trains in plain PyTorch, ``weight_dtype`` for the model's own weights.
 """
 
-import re
 from dataclasses import dataclass, fields
 from enum import Enum
 from operator import attrgetter
@@ -22,13 +21,12 @@ from typing import Any, Final
 from vlmplan.errors import InputError
 from vlmplan.evaluation import Evaluation
 from vlmplan.json_reader import JsonDict
+from vlmplan.lora_targets import is_lora_init, pattern_of
 from vlmplan.recipe_choices import (
     ALL_LINEAR,
     ALPHA_PER_RANK,
     DEFAULT_INIT,
     LORA_INITS,
-    MAX_PATTERN_CHARACTERS,
-    MAX_PISSA_ITERATIONS,
     OLORA,
     PISSA,
     PISSA_ITERATIONS,
@@ -373,29 +371,6 @@ _FILLS = {name: getattr(Recipe, name).__set__ for name in _NAMES}
 _OF_MODEL = attrgetter(*MODEL_FIELDS)
 _OF_ENGINE = attrgetter(*(name for name in ENGINE_FIELDS if name != "zero"))
 _ANY_MICRO_BATCH = {field.name: field.default for field in fields(Recipe) if field.name in MICRO_BATCH_FIELDS}
-
-
-def is_lora_init(name: str) -> bool:
-    """Whether ``name`` is a value of ``Recipe.lora_init``.
-
-    >>> is_lora_init("pissa_niter_16"), is_lora_init("pissa_niter_0"), is_lora_init("svd")
-    (True, False, False)
-    """
-    number = name.removeprefix(PISSA_ITERATIONS)
-    if number == name:
-        return name in LORA_INITS
-    return number.isascii() and number.isdigit() and 1 <= int(number[:9]) <= MAX_PISSA_ITERATIONS and len(number) <= 9
-
-
-def pattern_of(text: str, option: str) -> re.Pattern[str]:
-    """The regular expression of a ``lora_targets`` or ``lora_exclude`` that is one. Raises InputError."""
-    pattern = text.removeprefix(REGEX)
-    if not 1 <= len(pattern) <= MAX_PATTERN_CHARACTERS:
-        raise InputError(f"{option}: a regular expression of 1 to {MAX_PATTERN_CHARACTERS:,} characters is needed")
-    try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise InputError(f"{option} {text} is no regular expression: {error}") from None
 
 
 def option_name(field: str) -> str:

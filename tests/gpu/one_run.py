@@ -5,7 +5,6 @@ here on a real device: the trainer's own model, engine and loop, weights drawn a
 last line of standard output is the record's measured part.
 """
 
-import json
 import os
 import sys
 import time
@@ -14,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from vlmplan_trainer.answering import Answering
+
 REPORTS_SYNCHRONIZED = 2
 """Steps at the end in which the GPU is waited for after every phase, so that seconds are those of a part; the steps
 before them, but for the first two, are timed as a whole."""
@@ -21,21 +22,16 @@ WARM_STEPS = 2
 
 
 def main() -> int:
-    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries that print must not spoil the answer
-    request = json.load(sys.stdin)
+    answering = Answering()
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    os.environ.update({"HF_HUB_OFFLINE": "1", **request["plan"]["environment"]})
+    os.environ.update({"HF_HUB_OFFLINE": "1", **answering.request["plan"]["environment"]})
     try:
-        answer = {"measured": measured(request)}
+        answer = {"measured": measured(answering.request)}
     except Exception as error:  # whatever it is, it is what became of the run
         traceback.print_exc()
         answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
-    with answer_to:
-        json.dump(answer, answer_to)
-    answer_to.close()
-    sys.stderr.flush()
-    os._exit(0)  # process groups of DeepSpeed are slow to fall
+    answering.end(answer)
+    return 0
 
 
 def measured(request: dict[str, Any]) -> dict[str, Any]:

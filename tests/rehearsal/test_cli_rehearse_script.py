@@ -106,6 +106,12 @@ def test_the_text_says_how_to_take_the_other_way_and_what_is_a_bound(monkeypatch
     assert "note: a note of the script" in text
 
 
+def test_memory_is_limited_and_the_option_that_allows_more_is_named():
+    done = call("rehearse", "--gpu", "cpu:1", "--max-rehearsal-ram", "0.001", "--", "python", "x.py")
+    assert done.code == 1
+    assert "give --max-rehearsal-ram" in " ".join(done.err.split())
+
+
 def test_time_is_limited_and_what_the_script_started_ends_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     child = f"import time; time.sleep(1); open({str(tmp_path / 'late')!r}, 'w')"
     program = f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-c', {child!r}])"

@@ -26,7 +26,8 @@ from vlmplan.recipe_choices import (
 from vlmplan.rules import Severity, model_facts, problems
 from vlmplan.search.micro_batches import TracedBatches
 from vlmplan.search.refusals import refusal
-from vlmplan.search.setups import BoundedSetup, SetupSpace
+from vlmplan.search.setup_records import BoundedSetup
+from vlmplan.search.setups import SetupSpace
 from vlmplan.units import GIB, MIB
 from vlmplan.zero_settings import ZeroSettings
 

@@ -12,7 +12,7 @@ from vlmplan.memory.device import Verdict
 from vlmplan.notes import footnotes
 from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error
 from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
-from vlmplan.rehearsal.result import Allocation
+from vlmplan.rehearsal.result import Allocation, RehearsedPhase
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_lines, sparkline
 from vlmplan.render.tables import Table, can_show, print_table
@@ -98,29 +98,36 @@ def collectives(found: RehearsedDevice) -> JsonDict:
     return {"per_step": sum(kind["bytes"] for kind in kinds.values()), "by_kind": kinds}
 
 
-def _phase_json(phase: ComparedPhase) -> JsonDict:
-    rehearsed, estimated, first = phase.rehearsed, phase.estimated, phase.first_step
+def measured_json(phase: RehearsedPhase, first: RehearsedPhase | None, reserved_bytes: int | None) -> JsonDict:
+    """A phase of the last step, and of the ``first`` where it was another."""
     return {
         "name": phase.name,
-        "resident_bytes": rehearsed.resident_bytes,
-        "peak_bytes": rehearsed.peak_bytes,
-        "reserved_bytes": phase.reserved_bytes,
+        "resident_bytes": phase.resident_bytes,
+        "peak_bytes": phase.peak_bytes,
+        "reserved_bytes": reserved_bytes,
+        "components": phase.components.as_json(),
+        "first_step": None
+        if first is None
+        else {"resident_bytes": first.resident_bytes, "peak_bytes": first.peak_bytes},
+        "host_resident_bytes": phase.host_resident_bytes,
+        "host_peak_bytes": phase.host_peak_bytes,
+        "flops": phase.flops,
+        "seconds": phase.seconds,
+    }
+
+
+def _phase_json(phase: ComparedPhase) -> JsonDict:
+    rehearsed, estimated = phase.rehearsed, phase.estimated
+    return {
+        **measured_json(rehearsed, phase.first_step, phase.reserved_bytes),
         "estimated_resident_bytes": estimated.resident.total,
         "estimated_peak_bytes": estimated.peak.total,
         "relative_error": phase.peak_error,
-        "components": rehearsed.components.as_json(),
         "estimated_components": estimated.peak.as_json(),
         "relative_error_by_component": {
             name: relative_error(num_bytes, getattr(rehearsed.components, name))
             for name, num_bytes in estimated.peak.as_json().items()
         },
-        "first_step": None
-        if first is None
-        else {"resident_bytes": first.resident_bytes, "peak_bytes": first.peak_bytes},
-        "host_resident_bytes": rehearsed.host_resident_bytes,
-        "host_peak_bytes": rehearsed.host_peak_bytes,
-        "flops": rehearsed.flops,
-        "seconds": rehearsed.seconds,
     }
 
 

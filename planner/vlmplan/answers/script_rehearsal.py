@@ -11,6 +11,7 @@ from vlmplan.answers.rehearsal import (
     SCHEMA,
     allocation_json,
     collectives,
+    measured_json,
     print_largest,
     print_messages,
     print_over_time,
@@ -49,7 +50,9 @@ def document(found: ScriptRehearsal) -> JsonDict:
         "peak_device_bytes": device.device_bytes,
         "components_at_peak": found.peak.components.as_json(),
         "largest": [allocation_json(allocation) for allocation in found.largest],
-        "phases": [_phase_json(found, phase) for phase in found.phases],
+        "phases": [
+            measured_json(phase, found.first_step(phase), found.reserved_bytes_in(phase)) for phase in found.phases
+        ],
         "flops": rehearsed.flops_per_step,
         "collective_bytes": collectives(found),
         "host_bytes": rehearsed.host_peak_bytes,
@@ -59,24 +62,6 @@ def document(found: ScriptRehearsal) -> JsonDict:
         "unknown_values": [_read_json(one) for one in found.unknown],
         "bounded_shapes": [_read_json(one) for one in found.bounded],
         "notes": list(found.notes),
-    }
-
-
-def _phase_json(found: ScriptRehearsal, phase: RehearsedPhase) -> JsonDict:
-    first = found.first_step(phase)
-    return {
-        "name": phase.name,
-        "resident_bytes": phase.resident_bytes,
-        "peak_bytes": phase.peak_bytes,
-        "reserved_bytes": found.reserved_bytes_in(phase),
-        "components": phase.components.as_json(),
-        "first_step": None
-        if first is None
-        else {"resident_bytes": first.resident_bytes, "peak_bytes": first.peak_bytes},
-        "host_resident_bytes": phase.host_resident_bytes,
-        "host_peak_bytes": phase.host_peak_bytes,
-        "flops": phase.flops,
-        "seconds": phase.seconds,
     }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.errors import InputError
-from vlmplan.recipe import pattern_of
+from vlmplan.lora_targets import pattern_of
 from vlmplan.recipe_choices import ALL_LINEAR, ATTENTION, REGEX
 
 Marks = Callable[[str], list[frozenset[str]]]

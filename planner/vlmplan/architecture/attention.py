@@ -73,28 +73,22 @@ def attend(
         return _attend_to_all_ranks(backend, q, k, v, is_causal=is_causal, scores=scores)
     if q.tape.key_cache is not None and (is_causal if is_cached is None else is_cached):
         k, v = q.tape.key_cache.kept(k), q.tape.key_cache.kept(v)
-    num_heads, head_dim = q.shape[1], q.shape[-1]
+    num_heads, head_dim, value_dim = q.shape[1], q.shape[-1], v.shape[-1]
     _check_head_width(backend, num_heads, head_dim)
     tape, is_grouped = q.tape, k.shape[1] != num_heads
     tape.widest_head = max(tape.widest_head, head_dim)
-    dtype = tape.autocast or q.dtype
-    # ``use_gqa_in_sdpa``: a mask or a wide head keeps transformers from leaving grouped heads to the kernel.
-    is_left_grouped = is_grouped and mask is None and head_dim <= LARGE_HEAD_DIM
-    value_dim = v.shape[-1]
-    has_mask = mask is not None
-    kernel = backend.kernel(
-        head_dim=head_dim, is_grouped=is_left_grouped, has_mask=has_mask, dtype=dtype, value_dim=value_dim
-    )
-    if kernel is Kernel.EAGER or (is_grouped and not is_left_grouped and kernel is not Kernel.FLASH):
+    kernel, is_expanded = _kernel_of(backend, q, k, v, has_mask=mask is not None)
+    if is_expanded:
         # A single head is expanded without a copy, but eager attention's product copies it then.
         copies = kernel is Kernel.EAGER or k.shape[1] > 1
         k, v = repeat_kv(k, num_heads, copies=copies), repeat_kv(v, num_heads, copies=copies)
     if kernel is Kernel.EAGER:
-        return eager_attention(q, k, v, mask=has_mask or is_causal, rules=scores, is_written_out=is_grouped)
+        has_mask = mask is not None or is_causal
+        return eager_attention(q, k, v, mask=has_mask, rules=scores, is_written_out=is_grouped)
     if kernel is Kernel.FLASH and value_dim < head_dim:
         v = chunks.pad(v, *k.shape)  # flash_attention_forward pads values, and cuts the result
     if tape.autocast is not None:
-        q, k, v = ops.to(q, dtype), ops.to(k, dtype), ops.to(v, dtype)
+        q, k, v = ops.to(q, tape.autocast), ops.to(k, tape.autocast), ops.to(v, tape.autocast)
     if kernel is Kernel.MATH:
         return math_attention(q, k, v, is_causal=is_causal, dropout=scores.dropout)
     out = _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, lengths=lengths, calls=calls)
@@ -102,6 +96,19 @@ def attend(
         cut = ops.slice_last(out, num_heads * value_dim)
         return ops.copy(cut, *cut.shape)
     return out
+
+
+def _kernel_of(backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, has_mask: bool) -> tuple[Kernel, bool]:
+    """The kernel, and whether keys and values are repeated for it, a head for each of the queries'."""
+    head_dim, is_grouped = q.shape[-1], k.shape[1] != q.shape[1]
+    # ``use_gqa_in_sdpa``: a mask or a wide head keeps transformers from leaving grouped heads to the kernel.
+    is_left_grouped = is_grouped and not has_mask and head_dim <= LARGE_HEAD_DIM
+    dtype = q.tape.autocast or q.dtype
+    kernel = backend.kernel(
+        head_dim=head_dim, is_grouped=is_left_grouped, has_mask=has_mask, dtype=dtype, value_dim=v.shape[-1]
+    )
+    is_expanded = is_grouped and not is_left_grouped and kernel is not Kernel.FLASH
+    return kernel, is_expanded or kernel is Kernel.EAGER
 
 
 def _fused(

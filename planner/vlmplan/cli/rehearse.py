@@ -123,25 +123,34 @@ def rehearse(
     if script.given:
         raise InputError(f"{', '.join(script.given)} is of a script: give its command behind --")
     asked = plan_asked_for(ctx, plan_file, given, catalog_files)
-    notes = asked.notes
     found = rehearsed(asked.plan, asked.estimate, rank=rank, num_steps=steps)
     files.write(found)
-    way_out = None
-    if found.verdict is Verdict.DOES_NOT_FIT:
-        way_out = _way_out(found, asked, catalog_files)
+    fits = found.verdict is not Verdict.DOES_NOT_FIT
+    way_out = None if fits else _way_out(found, asked, catalog_files)
     text = command_text(rehearse, catalog_files, order=() if asked.request is None else tuple(given))
+    _answer(found, asked.notes, way_out, text, as_json=as_json)
+    return 0 if fits else EXIT_DOES_NOT_FIT
+
+
+def _answer(
+    found: "Comparison",
+    notes: list[str],
+    way_out: "WayOut | None",
+    command: "Callable[[Request], str]",
+    *,
+    as_json: bool,
+) -> None:
+    """Print what was rehearsed and the way out, whose ``command`` is this one with changes."""
     if as_json:
         from vlmplan.answers import rehearsal, to_fit
 
-        described = rehearsal.document(found, notes) | to_fit.document(way_out, text, today())
-        print_document(described)
-    else:
-        from vlmplan.answers.rehearsal import print_rehearsal
-        from vlmplan.answers.to_fit import print_way_out
+        print_document(rehearsal.document(found, notes) | to_fit.document(way_out, command, today()))
+        return
+    from vlmplan.answers.rehearsal import print_rehearsal
+    from vlmplan.answers.to_fit import print_way_out
 
-        print_rehearsal(found, notes)
-        print_way_out(way_out, text, today())
-    return EXIT_DOES_NOT_FIT if found.verdict is Verdict.DOES_NOT_FIT else 0
+    print_rehearsal(found, notes)
+    print_way_out(way_out, command, today())
 
 
 def _way_out(found: "Comparison", asked: AskedPlan, catalog_files: tuple[Path, ...]) -> "WayOut | None":

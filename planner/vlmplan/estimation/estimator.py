@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture.attention_backend import SMALL_HEAD_DIM, AttentionBackend
-from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass, evaluation_pass, generation_pass
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
@@ -15,14 +14,14 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.communication import step_collectives
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
+from vlmplan.estimation.evaluating import EvaluationRuns
 from vlmplan.estimation.micro_batch import batch_of, tape_for
 from vlmplan.estimation.record import Estimate
-from vlmplan.evaluation import Kept
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
 from vlmplan.memory.disk import DiskSpace, disk_space
-from vlmplan.memory.evaluation import Evaluated, Generated, kept_outputs
+from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.host import (
     HostMemory,
     fp8_savings,
@@ -40,7 +39,7 @@ from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, Batching, LossKind, Method
+from vlmplan.recipe_choices import AttentionImplementation, Method
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import TimedStep, step_flops, timed_step
@@ -68,14 +67,16 @@ class Estimator:
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
         self._traces: dict[Any, Trace] = {}
-        self._evaluations: dict[Any, EvaluationPass] = {}
-        self._generations: dict[Any, GenerationPass] = {}
+        self._evaluations = self._new_evaluations()
         self._operations: dict[Any, tuple[Trace, Operations]] = {}
         self._backends: dict[Any, AttentionBackend] = {}
         self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
         self.widest_head = widest_head
         stacks = self.model.stacks()
         self._others_can_checkpoint = any(one.can_checkpoint for part, one in stacks if part is not Part.LANGUAGE)
+
+    def _new_evaluations(self) -> EvaluationRuns:
+        return EvaluationRuns(self.model, self.workload.seq_len, self._batch, self._trace_key)
 
     def trace(self, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
         """One micro batch of the recipe on a GPU of this compute capability."""
@@ -156,7 +157,8 @@ class Estimator:
         """The same model on the samples of another workload of it. Raises InputError as a new estimator does."""
         other = copy(self)
         other.workload, other.image = workload, sample_image(workload)
-        other._traces, other._operations, other._evaluations, other._generations = {}, {}, {}, {}
+        other._traces, other._operations = {}, {}
+        other._evaluations = other._new_evaluations()
         return other
 
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
@@ -225,78 +227,30 @@ class Estimator:
         gpu = cluster.node.gpu
         trace = self.trace(recipe, gpu.compute_capability)
         started = self._started(recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu)
-        evaluated = self.evaluated(
-            recipe, num_ranks=cluster.num_gpus, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu
-        )
-        return started.timeline(trace, recipe, evaluated)
+        return started.timeline(trace, recipe, self._evaluated_on(recipe, cluster))
 
     def evaluated(
-        self,
-        recipe: Recipe,
-        *,
-        num_ranks: int,
-        capability: tuple[int, int] | None,
-        is_on_cpu: bool,
-        kind: type[Tape] = Tape,
+        self, recipe: Recipe, *, num_ranks: int, capability: tuple[int, int] | None, is_on_cpu: bool
     ) -> Evaluated | None:
-        """What the recipe's evaluation runs, on tapes of this ``kind``, and keeps on one of ``num_ranks`` GPUs; None
-        where there is none."""
+        """What the recipe's evaluation runs and keeps on one of ``num_ranks`` GPUs; None where there is none."""
         if recipe.evaluation is None:
             return None
-        passes = self._passes(kind, recipe, self.backend(recipe, capability))
-        seq_len = self.workload.seq_len
-        kept = kept_outputs(recipe.evaluation, passes, seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
-        generated = self._generated(kind, recipe, self.backend(recipe, capability))
-        return Evaluated(passes=passes, kept=kept, generated=generated)
+        backend = self.backend(recipe, capability)
+        return self._evaluations.evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
 
-    def _generated(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> Generated | None:
-        """Text that the recipe's evaluation generates behind prompts as long as samples, a row for each beam."""
-        evaluation = recipe.evaluation
-        if evaluation is None or not evaluation.new_tokens:
-            return None
-        rows = evaluation.batch * evaluation.beams
-        sized = recipe.with_changes(micro_batch=rows, batching=Batching.PADDED)  # prompts are padded on the left
-        key = ("generation", kind, recipe.caches_casts, *self._trace_key(sized, backend))
-        if key not in self._generations:
-            tape = tape_for(kind, recipe, is_evaluating=True)
-            self._generations[key] = generation_pass(self.model, tape, self._batch(sized), backend)
-        prompt = self._generations[key]
-        return Generated(prompt=prompt, prompt_tokens=self.workload.seq_len, new_tokens=evaluation.new_tokens)
+    def _evaluated_on(self, recipe: Recipe, cluster: Cluster) -> Evaluated | None:
+        gpu = cluster.node.gpu
+        return self.evaluated(
+            recipe, num_ranks=cluster.num_gpus, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu
+        )
 
     def _evaluated_operations(self, recipe: Recipe, cluster: Cluster) -> EvaluatedOperations | None:
         """The same with every storage that it makes and frees."""
-        gpu, num_ranks = cluster.node.gpu, cluster.num_gpus
-        found = self.evaluated(
-            recipe, num_ranks=num_ranks, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu, kind=LoggingTape
-        )
-        if found is None:
+        if recipe.evaluation is None:
             return None
-        traces = [one.trace for one in found.passes]
-        last_token: list[int] = []
-        if found.generated is not None:
-            traces.append(found.generated.prompt.trace)
-            last_token = [found.generated.cache_bytes, max(found.generated.last_token)]
-        return [expanded(trace, least_bytes=SMALL_BYTES) for trace in traces], found.kept, last_token
-
-    def _passes(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
-        """The forwards of a batch of evaluation. Where logits are wanted, TRL makes them by another; Liger's fused loss
-        is left to the model (transformers' ``prediction_step`` skips logits for the loss alone)."""
-        evaluation = recipe.evaluation
-        assert evaluation is not None
-        losses: list[LossKind | None] = [recipe.loss] if evaluation.computes_loss else []
-        if losses and recipe.loss is LossKind.TRL and evaluation.kept is not Kept.LOSS:
-            losses.append(None)
-        if losses and recipe.loss is LossKind.LIGER and evaluation.kept is not Kept.LOSS:
-            losses = [LossKind.MODEL]
-        found: list[EvaluationPass] = []
-        for loss in losses:
-            sized = recipe.with_changes(micro_batch=evaluation.batch)
-            key = (kind, loss, recipe.caches_casts, *self._trace_key(sized, backend))
-            if key not in self._evaluations:
-                tape = tape_for(kind, recipe, is_evaluating=True)
-                self._evaluations[key] = evaluation_pass(self.model, tape, self._batch(sized), backend, loss=loss)
-            found.append(self._evaluations[key])
-        return found
+        gpu = cluster.node.gpu
+        backend = self.backend(recipe, gpu.compute_capability)
+        return self._evaluations.operations(recipe, backend, num_ranks=cluster.num_gpus, is_on_cpu=gpu.is_cpu)
 
     def _started(self, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool) -> StartedRun:
         """The run before any micro batch, one for all recipes that differ in these alone."""
@@ -319,10 +273,7 @@ class Estimator:
             stored=self.stored_dtype,
             packed_bytes=self._packed_bytes,
         )
-        gpu = node.gpu
-        evaluated = self.evaluated(
-            recipe, num_ranks=cluster.num_gpus, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu
-        )
+        evaluated = self._evaluated_on(recipe, cluster)
         kept = 0 if evaluated is None else node.num_gpus * evaluated.kept.host_bytes
         waiting = node.num_gpus * self._host_copy_bytes(recipe, cluster)
         return replace(host, steady_bytes=host.steady_bytes + waiting, evaluation_bytes=kept)

@@ -13,6 +13,7 @@ from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
 from vlmplan.evaluation import Kept
 from vlmplan.files import text_of
 from vlmplan.json_reader import parse_json_object
+from vlmplan.lora_targets import is_lora_init
 from vlmplan.models import context_length
 from vlmplan.other_trainers.assembled import (
     MAX_BYTES,
@@ -36,7 +37,6 @@ from vlmplan.other_trainers.hugging_face import (
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
-from vlmplan.recipe import is_lora_init
 from vlmplan.recipe_choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 

@@ -75,21 +75,7 @@ def _answer_from(
     max_seconds: float | None,
 ) -> JsonDict:
     """The same, with ``folder`` as the working directory of the process."""
-    try:
-        process = subprocess.Popen(  # noqa: S603 - this interpreter, a list of words
-            list(command),
-            env=child_environment(environment),
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,  # Ctrl-C comes here alone
-        )
-    except OSError as error:
-        raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from None
+    process = _started(command, environment, folder)
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
@@ -117,6 +103,25 @@ def _answer_from(
     if code or not text:
         raise UnavailableError(f"{report.what} ended {report.place}: {report.reason(code)}")
     return parse_json_object(text, source=f"{report.what}'s answer")
+
+
+def _started(command: Sequence[str], environment: Mapping[str, str] | None, folder: Path) -> "subprocess.Popen[str]":
+    """The process in a session of its own, with pipes for all three streams."""
+    try:
+        return subprocess.Popen(  # noqa: S603 - this interpreter, a list of words
+            list(command),
+            env=child_environment(environment),
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C comes here alone
+        )
+    except OSError as error:
+        raise UnavailableError(f"{command[0]} cannot be started: {error.strerror}") from None
 
 
 def _end(process: "subprocess.Popen[str]") -> None:

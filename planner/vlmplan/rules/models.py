@@ -1,7 +1,8 @@
 """Attention, loss, adapters and batch: what cannot be combined with a model or a method."""
 
 from vlmplan.evaluation import Kept
-from vlmplan.recipe import option_name, pattern_of
+from vlmplan.lora_targets import pattern_of
+from vlmplan.recipe import option_name
 from vlmplan.recipe_choices import (
     REGEX,
     AdapterDtype,

@@ -13,7 +13,7 @@ from vlmplan.recipe_choices import Method, Offload
 from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, RankedPlan
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.pareto import Point
-from vlmplan.search.setups import BoundedSetup, RecipeCandidate
+from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
 from vlmplan.units import duration_text, usd_text
 
 

@@ -37,7 +37,8 @@ from vlmplan.search.memoized_estimates import SharedTraces
 from vlmplan.search.pareto import Point, front_of, settled
 from vlmplan.search.refusals import refusal
 from vlmplan.search.scoring import Scorer
-from vlmplan.search.setups import BoundedSetup, RecipeCandidate, SetupSpace
+from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
+from vlmplan.search.setups import SetupSpace
 from vlmplan.units import gib_text
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH
 

@@ -5,7 +5,8 @@ from vlmplan.hardware import Cluster, Offer
 from vlmplan.search.answer import SECONDS_PER_HOUR, Objective, cost_of_run
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.entries import ScoredSetup
-from vlmplan.search.setups import BoundedSetup, SetupSpace
+from vlmplan.search.setup_records import BoundedSetup
+from vlmplan.search.setups import SetupSpace
 
 
 class Scorer:

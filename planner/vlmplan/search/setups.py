@@ -5,11 +5,11 @@ A setup is scored with bounds and secants between two micro batches, so that tho
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vlmplan.decided_recipe import DecidedRecipe
 from vlmplan.estimation import Estimate, sized_estimate
@@ -27,6 +27,7 @@ from vlmplan.search.memoized_estimates import (
     SharedTraces,
     checkpoints,
 )
+from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
 from vlmplan.sizes import zero_settings
 from vlmplan.units import divisors
 from vlmplan.workload import Workload
@@ -34,27 +35,6 @@ from vlmplan.zero_settings import ZeroSettings
 
 if TYPE_CHECKING:
     from vlmplan.other_trainers.writing import Tool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoundedSetup:
-    """A resolved recipe on a cluster, with the bytes that tensors take on one GPU at the most and at the least.
-
-    ``fits``: it does by its bound. Otherwise it may, and the timeline has to say.
-    """
-
-    recipe: Recipe
-    most_bytes: int
-    least_bytes: int
-    fits: bool = True
-
-
-class RecipeCandidate(NamedTuple):
-    """A recipe without sizes and batch, the engine that it belongs to, and seconds of a run that it cannot undercut."""
-
-    least_seconds: float
-    recipe: Recipe
-    engine: Engine
 
 
 class SetupSpace:

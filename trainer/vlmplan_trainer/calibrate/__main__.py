@@ -6,34 +6,24 @@ The request is ``{"device": "cuda" or "cpu", "num_ranks": 1, "budget_seconds": 4
 ``not_measured``, or only ``error``, a sentence. Progress goes to standard error, a part a line.
 """
 
-import json
-import os
 import platform
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
-from vlmplan.errors import InputError, VlmplanError
+from vlmplan.errors import InputError
 from vlmplan.versions import installed_version
+from vlmplan_trainer.answering import Answering, say_phase_begins
 
 PACKAGES = ("torch", "transformers", "deepspeed", "flash-attn")
 
 
 def main() -> int:
-    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries that print must not spoil the answer
-    request = json.load(sys.stdin)
+    answering = Answering()
     warnings.filterwarnings("ignore")
-    try:
-        answer = calibrate(request)
-    except VlmplanError as error:
-        answer = {"error": str(error)}
-    with answer_to:
-        json.dump(answer, answer_to)
-    answer_to.close()
-    sys.stderr.flush()
-    os._exit(0)  # nothing that a part has left behind may hold the answer up
+    answering.end(answering.answer(calibrate))
+    return 0
 
 
 def calibrate(request: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +46,7 @@ def calibrate(request: dict[str, Any]) -> dict[str, Any]:
         operations=request["operations"],
         budget_seconds=request["budget_seconds"],
     )
-    found, reasons = run_parts(job, _say)
+    found, reasons = run_parts(job, say_phase_begins)
     return {
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         "num_ranks": num_ranks if "ring_bandwidth" in found else 1,
@@ -97,11 +87,6 @@ def processor_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"PHASE {text}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

@@ -5,30 +5,20 @@ The request is ``{"plan": plan.json, "samples": {...}, "rank": 0, "num_steps": 3
 ``run.rehearse`` or ``{"error": sentence}``. Progress goes to standard error, a phase a line.
 """
 
-import json
 import os
 import sys
 import warnings
 from typing import Any
 
-from vlmplan.errors import VlmplanError
+from vlmplan_trainer.answering import Answering, say_phase_begins
 
 
 def main() -> int:
-    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries that print must not spoil the answer
+    answering = Answering()
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # nothing is compiled, so that no compiler need be imported
-    request = json.load(sys.stdin)
     warnings.filterwarnings("ignore")
-    try:
-        answer = _rehearsed(request)
-    except VlmplanError as error:
-        answer = {"error": str(error)}
-    with answer_to:
-        json.dump(answer, answer_to)
-    answer_to.close()
-    sys.stderr.flush()
-    os._exit(0)  # process groups of DeepSpeed are slow to fall
+    answering.end(answering.answer(_rehearsed))
+    return 0
 
 
 def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
@@ -50,15 +40,10 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
             plan=plan,
             samples=Samples(**samples, image=None if image is None else ImageSpec(**image)),
             compute_capability=capability,
-            say=_say,
+            say=say_phase_begins,
             **request,
         )
     )
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"PHASE {text}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

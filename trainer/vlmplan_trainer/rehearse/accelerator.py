@@ -139,11 +139,7 @@ class RehearsalAccelerator(CUDA_Accelerator):
         return HostKernels() if class_name == "CPUAdamBuilder" else super().create_op_builder(class_name)
 
 
-def _tensor_type(dtype: torch.dtype) -> property:
-    return property(lambda self: partial(torch.tensor, dtype=dtype, device=NAME))
-
-
-for _name, _dtype in {
+TENSOR_TYPES = {
     "BFloat16Tensor": torch.bfloat16,
     "ByteTensor": torch.uint8,
     "DoubleTensor": torch.float64,
@@ -151,8 +147,18 @@ for _name, _dtype in {
     "HalfTensor": torch.float16,
     "IntTensor": torch.int32,
     "LongTensor": torch.int64,
-}.items():
-    setattr(RehearsalAccelerator, _name, _tensor_type(_dtype))
+}
+"""DeepSpeed's names of what makes a tensor on the accelerator, and its element type."""
+
+
+def give_tensor_types(accelerator: type[RehearsalAccelerator], device: str) -> None:
+    """Let DeepSpeed make tensors on ``device`` by these names."""
+    for name, dtype in TENSOR_TYPES.items():
+        made = partial(torch.tensor, dtype=dtype, device=device)
+        setattr(accelerator, name, property(lambda self, made=made: made))
+
+
+give_tensor_types(RehearsalAccelerator, NAME)
 
 
 class HostKernels:

@@ -7,7 +7,6 @@ The request is ``{"words": ["python", "train.py"], "world": {"rank": 0, "gpus_pe
 standard error.
 """
 
-import json
 import os
 import resource
 import sys
@@ -16,31 +15,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vlmplan.errors import VlmplanError
+from vlmplan_trainer.answering import Answering, say_phase_begins
 
 KIB = 1024
 SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def main() -> int:
-    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the script prints must not spoil the answer
-    request = json.load(sys.stdin)
-    limit = request.pop("host_limit_bytes", None)
-
-    def end(answer: dict[str, Any]) -> None:
-        with answer_to:
-            json.dump(answer, answer_to)
-        sys.stderr.flush()
-        os._exit(0)  # process groups are slow to fall
-
+    answering = Answering()
+    limit = answering.request.pop("host_limit_bytes", None)
     if limit is not None:
-        threading.Thread(target=_watch_memory, args=(limit, end), daemon=True).start()
-    try:
-        answer = _rehearsed(request)
-    except VlmplanError as error:
-        answer = {"error": str(error)}
-    end(answer | {"host_rss_bytes": _peak_rss_bytes()})
+        threading.Thread(target=_watch_memory, args=(limit, answering.end), daemon=True).start()
+    answer = answering.answer(_rehearsed)
+    answering.end(answer | {"host_rss_bytes": _peak_rss_bytes()})
     return 0
 
 
@@ -52,7 +39,7 @@ def _peak_rss_bytes() -> int:
 def _watch_memory(limit: int, end: Any) -> None:
     while _peak_rss_bytes() <= limit:
         time.sleep(SECONDS_BETWEEN_LOOKS)
-    end({"error": f"it took more than {limit / 2**30:.1f} GiB of this machine's memory; give --max-host-ram"})
+    end({"error": f"it took more than {limit / 2**30:.1f} GiB of this machine's memory; give --max-rehearsal-ram"})
 
 
 def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
@@ -88,14 +75,9 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
             folder=folder,
             assumptions=request["assumptions"],
             allows_network=request["allows_network"],
-            say=_say,
+            say=say_phase_begins,
         )
     )
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"PHASE {text}\n")
-    sys.stderr.flush()
 
 
 if __name__ == "__main__":

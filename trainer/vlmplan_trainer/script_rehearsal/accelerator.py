@@ -1,11 +1,8 @@
 """DeepSpeed's accelerator for a script's simulated card: CUDA's own name, as the script knows it."""
 
-from functools import partial
-from typing import Any
-
 import torch
 
-from vlmplan_trainer.rehearse.accelerator import RehearsalAccelerator
+from vlmplan_trainer.rehearse.accelerator import RehearsalAccelerator, give_tensor_types
 from vlmplan_trainer.rehearse.device import DeviceModule
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.script_rehearsal.queries import Card
@@ -39,17 +36,4 @@ class CardAccelerator(RehearsalAccelerator):
         return tensor.device.type == NAME
 
 
-def _tensor_type(dtype: torch.dtype) -> Any:
-    return property(lambda self: partial(torch.tensor, dtype=dtype, device=NAME))
-
-
-for _name, _dtype in {
-    "BFloat16Tensor": torch.bfloat16,
-    "ByteTensor": torch.uint8,
-    "DoubleTensor": torch.float64,
-    "FloatTensor": torch.float32,
-    "HalfTensor": torch.float16,
-    "IntTensor": torch.int32,
-    "LongTensor": torch.int64,
-}.items():
-    setattr(CardAccelerator, _name, _tensor_type(_dtype))
+give_tensor_types(CardAccelerator, NAME)

@@ -1,0 +1,100 @@
+"""What a recipe's evaluation runs on one model: forwards of a batch, and text that is generated, each run once."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass, evaluation_pass, generation_pass
+from vlmplan.architecture.model import Batch, Model
+from vlmplan.architecture.storage_log import LoggingTape, expanded
+from vlmplan.architecture.tape import Tape
+from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.evaluation import Kept
+from vlmplan.memory.allocator import SMALL_BYTES
+from vlmplan.memory.evaluation import Evaluated, Generated, kept_outputs
+from vlmplan.memory.reservation import EvaluatedOperations
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Batching, LossKind
+
+
+class EvaluationRuns:
+    """Evaluations of a model on samples of ``seq_len`` tokens.
+
+    ``batch_of`` makes the batch of a recipe, ``key_of`` says what its forward depends on.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        seq_len: int,
+        batch_of: Callable[[Recipe], Batch],
+        key_of: Callable[[Recipe, AttentionBackend], Any],
+    ) -> None:
+        self._model, self._seq_len, self._batch_of, self._key_of = model, seq_len, batch_of, key_of
+        self._evaluations: dict[Any, EvaluationPass] = {}
+        self._generations: dict[Any, GenerationPass] = {}
+
+    def evaluated(
+        self,
+        recipe: Recipe,
+        backend: AttentionBackend,
+        *,
+        num_ranks: int,
+        is_on_cpu: bool,
+        kind: type[Tape] = Tape,
+    ) -> Evaluated | None:
+        """What the recipe's evaluation runs, on tapes of this ``kind``, and keeps on one of ``num_ranks`` GPUs; None
+        where there is none."""
+        if recipe.evaluation is None:
+            return None
+        passes = self._passes(kind, recipe, backend)
+        kept = kept_outputs(recipe.evaluation, passes, self._seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
+        return Evaluated(passes=passes, kept=kept, generated=self._generated(kind, recipe, backend))
+
+    def operations(
+        self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool
+    ) -> EvaluatedOperations | None:
+        """The same with every storage that it makes and frees."""
+        found = self.evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu, kind=LoggingTape)
+        if found is None:
+            return None
+        traces = [one.trace for one in found.passes]
+        last_token: list[int] = []
+        if found.generated is not None:
+            traces.append(found.generated.prompt.trace)
+            last_token = [found.generated.cache_bytes, max(found.generated.last_token)]
+        return [expanded(trace, least_bytes=SMALL_BYTES) for trace in traces], found.kept, last_token
+
+    def _generated(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> Generated | None:
+        """Text that the recipe's evaluation generates behind prompts as long as samples, a row for each beam."""
+        evaluation = recipe.evaluation
+        if evaluation is None or not evaluation.new_tokens:
+            return None
+        rows = evaluation.batch * evaluation.beams
+        sized = recipe.with_changes(micro_batch=rows, batching=Batching.PADDED)  # prompts are padded on the left
+        key = ("generation", kind, recipe.caches_casts, *self._key_of(sized, backend))
+        if key not in self._generations:
+            tape = tape_for(kind, recipe, is_evaluating=True)
+            self._generations[key] = generation_pass(self._model, tape, self._batch_of(sized), backend)
+        prompt = self._generations[key]
+        return Generated(prompt=prompt, prompt_tokens=self._seq_len, new_tokens=evaluation.new_tokens)
+
+    def _passes(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
+        """The forwards of a batch of evaluation. Where logits are wanted, TRL makes them by another; Liger's fused loss
+        is left to the model (transformers' ``prediction_step`` skips logits for the loss alone)."""
+        evaluation = recipe.evaluation
+        assert evaluation is not None
+        losses: list[LossKind | None] = [recipe.loss] if evaluation.computes_loss else []
+        if losses and recipe.loss is LossKind.TRL and evaluation.kept is not Kept.LOSS:
+            losses.append(None)
+        if losses and recipe.loss is LossKind.LIGER and evaluation.kept is not Kept.LOSS:
+            losses = [LossKind.MODEL]
+        found: list[EvaluationPass] = []
+        for loss in losses:
+            sized = recipe.with_changes(micro_batch=evaluation.batch)
+            key = (kind, loss, recipe.caches_casts, *self._key_of(sized, backend))
+            if key not in self._evaluations:
+                tape = tape_for(kind, recipe, is_evaluating=True)
+                self._evaluations[key] = evaluation_pass(self._model, tape, self._batch_of(sized), backend, loss=loss)
+            found.append(self._evaluations[key])
+        return found
