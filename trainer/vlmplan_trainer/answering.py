@@ -4,17 +4,23 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 from vlmplan.errors import VlmplanError
 
 
+def take_stdout() -> TextIO:
+    """Standard output for the answer alone: what libraries and scripts print from now on goes to standard error."""
+    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answer_to
+
+
 class Answering:
-    """Takes standard output for the answer alone: what libraries and scripts print goes to standard error."""
+    """One request read, and standard output taken for its answer."""
 
     def __init__(self) -> None:
-        self._answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
-        os.dup2(2, 1)
+        self._answer_to = take_stdout()
         self.request: dict[str, Any] = json.load(sys.stdin)
 
     def answer(self, answered: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:

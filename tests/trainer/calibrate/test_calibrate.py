@@ -135,6 +135,7 @@ def test_a_cpu_has_no_bus_and_one_rank_no_links():
 @pytest.mark.sweep
 def test_two_cpu_ranks_are_measured_and_estimates_of_them_have_seconds(monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path)
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)  # DeepSpeed then prints its choice on standard output
     estimate = ("estimate", "--model", "qwen2.5-0.5b", "--gpu", "cpu:2", "--precision", "fp32", "--json")
     assert call(*estimate).document["step_seconds"] is None
     start = time.monotonic()

@@ -15,6 +15,7 @@ from typing import IO, Any
 import torch
 from torch.nn import functional
 
+from vlmplan_trainer.answering import take_stdout
 from vlmplan_trainer.calibrate.clock import Measured
 
 SMALL_TENSOR_BYTES, LARGE_TENSOR_BYTES = 1024, 2 * 2**20
@@ -52,9 +53,9 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def main() -> None:
+    answer_to = take_stdout()  # DeepSpeed's log, for one, goes to standard output
     told = _on_gpu() if sys.argv[1] == "cuda" else _on_cpu()
-    sys.stdout.write(json.dumps(told) + "\n")
-    sys.stdout.flush()
+    print(json.dumps(told), file=answer_to, flush=True)
     sys.stdin.read()
 
 

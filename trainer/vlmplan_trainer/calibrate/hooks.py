@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vlmplan_trainer.answering import take_stdout
 from vlmplan_trainer.calibrate.clock import Measured, measured
 
 WIDTH, FEW, MANY, NUM_STEPS, NUM_WARM = 16, 20, 120, 15, 5
@@ -36,8 +37,7 @@ weights that are whole, with trained ones, and with frozen ones that are gathere
 
 
 def main() -> None:
-    answer_to = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # libraries that print must not spoil the answer
+    answer_to = take_stdout()
     warnings.filterwarnings("ignore")
     import torch
 
