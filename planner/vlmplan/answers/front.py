@@ -1,5 +1,6 @@
 """The front of cost against time: its members in JSON, and for people a line, or a plot of all setups and a table."""
 
+from collections.abc import Sequence
 from datetime import date
 
 import click
@@ -42,6 +43,28 @@ def point_json(point: Point, on: date) -> JsonDict:
         "usd": point.usd,
         "exact": point.is_exact,
     }
+
+
+def drawn_point(point: Point, is_front: bool) -> JsonDict:
+    """A setup that fits some offer; ``is_front``: nothing is both faster and cheaper."""
+    cluster, offer = point.cluster, point.offer
+    return {
+        "label": machine_label(cluster, point.recipe.method),
+        "gpu": f"{cluster.node.gpu.id}:{cluster.node.num_gpus}",
+        "num_nodes": cluster.num_nodes,
+        "provider": None if offer is None else offer.provider,
+        "hours": point.hours,
+        "usd": point.usd,
+        "is_front": is_front,
+        "recipe": recipe_essentials(point.recipe),
+    }
+
+
+def drawn_points(scored: Sequence[Point], pareto: Sequence[Point]) -> list[JsonDict]:
+    """Every setup that fits; of the front also those that were computed anew and so are none of ``scored``."""
+    front, known = set(map(id, pareto)), set(map(id, scored))
+    every = [*scored, *(point for point in pareto if id(point) not in known)]
+    return [drawn_point(point, id(point) in front) for point in every]
 
 
 def recipe_essentials(recipe: Recipe) -> JsonDict:

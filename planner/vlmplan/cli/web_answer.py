@@ -8,7 +8,7 @@ the objects that they hold.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +26,6 @@ from vlmplan.plain_text import one_line, printable_sentence
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
     from vlmplan.request import Request
-    from vlmplan.search.pareto import Point
     from vlmplan.workload import ModelFiles
 
 OBJECTS = ("model", "ds_config")
@@ -75,12 +74,13 @@ def _answered(request: object) -> JsonDict:
 
 def _estimated(options: Mapping[str, Any]) -> JsonDict:
     """An estimate with everything that ``vlmplan estimate --json`` says."""
+    from vlmplan.answers.drawn import drawn
     from vlmplan.answers.modules import weights_by_module
 
     request, given = _request(estimate.estimate, options)
     text_of = command_text(estimate.estimate, (), order=tuple(given))
     found = estimate.answered(request, (), given["lengths"], scales=False)
-    parts = _drawn(found.estimate, found.hardware_notes)
+    parts = drawn(found.estimate, found.hardware_notes)
     parts |= {"document": estimate.described(found, text_of), "command": text_of(request)}
     parts["modules"] = weights_by_module(found.estimate)
     parts["hints"] = _hints(found)
@@ -97,44 +97,23 @@ def _first_look(options: Mapping[str, Any]) -> JsonDict:
     result = found.estimate
     if lengths is not None:
         result = with_sample_lengths(result, sample_lengths(lengths, result.workload))
+    from vlmplan.answers.drawn import drawn
     from vlmplan.answers.estimate import document
 
-    return {**_drawn(result, found.hardware_notes), "document": document(result, found.hardware_notes)}
+    return {**drawn(result, found.hardware_notes), "document": document(result, found.hardware_notes)}
 
 
 def _recommended(options: Mapping[str, Any]) -> JsonDict:
     """What ``vlmplan recommend --json`` says, and every setup that fits by its hours and dollars."""
+    from vlmplan.answers.front import drawn_points
+
     request, given = _request(recommend.recommend, options)
     text_of = command_text(recommend.recommend, (), order=tuple(given))
     found = recommend.answered(request, (), compares_all=True, shows_pareto=True, rehearse=None)
-    points, front = found.found.scored, set(map(id, found.found.pareto))
     return {
         "document": recommend.described(found, text_of),
         "command": text_of(request),
-        "points": [_point_json(point, id(point) in front) for point in (*points, *_beside(found.found.pareto, points))],
-    }
-
-
-def _beside(front: "Sequence[Point]", points: "Sequence[Point]") -> "list[Point]":
-    """Of the front, what was computed anew and so is none of ``points``."""
-    known = set(map(id, points))
-    return [point for point in front if id(point) not in known]
-
-
-def _point_json(point: "Point", is_front: bool) -> JsonDict:
-    from vlmplan.answers.front import recipe_essentials
-    from vlmplan.search.explanation import machine_label
-
-    cluster, offer = point.cluster, point.offer
-    return {
-        "label": machine_label(cluster, point.recipe.method),
-        "gpu": f"{cluster.node.gpu.id}:{cluster.node.num_gpus}",
-        "num_nodes": cluster.num_nodes,
-        "provider": None if offer is None else offer.provider,
-        "hours": point.hours,
-        "usd": point.usd,
-        "is_front": is_front,
-        "recipe": recipe_essentials(point.recipe),
+        "points": drawn_points(found.found.scored, found.found.pareto),
     }
 
 
@@ -144,32 +123,6 @@ ASKED: Mapping[str, Callable[[Mapping[str, Any]], JsonDict]] = {
     "first look": _first_look,
     "recommend": _recommended,
 }
-
-
-def _drawn(found: "Estimate", notes: Sequence[str]) -> JsonDict:
-    """What the page draws and says beside the document."""
-    from vlmplan.answers.estimate import (
-        beyond_tensors,
-        calibration_lines,
-        caveat_lines,
-        detail_lines,
-        heading,
-        setup_text,
-        verdict_line,
-    )
-
-    every = [*found.workload.model.notes, *found.cautions, *notes]
-    return {
-        "heading": heading(found),
-        "verdict": click.unstyle(verdict_line(found)),
-        "setup": setup_text(found),
-        "cautions": caveat_lines(every),
-        "lines": [*calibration_lines(found), *detail_lines(found, notes)],
-        "phases": [phase.as_json() | {"components": phase.peak.as_json()} for phase in found.timeline.phases],
-        "beyond": dict(beyond_tensors(found)),
-        "num_steps": found.num_steps,
-        "run_seconds": found.run_seconds,
-    }
 
 
 def _hints(found: estimate.Answer) -> JsonDict:
