@@ -18,6 +18,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
 from vlmplan.zero_settings import ZeroSettings
@@ -33,6 +34,20 @@ EVALUATIONS = st.builds(
     new_tokens=st.integers(0, 5000),
     beams=st.integers(1, 8),
     computes_loss=st.booleans(),
+)
+
+TASKS = st.builds(
+    TrainingTask,
+    kind=st.sampled_from(TaskKind),
+    reference=st.none() | st.sampled_from(Reference),
+    completion_tokens=st.none() | st.integers(1, 4096),
+    num_generations=st.integers(2, 64),
+    steps_per_generation=st.none() | st.integers(1, 16),
+    generation=st.sampled_from(Generation),
+    vllm_memory=st.floats(0.05, 0.95),
+    vllm_sleep_level=st.integers(0, 2),
+    vllm_tensor_parallel=st.integers(1, 8),
+    reward_params=st.integers(0, 7 * 10**9),
 )
 
 ZERO_SETTINGS = st.builds(
@@ -77,6 +92,7 @@ DEEPSPEED_RECIPES = st.builds(
     offload_activations=st.booleans(),
     batches_on_gpu=st.sampled_from(BatchesOnGpu),
     evaluation=st.none() | EVALUATIONS,
+    task=st.none() | TASKS,
     nvme_path=st.just("/nvme"),
     micro_batch=st.integers(1, 64),
     grad_accum=st.integers(1, 64),

@@ -17,6 +17,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.training_task import TrainingTask
 from vlmplan.zero_settings import ZeroSettings
 
 Stage = int | Literal["none"]
@@ -41,8 +42,8 @@ class DecidedRecipe:
     """The fields of ``Recipe``; None is open. A search holds fixed what is decided and tries the rest.
 
     ``zero`` and ``gradient_clipping`` are what a ds_config.json decides, ``use_double_quant`` what the configuration
-    of another trainer does, and no option does; ``evaluation`` is what
-    options of its own do.
+    of another trainer does, and no option does; ``evaluation`` and
+    ``task`` are what options of their own do.
     """
 
     method: Method | None = None
@@ -93,6 +94,7 @@ class DecidedRecipe:
     gradient_clipping: float | None = None
     zero: ZeroSettings | None = None
     evaluation: Evaluation | None = None
+    task: TrainingTask | None = None
 
     @property
     def names(self) -> frozenset[str]:
@@ -120,7 +122,7 @@ class DecidedRecipe:
 
 def decided_by(recipe: Recipe) -> DecidedRecipe:
     """Every setting of ``recipe`` that an option of its own can say, decided."""
-    without = ("zero", "gradient_clipping", "evaluation", "use_double_quant")
+    without = ("zero", "gradient_clipping", "evaluation", "task", "use_double_quant")
     names = [item.name for item in fields(DecidedRecipe) if item.name not in without]
     values: dict[str, Any] = {name: getattr(recipe, name) for name in names}
     values["zero_stage"] = PLAIN if recipe.zero_stage is None else recipe.zero_stage

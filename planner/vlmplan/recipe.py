@@ -42,6 +42,7 @@ from vlmplan.recipe_choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.training_task import Reference, TrainingTask
 from vlmplan.units import MAX_COUNT, DType
 from vlmplan.zero_settings import DEFAULT_ZERO_SETTINGS, ZeroSettings
 
@@ -139,6 +140,8 @@ class Recipe:
     gradient_clipping: float = 1.0
     zero: ZeroSettings = DEFAULT_ZERO_SETTINGS
     evaluation: Evaluation | None = None
+    task: TrainingTask | None = None
+    """Preferences or rewards that are trained on; None: samples as they are (SFT)."""
 
     def __post_init__(self) -> None:
         for name in ("lora_rank", "hpz", "sequence_parallel", "micro_batch", "grad_accum"):
@@ -177,6 +180,20 @@ class Recipe:
     def samples_per_step(self, num_gpus: int) -> int:
         """Samples of an optimizer step over all ranks: the global batch."""
         return self.micro_batch * self.grad_accum * num_gpus // self.sequence_parallel
+
+    @property
+    def rows(self) -> int:
+        """Rows of the model's input in one micro batch on one GPU."""
+        return self.micro_batch if self.task is None else self.micro_batch * self.task.rows_per_sample
+
+    @property
+    def reference(self) -> Reference:
+        """Where the task's reference is; where it says nothing, as TRL's trainers have it (``dpo_trainer.py``: adapters
+        are switched off, else there is a second model; ``grpo_config.py``: ``beta`` is 0)."""
+        if self.task is None or (self.task.is_grpo and self.task.reference is None):
+            return Reference.NONE
+        usual = Reference.ADAPTER_OFF if self.trains_adapters else Reference.COPY
+        return self.task.reference or usual
 
     @property
     def casts_weights(self) -> bool:
@@ -336,7 +353,7 @@ class Recipe:
                 value = value.value
             if isinstance(value, ZeroSettings):
                 value = {item.name: getattr(value, item.name) for item in fields(value)}
-            result[field.name] = value.as_json() if isinstance(value, Evaluation) else value
+            result[field.name] = value.as_json() if isinstance(value, Evaluation | TrainingTask) else value
         result["zero_stage"] = PLAIN if self.zero_stage is None else self.zero_stage
         return result
 
@@ -358,8 +375,9 @@ UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
     *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "loss"),
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "evaluation"),
+    "task",
 )
-"""How a micro batch is computed, and how many there are, of evaluation too."""
+"""How a micro batch is computed, and how many there are, of evaluation and of what is generated too."""
 PROCESS_FIELDS = ("caches_casts", "expandable_segments")
 """What is said to torch's autocast and allocator."""
 GROUPS = (MODEL_FIELDS, ENGINE_FIELDS, UPDATE_FIELDS, MICRO_BATCH_FIELDS, PROCESS_FIELDS)

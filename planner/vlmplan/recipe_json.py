@@ -9,6 +9,7 @@ from vlmplan.evaluation import evaluation_from_json
 from vlmplan.json_reader import JsonObject
 from vlmplan.recipe import PLAIN, Recipe, option_name
 from vlmplan.recipe_choices import enum_value
+from vlmplan.training_task import task_from_json
 from vlmplan.zero_settings import ZeroSettings
 
 _OPEN_FIELDS: Mapping[str, Callable[[JsonObject], Callable[[str], Any]]] = {
@@ -35,6 +36,8 @@ def _field_value(section: JsonObject, field: Field[Any]) -> Any:
         return None if section.raw(name) == PLAIN else section.count(name)
     if name == "evaluation":
         return section.maybe(name, lambda key: evaluation_from_json(section.object(key)))
+    if name == "task":
+        return section.maybe(name, lambda key: task_from_json(section.object(key)))
     if default is None:
         return section.maybe(name, _OPEN_FIELDS[name](section))
     if isinstance(default, ZeroSettings):

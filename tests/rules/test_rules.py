@@ -26,6 +26,7 @@ from vlmplan.recipe_choices import (
 )
 from vlmplan.rules import RULES, ModelFacts, Severity, attention_implementations, check, model_facts, problems
 from vlmplan.rules.models import HEAD, TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
+from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.workload import ModelFiles
 from vlmplan.zero_settings import ZeroSettings
 
@@ -75,6 +76,13 @@ class Case:
     @property
     def names(self) -> set[str]:
         return {problem.rule for problem in problems(self.recipe, cluster=self.cluster, model=self.model, **self.more)}
+
+
+def for_task(kind: TaskKind, **settings: object) -> Recipe:
+    return PLAIN.with_changes(task=TrainingTask(kind=kind, **settings))
+
+
+DPO = for_task(TaskKind.DPO)
 
 
 def case(recipe: Recipe, where: Cluster | None = None, model: ModelFacts | None = None, **more: object) -> Case:
@@ -458,6 +466,46 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(batching=Batching.PACKED, attention=FLASH)),
             case(PLAIN.with_changes(micro_batch=2)),
         ],
+    ),
+    "answers_are_padded": (
+        [case(DPO.with_changes(batching=Batching.PADDING_FREE))],
+        [case(DPO), case(PLAIN.with_changes(batching=Batching.PADDING_FREE))],
+    ),
+    "rows_of_tasks_are_whole": (
+        [case(SHARED.with_changes(task=DPO.task))],
+        [case(DPO), case(SHARED)],
+    ),
+    "tasks_are_not_sharded_by_torch": (
+        [case(DPO.with_changes(fsdp=True))],
+        [case(DPO.with_changes(zero_stage=3)), case(PLAIN.with_changes(fsdp=True))],
+    ),
+    "tasks_are_not_evaluated": (
+        [case(DPO.with_changes(evaluation=Evaluation(batch=2)))],
+        [case(DPO), case(ZERO_2.with_changes(evaluation=Evaluation(batch=2)))],
+    ),
+    "only_adapters_can_be_off": (
+        [case(for_task(TaskKind.DPO, reference=Reference.ADAPTER_OFF))],
+        [case(for_task(TaskKind.DPO, reference=Reference.ADAPTER_OFF).with_changes(method=Method.LORA)), case(DPO)],
+    ),
+    "adapters_need_no_copy": (
+        [case(for_task(TaskKind.GRPO, reference=Reference.COPY).with_changes(method=Method.LORA))],
+        [case(for_task(TaskKind.GRPO, reference=Reference.COPY)), case(DPO.with_changes(method=Method.LORA))],
+    ),
+    "preferences_need_a_reference": (
+        [case(for_task(TaskKind.DPO, reference=Reference.NONE))],
+        [case(for_task(TaskKind.GRPO, reference=Reference.NONE)), case(DPO)],
+    ),
+    "generated_answers_are_not_known_before": (
+        [case(for_task(TaskKind.GRPO, reference=Reference.PRECOMPUTED))],
+        [case(for_task(TaskKind.DPO, reference=Reference.PRECOMPUTED))],
+    ),
+    "generating_gpus_divide_all": (
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_tensor_parallel=4), cluster(6))],
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_tensor_parallel=4), cluster(8))],
+    ),
+    "vllm_is_for_gpus": (
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM), cluster(2, **CPU))],
+        [case(for_task(TaskKind.GRPO), cluster(2, **CPU)), case(for_task(TaskKind.GRPO, generation=Generation.VLLM))],
     ),
 }
 

@@ -12,6 +12,7 @@ from vlmplan.recipe_choices import (
     Offload,
     OptimizerKind,
 )
+from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.units import DType
 
 LOSS_WORDS = {
@@ -20,6 +21,13 @@ LOSS_WORDS = {
     LossKind.MODEL: "full loss, made in the model",
     LossKind.TRL: "TRL's fused loss",
     LossKind.LIGER: "Liger's fused loss",
+}
+TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.GRPO: "GRPO"}
+REFERENCE_WORDS = {
+    Reference.NONE: "no reference",
+    Reference.ADAPTER_OFF: "adapters off as reference",
+    Reference.COPY: "a second model as reference",
+    Reference.PRECOMPUTED: "a precomputed reference",
 }
 SHORT_TYPES = {DType.FLOAT32: "fp32", DType.BFLOAT16: "bf16", DType.FLOAT16: "fp16"}
 
@@ -36,6 +44,7 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     words += ["Liger's layers"] if recipe.liger_layers else []
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
     words += [] if recipe.evaluation is None else [evaluation_text(recipe.evaluation)]
+    words += [] if recipe.task is None else task_words(recipe)
     return ", ".join(words)
 
 
@@ -82,6 +91,31 @@ def evaluation_text(evaluation: Evaluation) -> str:
         evaluation.accumulation, f"every {evaluation.accumulation} batches"
     )
     return f"{text} with {evaluation.kept.value} kept, to the host {every}"
+
+
+def task_words(recipe: Recipe) -> list[str]:
+    """What is trained for, its reference, and how answers are generated."""
+    task, reference = recipe.task, recipe.reference
+    if task is None:
+        return []
+    words = [f"{TASK_TITLES[task.kind]} with {REFERENCE_WORDS[reference]}"]
+    words += [] if task.completion_tokens is None else [f"answers of {task.completion_tokens:,} tokens"]
+    if not task.is_grpo:
+        return words
+    steps = recipe.grad_accum if task.steps_per_generation is None else task.steps_per_generation
+    words.append(f"{task.num_generations} answers a prompt, {steps * recipe.micro_batch} generated at once")
+    words.append(_generation_text(task))
+    if task.reward_params:
+        words.append(f"reward models of {task.reward_params:,} parameters")
+    return words
+
+
+def _generation_text(task: TrainingTask) -> str:
+    if task.generation is not Generation.VLLM:
+        return {Generation.TRANSFORMERS: "by transformers", Generation.SERVER: "by a vLLM server"}[task.generation]
+    text = f"by vLLM with {task.vllm_memory:.0%} of each GPU"
+    text += f", shared by {task.vllm_tensor_parallel} GPUs" if task.vllm_tensor_parallel > 1 else ""
+    return f"{text}, asleep in training (level {task.vllm_sleep_level})" if task.vllm_sleep_level else text
 
 
 def _method_text(recipe: Recipe) -> str:

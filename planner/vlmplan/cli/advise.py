@@ -23,6 +23,7 @@ from vlmplan.cli.options import (
     words_of,
 )
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES
+from vlmplan.cli.task_options import TASK
 
 if TYPE_CHECKING:
     from vlmplan.request import Options, Request
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 @click.option(
     "--objective", type=click.Choice(("cost", "time")), help="[default: time with --max-usd alone, else cost]"
 )
-@options(LIMITS, RECIPE, EVALUATION, CATALOG, JSON)
+@options(LIMITS, RECIPE, EVALUATION, TASK, CATALOG, JSON)
 def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
     """Which single change of the best plan buys most: more GPUs or nodes, other GPUs, another method, shorter samples.
 

@@ -23,6 +23,7 @@ from vlmplan.cli.options import (
     print_document,
     today,
 )
+from vlmplan.cli.task_options import TASK
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -37,7 +38,7 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 
 
 @click.command()
-@options(CONFIG, FOR, DATA, WORKLOAD, SAVING, ONE_CLUSTER, RECIPE, EVALUATION, CATALOG)
+@options(CONFIG, FOR, DATA, WORKLOAD, SAVING, ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG)
 @click.option("--scaling", "scales", is_flag=True, help="Show speed and price on 1 to 128 such machines as well.")
 @click.option("--compare", type=click.Choice(COMPARED), help="Show setups that differ in this choice side by side.")
 @click.option(

@@ -45,8 +45,8 @@ def for_trainer(
     request: "Request", estimate: "Estimate", catalog_files: tuple[Path, ...], out: Path | None, *, force: bool
 ) -> ForTrainer | None:
     """What an estimate is as the setup of the trainer that ``request`` is made for, written where ``out`` says so; None
-    where it is made for the bundled one."""
-    if request.made_for is None:
+    where it is made for the bundled one, and for a task, of which no files are written."""
+    if request.made_for is None or estimate.recipe.task is not None:
         return None
     from vlmplan.emit.trainer_files import write_trainer_files
     from vlmplan.other_trainers.writing import settings_for

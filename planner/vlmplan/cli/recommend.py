@@ -34,6 +34,8 @@ from vlmplan.cli.options import (
 )
 from vlmplan.cli.other_trainer import ForTrainer, for_trainer, next_steps
 from vlmplan.cli.refresh import REFRESH, refresh_prices
+from vlmplan.cli.task_options import TASK
+from vlmplan.errors import InputError
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -69,7 +71,7 @@ LIMITS: tuple[Decorator, ...] = (
 @click.command()
 @options(CONFIG, FOR, DATA, WORKLOAD, MACHINES)
 @click.option("--objective", type=click.Choice(("cost", "time", "vram")), default="cost", show_default=True)
-@options(LIMITS, REFRESH, RECIPE, EVALUATION, CATALOG)
+@options(LIMITS, REFRESH, RECIPE, EVALUATION, TASK, CATALOG)
 @click.option(
     "--out",
     type=FILE,
@@ -212,6 +214,11 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
     """Write the winner's files where ``out`` says so; how to train it, in lines for the user."""
     if not found.plans:
         return []
+    task = found.plans[0].estimate.recipe.task
+    if task is not None:
+        if out is None:
+            return []
+        raise InputError(f"--out writes files for the bundled trainer, which trains no --task {task.kind.value}")
     if out is None:
         return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
     from vlmplan.emit import is_for_skypilot, launch_text, sky_problem, write_files

@@ -18,6 +18,7 @@ from vlmplan.cli.options import (
     argument_name,
     options,
 )
+from vlmplan.cli.task_options import TASK
 from vlmplan.json_reader import JsonDict
 
 GROUPS: tuple[tuple[str, tuple[Decorator, ...]], ...] = (
@@ -25,6 +26,7 @@ GROUPS: tuple[tuple[str, tuple[Decorator, ...]], ...] = (
     ("Machines", ONE_CLUSTER),
     ("Recipe", RECIPE),
     ("Evaluation", EVALUATION),
+    ("Task", TASK),
     ("Checkpoints", SAVING),
     ("Trainer", (FOR,)),
 )

@@ -12,7 +12,7 @@ from vlmplan.machine.host import host_ram_bytes
 from vlmplan.models import find_model
 from vlmplan.plan import Plan, PlannedHardware
 from vlmplan.recipe_choices import Method
-from vlmplan.request import EvaluationRequest, HardwareRequest, Request, WorkloadRequest
+from vlmplan.request import EvaluationRequest, HardwareRequest, Request, TaskRequest, WorkloadRequest
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
 
@@ -47,6 +47,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
         hardware=HardwareRequest(gpus=(choice,), num_nodes=plan.hardware.num_nodes, host_ram_gib=host_ram_gib),
         recipe=recipe,
         evaluation=EvaluationRequest.of(plan.recipe.evaluation),
+        task=TaskRequest.of(plan.recipe.task),
     )
 
 

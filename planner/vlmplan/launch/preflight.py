@@ -49,6 +49,7 @@ def preflight(
     is_here = runs_here(plan, facts, hostfile)
     problems = [
         *_verdict_problems(plan),
+        *_task_problems(plan),
         *_package_problems(plan, facts),
         *monitor_problems(options.monitor, lambda package: facts.packages.get(package) is not None),
         *((facts.port_problem,) if is_here and facts.port_problem is not None else ()),
@@ -97,6 +98,11 @@ def writes_report_here(plan: Plan, facts: Facts, hostfile: Path | None) -> bool:
 
 def _is_this_machine(host: str, facts: Facts) -> bool:
     return host == "localhost" or host.partition(".")[0] == facts.host_name.partition(".")[0]
+
+
+def _task_problems(plan: Plan) -> Iterator[str]:
+    if plan.recipe.task is not None:
+        yield f"the plan is for --task {plan.recipe.task.kind.value}, which the bundled trainer does not train"
 
 
 def _verdict_problems(plan: Plan) -> Iterator[str]:

@@ -36,6 +36,11 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
             f"--steps is {num_steps}; {LEAST_STEPS} or more are needed: the first differs from the later ones, and "
             f"what is alive at a peak is looked at when it comes a second time"
         )
+    if plan.recipe.task is not None:
+        raise InputError(
+            f"--task {plan.recipe.task.kind.value} is not rehearsed with the bundled trainer, which trains samples as "
+            f"they are; rehearse TRL's script: vlmplan rehearse --gpu NAME -- python train.py"
+        )
     evaluation = plan.recipe.evaluation
     if evaluation is not None and evaluation.kept is not Kept.LOSS:
         raise InputError(

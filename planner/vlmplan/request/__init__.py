@@ -12,6 +12,7 @@ from vlmplan.request.parts import (
     HardwareRequest,
     Objective,
     SearchRequest,
+    TaskRequest,
     WorkloadRequest,
     image_size,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Request",
     "RequestedSetup",
     "SearchRequest",
+    "TaskRequest",
     "WorkloadRequest",
     "batch_sizes",
     "configured_request",

@@ -11,7 +11,7 @@ from vlmplan.models import find_model
 from vlmplan.recipe import PLAIN, option_name
 from vlmplan.recipe_choices import Batching
 from vlmplan.request.parts import WorkloadRequest
-from vlmplan.request.record import ConfiguredRequest, FromData, Options, Request
+from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -49,7 +49,24 @@ def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
 def own_request(options: Options, given_model: ModelFiles | None = None) -> Request:
     """What the user says beside a configuration and samples."""
     own = Request().with_options({name: value for name, value in options.items() if name not in FILES})
+    own = _for_its_task(own, configured=options.get("config"))
     return own if given_model is None else replace(own, model=given_model.id, given_model=given_model)
+
+
+def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
+    """A request with a task is made for TRL. Raises InputError where another trainer is named, and for configurations
+    of other trainers, which are read as those of samples as they are."""
+    task = own.task.task()
+    if task is None:
+        return own
+    from vlmplan.other_trainers.writing import Tool
+
+    name = f"--task {task.kind.value}"
+    if own.made_for not in (None, Tool.TRL):
+        raise InputError(f"{name} is planned as TRL trains it, but --for is {own.made_for.value}; leave --for off")
+    if configured is not None:
+        raise InputError(f"{name} does not go with --config {configured}, which is read as it trains; give options")
+    return replace(own, made_for=Tool.TRL)
 
 
 def configured_request(

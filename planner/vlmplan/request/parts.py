@@ -9,6 +9,16 @@ from vlmplan.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, K
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
 from vlmplan.saving import Saving
+from vlmplan.training_task import (
+    OF_BOTH,
+    OF_VLLM,
+    SFT,
+    TASK_OPTION_NAMES,
+    Generation,
+    Reference,
+    TaskKind,
+    TrainingTask,
+)
 from vlmplan.units import GIB, MAX_COUNT
 from vlmplan.workload import DEFAULT_IMAGE_SIZE
 
@@ -133,6 +143,52 @@ class EvaluationRequest:
     def of(cls, evaluation: Evaluation | None) -> "EvaluationRequest":
         """What asks for this one."""
         return cls() if evaluation is None else cls(**{name: getattr(evaluation, name) for name in OPTION_NAMES})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskRequest:
+    """What is trained for. ``kind`` is that of a task or ``sft``; the other fields as ``TrainingTask`` has them."""
+
+    kind: TaskKind | str | None = None
+    reference: Reference | None = None
+    completion_tokens: int | None = None
+    num_generations: int | None = None
+    steps_per_generation: int | None = None
+    generation: Generation | None = None
+    vllm_memory: float | None = None
+    vllm_sleep_level: int | None = None
+    vllm_tensor_parallel: int | None = None
+    reward_params: int | None = None
+
+    def task(self) -> TrainingTask | None:
+        """None for samples as they are. Raises InputError for values out of range, and for those of another task."""
+        given = {name: getattr(self, name) for name in TASK_OPTION_NAMES if getattr(self, name) is not None}
+        kind = given.pop("kind", SFT)
+        if not isinstance(kind, TaskKind):
+            for name in given:
+                allowed = "dpo or grpo" if name in OF_BOTH else "grpo"
+                raise InputError(f"{TASK_OPTION_NAMES[name]} is given with --task {kind}; it is of --task {allowed}")
+            return None
+        task = TrainingTask(kind=kind, **given)
+        for name in given:
+            if task.is_dpo and name not in OF_BOTH:
+                raise InputError(f"{TASK_OPTION_NAMES[name]} is of --task grpo, but --task is dpo; leave it off")
+            if not task.uses_vllm_here and name in OF_VLLM:
+                kind = task.generation.value
+                raise InputError(f"{TASK_OPTION_NAMES[name]} is of --generation vllm, but it is {kind}; leave it off")
+        return task
+
+    @classmethod
+    def of(cls, task: TrainingTask | None) -> "TaskRequest":
+        """What asks for this one."""
+        if task is None:
+            return cls()
+        names = [
+            name
+            for name in TASK_OPTION_NAMES
+            if (task.is_grpo or name in OF_BOTH) and (task.uses_vllm_here or name not in OF_VLLM)
+        ]
+        return cls(**{name: getattr(task, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

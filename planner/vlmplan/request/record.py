@@ -34,9 +34,11 @@ from vlmplan.request.parts import (
     HardwareRequest,
     Objective,
     SearchRequest,
+    TaskRequest,
     WorkloadRequest,
     image_size,
 )
+from vlmplan.training_task import SFT, TASK_OPTION_NAMES, Generation, Reference, TaskKind
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
@@ -137,6 +139,7 @@ class Request:
     hardware: HardwareRequest = field(default_factory=HardwareRequest)
     recipe: DecidedRecipe = field(default_factory=DecidedRecipe)
     evaluation: EvaluationRequest = field(default_factory=EvaluationRequest)
+    task: TaskRequest = field(default_factory=TaskRequest)
     ds_config: "DsConfig | None" = None
     search: SearchRequest = field(default_factory=SearchRequest)
     configured: ConfiguredRequest | None = None
@@ -158,8 +161,8 @@ class Request:
 
     @property
     def decided(self) -> DecidedRecipe:
-        """What is decided of the recipe, its evaluation too. Raises InputError for one that cannot be."""
-        return replace(self.recipe, evaluation=self.evaluation.evaluation())
+        """What is decided of the recipe, its evaluation and its task too. Raises InputError for what cannot be."""
+        return replace(self.recipe, evaluation=self.evaluation.evaluation(), task=self.task.task())
 
     @property
     def model_files(self) -> ModelFiles:
@@ -222,7 +225,7 @@ class Request:
         return replace(completed(self, defaults), **parts)
 
 
-PARTS = ("workload", "hardware", "recipe", "evaluation", "search")
+PARTS = ("workload", "hardware", "recipe", "evaluation", "task", "search")
 
 
 # -- how each option is read and written -----------------------------------------------------------------------------
@@ -289,6 +292,22 @@ def _kept(name: str) -> Kept:
     return enum_value(Kept, name, "--eval-keeps")
 
 
+def _task_kind(name: str) -> TaskKind | str:
+    return name if name == SFT else enum_value(TaskKind, name, "--task")
+
+
+def _task_name(kind: TaskKind | str) -> str:
+    return kind.value if isinstance(kind, TaskKind) else kind
+
+
+def _reference(name: str) -> Reference:
+    return enum_value(Reference, name, "--reference")
+
+
+def _generation(name: str) -> Generation:
+    return enum_value(Generation, name, "--generation")
+
+
 def _stage(value: Any) -> Any:
     return PLAIN if str(value) == PLAIN else int(value)
 
@@ -332,6 +351,10 @@ OPTIONS: Mapping[str, _Option] = {
     **{f"eval_{name}": _Option(part="evaluation", field=name) for name in EVALUATION_COUNTS},
     "eval_keeps": _Option(part="evaluation", field="kept", reads=_kept, write=_value),
     "eval_loss": _Option(part="evaluation", field="computes_loss"),
+    **{option[2:].replace("-", "_"): _Option(part="task", field=name) for name, option in TASK_OPTION_NAMES.items()},
+    "task": _Option(part="task", field="kind", reads=_task_kind, write=_task_name),
+    "reference": _Option(part="task", field="reference", reads=_reference, write=_value),
+    "generation": _Option(part="task", field="generation", reads=_generation, write=_value),
     **_part("hardware", "inter_node_gbit", "calibration"),
     "objective": _Option(part="search", field="objective", reads=Objective, write=_value),
     **_part("search", "max_usd", "max_hours", "max_usd_per_hour"),

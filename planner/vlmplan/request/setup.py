@@ -230,6 +230,8 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     later unless the request's ds_config has them. Raises InputError for what cannot run."""
     cluster, notes = machine
     ds_config = request.ds_config
+    if request.task.task() is not None:
+        raise InputError("--task dpo and grpo are not planned yet")
     workload = workload_of(model, request.workload, requested_saving(request))
     recipe, warnings = resolved_recipe(
         as_its_trainer(request, workload.model),

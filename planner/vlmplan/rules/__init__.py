@@ -10,6 +10,8 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     liger     what Liger's kernels run on, and for which models
     models    attention, loss, adapters, batch
     sequences what GPUs that share a sample can do
+    batches   rows without padding
+    tasks     preferences and rewards (DPO, GRPO)
 
 Looked at and allowed: fp16 in plain PyTorch (trained weights are float32, so GradScaler takes their gradients), paged
 and 8-bit optimizers under every ZeRO stage, bitsandbytes on AMD and on CPUs, parameters offloaded without the

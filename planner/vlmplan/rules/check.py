@@ -13,6 +13,7 @@ from vlmplan.rules.fsdp import FSDP_RULES
 from vlmplan.rules.liger import LIGER_RULES
 from vlmplan.rules.models import MODEL_RULES
 from vlmplan.rules.sequences import SEQUENCE_RULES
+from vlmplan.rules.tasks import TASK_RULES
 
 RULES: tuple[Rule, ...] = (
     *ENGINE_RULES,
@@ -22,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     *LIGER_RULES,
     *SEQUENCE_RULES,
     *BATCH_RULES,
+    *TASK_RULES,
 )
 ERROR_RULES = tuple(rule for rule in RULES if rule.severity is Severity.ERROR)
 

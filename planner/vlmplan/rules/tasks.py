@@ -1,0 +1,101 @@
+"""Preferences and rewards: what TRL's DPOTrainer and GRPOTrainer can do with a recipe, and what is planned of it."""
+
+from vlmplan.rules.base import RuleBook, RuleContext
+from vlmplan.training_task import Generation, Reference
+
+TASK_RULES = RuleBook()
+
+
+@TASK_RULES.error("trl 1.16 dpo_trainer.py: 'padding_free=True is temporarily unavailable'; grpo_trainer.py pads both")
+def answers_are_padded(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.task is None or not recipe.batching.is_flat:
+        return None
+    return (
+        f"--batching {recipe.batching.value} does not go with --task {recipe.task.kind.value}: TRL pads its rows; "
+        f"leave it off"
+    )
+
+
+@TASK_RULES.error("trl 1.16 dpo_trainer.py, grpo_trainer.py: rows whole on every rank")
+def rows_of_tasks_are_whole(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.task is None or recipe.sequence_parallel == 1:
+        return None
+    return (
+        f"--sequence-parallel {recipe.sequence_parallel} is not planned with --task {recipe.task.kind.value}; "
+        f"leave it off"
+    )
+
+
+@TASK_RULES.error("vlmplan: a second model under FSDP2 and its forward are not planned")
+def tasks_are_not_sharded_by_torch(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.task is None or not recipe.fsdp:
+        return None
+    return f"--fsdp is not planned with --task {recipe.task.kind.value}; give --zero-stage 3"
+
+
+@TASK_RULES.error("vlmplan: evaluations are planned of samples as they are")
+def tasks_are_not_evaluated(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.task is None or recipe.evaluation is None:
+        return None
+    return f"--eval-batch is not planned with --task {recipe.task.kind.value}; leave it off"
+
+
+@TASK_RULES.error("trl 1.16 dpo_trainer.py: is_peft_model decides; a model without adapters has none to switch off")
+def only_adapters_can_be_off(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.reference is not Reference.ADAPTER_OFF or recipe.trains_adapters:
+        return None
+    return "--reference adapter-off needs adapters, but --method is full; give copy, or --method lora"
+
+
+@TASK_RULES.error("trl 1.16 grpo_trainer.py: with adapters there is no second model ('adapter off', or a ref adapter)")
+def adapters_need_no_copy(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.reference is not Reference.COPY or not recipe.trains_adapters:
+        return None
+    return (
+        f"--reference copy: with --method {recipe.method.value} TRL has no second model but switches adapters off; "
+        f"give adapter-off"
+    )
+
+
+@TASK_RULES.error("trl 1.16 dpo_trainer.py compute_loss: every loss reads the reference")
+def preferences_need_a_reference(context: RuleContext) -> str | None:
+    task = context.recipe.task
+    if task is None or not task.is_dpo or task.reference is not Reference.NONE:
+        return None
+    return (
+        "--reference none is for --task grpo, whose beta may be 0; DPO's loss reads one: give precomputed, copy or "
+        "adapter-off"
+    )
+
+
+@TASK_RULES.error("trl 1.16 grpo_config.py: there is no precompute_ref_log_probs, as answers come while it trains")
+def generated_answers_are_not_known_before(context: RuleContext) -> str | None:
+    task = context.recipe.task
+    if task is None or not task.is_grpo or task.reference is not Reference.PRECOMPUTED:
+        return None
+    return (
+        "--reference precomputed is for --task dpo: the answers of GRPO are generated while it trains; give none, copy "
+        "or adapter-off"
+    )
+
+
+@TASK_RULES.error("trl 1.16 vllm_generation.py: 'tensor_parallel_size must divide world size evenly'")
+def generating_gpus_divide_all(context: RuleContext) -> str | None:
+    task, num_gpus = context.recipe.task, context.num_gpus
+    if task is None or num_gpus is None or num_gpus % task.vllm_tensor_parallel == 0:
+        return None
+    return f"--vllm-tensor-parallel {task.vllm_tensor_parallel} does not divide {num_gpus} GPU(s); give a divisor"
+
+
+@TASK_RULES.error("vllm runs on GPUs; there is no sleep and no utilisation on CPU ranks")
+def vllm_is_for_gpus(context: RuleContext) -> str | None:
+    task = context.recipe.task
+    if task is None or task.generation is not Generation.VLLM or not context.is_on_cpu:
+        return None
+    return "--generation vllm is for GPUs, but --gpu names CPU ranks; give --generation transformers"
