@@ -154,16 +154,24 @@ def test_a_slider_moves_the_bars_at_once_and_is_one_step_back(page, server):
 
 def test_a_redraw_takes_no_time_that_is_noticed(page, server):
     show(page, server, SETUP)
-    taken: list[float] = []
-    for number in range(50):
-        page.evaluate("() => { performance.clearMarks(); delete document.body.dataset.answered; }")
-        page.locator("#option-seq_len").fill(str(512 + 16 * number))
-        page.locator("#option-seq_len").press("Enter")
-        page.wait_for_selector("body[data-answered]")
-        asked, drawn = (f"performance.getEntriesByName('{name}')[0].startTime" for name in ("asked", "drawn"))
-        taken.append(page.evaluate(f"{drawn} - {asked}"))
-    print(f"redrawn after {statistics.median(taken):.0f} ms, the median of 50")
+    taken = [redrawn_ms(page, 512 + 16 * number) for number in range(50)]
+    print(f"redrawn after {statistics.median(taken):.0f} ms, the median of 50, at load {os.getloadavg()[0]:.1f}")
     assert statistics.median(taken) < MOST_REDRAW_MS
+
+
+def redrawn_ms(page: Any, seq_len: int) -> float:
+    """From a change, which may come while the last answer is completed, until its answer is drawn."""
+    page.evaluate("performance.clearMarks()")
+    page.locator("#option-seq_len").fill(str(seq_len))
+    page.locator("#option-seq_len").press("Enter")
+    page.wait_for_selector("body[data-answered]")
+    return page.evaluate(
+        """() => {
+          const asked = performance.getEntriesByName("asked")[0].startTime;
+          const drawn = performance.getEntriesByName("drawn").map((mark) => mark.startTime);
+          return drawn.find((time) => time > asked) - asked;
+        }"""
+    )
 
 
 def test_back_forward_and_a_shared_address_restore(page, server, browser):

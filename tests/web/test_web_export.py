@@ -1,8 +1,11 @@
 """The page as files: the planner in it is whole, and Pyodide is the version that it was tried with."""
 
 import hashlib
+import importlib
+import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +16,7 @@ import pytest
 from cli_calls import call, isolate
 from vlmplan.cli.web_answer import answer
 from vlmplan.web import export
+from vlmplan.web.bytecode import compiled_archive
 from vlmplan.web.files import page_files
 
 SETUP = {"model": "gpt2", "gpu": "t4:2", "zero_stage": "2"}
@@ -32,6 +36,7 @@ def pyodide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (folder / name).write_text(name)
     sums = {name: hashlib.sha256(name.encode()).hexdigest() for name in export.CHECKSUMS}
     monkeypatch.setattr(export, "CHECKSUMS", sums)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     return folder
 
 
@@ -60,6 +65,39 @@ def test_everything_is_written_and_overwritten_only_if_asked(pyodide: Path):
     assert written == {*page_files(), "planner.zip", *(f"pyodide/{name}" for name in export.CHECKSUMS)}
     assert "exists already; --force overwrites it" in call("web", "--export", "site", "--pyodide", str(pyodide)).err
     assert call("web", "--export", "site", "--pyodide", str(pyodide), "--force").code == 0
+
+
+@pytest.mark.parametrize("keeps_docstrings", [True, False])
+def test_a_compiled_archive_is_imported_without_its_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps_docstrings: bool
+):
+    given = io.BytesIO()
+    with zipfile.ZipFile(given, "w") as archive:
+        archive.writestr("compiled_once/__init__.py", '"""Says what is known."""\nfrom compiled_once.part import seen')
+        archive.writestr("compiled_once/part.py", "seen = 6 * 7")
+        archive.writestr("compiled_once/data.json", "{}")
+    made = tmp_path / "made.zip"
+    made.write_bytes(compiled_archive(given.getvalue(), keeps_docstrings=keeps_docstrings))
+    names = zipfile.ZipFile(made).namelist()
+    assert names == ["compiled_once/__init__.pyc", "compiled_once/data.json", "compiled_once/part.pyc"]
+    monkeypatch.syspath_prepend(str(made))
+    found = importlib.import_module("compiled_once")
+    assert found.seen == 42
+    assert found.__doc__ == ("Says what is known." if keeps_docstrings else None)
+    for name in ("compiled_once", "compiled_once.part"):
+        del sys.modules[name]
+
+
+def test_a_page_that_was_not_compiled_says_why(pyodide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Pyodide here is files without Pyodide in them."""
+    assert call("web", "--export", "a", "--pyodide", str(pyodide)).out.endswith("second: node is not on the PATH\n")
+    node = tmp_path / "node"
+    node.write_text("#!/bin/sh\necho there is no such module >&2\nexit 1\n")
+    node.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: str(node))
+    said = call("web", "--export", "b", "--pyodide", str(pyodide)).out
+    assert said.endswith("node did not compile it: there is no such module\n")
+    assert Path("a/planner.zip").read_bytes() == Path("b/planner.zip").read_bytes()
 
 
 def test_the_exported_page_says_what_it_may_do_before_it_does_anything(pyodide: Path):

@@ -9,6 +9,9 @@ import click
 
 from vlmplan.cli.options import FILE
 
+FIRST_QUESTION = b'{"ask": "form"}'
+"""That of every page, so that what it needs is imported before a page asks."""
+
 
 @click.command()
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="[default: one that is free]")
@@ -38,7 +41,7 @@ def web(port: int, no_browser: bool, export: Path | None, pyodide: Path, force: 
     os.environ["HF_HUB_OFFLINE"] = "1"  # of this process: a name that is typed into a page fetches nothing
     server = open_server(answer, port=port)
     click.echo(f"The page is at {server.address} (Ctrl-C ends it)")
-    threading.Thread(target=answer, args=({"ask": "form"},), daemon=True).start()  # imports, while the page loads
+    threading.Thread(target=server.answer, args=(FIRST_QUESTION,), daemon=True).start()  # imports, while the page loads
     if not no_browser:
         threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
     try:
@@ -54,6 +57,8 @@ def _exported(folder: Path, pyodide: Path, *, force: bool) -> int:
     from vlmplan.units import MIB
     from vlmplan.web.export import export_page
 
-    num_bytes = export_page(folder, pyodide, force=force)
-    click.echo(f"written: {folder} ({num_bytes / MIB:.1f} MiB), for any server of files")
+    exported = export_page(folder, pyodide, force=force)
+    click.echo(f"written: {folder} ({exported.num_bytes / MIB:.1f} MiB), for any server of files")
+    if exported.not_compiled is not None:
+        click.echo(f"readers' browsers compile it, which takes them about a second: {exported.not_compiled}")
     return 0

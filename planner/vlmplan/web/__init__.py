@@ -2,6 +2,7 @@
 
 files    the files of the page
 export   the same with the planner itself, for any server of files
+bytecode what that planner is compiled to, by the Python that will run it (bytecode.mjs starts it)
 server   HTTP on 127.0.0.1: those files, and answers to what the page asks
 """
 

@@ -2,20 +2,27 @@
 
 Pyodide is CPython for WebAssembly. Its npm package is not part of vlmplan (10 MB, MPL-2.0): the user names the folder
 that npm made of it, and it is taken only if its files are those that this version was tried with. The planner needs
-click, rich and PyYAML besides, which are Python alone, and come from this installation.
+click, rich and PyYAML besides, which are Python alone, and come from this installation. Where there is Node, Pyodide
+compiles all of this once, so that no reader's browser has to.
 """
 
 import hashlib
 import importlib.util
 import io
+import shutil
+import subprocess
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from vlmplan.child_process import empty_folder, last_words
 from vlmplan.compiled_catalog import COMPILED_CATALOG, compiled_text
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import SHIPPED_CATALOG, refuse_existing, shipped_catalog_path, write_atomically
+from vlmplan.plain_text import one_line
+from vlmplan.web.bytecode import ZIP_DATE
 from vlmplan.web.files import page_files
 
 PYODIDE = "314.0.7"
@@ -40,21 +47,35 @@ HEAD = f"""<meta charset="utf-8">
 <meta name="planner" content="worker">"""
 PLANNER = "planner.zip"
 PACKAGE = Path(__file__).parents[1]
-ZIP_DATE = (1980, 1, 1, 0, 0, 0)
-"""Of every file in the archive, so that the same planner is the same archive."""
+ARCHIVES = (PLANNER, "pyodide/python_stdlib.zip")
+COMPILER = ("bytecode.mjs", "bytecode.py")
+COMPILE_SECONDS = 300
+"""More than ten times what it takes on two cores."""
 
 
-def export_page(folder: Path, pyodide: Path, *, force: bool) -> int:
-    """Write the page to ``folder``, with the npm package in ``pyodide``; the bytes that it takes.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written. ``not_compiled``: why readers' browsers have to compile the planner; None where they do not."""
+
+    num_bytes: int
+    not_compiled: str | None
+
+
+def export_page(folder: Path, pyodide: Path, *, force: bool) -> Exported:
+    """Write the page to ``folder``, with the npm package in ``pyodide``.
 
     Raises UnavailableError where the package is not there, InputError where it is another version or where a file
     exists and ``force`` is off.
     """
-    contents = exported_files(pyodide)
+    contents, not_compiled = exported_files(pyodide), None
     refuse_existing([folder / name for name in contents], force=force)
+    try:
+        contents |= _compiled(contents)
+    except UnavailableError as error:
+        not_compiled = str(error)
     for name, content in contents.items():
         write_atomically(folder / name, content, force=force)
-    return sum(map(len, contents.values()))
+    return Exported(num_bytes=sum(map(len, contents.values())), not_compiled=not_compiled)
 
 
 def exported_files(pyodide: Path) -> dict[str, bytes]:
@@ -80,6 +101,36 @@ def _runtime(folder: Path) -> Iterator[tuple[str, bytes]]:
         if hashlib.sha256(content).hexdigest() != checksum:
             raise InputError(f"{folder / name} is not that of pyodide {PYODIDE}, with which this page works")
         yield name, content
+
+
+def _compiled(contents: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The archives of Python, compiled by the Pyodide among ``contents``, whose files were looked at.
+
+    Raises UnavailableError where there is no Node, or where it does not do this.
+    """
+    node = shutil.which("node")
+    if node is None:
+        raise UnavailableError("node is not on the PATH")
+    with empty_folder() as folder:
+        own = {name: (Path(__file__).parent / name).read_bytes() for name in COMPILER}
+        given = {name: content for name, content in contents.items() if name == PLANNER or name.startswith("pyodide/")}
+        for name, content in {**own, **given}.items():
+            write_atomically(folder / name, content)
+        try:
+            done = subprocess.run(  # noqa: S603 - files of ours, and those whose checksums are right
+                [node, COMPILER[0], str(folder)],
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=COMPILE_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise UnavailableError(f"node did not compile it: {one_line(str(error))}") from None
+        if done.returncode:
+            raise UnavailableError(f"node did not compile it: {one_line(last_words(done))}")
+        return {name: (folder / name).read_bytes() for name in ARCHIVES}
 
 
 @cache

@@ -37,21 +37,28 @@ export async function answerTo(question) {
   }
 }
 
-const paused = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
-
 // A function to call at every change. `steps` are taken one after the other, each with the answer that it shows, and begun
-// again when something changes; an answer to what was asked before a change is not shown.
+// again when something changes; an answer to what was asked before a change is not shown. A change ends a pause at once.
 export function follower(steps) {
   let version = 0;
   let finished = 0;
   let isBusy = false;
+  let wake = () => {};
+  const rest = (milliseconds) =>
+    new Promise((done) => {
+      const timer = setTimeout(done, milliseconds);
+      wake = () => {
+        clearTimeout(timer);
+        done();
+      };
+    });
   async function follow() {
     isBusy = true;
     while (finished !== version) {
       const current = version;
       const isCurrent = () => current === version;
       for (const { after, question, show } of steps) {
-        if (after) await paused(after);
+        if (after) await rest(after);
         if (!isCurrent()) break;
         const asked = question();
         if (asked === null) continue;
@@ -64,6 +71,7 @@ export function follower(steps) {
   }
   return function changed() {
     version += 1;
+    wake();
     if (!isBusy) follow();
   };
 }

@@ -16,9 +16,9 @@ answer_text
 const OWN_MISTAKE = JSON.stringify({ error: "vlmplan made a mistake of its own with this setup; the browser's console says which" });
 
 async function planner() {
+  const archive = fetch("planner.zip").then((response) => response.arrayBuffer()); // on its way while Python starts
   const python = await loadPyodide({ indexURL: new URL("pyodide/", self.location.href).href });
-  const archive = await (await fetch("planner.zip")).arrayBuffer();
-  python.unpackArchive(archive, "zip", { extractDir: "/planner" });
+  python.unpackArchive(await archive, "zip", { extractDir: "/planner" });
   return python.runPython(START);
 }
 
