@@ -8,21 +8,19 @@ import gc
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
-import torch.distributed as dist
+from gloo_messages import let_go_of_messages
 
 from vlmplan_trainer import run
 from vlmplan_trainer.measure import Meter, PhaseMemory
 from vlmplan_trainer.options import parse_options
 from vlmplan_trainer.rehearse.meter import collector_at_rest
 
-REST_SECONDS = 0.003
 ONCE = ("load", "init", "save")
 
 
@@ -42,19 +40,6 @@ class StepMeter(Meter):
             yield
         if name in self.memory:
             StepMeter.steps.append((name, 0 if name in ONCE else self.step, self.memory[name]))
-
-
-def let_go_of_messages() -> None:
-    """Let gloo's own threads forget a message before its receiver goes on: they hold its tensors for a moment after
-    they have said that it is there, or for longer where they have to wait for the processor, as no card's would."""
-    wait = dist.Work.wait
-
-    def wait_and_rest(self: dist.Work, *args: object) -> object:
-        found = wait(self, *args)
-        time.sleep(REST_SECONDS)
-        return found
-
-    dist.Work.wait = wait_and_rest
 
 
 def main(jobs_file: str, results: str) -> None:

@@ -1,18 +1,27 @@
 """A script that really runs on a CPU rank, its storages counted by the phases that a rehearsal finds:
-``python real_script.py ANSWER.json SCRIPT ARGUMENTS...``."""
+``python real_script.py ANSWER.json SCRIPT ARGUMENTS...``, in the folder of the answer.
 
+Writes a list of {name, step, resident_bytes, peak_bytes} of the first rank.
+"""
+
+import gc
 import json
 import os
 import runpy
 import sys
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
+os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # what is counted is counted in this thread
 
-from vlmplan_trainer.measure import LiveStorages, Meter
+import torch
+from gloo_messages import let_go_of_messages
+
+from vlmplan_trainer.measure import LiveStorages, Meter, PhaseMemory
+from vlmplan_trainer.rehearse.meter import OUTSIDE_STEPS, collector_at_rest
+from vlmplan_trainer.rehearse.replaced import replaced
 from vlmplan_trainer.script_rehearsal.loaders import short_loaders, stopping_trainers
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
 
@@ -20,10 +29,12 @@ NUM_STEPS = 3
 
 
 class WholeMeter(Meter):
-    """Counts from the first line of a script to its last."""
+    """Counts from the first line of a script to its last. What reference cycles hold goes when a phase begins, as in a
+    rehearsal."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"), num_steps=NUM_STEPS + 1)
+        self.found: dict[tuple[str, int], PhaseMemory] = {}
 
     @property
     def storages(self) -> LiveStorages:
@@ -33,6 +44,33 @@ class WholeMeter(Meter):
     def _mode(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.memory.pop(name, None)
+        key = (name, 0 if name in OUTSIDE_STEPS else self.step)
+        gc.collect()
+        with collector_at_rest(), super().phase(name):
+            yield
+        memory = self.memory[name]
+        before = self.found.get(key, memory)
+        self.found[key] = PhaseMemory(memory.resident_bytes, max(before.peak_bytes, memory.peak_bytes))
+
+
+@contextmanager
+def counting_loaded_weights(storages: LiveStorages) -> Iterator[None]:
+    """Weights that a file is mapped to are made by no operation."""
+    from transformers import PreTrainedModel
+
+    load = PreTrainedModel.from_pretrained.__func__  # pyright: ignore[reportFunctionMemberAccess]
+
+    def loaded(kind: Any, *args: Any, **kwargs: Any) -> Any:
+        model = load(kind, *args, **kwargs)
+        storages.count(*model.parameters(), *model.buffers())
+        return model
+
+    with replaced(PreTrainedModel, "from_pretrained", classmethod(loaded)):
+        yield
+
 
 def main() -> None:
     answer, script, *arguments = sys.argv[1:]
@@ -41,15 +79,29 @@ def main() -> None:
 
     assert Trainer
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # see engines.make.init_gloo
+    let_go_of_messages()
     meter = WholeMeter()
     phases = ScriptPhases(meter, num_steps=NUM_STEPS)
     torch.autograd.set_multithreading_enabled(False)
     sys.argv = [script, *arguments]
-    with short_loaders(phases), stopping_trainers(phases), meter.storages, phases.following():
+    os.chdir(Path(answer).parent)
+    sys.path.insert(0, str(Path(script).parent))
+    gc.freeze()
+    with (
+        short_loaders(phases),
+        stopping_trainers(phases),
+        meter.storages,
+        counting_loaded_weights(meter.storages),
+        phases.following(),
+    ):
         phases.switch("load")
         runpy.run_path(script, run_name="__main__")
     if os.environ.get("RANK", "0") == "0":
-        Path(answer).write_text(json.dumps({name: asdict(memory) for name, memory in meter.memory.items()}))
+        lines = [
+            {"name": name, "step": step, "resident_bytes": one.resident_bytes, "peak_bytes": one.peak_bytes}
+            for (name, step), one in meter.found.items()
+        ]
+        Path(answer).write_text(json.dumps(lines))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ mode            what is unknown reads as zero, and who asked; bounds for shapes 
 checkpoints     from_pretrained by configuration, saving by counting
 phases          load, init, forward, backward, step, evaluation and save, found from calls
 ranks           process groups of which one rank runs
+compiling       no kernel is built; those that update in place do nothing
 loaders         data loaders: in this process, an end after the last step
 side_effects    folders, trackers and networks that are not touched
 """

@@ -55,8 +55,6 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
     world = World(**request["world"])
     launch = understood(request["words"], world)
     os.environ.update(rank_variables(world) | launch.environment)
-    if request["card"] is None:
-        os.environ["ACCELERATE_USE_CPU"] = "true"
     from vlmplan_trainer.script_rehearsal.queries import Card
     from vlmplan_trainer.script_rehearsal.run import ScriptRequest, rehearse_script
 

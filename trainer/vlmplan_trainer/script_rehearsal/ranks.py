@@ -4,11 +4,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from vlmplan_trainer.rehearse import collectives
 from vlmplan_trainer.rehearse.replaced import replaced
+
+HOST = torch.device("cpu")
 
 
 @contextmanager
@@ -22,6 +26,18 @@ def running_alone(rank: int, num_ranks: int, *, device: str | None) -> Iterator[
                 stack.enter_context(replaced(module, name, value))
         # a reducer's clock for cards is not in a torch for CPUs (``c10d/logger.cpp``)
         stack.enter_context(replaced(dist.Logger, "set_runtime_stats_and_log", _nothing))
+        yield
+
+
+@contextmanager
+def one_host() -> Iterator[None]:
+    """A tensor that is asked for on ``cpu:1`` is on ``cpu``; torch says so of every tensor but a fake one."""
+    normalised = FakeTensor._normalize_fake_device
+
+    def without_index(device: torch.device) -> torch.device:
+        return normalised(HOST if device.type == "cpu" else device)
+
+    with replaced(FakeTensor, "_normalize_fake_device", staticmethod(without_index)):
         yield
 
 

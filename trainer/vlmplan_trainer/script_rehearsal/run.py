@@ -30,6 +30,7 @@ from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.rehearse.meter import PhaseMeter
 from vlmplan_trainer.script_rehearsal.card import make_cuda_known
 from vlmplan_trainer.script_rehearsal.checkpoints import counting_checkpoints, reading_no_weights
+from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
 from vlmplan_trainer.script_rehearsal.launchers import Launch
 from vlmplan_trainer.script_rehearsal.loaders import short_loaders, stopping_trainers
 from vlmplan_trainer.script_rehearsal.mode import (
@@ -41,11 +42,12 @@ from vlmplan_trainer.script_rehearsal.mode import (
 )
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
 from vlmplan_trainer.script_rehearsal.queries import Card, answer_as
-from vlmplan_trainer.script_rehearsal.ranks import running_alone
+from vlmplan_trainer.script_rehearsal.ranks import one_host, running_alone
 from vlmplan_trainer.script_rehearsal.side_effects import Notes, leaving_nothing
 
 SCHEMA = "vlmplan.rehearsed/1"
-CUDA_SHIMS = (making_numbers_on_the_host, knowing_used_weights, recording_no_streams)
+CPU_SHIMS = (knowing_used_weights, one_host)
+CUDA_SHIMS = (making_numbers_on_the_host, knowing_used_weights, recording_no_streams, flash_attention_from_torch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +83,8 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
     torch.autograd.set_multithreading_enabled(False)
     with ExitStack() as stack:
         stack.enter_context(shims.installed(has_device=False, has_paged_states=False))
-        if card is not None:
-            for shim in (*CUDA_SHIMS, flash_attention_from_torch):
-                stack.enter_context(shim())
+        for shim in CPU_SHIMS if card is None else CUDA_SHIMS:
+            stack.enter_context(shim())
         stack.enter_context(running_alone(request.rank, request.num_ranks, device=card and "cuda"))
         mode = ScriptRehearsal(fake_mode, ledger, attribution, unknowns)
         meter = PhaseMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
@@ -91,6 +92,7 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
         stack.enter_context(reading_no_weights(notes))
         stack.enter_context(short_loaders(phases))
         stack.enter_context(stopping_trainers(phases))
+        stack.enter_context(compiling_nothing(notes))
         stack.enter_context(leaving_nothing(request.folder, notes, allows_network=request.allows_network))
         saved = stack.enter_context(counting_checkpoints(phases))
         stack.enter_context(reading_fake_tensors(unknowns))

@@ -19,7 +19,7 @@ class Lines(torch.utils.data.Dataset):
 
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--model", required=True)
+parser.add_argument("--model", default="llama")
 parser.add_argument("--output", default="out")
 parser.add_argument("--deepspeed")
 parser.add_argument("--accum", type=int, default=1)
