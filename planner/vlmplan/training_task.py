@@ -111,14 +111,15 @@ class TrainingTask:
         """Whether vLLM has a part of the training GPUs."""
         return self.is_grpo and self.generation is Generation.VLLM
 
-    def answer_tokens(self, seq_len: int) -> int:
-        """Scored tokens of a row of ``seq_len``. Raises InputError where no prompt is left before them."""
-        default = DEFAULT_COMPLETION_TOKENS if self.is_grpo else seq_len - 1
+    def answer_tokens(self, seq_len: int, *, least_prompt: int = 1) -> int:
+        """Scored tokens of a row of ``seq_len``. Raises InputError where no ``least_prompt`` is left before them."""
+        default = DEFAULT_COMPLETION_TOKENS if self.is_grpo else seq_len - least_prompt
         tokens = default if self.completion_tokens is None else self.completion_tokens
-        if not 1 <= tokens < seq_len:
+        if not 1 <= tokens <= seq_len - least_prompt:
+            of_images = f", of which images take {least_prompt:,}" if least_prompt > 1 else ""
             raise InputError(
                 f"--max-completion-tokens is {tokens:,}, but a row (--seq-len) has {seq_len:,} tokens, prompt and "
-                f"answer together; give fewer, or a larger --seq-len"
+                f"answer together{of_images}; give fewer, or a larger --seq-len"
             )
         return tokens
 

@@ -85,6 +85,8 @@ class Workload:
     num_samples: int = DEFAULT_NUM_SAMPLES
     epochs: float = DEFAULT_EPOCHS
     global_batch: int | None = None
+    samples_per_entry: int = 1
+    """Samples that one of ``num_samples`` makes: answers to a prompt, where they are generated."""
     saving: Saving = field(default_factory=Saving)
 
     def __post_init__(self) -> None:
@@ -108,7 +110,7 @@ class Workload:
 
     @property
     def total_samples(self) -> float:
-        return self.num_samples * self.epochs
+        return self.num_samples * self.epochs * self.samples_per_entry
 
     def num_steps(self, samples_per_step: int) -> int:
         """Optimizer steps of the whole run; the last may be of fewer samples."""

@@ -14,6 +14,7 @@ from vlmplan.estimation import estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rules import check
+from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
 
 NUM_GPUS = 2
 BASES = {
@@ -58,3 +59,30 @@ def test_recipes_of_other_bytes_are_said_in_other_words(base: str):
             if found is not None:
                 by_text.setdefault(recipe_text(changed, num_gpus=NUM_GPUS, sees=True), set()).add(found)
         assert all(len(found) == 1 for found in by_text.values()), name
+
+
+def test_what_a_task_needs_is_said():
+    tasks = [
+        TrainingTask(kind=TaskKind.DPO),
+        TrainingTask(kind=TaskKind.DPO, reference=Reference.PRECOMPUTED),
+        TrainingTask(kind=TaskKind.DPO, completion_tokens=77),
+        *(TrainingTask(kind=TaskKind.GRPO, **changes) for changes in GRPO_CHANGES),
+    ]
+    texts = [recipe_text(Recipe(task=task, grad_accum=2), num_gpus=4, sees=False) for task in tasks]
+    assert len(set(texts)) == len(tasks)
+
+
+GRPO_CHANGES: list[dict[str, Any]] = [
+    {},
+    {"reference": Reference.COPY},
+    {"completion_tokens": 77},
+    {"num_generations": 4},
+    {"steps_per_generation": 4},
+    {"generation": Generation.SERVER},
+    {"generation": Generation.VLLM},
+    {"generation": Generation.VLLM, "vllm_memory": 0.4},
+    {"generation": Generation.VLLM, "vllm_sleep_level": 1},
+    {"generation": Generation.VLLM, "vllm_sleep_level": 2},
+    {"generation": Generation.VLLM, "vllm_tensor_parallel": 2},
+    {"reward_params": 7 * 10**9},
+]

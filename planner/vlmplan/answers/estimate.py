@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import click
 
 from vlmplan.answers.host_and_disk import host_and_disk_json, host_and_disk_lines
-from vlmplan.answers.setups import recipe_text
+from vlmplan.answers.setups import TASK_TITLES, recipe_text
 from vlmplan.answers.used_calibration import reference_json, reference_line
 from vlmplan.communication import volume_json
 from vlmplan.engines.components import Components
@@ -167,7 +167,8 @@ def detail_lines(estimate: Estimate, notes: Sequence[str]) -> list[str]:
 def heading(estimate: Estimate) -> str:
     """The model, what is trained of it, and the hardware in one line."""
     params, trained = count_text(estimate.num_params), count_text(estimate.num_trainable_params)
-    model = f"{estimate.workload.model.id}: {params} parameters, {trained} trained{_parts_text(estimate)}"
+    by = "" if estimate.recipe.task is None else f" by {TASK_TITLES[estimate.recipe.task.kind]}"
+    model = f"{estimate.workload.model.id}: {params} parameters, {trained} trained{by}{_parts_text(estimate)}"
     return f"{model}; {hardware_text(estimate)}"
 
 

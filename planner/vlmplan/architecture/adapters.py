@@ -115,6 +115,8 @@ class Lora(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tape = x.tape
+        if tape.switches_adapters_off:
+            return self.base_layer(x)  # type: ignore[operator]
         if not tape.fetches_weights:
             return self._adapted(x)
         tape.modules.append(self._looked_at)
@@ -166,6 +168,8 @@ class LoraEmbedding(Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         result = self.base_layer(ids)
+        if ids.tape.switches_adapters_off:
+            return result
         update = ops.linear(ops.embedding(ids, self.lora_embedding_A), self.lora_embedding_B)
         return ops.to(ops.add(result, ops.scale(update)), result.dtype)
 
@@ -187,7 +191,7 @@ class TrainedCopy(Module):
         return getattr(self.modules_to_save, "bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.modules_to_save(x)
+        return self.original_module(x) if x.tape.switches_adapters_off else self.modules_to_save(x)
 
 
 def add_lora(

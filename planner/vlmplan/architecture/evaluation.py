@@ -48,7 +48,7 @@ def evaluation_pass(
         if loss is LossKind.CHUNKED:
             chunked_loss(hidden, model.head)
         elif loss is LossKind.TRL:
-            fused_loss(hidden, model.head)
+            fused_loss(hidden, model.head, scored_tokens=batch.scored_tokens)
         elif loss is LossKind.LIGER:
             liger_loss(hidden, model.head)
         else:

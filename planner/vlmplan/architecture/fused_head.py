@@ -1,8 +1,9 @@
 """TRL's fused output head: log-probabilities of the labels in tiles, computed again for the gradients in backward.
 
 Source: TRL 1.16.0, ``trl/kernels/chunked_logprob.py`` (``ChunkedLogProbFunction``) and ``add_fused_lm_head`` in
-``trl/trainer/utils.py``, with the Triton kernels that run on CUDA. Only tokens with a label are scored; a plan counts
-all but the first of each sample. In bytes, with N of them, hidden size H and vocabulary V:
+``trl/trainer/utils.py``, with the Triton kernels that run on CUDA. Only tokens with a label are scored; where nobody
+says how many they are, a plan counts all but the first of each sample. In bytes, with N of them, hidden size H and
+vocabulary V:
 
 - forward: a tile of min(N, 4,096) x 32,768 logits in 16 bit, whatever the vocabulary, and the rows of hidden states in
   a copy that stays for backward;
@@ -28,8 +29,9 @@ STATISTICS: Final = 7
 """Running values of each token: the largest logit, sums, that of the label (``running_max`` to ``target_logit``)."""
 
 
-def fused_loss(hidden: Tensor, head: Any) -> Tensor:
-    """The loss of every token but the first of each sample. ``hidden``: (samples, tokens, width) of the last norm.
+def fused_loss(hidden: Tensor, head: Any, *, scored_tokens: int | None = None) -> Tensor:
+    """The loss of ``scored_tokens`` of each sample, or of every token but the first. ``hidden``: (samples, tokens,
+    width) of the last norm.
 
     The weight is read as it lies in the module, so adapters on the head do not take part.
     """
@@ -38,7 +40,7 @@ def fused_loss(hidden: Tensor, head: Any) -> Tensor:
     dtype = tape.autocast or hidden.dtype
     tape.fetch(head)
     with tape.charged_to(Kind.LOGITS):
-        rows = _scored(hidden)
+        rows = _scored(hidden, hidden.shape[1] - 1 if scored_tokens is None else scored_tokens)
         node = tape.node((rows, head.weight), _fused_backward, meta=(rows.shape, rows.dtype, head.weight, dtype))
         if node is not None:
             node.module = head
@@ -54,14 +56,14 @@ def fused_loss(hidden: Tensor, head: Any) -> Tensor:
     return loss
 
 
-def _scored(hidden: Tensor) -> Tensor:
+def _scored(hidden: Tensor, scored_tokens: int) -> Tensor:
     """``hidden[:, :-1][mask]``: a copy. Its gradient is written into zeros of the slice, those into zeros of all."""
     samples, tokens, width = hidden.shape
     tape = hidden.tape
     shape = samples, tokens - 1, width
     node = tape.node((hidden,), _scored_backward, meta=(hidden.shape, shape))
-    tape.save(node, tape.tensor((samples * (tokens - 1), INDEX_BYTES), DType.UINT8))
-    return tape.tensor((samples * (tokens - 1), width), hidden.dtype, node)
+    tape.save(node, tape.tensor((samples * scored_tokens, INDEX_BYTES), DType.UINT8))
+    return tape.tensor((samples * scored_tokens, width), hidden.dtype, node)
 
 
 def _scored_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:

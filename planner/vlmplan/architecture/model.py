@@ -49,6 +49,8 @@ class Batch:
     """Ranks that share each sample; ``num_tokens`` are those of one."""
     sequences: PackedLengths | None = None
     pixel_dtypes: tuple[DType, ...] = ()
+    scored_tokens: int | None = None
+    """Tokens of each row that have a label, where TRL's head looks at them alone; None: all but the first."""
 
     @property
     def token_shape(self) -> tuple[int, int]:
@@ -221,7 +223,7 @@ class Model(Module):
                 total = chunked_loss(hidden, self.head)
                 tape.leave_model()
             elif loss is LossKind.TRL:
-                total = fused_loss(hidden, self.head)
+                total = fused_loss(hidden, self.head, scored_tokens=batch.scored_tokens)
                 tape.leave_model()
             elif loss is LossKind.LIGER:
                 total = liger_loss(hidden, self.head)

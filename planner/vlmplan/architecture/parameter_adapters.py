@@ -57,6 +57,8 @@ class LoraParameter(Module):
     def forward(self, x: Tensor, *args: Any) -> Any:
         owner, name = self.target
         tape = x.tape
+        if tape.switches_adapters_off:
+            return self.base_layer(x, *args)
         fetched = (self.lora_A, self.lora_B) if tape.fetches_weights else ()
         for factor in fetched:
             tape.fetch(factor)

@@ -118,6 +118,7 @@ class Tape(ForwardTape):
         )
         tape.reuses_layers = False
         tape.offloads_inputs = self.offloads_inputs
+        tape.switches_adapters_off = self.switches_adapters_off
         return tape
 
     def run_backward(self, loss: Tensor) -> None:

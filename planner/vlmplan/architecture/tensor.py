@@ -164,6 +164,8 @@ class ForwardTape(Recorder):
         self.makes_loss_inside = makes_loss_inside
         self.offloads_inputs = False
         """Whether inputs of checkpointed layers wait for backward in host memory."""
+        self.switches_adapters_off = False
+        """Whether only base layers run (peft's ``disable_adapter``)."""
         self.modules: list[Any] = []
         # What the model's output object holds, besides the logits (image_hidden_states).
         self.outputs: list[Tensor] = []

@@ -11,7 +11,7 @@ from vlmplan.engines import engine_of
 from vlmplan.engines.bounds import peak_bound
 from vlmplan.engines.profile import MicroBatchProfile, micro_batch_profile
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimate, Estimator, sized_estimate, sized_recipes
+from vlmplan.estimation import Estimate, Estimator, sized_estimate, sized_recipes, with_copy
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace
@@ -186,7 +186,7 @@ class Trials:
         At the least: states, and of the micro batch what neither gathered weights nor gradients are.
         """
         engine = engine_of(estimator.table, recipe, num_ranks=cluster.num_gpus)
-        states = engine.states()
+        states = with_copy(engine.states(), estimator.table, recipe, cluster.num_gpus)
         least = max(states.resident.total + states.copies.total, states.step_peak.total)
         if least > budget_bytes(cluster):
             return least, least

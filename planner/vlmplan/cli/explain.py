@@ -7,11 +7,12 @@ import click
 
 from vlmplan.cli.options import CATALOG, EVALUATION, JSON, ONE_CLUSTER, RECIPE, WORKLOAD, options, print_document
 from vlmplan.cli.rehearse import MODEL, PLAN
+from vlmplan.cli.task_options import TASK
 
 
 @click.command()
 @click.argument("name", metavar="[KEY]", required=False)
-@options(PLAN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, CATALOG, JSON)
+@options(PLAN, MODEL, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG, JSON)
 @click.pass_context
 def explain(
     ctx: click.Context,

@@ -10,6 +10,7 @@ from vlmplan.estimation.estimator import Estimator
 from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
+from vlmplan.estimation.references import with_copy
 from vlmplan.memory.device import Verdict
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "packed_samples",
     "sized_estimate",
     "sized_recipes",
+    "with_copy",
 ]

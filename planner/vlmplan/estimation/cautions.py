@@ -25,6 +25,16 @@ def not_counted_caveat(model: ModelFiles) -> Caveat | None:
     return Caveat(f"{text}; only text is planned{none}")
 
 
+def blocks_note(recipe: Recipe) -> str | None:
+    """That torch's native allocator is not replayed with a task."""
+    if recipe.task is None or recipe.expandable_segments:
+        return None
+    return (
+        f"blocks that torch's native allocator keeps unused are not counted with --task {recipe.task.kind.value}; "
+        f"--expandable-segments keeps next to none"
+    )
+
+
 def kernels_note(model: ModelFiles) -> str | None:
     """Which of two ways of computing the same is planned.
 

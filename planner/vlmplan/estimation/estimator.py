@@ -8,6 +8,7 @@ from typing import Any
 from vlmplan.architecture.attention_backend import SMALL_HEAD_DIM, AttentionBackend
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
+from vlmplan.architecture.reference import with_reference
 from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
@@ -17,6 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation.evaluating import EvaluationRuns
 from vlmplan.estimation.micro_batch import batch_of, tape_for
 from vlmplan.estimation.record import Estimate
+from vlmplan.estimation.references import ReferenceRuns, copy_bytes
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
@@ -68,6 +70,7 @@ class Estimator:
         self.sizes = model_sizes(self.model)
         self._traces: dict[Any, Trace] = {}
         self._evaluations = self._new_evaluations()
+        self._references = ReferenceRuns(self.model, self._batch, self._trace_key)
         self._operations: dict[Any, tuple[Trace, Operations]] = {}
         self._backends: dict[Any, AttentionBackend] = {}
         self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
@@ -96,7 +99,7 @@ class Estimator:
         checkpoints = (recipe.activation_checkpointing, self.checkpoints_others(recipe), recipe.offload_activations)
         is_sharded = recipe.zero_stage == 3
         keeps = recipe.keeps_linear_inputs
-        batch = (recipe.micro_batch, recipe.batching)
+        batch = (recipe.micro_batch, recipe.batching, recipe.task, recipe.reference)
         computed = (recipe.loss, recipe.autocast, recipe.pixel_dtypes)
         return (*batch, checkpoints, backend, *computed, keeps, is_sharded)
 
@@ -109,11 +112,13 @@ class Estimator:
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         set_checkpointing(self.model.stacks(), recipe)
-        return self.model.run(tape, self._batch(recipe), backend, loss=recipe.loss)
+        trace = self.model.run(tape, self._batch(recipe), backend, loss=recipe.loss)
+        reference = self._references.trace(recipe, backend)
+        return trace if reference is None else with_reference(trace, reference)
 
     def _replay(self, recipe: Recipe, cluster: Cluster) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
-        if recipe.expandable_segments:
+        if recipe.expandable_segments or recipe.task is not None:
             return None
         trace, operations = self._logged(recipe, cluster)
         return self._replayed(recipe, cluster, trace, operations)
@@ -159,6 +164,7 @@ class Estimator:
         other.workload, other.image = workload, sample_image(workload)
         other._traces, other._operations = {}, {}
         other._evaluations = other._new_evaluations()
+        other._references = ReferenceRuns(other.model, other._batch, other._trace_key)
         return other
 
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
@@ -212,7 +218,12 @@ class Estimator:
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The memory timeline of the fullest GPU, with library workspaces and the micro batches that wait."""
         timeline = self.timeline_of_tensors(recipe, cluster)
-        return with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe))
+        return self.with_lasting(timeline, recipe, cluster)
+
+    def with_lasting(self, timeline: Timeline, recipe: Recipe, cluster: Cluster) -> Timeline:
+        """``timeline`` of tensors with what lasts over steps."""
+        copied = copy_bytes(self.table, recipe, cluster.num_gpus)
+        return with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied)
 
     def batch_bytes(self, recipe: Recipe) -> int:
         """Of one micro batch as it comes to the GPU, where those of a step are there together; else 0."""

@@ -6,6 +6,7 @@ from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.estimation.packed_samples import packed_samples
+from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.recipe import Recipe
 from vlmplan.workload import Workload
 
@@ -28,11 +29,12 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
 def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None) -> Batch:
     """The shape of a micro batch on one GPU; ``image`` is that of the workload's images."""
     return Batch(
-        micro_batch=recipe.micro_batch,
+        micro_batch=recipe.rows,
         num_tokens=-(-workload.seq_len // recipe.sequence_parallel),
         sequence_parallel=recipe.sequence_parallel,
         images_per_sample=workload.images_per_sample,
         image=image,
         sequences=packed_samples(recipe, workload),
         pixel_dtypes=recipe.pixel_dtypes,
+        scored_tokens=scored_tokens(recipe, workload, image),
     )

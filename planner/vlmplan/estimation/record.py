@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from vlmplan.architecture.model import Part
 from vlmplan.engines.collectives import Collectives
 from vlmplan.estimation.cautions import (
+    blocks_note,
     evaluation_hints,
     kernels_note,
     not_counted_caveat,
@@ -93,7 +94,8 @@ class Estimate:
         stacked = stacked_caveat(self.recipe, stacked_bytes=self.stacked_bytes, num_params=self.num_params)
         speed = None if self.timed is None else speed_note(self.cluster.node.gpu)
         kernels = kernels_note(self.workload.model)
-        found = (not_counted_caveat(self.workload.model), stacked, self._resume_caveat, kernels, speed)
+        blocks = blocks_note(self.recipe)
+        found = (not_counted_caveat(self.workload.model), blocks, stacked, self._resume_caveat, kernels, speed)
         return [note for note in found if note is not None]
 
     @property
@@ -131,7 +133,10 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        return None if self.samples_per_second is None else self.samples_per_second * self.workload.seq_len
+        if self.samples_per_second is None:
+            return None
+        rows = 1 if self.recipe.task is None else self.recipe.task.rows_per_sample
+        return self.samples_per_second * rows * self.workload.seq_len
 
     @property
     def num_steps(self) -> int:

@@ -1,8 +1,9 @@
 """The highest moment of each phase: the engine's tensors from its events, the micro batch's from the trace."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
+from vlmplan.architecture.reference import reference_start
 from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, Parts, Run, Span, Trace, add_parts
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
@@ -148,7 +149,9 @@ class MicroBatchReplay:
         self._engine, self._tracker, self._trace = engine, tracker, trace
         self._gathers = engine.gather_replay(trace)
 
-    def forward(self) -> None:
+    def forward(self, at_reference: Callable[[], None]) -> None:
+        """``at_reference`` is called where the forward of a reference begins."""
+        self._at_reference = at_reference
         self._engine.begin_forward(self._trace)
         self._run_phase(0, self._trace.schedule, None if self._gathers is None else self._gathers.forward)
         self._engine.end_forward()
@@ -174,15 +177,20 @@ class MicroBatchReplay:
             self._tracker.gather(self._gathers.never_freed_bytes, self._gathers.never_freed_bytes)
 
     def _run_phase(self, phase: int, schedule: Sequence[Run], gathers: "PhaseReplay | None") -> None:
+        at = reference_start(schedule) if phase == 0 else None
         if gathers is None:
             merged = self._trace.merged_sections()
             if self._engine.follows_layers:
                 self._run_layers(phase, schedule)
                 return
-            for run in schedule:
+            for place, run in enumerate(schedule):
+                if place == at:
+                    self._at_reference()
                 self._run(merged[run.key][phase], run, ())
             return
-        for run, weights in zip(schedule, gathers.runs(), strict=True):
+        for place, (run, weights) in enumerate(zip(schedule, gathers.runs(), strict=True)):
+            if place == at:
+                self._at_reference()
             section = self._trace.sections[run.key]
             self._run(section.backward if phase else section.forward, run, weights)
 

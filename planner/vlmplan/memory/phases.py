@@ -5,6 +5,9 @@ from typing import Any
 
 from vlmplan.engines.components import Components
 
+REFERENCE_PHASE = "reference"
+"""The forward of the reference, between forward and backward."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:

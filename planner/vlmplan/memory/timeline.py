@@ -1,9 +1,10 @@
 """The phases of a run: an engine's walk and a trace of its micro batch, through a tracker of peaks.
 
-    load → init → forward → backward → step → (evaluation) → save
+    load → init → forward → (reference) → backward → step → (evaluation) → save
 
-``forward`` includes the loss, ``backward`` the gradient reduction. Phases are those of a later step, on the rank that
-holds most; the first step lacks the optimizer's states until it ends.
+``forward`` includes the loss, ``reference`` is the forward of what a preference loss is compared with, ``backward``
+includes the gradient reduction. Phases are those of a later step, on the rank that holds most; the first step lacks the
+optimizer's states until it ends.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
-from vlmplan.memory.phases import Phase
+from vlmplan.memory.phases import REFERENCE_PHASE, Phase
 from vlmplan.recipe import Recipe
 
 
@@ -75,9 +76,10 @@ class StartedRun:
         replay = MicroBatchReplay(engine, tracker, trace)
         tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(self._table, recipe)))
         tracker.start_phase()
-        replay.forward()
+        forwards: list[Phase] = []
+        replay.forward(lambda: forwards.append(_ended("forward", tracker)))
         tracker.free("casts")
-        forward = _ended("forward", tracker)
+        forwards.append(_ended(REFERENCE_PHASE if forwards else "forward", tracker))
         replay.backward()
         engine.reduce_gradients()
         replay.release_outputs()
@@ -89,7 +91,7 @@ class StartedRun:
         beside = () if evaluated is None else evaluated.phases(engine, tracker, trace)
         written = beside[-1] if beside else step  # from where the tensors lie
         save = Phase(name="save", resident=step.resident, peak=written.resident)
-        return Timeline(phases=(self._load, self._init, forward, backward, step, *beside, save))
+        return Timeline(phases=(self._load, self._init, *forwards, backward, step, *beside, save))
 
     def _reach_last_micro_batch(self, trace: Trace, *, accumulates: bool) -> None:
         """The earlier micro batches of a step."""

@@ -29,6 +29,7 @@ from vlmplan.request.setup import (
     requested_setup,
     resolved_recipe,
     samples_per_step,
+    with_task,
     workload_of,
 )
 
@@ -61,5 +62,6 @@ __all__ = [
     "resolved_recipe",
     "samples_per_step",
     "with_samples",
+    "with_task",
     "workload_of",
 ]

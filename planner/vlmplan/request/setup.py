@@ -24,6 +24,7 @@ from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_i
 from vlmplan.rules import check, default_attention, model_facts
 from vlmplan.sample_images import image_tokens
 from vlmplan.saving import Interval, Saving, saving_of
+from vlmplan.training_task import TrainingTask
 from vlmplan.workload import (
     DEFAULT_EPOCHS,
     DEFAULT_IMAGE_SIZE,
@@ -106,6 +107,11 @@ def workload_of(model: ModelFiles, asked: WorkloadRequest, saving: Saving | None
         return workload
     seq_len = -(-(image_tokens(workload) + LEAST_TEXT_TOKENS) // LEAST_TEXT_TOKENS) * LEAST_TEXT_TOKENS
     return replace(workload, seq_len=seq_len)
+
+
+def with_task(workload: Workload, task: TrainingTask | None) -> Workload:
+    """``workload`` with the samples that the task makes of each entry."""
+    return workload if task is None else replace(workload, samples_per_entry=task.samples_per_prompt)
 
 
 def resolved_recipe(
@@ -230,9 +236,10 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     later unless the request's ds_config has them. Raises InputError for what cannot run."""
     cluster, notes = machine
     ds_config = request.ds_config
-    if request.task.task() is not None:
-        raise InputError("--task dpo and grpo are not planned yet")
-    workload = workload_of(model, request.workload, requested_saving(request))
+    task = request.task.task()
+    if task is not None and task.is_grpo:
+        raise InputError("--task grpo is not planned yet")
+    workload = with_task(workload_of(model, request.workload, requested_saving(request)), task)
     recipe, warnings = resolved_recipe(
         as_its_trainer(request, workload.model),
         cluster,

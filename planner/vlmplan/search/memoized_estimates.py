@@ -14,12 +14,11 @@ from vlmplan.engines import Engine, ModelStates
 from vlmplan.engines.bounds import gathered_bounds, peak_bound, peak_floor
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.zero3 import Zero3
-from vlmplan.estimation import Estimator
+from vlmplan.estimation import Estimator, with_copy
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.evaluation import with_evaluation
-from vlmplan.memory.lasting import with_lasting
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
@@ -231,7 +230,8 @@ class MemoizedEstimates:
         return self._states.get(self._any_batch(recipe), num_ranks)
 
     def _new_states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
-        return self.estimator(recipe)[1].states(recipe, num_ranks)
+        estimator, states = self.estimator(recipe)
+        return with_copy(states.states(recipe, num_ranks), estimator.table, recipe, num_ranks)
 
     def _engine(self, recipe: Recipe, num_ranks: int) -> Engine:
         """The engine on the rank that holds most, for what it says of any micro batch."""
@@ -287,7 +287,7 @@ class MemoizedEstimates:
         )
         if key not in self._timelines:
             self._timelines[key] = estimator.timeline_of_tensors(recipe, cluster)
-        return with_lasting(self._timelines[key], gpu, recipe, estimator.batch_bytes(recipe))
+        return estimator.with_lasting(self._timelines[key], recipe, cluster)
 
     def host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """Host memory that each node needs."""

@@ -20,6 +20,7 @@ from vlmplan.request import (
     network_notes,
     requested_saving,
     samples_per_step,
+    with_task,
     workload_of,
 )
 from vlmplan.search import Limits, Objective, SearchQuery
@@ -63,7 +64,7 @@ def search_query(
     if (rate := hardware.inter_node_bytes_per_second) is not None:
         found = [candidate.with_network(rate) for candidate in found]
     asked = replace(request.workload, global_batch=samples_per_step(request))
-    workload = workload_of(model, asked, requested_saving(request))
+    workload = with_task(workload_of(model, asked, requested_saving(request)), request.task.task())
     notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))
     notes = (*notes, *length_notes(workload, request.workload), *more)
     return SearchQuery(

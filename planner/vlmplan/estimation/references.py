@@ -1,0 +1,78 @@
+"""The reference of DPO: its forward within a micro batch, and the bytes of a second model."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.model import Batch, Model
+from vlmplan.architecture.reference import reference_trace
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines import ModelStates
+from vlmplan.engines.components import Components
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.shards import Shards
+from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.recipe import Recipe
+from vlmplan.training_task import Reference
+
+RUNS_BESIDE = (Reference.ADAPTER_OFF, Reference.COPY)
+"""References that run while the model is trained."""
+
+
+class ReferenceRuns:
+    """Forwards of references, each run once. ``batch_of`` makes the batch of a recipe, ``key_of`` says what its
+    forward depends on."""
+
+    def __init__(
+        self,
+        model: Model,
+        batch_of: Callable[[Recipe], Batch],
+        key_of: Callable[[Recipe, AttentionBackend], Any],
+    ) -> None:
+        self._model, self._batch_of, self._key_of = model, batch_of, key_of
+        self._copy: Model | None = None
+        self._traces: dict[Any, Trace] = {}
+
+    def trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace | None:
+        """The forward in a micro batch of DPO; None where there is none."""
+        if recipe.task is None or not recipe.task.is_dpo or recipe.reference not in RUNS_BESIDE:
+            return None
+        unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
+        key = self._key_of(unchecked, backend)
+        if key not in self._traces:
+            tape = tape_for(Tape, recipe, is_evaluating=True)
+            tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF
+            self._traces[key] = reference_trace(self._reference(recipe), tape, self._batch_of(recipe), backend)
+        return self._traces[key]
+
+    def _reference(self, recipe: Recipe) -> Model:
+        """A second model has weights of its own, which ZeRO-3 gathers by themselves."""
+        if recipe.reference is not Reference.COPY:
+            return self._model
+        if self._copy is None:
+            self._copy = deepcopy(self._model)
+        return self._copy
+
+
+def with_copy(states: ModelStates, table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:
+    """``states`` with a second model beside them, where the recipe has one."""
+    copied = copy_bytes(table, recipe, num_ranks)
+    return replace(states, copies=states.copies + Components(weights=copied)) if copied else states
+
+
+def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """Of a second model on one GPU.
+
+    It has the type of the first (``dpo_trainer.py``: ``ref_model_init_kwargs.setdefault("dtype", self.model.dtype)``),
+    which DeepSpeed casts alike. ``prepare_deepspeed`` (``trl/models/utils.py``) shards it under stage 3, with weights
+    up to the persistence threshold whole, and has it whole on every GPU under the others.
+    """
+    if recipe.reference is not Reference.COPY:
+        return 0
+    if recipe.zero_stage != 3:
+        return table.total_bytes
+    shards, persistent = Shards(table, recipe, num_ranks).weight_totals
+    return shards + persistent

@@ -1,0 +1,103 @@
+"""DPO's micro batch: two rows a sample, answers alone scored, a reference that runs between forward and backward."""
+
+from functools import cache
+
+import pytest
+
+from planned import cluster, shortened
+from vlmplan.engines import engine_of
+from vlmplan.engines.bounds import peak_bound, peak_floor
+from vlmplan.engines.profile import micro_batch_profile
+from vlmplan.engines.shards import Shards
+from vlmplan.errors import InputError
+from vlmplan.estimation import Estimator, with_copy
+from vlmplan.memory.phases import Phase
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.training_task import Reference, TaskKind, TrainingTask
+from vlmplan.workload import Workload
+
+WIDTH, TOKENS, ANSWER = 576, 300, 70
+LAYERS = 3
+DPO = TrainingTask(kind=TaskKind.DPO, completion_tokens=ANSWER)
+SFT = Recipe(loss=LossKind.TRL, zero_stage=2)
+
+
+@cache
+def estimator(method: Method = Method.FULL, stage: int | None = 2) -> Estimator:
+    workload = Workload(model=shortened("smollm2-135m", num_hidden_layers=LAYERS), seq_len=TOKENS)
+    return Estimator(workload, Recipe(method=method, zero_stage=stage))
+
+
+def phases(recipe: Recipe, num_gpus: int = 2) -> dict[str, Phase]:
+    found = estimator(recipe.method, recipe.zero_stage)
+    return {phase.name: phase for phase in found.timeline(recipe, cluster(num_gpus=num_gpus)).phases}
+
+
+def for_dpo(reference: Reference | None = None, **changes: object) -> Recipe:
+    return SFT.with_changes(
+        task=TrainingTask(kind=TaskKind.DPO, completion_tokens=ANSWER, reference=reference), **changes
+    )
+
+
+def test_a_precomputed_reference_leaves_a_micro_batch_of_two_rows_a_pair():
+    whole = TrainingTask(kind=TaskKind.DPO, reference=Reference.PRECOMPUTED)
+    pairs = phases(SFT.with_changes(task=whole, micro_batch=3))
+    assert pairs == phases(SFT.with_changes(micro_batch=2 * 3))
+
+
+def test_a_second_model_is_there_from_the_beginning():
+    without, found = phases(for_dpo(Reference.PRECOMPUTED)), phases(for_dpo(Reference.COPY))
+    table = estimator().table
+    for name in ("load", "init", "forward", "backward", "step", "save"):
+        assert found[name].peak.total - without[name].peak.total == table.total_bytes, name
+    assert found["reference"].peak.weights - without["forward"].peak.weights == table.total_bytes
+
+
+def test_a_second_model_is_sharded_under_stage_3_alone():
+    shards, small = Shards(estimator(Method.FULL, 3).table, SFT.with_changes(zero_stage=3), 4).weight_totals
+    without, found = (phases(for_dpo(one, zero_stage=3), 4) for one in (Reference.PRECOMPUTED, Reference.COPY))
+    assert found["step"].resident.total - without["step"].resident.total == shards + small
+
+
+def test_the_reference_runs_beside_what_the_first_forward_keeps():
+    """Its hidden states of all tokens, its copy of those that are scored, and a tile of logits are the least."""
+    recipe = for_dpo(Reference.ADAPTER_OFF, method=Method.LORA, micro_batch=3)
+    found = phases(recipe)
+    rows = 2 * 3
+    tile = min(rows * ANSWER, 4096) * 32768 * 2
+    hidden, scored = rows * TOKENS * WIDTH * 2, rows * ANSWER * WIDTH * 2
+    assert found["reference"].peak.total - found["forward"].resident.total >= tile + scored
+    assert found["reference"].peak.total - found["forward"].resident.total < tile + scored + 3 * hidden
+    assert found["reference"].resident == found["forward"].resident
+
+
+def test_only_answers_are_scored():
+    """Fewer scored tokens are fewer rows of a tile of logits."""
+    tasks = [TrainingTask(kind=TaskKind.DPO, completion_tokens=tokens) for tokens in (ANSWER, 2 * ANSWER)]
+    short, long = (phases(SFT.with_changes(task=task))["reference"].peak.logits for task in tasks)
+    assert long - short >= 2 * ANSWER * 32768 * 2
+
+
+@pytest.mark.parametrize("stage", [None, 0, 2, 3])
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+def test_bounds_hold_the_timeline(method: Method, stage: int | None):
+    found, num_gpus = estimator(method, stage), 2
+    recipe = for_dpo(method=method, zero_stage=stage)
+    engine = engine_of(found.table, recipe, num_ranks=num_gpus)
+    states = with_copy(engine.states(), found.table, recipe, num_gpus)
+    profile = micro_batch_profile(found.trace(recipe, (8, 0)))
+    peak = max(phase.peak.total for phase in found.timeline(recipe, cluster(num_gpus=num_gpus)).phases)
+    workspaces = (
+        phases(recipe)["step"].resident.total
+        - found.timeline_of_tensors(recipe, cluster(num_gpus=num_gpus)).phases[-1].resident.total
+        - (states.copies.total - engine.states().copies.total)
+    )
+    assert peak_floor(states, profile, workspaces) <= peak
+    assert peak - workspaces <= peak_bound(engine, states, profile, accumulates=False)
+
+
+def test_an_answer_leaves_room_for_a_prompt():
+    recipe = SFT.with_changes(task=TrainingTask(kind=TaskKind.DPO, completion_tokens=TOKENS))
+    with pytest.raises(InputError, match="--max-completion-tokens is 300, but a row"):
+        estimator().trace(recipe, (8, 0))
