@@ -58,7 +58,10 @@ def fsdp_has_no_fp16(context: RuleContext) -> str | None:
     return "--precision fp16 does not go with --fsdp here, which scales no loss; give --precision bf16 or fp32"
 
 
-@FSDP_RULES.error("accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: incompatible_params4bit are ignored_params")
+@FSDP_RULES.error(
+    "accelerate 1.15 utils/fsdp_utils.py fsdp2_prepare_model: incompatible_params4bit are ignored_params; of float "
+    "storage bitsandbytes issue 1945 says that whole weights lose what they need to be unpacked"
+)
 def fsdp_shards_no_packed_weights(context: RuleContext) -> str | None:
     if not context.recipe.fsdp or context.recipe.method is not Method.QLORA:
         return None
