@@ -64,16 +64,16 @@ def pure_bf16_is_plain_or_sharded(context: RuleContext) -> str | None:
 
 
 @ENGINE_RULES.error(
-    "transformers modeling_utils.py get_init_context: zero.Init is skipped for quantized models; DeepSpeed's initialize "
-    "shards them afterwards, in bytes too (tried on two CPU ranks), which is not planned"
+    "transformers modeling_utils.py get_init_context: zero.Init is skipped for quantized models; DeepSpeed "
+    "shards them in its initialize, in bytes too (tried on two CPU ranks), which is not planned"
 )
 def four_bit_weights_are_not_sharded(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.method is not Method.QLORA or recipe.zero_stage != 3:
         return None
     return (
-        "--method qlora does not go with --zero-stage 3 yet: transformers reads all 4-bit weights onto every GPU before "
-        "DeepSpeed can shard them, so that a run starts on no smaller GPU than under stage 2; give stage 2, or "
+        "--method qlora does not go with --zero-stage 3 yet: transformers reads all 4-bit weights onto every GPU "
+        "before DeepSpeed can shard them, so that a run starts on no smaller GPU than under stage 2; give stage 2, or "
         "--method lora"
     )
 
