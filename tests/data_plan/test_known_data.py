@@ -48,15 +48,15 @@ def test_what_is_drawn_has_the_distribution_that_its_formula_says():
 
 
 @pytest.mark.sweep
-def test_a_hundred_thousand_samples_with_images_are_read_in_a_minute_of_two_cores(tmp_path: Path):
-    samples = drawn_samples(100_000)
+def test_samples_with_images_are_read_as_fast_as_a_hundred_thousand_in_a_minute_of_two_cores(tmp_path: Path):
+    samples = drawn_samples(20_000)
     data, model = write_data(tmp_path / "data", samples), write_model(tmp_path / "model")
     started = cpu_seconds()
     request, outlooks = asked_for(data, model)
     source = request.from_data.source
     outlooks.of(source)
     used = cpu_seconds() - started
-    assert used < 2 * 60, f"{used:.0f} seconds of processor time"
+    assert used < 2 * 60 * 20_000 / 100_000, f"{used:.0f} seconds of processor time"
     assert [(one.tokens, one.patches) for one in source.found.shapes] == [(one.tokens, one.patches) for one in samples]
     started = cpu_seconds()
     asked_for(data, model)
