@@ -35,7 +35,7 @@ TABLE_TOKENS = {
     "gemma-3-4b": GEMMA3,
     "gemma-3-12b": GEMMA3,
     "gemma-3-27b": GEMMA3,
-    "glm-4.1v-9b": QWEN2,
+    **dict.fromkeys(("glm-4.1v-9b", "glm-4.5v", "glm-4.6v", "glm-4.6v-flash"), QWEN2),
     "idefics2-8b": ((4 + 1) * 64,) * 2,
     "idefics3-8b": ((4 * 4 + 1) * (364 // 14 // 2) ** 2,) * 2,
     "instructblip-vicuna-7b": (32, 32),

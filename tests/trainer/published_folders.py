@@ -70,6 +70,24 @@ def qwen(alias: str, text: Mapping[str, Any], vision: Mapping[str, Any], **setti
     )
 
 
+def glm4v(alias: str, **text: Any) -> Published:
+    marks = ("begin_of_image", "end_of_image", "begin_of_video", "end_of_video")
+    names = ("image_start_token_id", "image_end_token_id", "video_start_token_id", "video_end_token_id")
+    ids = {name: f"$<|{mark}|>" for name, mark in zip(names, marks, strict=True)}
+    ids |= {"image_token_id": "$<|image|>", "video_token_id": "$<|video|>"}
+    return Published(
+        alias=alias,
+        config={
+            "text_config": {**TEXT, "rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}, **text},
+            "vision_config": {**BLOCKS, "image_size": 56},
+            **ids,
+        },
+        image="<|begin_of_image|><|image|><|end_of_image|>",
+        settings={"size": {"shortest_edge": 784, "longest_edge": 56 * 56 * 2}},
+        tokens=("<|image|>", "<|video|>", *(f"<|{mark}|>" for mark in marks)),
+    )
+
+
 def smolvlm(alias: str, **more: Any) -> Published:
     return Published(
         alias=alias,
@@ -189,25 +207,8 @@ FAMILIES: Mapping[str, Published] = {
         size={"shortest_edge": 1024, "longest_edge": 64 * 64},
         patch_size=16,
     ),
-    "glm4v": Published(
-        alias="glm-4.1v-9b",
-        config={
-            "text_config": {**TEXT, "rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}},
-            "vision_config": {**BLOCKS, "image_size": 56},
-            "image_token_id": "$<|image|>",
-            "video_token_id": "$<|video|>",
-            "image_start_token_id": "$<|begin_of_image|>",
-            "image_end_token_id": "$<|end_of_image|>",
-            "video_start_token_id": "$<|begin_of_video|>",
-            "video_end_token_id": "$<|end_of_video|>",
-        },
-        image="<|begin_of_image|><|image|><|end_of_image|>",
-        settings={"size": {"shortest_edge": 784, "longest_edge": 56 * 56 * 2}},
-        tokens=(
-            *("<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>"),
-            "<|end_of_video|>",
-        ),
-    ),
+    "glm4v": glm4v("glm-4.1v-9b"),
+    "glm4v_moe": glm4v("glm-4.5v", n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
     "internvl": Published(
         alias="internvl3-1b",
         config={

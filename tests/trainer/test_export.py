@@ -38,6 +38,7 @@ WITH_VIDEOS = (
     "qwen3_vl",
     "qwen3_vl_moe",
     "glm4v",
+    "glm4v_moe",
     "internvl",
     "llava_onevision",
     "smolvlm",

@@ -217,6 +217,8 @@ def add_lora(
         wanted = wanted.with_suffixes(suffixes)
     unwanted = None if exclude is None else target_names(exclude, "--lora-exclude")
     places = places_of(model)
+    if wanted is None and model.PARAMETER_TARGETS:
+        wanted = _names_of_linears(places, model)
     _check_stacked(stacked, ranks, places)
     ranks |= dict.fromkeys(stacked, settings.rank)
     if ranks:
@@ -241,15 +243,25 @@ ADAPTS_LINEARS = "only linear and embedding layers take adapters"
 def _is_target(place: Place, wanted: ModuleNames | None, model: Model) -> bool:
     """Whether a module gets an adapter. Raises InputError where a regular expression means one that takes none."""
     if wanted is None:
-        is_expert_name = place.name.rpartition(".")[2] in model.PARAMETER_TARGETS  # peft takes it for an expert's
-        is_linear = isinstance(place.child, Linear | Linear4bit) and place.child is not model.head
-        return is_linear and not is_expert_name
+        return _is_linear(place, model)
     if not wanted.match(place.name):
         return False
     takes_one = isinstance(place.child, (*ADAPTABLE, Linear4bit))
     if wanted.is_regex and not takes_one:
         raise InputError(f"--lora-targets {','.join(wanted.names)} means {place.name} too; {ADAPTS_LINEARS}")
     return takes_one
+
+
+def _is_linear(place: Place, model: Model) -> bool:
+    """Whether all Linears mean this module: every one but the output head."""
+    return isinstance(place.child, Linear | Linear4bit) and place.child is not model.head
+
+
+def _names_of_linears(places: Sequence[Place], model: Model) -> ModuleNames:
+    """What peft makes of all Linears where names mean experts too: the last parts of their names, but for those that it
+    takes for experts' (``_resolve_string_target_modules``). A convolution of such a name is adapted with them."""
+    names = dict.fromkeys(place.child_name for place in places if _is_linear(place, model))
+    return ModuleNames(suffixes=tuple(name for name in names if name not in model.PARAMETER_TARGETS))
 
 
 def _check_names(places: Sequence[Place], wanted: ModuleNames | None, unwanted: ModuleNames | None) -> None:

@@ -62,7 +62,9 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     if tape.offloads_inputs:
         node.saved = ()
     assert root is not None
+    outside, tape.frees_saved = tape.frees_saved, True
     tape.backpropagate(root, grads, index, tape.take_recomputation(users, ends_in_block=ends_in_block))
+    tape.frees_saved = outside
     return [into.pop() if into else None for into in captured]
 
 

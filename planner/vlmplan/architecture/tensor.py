@@ -166,6 +166,9 @@ class ForwardTape(Recorder):
         """Whether inputs of checkpointed layers wait for backward in host memory."""
         self.switches_adapters_off = False
         """Whether only base layers run (peft's ``disable_adapter``)."""
+        self.frees_saved = False
+        """Whether backward is in a layer that has run again: what it saved goes as soon as an operation has used it
+        (``unpack_hook`` in ``torch/utils/checkpoint.py``), elsewhere when the backward of the operation is over."""
         self.modules: list[Any] = []
         # What the model's output object holds, besides the logits (image_hidden_states).
         self.outputs: list[Tensor] = []

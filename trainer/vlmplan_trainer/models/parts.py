@@ -22,7 +22,9 @@ class Part(Enum):
 
 
 INNER_PROJECTORS: Mapping[str, tuple[str, ...]] = {
+    "glm46v": ("merger", "downsample"),
     "glm4v": ("merger", "downsample"),
+    "glm4v_moe": ("merger", "downsample"),
     "qwen2_5_vl": ("merger",),
     "qwen2_vl": ("merger",),
     "qwen3_5": ("merger",),

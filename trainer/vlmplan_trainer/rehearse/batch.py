@@ -21,7 +21,10 @@ BETWEEN_IMAGES = 2
 """... and between images, if there are so many: what chat templates write around each."""
 TEXT_TOKENS = 60
 """Ids that text is made of, from 5 on, the images' own left out."""
-GRID_TYPES = ("glm4v", "qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+GRID_TYPES = (
+    *("glm46v", "glm4v", "glm4v_moe"),
+    *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
+)
 TILE_TYPES = ("internvl", "ovis2")
 
 

@@ -21,7 +21,7 @@ from vlmplan.architecture.families.llama import (
 )
 from vlmplan.architecture.families.partial_rotary import partly_rotated
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear
+from vlmplan.architecture.modules import Linear, Stack
 from vlmplan.architecture.tensor import Tensor
 
 ROTARY_FRACTION = 0.5
@@ -61,15 +61,29 @@ class Glm4MoeLayer(DecoderLayer):
             self.mlp = block
 
 
-def decoder(config: Config) -> PartlyRotatedDecoder:
-    """The decoder alone, as composite models hold it: the first ``first_k_dense_replace`` layers are dense."""
-    shape = replace(decoder_shape(config), output_bias=False, qk_norm=config.boolean("use_qk_norm"))
+def moe_shape(config: Config) -> DecoderShape:
+    """The dimensions of the decoder."""
+    return replace(decoder_shape(config), output_bias=False, qk_norm=config.boolean("use_qk_norm"))
+
+
+def moe_layers(config: Config, shape: DecoderShape) -> Stack:
+    """The layers of the decoder: the first ``first_k_dense_replace`` are dense."""
     num_dense = config.count("first_k_dense_replace")
     is_sparse = [index >= num_dense for index in range(shape.num_layers)]
-    layers = stack_of_kinds(
+    return stack_of_kinds(
         is_sparse, lambda sparse: Glm4MoeLayer(shape, shared_experts_block(config, shape) if sparse else None)
     )
-    return PartlyRotatedDecoder(shape, int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION)), layers)
+
+
+def rotary_width(config: Config, shape: DecoderShape) -> int:
+    """How much of each head is rotated."""
+    return int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
+
+
+def decoder(config: Config) -> PartlyRotatedDecoder:
+    """The decoder alone, as composite models hold it."""
+    shape = moe_shape(config)
+    return PartlyRotatedDecoder(shape, rotary_width(config, shape), moe_layers(config, shape))
 
 
 class Glm4Moe(CausalLM):

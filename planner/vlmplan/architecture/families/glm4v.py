@@ -197,14 +197,18 @@ class Glm4v(Qwen2VL):
     PARTS = {**Qwen2VL.PARTS, "model.visual.downsample": Part.PROJECTOR}
 
 
-def build(config: Config) -> Glm4v:
-    """``Glm4vForConditionalGeneration``."""
-    text = config.section("text_config")
+def decoder(text: Config) -> MultimodalDecoder:
+    """``Glm4vTextModel``."""
     # Biases and the width of a head do not depend on the configuration.
     shape = replace(decoder_shape(text), qkv_bias=True, output_bias=False)
     shape = replace(shape, head_dim=shape.hidden_size // shape.num_heads)
     rotary_width = int(shape.head_dim * rotary_fraction(text))
     layers = Stack.of(DecoderLayer(shape, rotary_width), shape.num_layers, label="layers")
-    decoder = MultimodalDecoder(shape, layers, rotary_width)
-    model = VisionLanguageModel(VisionTransformer(config.section("vision_config")), decoder)
+    return MultimodalDecoder(shape, layers, rotary_width)
+
+
+def build(config: Config) -> Glm4v:
+    """``Glm4vForConditionalGeneration``."""
+    text = config.section("text_config")
+    model = VisionLanguageModel(VisionTransformer(config.section("vision_config")), decoder(text))
     return Glm4v(model, ties_weights=ties_either(config, text))

@@ -62,22 +62,26 @@ def mul(x: Tensor, y: Operand) -> Tensor:
 
 
 def _mul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """Both products are there before the first is cast or summed (``validate_outputs`` in ``engine.cpp``)."""
     (g,) = grads
     assert g is not None
     x_dtype, y_dtype, x_shape, y_shape, broadcasts = node.meta
     tape = g.tape
     grad_x = grad_y = None
     if node.needs[0]:
-        product_x = tape.tensor(x_shape, g.dtype)
+        grad_x = tape.tensor(x_shape, g.dtype)
         tape.move(3 * g.num_bytes)
-        grad_x = to(product_x, x_dtype)
-        del product_x
     if node.needs[1]:
-        product_y = tape.tensor(x_shape, g.dtype)
+        grad_y = tape.tensor(x_shape, g.dtype)
         tape.move(3 * g.num_bytes)
+    if tape.frees_saved:
+        node.saved = ()
+    if grad_x is not None:
+        grad_x = to(grad_x, x_dtype)
+    if grad_y is not None:
         if broadcasts:
-            product_y = reduced(product_y, y_shape, g.dtype)
-        grad_y = to(product_y, y_dtype)
+            grad_y = reduced(grad_y, y_shape, g.dtype)
+        grad_y = to(grad_y, y_dtype)
     return (grad_x, grad_y)
 
 
