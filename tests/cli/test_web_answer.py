@@ -7,11 +7,13 @@ import pytest
 
 from cli_calls import TINY, call
 from page_setups import MODELS, setups
+from vlmplan import files
 from vlmplan.cli.command_line import run
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.options import document_text, options_of, words_of
 from vlmplan.cli.recommend import recommend
-from vlmplan.cli.web_answer import allowed_options, answer
+from vlmplan.cli.web_answer import answer
+from vlmplan.cli.web_form import BY_THEMSELVES, GROUPS, NOT_ON_THE_PAGE, allowed_options, names_of
 from vlmplan.errors import InputError
 
 
@@ -106,15 +108,111 @@ def test_a_dropped_ds_config_is_taken_as_it_is(isolated):
     assert (found["document"]["recipe"]["zero_stage"], found["document"]["recipe"]["micro_batch"]) == (1, 3)
 
 
+CONFIGS = {
+    "train.yaml": "model_name_or_path: gpt2\nstage: sft\ndo_train: true\nfinetuning_type: lora\ncutoff_len: 512\n"
+    "template: default\ndataset: d\nper_device_train_batch_size: 2\nbf16: true\noutput_dir: out\n",
+    "trl.yaml": "model_name_or_path: gpt2\ndataset_name: d\nuse_peft: true\nlora_r: 8\nmax_length: 256\nfp16: true\n",
+    "args.json": '{"model": "Qwen/Qwen2-VL-2B-Instruct", "tuner_type": "lora", "max_length": 700, "dataset": ["d"]}',
+    "train.sh": "swift sft --model Qwen/Qwen2-VL-2B-Instruct --tuner_type full --deepspeed zero2 --dataset d\n",
+    "accelerate.yaml": "compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nmixed_precision: bf16\n",
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_dropped_configuration_of_a_trainer_is_read_as_the_command_line_reads_it(isolated, name):
+    model = {"model": "gpt2"} if name == "accelerate.yaml" else {}
+    options = {**model, "gpu": "a30:2", "config": {"name": f"/somewhere/{name}", "text": CONFIGS[name]}}
+    found = answer({"ask": "estimate", "options": options})
+    assert not Path(name).exists()
+    Path(name).write_text(CONFIGS[name])
+    words = ["--model", "gpt2"] if model else []
+    printed = json.loads(call("estimate", "--config", name, "--gpu", "a30:2", *words, "--json").out)
+    assert found["document"] == printed
+    checked = json.loads(call("check", name, "--gpu", "a30:2", *words, "--json").out)
+    assert found["reading"] == checked["config"]
+    assert f"--config {name}" in found["command"]
+
+
+def test_the_ds_config_beside_a_configuration_is_the_one_that_it_names(isolated):
+    text = CONFIGS["train.yaml"] + "deepspeed: examples/ds_z2.json\n"
+    options = {"gpu": "a30:2", "config": {"name": "train.yaml", "text": text}}
+    assert "a file that did not come with it" in answer({"ask": "first look", "options": options})["error"]
+    values = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
+    found = answer({"ask": "first look", "options": {**options, "ds_config": values}})
+    assert (found["document"]["recipe"]["zero_stage"], found["document"]["recipe"]["micro_batch"]) == (2, 2)
+
+
+ALONE = "a file that did not come with it"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("a.yaml", CONFIGS["train.yaml"] + "deepspeed: SECRET", ALONE),
+        ("a.yaml", CONFIGS["train.yaml"].replace("gpt2", "SECRET"), "unknown model"),
+        ("a.yaml", CONFIGS["trl.yaml"] + "fsdp: full_shard\nfsdp_config: SECRET", ALONE),
+        ("a.sh", "llamafactory-cli train SECRET", ALONE),
+        ("a.sh", "trl sft --config SECRET", ALONE),
+        ("a.sh", "swift sft --model SECRET --dataset d", "unknown model"),
+        ("a.sh", CONFIGS["train.sh"].replace("--deepspeed zero2", "--fsdp SECRET"), ALONE),
+        ("a.sh", "accelerate launch --config_file SECRET sft.py --model_name_or_path gpt2 --dataset_name d", ALONE),
+    ],
+)
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_no_file_that_a_dropped_configuration_names_is_opened(isolated, monkeypatch, name, text, sentence, is_absolute):
+    secret = Path("secret.json").absolute()
+    secret.write_text('{"model_type": "gpt2"}')
+    monkeypatch.setattr(files, "open_regular", lambda path: pytest.fail(f"{path} is opened"))
+    text = text.replace("SECRET", str(secret) if is_absolute else secret.name)
+    found = answer({"ask": "first look", "options": {"gpu": "a30:2", "config": {"name": name, "text": text}}})
+    assert sentence in found["error"]
+
+
+def test_a_plan_is_taken_apart_into_the_options_that_ask_for_it(isolated):
+    asked = {"model": "gpt2", "gpu": "a30:2", "method": "full", "zero_stage": "2", "micro_batch": 3, "seq_len": 300}
+    first = answer({"ask": "estimate", "options": asked})
+    plan = json.loads(first["files"]["plan.json"])
+    found = answer({"ask": "plan", "options": {"plan": plan}})
+    assert found["model"] is None
+    assert {name: found["options"][name] for name in asked} == asked
+    again = answer({"ask": "estimate", "options": found["options"]})
+    assert again["document"]["phases"] == first["document"]["phases"]
+    assert again["document"]["recipe"] == first["document"]["recipe"]
+
+
+def test_a_plan_of_a_model_without_a_name_here_brings_its_configuration(isolated):
+    first = answer({"ask": "estimate", "options": {"model": TINY, "gpu": "t4:2", "zero_stage": "3"}})
+    found = answer({"ask": "plan", "options": {"plan": json.loads(first["files"]["plan.json"])}})
+    assert "model" not in found["options"]
+    again = answer({"ask": "first look", "options": {**found["options"], "model": found["model"]}})
+    assert again["document"]["phases"] == first["document"]["phases"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [(None, "the object that plan.json holds is needed"), ({}, "no schema"), ({"schema": "vlmplan.plan/9"}, "schema")],
+)
+def test_what_is_no_plan_gets_a_sentence(isolated, plan, sentence):
+    assert sentence in answer({"ask": "plan", "options": {"plan": plan}})["error"]
+
+
 def test_the_form_has_every_option_that_may_be_given(isolated):
     found = answer({"ask": "form", "options": {}})
     shown = {option["name"] for group in found["groups"] for option in group["options"]}
-    assert shown | {"model", "gpu", "ds_config", "sample_lengths"} == set(allowed_options(estimate))
+    assert shown | set(BY_THEMSELVES) == set(allowed_options(estimate))
+    assert [group["title"] for group in found["groups"]] == [title for title, _ in GROUPS]
+
+
+def test_every_option_of_an_estimate_is_on_the_page_or_it_is_said_why_not():
+    assert allowed_options(estimate).keys() | NOT_ON_THE_PAGE.keys() == options_of(estimate).keys()
+    assert not allowed_options(estimate).keys() & NOT_ON_THE_PAGE.keys()
+    recipe = {name for title, group in GROUPS for name in names_of(group) if title == "Recipe"}
+    assert recipe <= allowed_options(estimate).keys()
 
 
 @pytest.mark.parametrize("command", [estimate, recommend])
 def test_no_option_of_the_page_names_a_file_or_starts_anything(command):
-    files = {"config", "data", "image_folder", "catalog", "out", "html", "svg"}
+    files = {"data", "image_folder", "catalog", "out", "html", "svg"}
     actions = {"json", "force", "rehearse", "refresh_prices", "pareto", "scaling"}
     assert not allowed_options(command).keys() & (files | actions)
 
@@ -137,9 +235,12 @@ def test_no_option_of_the_page_names_a_file_or_starts_anything(command):
         ({**SETUP, "gpu": "t5"}, "unknown GPU 't5'"),
         ({**SETUP, "gpu": ["t4", "t4"]}, "--gpu is given 2 times"),
         ({**SETUP, "data": "/etc/passwd"}, "unknown option 'data'"),
-        ({**SETUP, "config": "/etc/passwd"}, "unknown option 'config'"),
+        ({**SETUP, "config": "/etc/passwd"}, "an object with what the file holds is needed"),
+        ({**SETUP, "config": {"name": "a.yaml"}}, "config: text is missing"),
+        ({**SETUP, "config": {"name": "a.yaml", "text": "x" * (2**20 + 1)}}, "a.yaml has more than 1 MiB"),
+        ({**SETUP, "config": {"name": "../../a\x1b[2J.yaml", "text": "nothing"}}, "a [2J.yaml holds"),
         ({**SETUP, "catalog": "/etc/passwd"}, "unknown option 'catalog'"),
-        ({**SETUP, "ds_config": "/etc/passwd"}, "the object that the file holds is needed"),
+        ({**SETUP, "ds_config": "/etc/passwd"}, "an object with what the file holds is needed"),
         ({**SETUP, "sample_lengths": "/etc/passwd"}, "vary or SHORTEST-LONGEST is needed"),
         ({**SETUP, "help": True}, "unknown option 'help'"),
         ({**SETUP, "micro_batch": "--json"}, "not a valid integer"),

@@ -227,6 +227,57 @@ def test_a_chosen_configuration_is_planned_and_kept_by_the_history(page, server,
     assert drawn_bytes(page) == shown
 
 
+TRAINER_FILE = """\
+model_name_or_path: HuggingFaceTB/SmolLM2-135M
+stage: sft
+finetuning_type: lora
+lora_rank: 4
+dataset: d
+template: default
+cutoff_len: 300
+per_device_train_batch_size: 3
+bf16: true
+output_dir: <img src=x onerror=alert(1)>
+"""
+
+
+def test_a_trainer_s_file_decides_and_what_is_moved_then_wins(page, server, tmp_path):
+    path = tmp_path / "train.yaml"
+    path.write_text(TRAINER_FILE)
+    show(page, server, {**SETUP, "method": "full", "seq_len": 999})
+    page.locator("#file-config").set_input_files(path)
+    page.wait_for_selector("#reading details")
+    config = {"name": "train.yaml", "text": TRAINER_FILE}
+    is_shown(page, {"gpu": SETUP["gpu"], "config": config})
+    assert page.locator("#option-seq_len").get_attribute("placeholder") == "300"
+    assert page.locator("img").count() == 0
+    page.locator("#option-lora_rank").fill("32")
+    page.locator("#option-lora_rank").press("Enter")
+    wait(page)
+    is_shown(page, {"gpu": SETUP["gpu"], "lora_rank": 32, "config": config})
+    page.reload()
+    wait(page)
+    is_shown(page, {"gpu": SETUP["gpu"], "lora_rank": 32, "config": config})
+    page.get_by_role("button", name="remove train.yaml").click()
+    assert "config=" not in page.url
+    assert page.get_by_role("button", name="remove train.yaml").count() == 0
+
+
+def test_a_plan_that_was_downloaded_brings_its_setup_back(page, server, tmp_path):
+    show(page, server, {**SETUP, "method": "full", "zero_stage": "2"})
+    page.locator("summary", has_text="plan.json").click()
+    with page.expect_download() as downloaded:
+        page.locator("details", has_text="plan.json").get_by_role("button", name="download").click()
+    path = tmp_path / "plan.json"
+    downloaded.value.save_as(path)
+    shown = drawn_bytes(page)
+    show(page, server, {"model": "gpt2", "gpu": "t4"})
+    page.locator("#file-config").set_input_files(path)
+    page.wait_for_url("**zero_stage=2**")
+    wait(page)
+    assert drawn_bytes(page) == shown
+
+
 @pytest.mark.parametrize("text", ["nonsense", "[1]", '{"a": 1}', '{"model_type": "llama"', "\x00"])
 def test_a_hostile_file_gets_a_sentence(page, server, tmp_path, text):
     path = tmp_path / "config.json"

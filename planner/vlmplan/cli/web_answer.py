@@ -18,7 +18,8 @@ from vlmplan.cli import estimate, recommend
 from vlmplan.cli.options import document_text, options_of
 from vlmplan.cli.other_trainer import for_trainer, trainer_texts
 from vlmplan.cli.to_fit import command_text
-from vlmplan.cli.web_form import form
+from vlmplan.cli.web_files import asked_by_plan, configured, file_name
+from vlmplan.cli.web_form import OBJECTS, allowed_options, form
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError, VlmplanError
 from vlmplan.json_reader import JsonDict, shown
 from vlmplan.plain_text import one_line, printable_sentence
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from vlmplan.request import Request
     from vlmplan.workload import ModelFiles
 
-OBJECTS = ("model", "ds_config")
-"""Options that may be what a file holds; ``ds_config`` has to be."""
 LENGTHS = re.compile(r"vary|\d{1,9}-\d{1,9}")
 """What ``sample_lengths`` may be, beside a file."""
 MAX_CHARACTERS = 4096
@@ -42,7 +41,7 @@ def answer(request: Mapping[str, Any]) -> JsonDict:
     """The answer to ``{"ask": ..., "options": {...}}``; ``{"error": SENTENCE}`` to what cannot be answered.
 
     ``ask`` is ``form`` (what can be chosen), ``estimate``, ``first look`` (an estimate without what would help where it
-    does not fit) or ``recommend``.
+    does not fit), ``recommend``, or ``plan`` (the options that ask for a plan.json).
     """
     try:
         return json.loads(document_text(_answered(request)))
@@ -74,6 +73,7 @@ def _answered(request: object) -> JsonDict:
 
 def _estimated(options: Mapping[str, Any]) -> JsonDict:
     """An estimate with everything that ``vlmplan estimate --json`` says."""
+    from vlmplan.answers import reading
     from vlmplan.answers.drawn import drawn
     from vlmplan.answers.modules import weights_by_module
 
@@ -84,6 +84,7 @@ def _estimated(options: Mapping[str, Any]) -> JsonDict:
     parts |= {"document": estimate.described(found, text_of), "command": text_of(request)}
     parts["modules"] = weights_by_module(found.estimate)
     parts["hints"] = _hints(found)
+    parts["reading"] = None if request.configured is None else reading.document(request.configured.config)
     parts["apply"] = _keywords(parts["document"]["to_fit"])
     return parts | _files(request, found.estimate)
 
@@ -122,6 +123,7 @@ ASKED: Mapping[str, Callable[[Mapping[str, Any]], JsonDict]] = {
     "estimate": _estimated,
     "first look": _first_look,
     "recommend": _recommended,
+    "plan": lambda options: _planned(options),
 }
 
 
@@ -140,10 +142,20 @@ def _hints(found: estimate.Answer) -> JsonDict:
 
 def _keywords(to_fit: Mapping[str, Any] | None) -> JsonDict | None:
     """The options that change so that it fits, by their keywords; null for one that is taken away."""
-    if to_fit is None:
-        return None
+    return None if to_fit is None else _by_keyword(to_fit["options"])
+
+
+def _by_keyword(values: Mapping[str, Any]) -> JsonDict:
+    """Values of the command line's options by the keywords that the page has for them."""
     names = {option.name: keyword for keyword, option in options_of(estimate.estimate).items()}
-    return {names[name]: value for name, value in to_fit["options"].items()}
+    return {names[name]: value for name, value in values.items()}
+
+
+def _planned(options: Mapping[str, Any]) -> JsonDict:
+    """The options that ask for a plan.json that was dropped."""
+    found = asked_by_plan(options.get("plan"), known_model)
+    kept = {name: value for name, value in found["options"].items() if name not in OBJECTS or found["model"] is None}
+    return {"options": _by_keyword(kept), "model": found["model"]}
 
 
 def _files(request: "Request", found: "Estimate") -> JsonDict:
@@ -168,7 +180,7 @@ def _files(request: "Request", found: "Estimate") -> JsonDict:
 
 def _request(command: click.Command, options: Mapping[str, Any]) -> "tuple[Request, dict[str, Any]]":
     """The request of these options, and what ``command`` is called with for them."""
-    from vlmplan.request import parse
+    from vlmplan.request import own_request
 
     known = allowed_options(command)
     words: list[str] = []
@@ -177,13 +189,19 @@ def _request(command: click.Command, options: Mapping[str, Any]) -> "tuple[Reque
             raise UnknownNameError("option", name, known)
         words += _words(name, value, known[name])
     given = command.make_context(str(command.name), words).params
-    model = given_model_of(options.get("model"))
+    model = _given_model(options)
     if isinstance(options.get("ds_config"), Mapping):
         given["ds_config"] = options["ds_config"]
     if command is estimate.estimate and not given["gpu"]:
         raise InputError("gpu is missing; a GPU of the catalog is needed, as in rtx-4090:2")
-    own = {name: value for name, value in given.items() if name not in NOT_OF_A_REQUEST}
-    return parse(own, model), given
+    own = own_request({name: value for name, value in given.items() if name not in NOT_OF_A_REQUEST}, model)
+    if not isinstance(options.get("config"), Mapping):
+        return own, given
+    whole = configured(own, options["config"], known_model)
+    if whole.given_model is None:
+        assert whole.model is not None
+        known_model(whole.model)  # a name that is in the file is no better than one that is typed
+    return whole, given
 
 
 NOT_OF_A_REQUEST = (
@@ -193,24 +211,15 @@ NOT_OF_A_REQUEST = (
 """What the functions of the commands take by name, apart from what was asked for."""
 
 
-def allowed_options(command: click.Command) -> dict[str, click.Option]:
-    """The options that the page may give, by keyword: none that names a file, starts or writes something."""
-    return {name: option for name, option in options_of(command).items() if name in OBJECTS or _is_allowed(option)}
-
-
-def _is_allowed(option: click.Option) -> bool:
-    is_action = option.is_flag and not option.secondary_opts
-    return not is_action and not isinstance(option.type, click.Path) and option.name != "compare"
-
-
 def _words(name: str, value: Any, option: click.Option) -> list[str]:
     """The words of the command line that give ``value``."""
     if value is None:
         return []
     if name in OBJECTS and isinstance(value, Mapping):
-        return [f"{option.opts[0]}={name}.json"]
-    if name == "ds_config":
-        raise InputError(f"ds_config is {shown(value)}; the object that the file holds is needed")
+        held = cast(Mapping[str, Any], value)
+        return [f"{option.opts[0]}={file_name(name, held) if name == 'config' else f'{name}.json'}"]
+    if name in OBJECTS and name != "model":
+        raise InputError(f"{name} is {shown(value)}; an object with what the file holds is needed")
     if option.is_flag:
         if not isinstance(value, bool):
             raise InputError(f"{name} is {shown(value)}; true or false is needed")
@@ -232,6 +241,21 @@ def _text(name: str, value: Any) -> str:
     if name == "sample_lengths" and not LENGTHS.fullmatch(text):
         raise InputError(f"sample_lengths is {shown(value)}; vary or SHORTEST-LONGEST is needed")
     return text
+
+
+def _given_model(options: Mapping[str, Any]) -> "ModelFiles | None":
+    """``given_model_of`` the model that is asked for, which a configuration of another trainer may name instead."""
+    if options.get("model") is None and isinstance(options.get("config"), Mapping):
+        return None
+    return given_model_of(options.get("model"))
+
+
+def known_model(name: str) -> "ModelFiles":
+    """The model of a name that the page takes. Raises as ``given_model_of`` does for any other."""
+    from vlmplan.models import find_model
+
+    given_model_of(name)
+    return find_model(name)
 
 
 def given_model_of(model: Any) -> "ModelFiles | None":

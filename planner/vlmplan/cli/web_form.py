@@ -3,10 +3,12 @@
 It is read off the command itself, so that a new option of ``vlmplan estimate`` is on the page as well.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from vlmplan.cli.estimate import estimate
 from vlmplan.cli.options import (
     EVALUATION,
     FOR,
@@ -17,7 +19,9 @@ from vlmplan.cli.options import (
     Decorator,
     argument_name,
     options,
+    options_of,
 )
+from vlmplan.cli.recommend import recommend
 from vlmplan.cli.task_options import TASK
 from vlmplan.json_reader import JsonDict
 
@@ -30,8 +34,23 @@ GROUPS: tuple[tuple[str, tuple[Decorator, ...]], ...] = (
     ("Checkpoints", SAVING),
     ("Trainer", (FOR,)),
 )
-BY_THEMSELVES = ("model", "gpu", "ds_config")
+OTHERS = "Others"
+"""The group of options that are in none of these, so that none is forgotten."""
+OBJECTS = ("model", "ds_config", "config")
+"""Options that may be what a file holds; all but ``model`` have to be."""
+BY_THEMSELVES = (*OBJECTS, "gpu")
 """Options that have a place of their own on the page."""
+OF_ONE_CLUSTER = ("gpu", "num_nodes", "host_ram")
+"""What a search for offers leaves open."""
+NOT_ON_THE_PAGE: Mapping[str, str] = {
+    "data": "samples are files of any size, read with the images and the tokenizer that are beside them",
+    "image_folder": "it goes with --data",
+    "catalog": "it names a file; a catalog among the user's settings is read here too",
+    "scaling": "it asks for other numbers of machines as well; the offers below have them",
+    "compare": "it asks for several setups; two are compared by keeping one",
+    "json": "it is how an answer is printed",
+}
+"""Options of ``vlmplan estimate`` that the page does not take, and why."""
 
 
 def form() -> JsonDict:
@@ -47,17 +66,47 @@ def form() -> JsonDict:
             {"id": gpu.id, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "most": gpu.max_gpus_per_node}
             for gpu in load_catalog().gpus
         ],
-        "groups": [{"title": title, "options": _options(group)} for title, group in GROUPS],
+        "groups": _groups(),
+        "not_searched": sorted(
+            allowed_options(estimate).keys() - allowed_options(recommend).keys() | {*OF_ONE_CLUSTER}
+        ),
+        "elsewhere": dict(NOT_ON_THE_PAGE),
     }
 
 
-def _options(group: tuple[Decorator, ...]) -> list[JsonDict]:
+def _groups() -> list[JsonDict]:
+    """Every option that may be given and has no place of its own, by the group that it is in."""
+    titles = {name: title for title, group in GROUPS for name in names_of(group)} | {"sample_lengths": "Samples"}
+    groups: dict[str, list[JsonDict]] = {title: [] for title, _ in (*GROUPS, (OTHERS, ()))}
+    for name, option in allowed_options(estimate).items():
+        if name not in BY_THEMSELVES:
+            groups[titles.get(name, OTHERS)].append(_option(option))
+    return [{"title": title, "options": found} for title, found in groups.items() if found]
+
+
+def _searched() -> dict[str, click.Option]:
+    """The options that a search for offers is asked with."""
+    return {name: option for name, option in allowed_options(recommend).items() if name not in OF_ONE_CLUSTER}
+
+
+def allowed_options(command: click.Command) -> dict[str, click.Option]:
+    """The options that the page may give, by keyword: none that names a file, starts or writes something."""
+    return {name: option for name, option in options_of(command).items() if name in OBJECTS or _is_allowed(option)}
+
+
+def _is_allowed(option: click.Option) -> bool:
+    is_action = option.is_flag and not option.secondary_opts
+    return not is_action and not isinstance(option.type, click.Path) and option.name != "compare"
+
+
+def names_of(group: tuple[Decorator, ...]) -> list[str]:
+    """The keywords of a group's options."""
+
     @click.command()
     @options(group)
     def command(**_: Any) -> None: ...
 
-    found = [option for option in command.params if isinstance(option, click.Option)]
-    return [_option(option) for option in found if option.name not in BY_THEMSELVES]
+    return list(options_of(command))
 
 
 def _option(option: click.Option) -> JsonDict:

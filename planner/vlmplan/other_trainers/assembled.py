@@ -32,18 +32,21 @@ LOADED_WIDE = (
     "memory first, which loading it in 16 bit avoids"
 )
 MAX_BYTES = 2**20
+ADVICE = {"deepspeed": "; give the file with --ds-config"}
+"""On a file that is not there, by the key that names it."""
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What is known beside the keys: files are looked for from ``folder`` upwards, ``environment`` is a script's.
+    """What is known beside the keys: files are looked for from ``folder`` upwards, None where it came alone;
+    ``environment`` is a script's.
 
     ``num_gpus`` counts all machines, None where a search chooses. ``uses_deepspeed``, ``method`` and ``precision`` are
     the user's own, which go before the file's; None: the file decides.
     """
 
-    folder: Path
+    folder: Path | None
     num_gpus: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     uses_deepspeed: bool | None = None
@@ -223,18 +226,20 @@ def _ds_config(value: object, settings: Settings, around: Surroundings) -> DsCon
     return settings_from_ds_config(found_file(name, around.folder, settings.source, "deepspeed"))
 
 
-def found_file(name: str, folder: Path, source: str, key: str) -> Path:
-    """The file that a configuration names: from here, from its own folder, or from those above it.
+def found_file(name: str, folder: Path | None, source: str, key: str) -> Path:
+    """The file that a configuration names: from here, from its own ``folder``, or from those above it.
 
-    Raises InputError where there is none.
+    Raises InputError where there is none, and where the configuration came without a folder: nothing is opened then.
     """
+    if folder is None:
+        raise InputError(f"{source}: {key} is {name}, a file that did not come with it" + ADVICE.get(key, ""))
     with suppress(OSError):  # a name that no file can have
         for place in _places(name, folder):
             if place.is_file():
                 return place
     raise InputError(
         f"{source}: {key} is {name}, which is no file from here, from the folder of {source} or from those "
-        f"above it" + ("; give the file with --ds-config" if key == "deepspeed" else "")
+        f"above it" + ADVICE.get(key, "")
     )
 
 

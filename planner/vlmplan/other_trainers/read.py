@@ -93,7 +93,7 @@ class OpenedConfig:
 
     ``trainer`` is one of ``READERS``, or ``ACCELERATE``. ``run`` is the command of a script. ``environment`` are the
     variables that the trainer is started with. ``unsaved`` are DeepSpeed files that are not written yet, by the names
-    that ``values`` have for them.
+    that ``values`` have for them. ``is_alone``: ``text`` came without the files beside it.
     """
 
     path: Path
@@ -106,14 +106,20 @@ class OpenedConfig:
     run: ScriptRun | None = field(default=None, hash=False)
     unsaved: Mapping[str, JsonDict] = field(default_factory=dict[str, JsonDict], hash=False)
     notes: tuple[str, ...] = ()
+    is_alone: bool = False
 
     @property
     def source(self) -> str:
         return str(self.path)
 
+    @property
+    def folder(self) -> Path | None:
+        """Where files that it names are; None for one that came alone, for which no file is opened."""
+        return None if self.is_alone else self.path.resolve().parent
 
-def open_trainer_config(path: Path, text: str | None = None) -> OpenedConfig:
-    """The file at ``path``, or the ``text`` that it would hold.
+
+def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool = False) -> OpenedConfig:
+    """The file at ``path``, or the ``text`` that it would hold; ``is_alone``: no file that it names is opened.
 
     Raises UnavailableError where it cannot be read, InputError for what is no configuration.
     """
@@ -122,12 +128,20 @@ def open_trainer_config(path: Path, text: str | None = None) -> OpenedConfig:
         text = text_of(path, name=source, most_bytes=MAX_BYTES, keeps_line_ends=True)
     is_object = text.lstrip().startswith("{")
     if not is_object and (path.suffix in SCRIPT_SUFFIXES or looks_like_script(text)):
-        return _opened_script(path, text)
+        return _opened_script(path, text, is_alone)
     values = _mapping(text, source)
     trainer = trainer_of(values, source)
     form = Form.JSON if is_object else Form.YAML
     environment = environment_of(trainer, values, {})
-    return OpenedConfig(path=path, text=text, form=form, trainer=trainer, values=values, environment=environment)
+    return OpenedConfig(
+        path=path,
+        text=text,
+        form=form,
+        trainer=trainer,
+        values=values,
+        environment=environment,
+        is_alone=is_alone,
+    )
 
 
 def environment_of(trainer: str, values: Mapping[str, Any], own: Mapping[str, str]) -> dict[str, str]:
@@ -142,8 +156,8 @@ def environment_of(trainer: str, values: Mapping[str, Any], own: Mapping[str, st
     return {**own, **texts} if trainer == "trl" else {**texts, **own}
 
 
-def _opened_script(path: Path, text: str) -> OpenedConfig:
-    source, folder = str(path), path.resolve().parent
+def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
+    source, folder = str(path), None if is_alone else path.resolve().parent
     run = run_of_script(text, source=source)
     values: dict[str, Any] = {}
     for name in run.files:
@@ -169,6 +183,7 @@ def _opened_script(path: Path, text: str) -> OpenedConfig:
         environment=environment_of(run.trainer, values, run.environment),
         run=run,
         notes=tuple(notes),
+        is_alone=is_alone,
     )
 
 
@@ -184,7 +199,7 @@ def read_trainer_config(path: Path, asked: Asked) -> TrainerConfig:
 def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
     """The same for a file that is opened already."""
     around = Surroundings(
-        folder=opened.path.resolve().parent,
+        folder=opened.folder,
         num_gpus=asked.num_gpus,
         environment=opened.environment,
         uses_deepspeed=asked.uses_deepspeed,

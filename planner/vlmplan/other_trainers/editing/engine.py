@@ -47,7 +47,7 @@ def deepspeed_source(opened: OpenedConfig) -> DeepSpeedSource | None:
         return DeepSpeedSource(content=dict(NAMED_DEEPSPEED[name]), name=name)
     if name.lstrip().startswith("{"):
         return DeepSpeedSource(content=parse_json_object(name, source=f"{opened.source}: deepspeed"), is_text=True)
-    path = found_file(name, opened.path.resolve().parent, opened.source, "deepspeed")
+    path = found_file(name, opened.folder, opened.source, "deepspeed")
     text = text_of(path, name=str(path), keeps_line_ends=True)
     return DeepSpeedSource(content=parse_json_object(text, source=str(path)), path=path, text=text)
 

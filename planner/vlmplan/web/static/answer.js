@@ -1,6 +1,6 @@
 // The answer in words: the verdict, what would help, sentences, the command and the files.
 
-import { copyButton, element } from "./dom.js";
+import { copyButton, element, table } from "./dom.js";
 import * as state from "./state.js";
 
 const VERDICTS = { fits: "fits", tight: "tight", does_not_fit: "does not fit" };
@@ -35,6 +35,24 @@ function help(answer) {
 export function showDetails(place, answer) {
   const lines = [`setup: ${answer.setup}`, ...(answer.hints?.estimate ?? []).map((text) => `hint: ${text}`), ...answer.lines];
   place.replaceChildren(element("ul", { class: "lines" }, ...lines.map((line) => element("li", {}, line.trim()))));
+}
+
+// How the configuration of a trainer was read: every key of it.
+export function showReading(place, reading) {
+  if (reading === undefined) return; // a first look says nothing of it
+  if (reading === null) {
+    place.replaceChildren();
+    return;
+  }
+  const rows = (settings) => Object.entries(settings).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value)]);
+  place.replaceChildren(
+    element("details", { class: "block" },
+      element("summary", {}, `${reading.source}, as ${reading.trainer} reads it`),
+      table(["from the file", "value"], rows(reading.said), "Keys of the file"),
+      table(["default of the trainer", "value"], rows(reading.defaults), "Defaults of the trainer"),
+      reading.without_effect.length ? element("p", {}, `No effect on memory or time: ${reading.without_effect.join(", ")}.`) : null,
+      element("ul", { class: "lines" }, reading.notes.map((note) => element("li", {}, note)))),
+  );
 }
 
 export function showFiles(place, answer) {

@@ -1,6 +1,7 @@
 // Controls: the model, the GPU, and every option of `vlmplan estimate`, as the planner describes them.
 
 import { byId, element } from "./dom.js";
+import { acceptDrops, filePickers, showFiles } from "./files.js";
 import { GIB } from "./units.js";
 import * as state from "./state.js";
 
@@ -23,8 +24,18 @@ const SLIDERS = {
   global_batch: powers(0, 11),
   lora_rank: powers(0, 9),
   num_nodes: powers(0, 7),
-  eval_batch: powers(0, 7),
+  hpz: powers(0, 3),
+  sequence_parallel: powers(0, 3),
+  lora_dropout: [0, 0.05, 0.1, 0.2, 0.3, 0.5],
+  loraplus_lr_ratio: [1, 2, 4, 8, 16, 32],
+  eval_beams: powers(0, 3),
+  vllm_memory_utilization: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
+  vllm_sleep_level: [0, 1, 2],
+  host_ram: powers(4, 11),
+  disk: powers(6, 14),
+  inter_node_gbit: [1, 10, 25, 50, 100, 200, 400, 800, 1600, 3200],
 };
+const ANY_COUNT = powers(0, 12);
 
 const controls = {}; // name: { set(value, resolved) }
 let form;
@@ -32,7 +43,7 @@ let form;
 export function makeForm(described) {
   form = described;
   const place = byId("setup");
-  place.replaceChildren(modelField(), gpuField(), ...form.groups.map(group));
+  place.replaceChildren(modelField(), gpuField(), ...form.groups.map(group), elsewhere());
   place.addEventListener("submit", (event) => event.preventDefault());
   acceptDrops();
 }
@@ -42,9 +53,21 @@ export function kinds() {
   return Object.fromEntries(options.map((option) => [option.name, option.kind]));
 }
 
-// Show the setup, and beside what is open what the planner took.
-export function showSetup(recipe) {
-  for (const [name, control] of Object.entries(controls)) control.set(state.options[name], recipe?.[control.field]);
+// Show the setup, and beside what is open what the planner took; null where it took nothing.
+export function showSetup(answered) {
+  const taken = answered === null ? {} : { ...answered.recipe, model: answered.model.id };
+  for (const [name, control] of Object.entries(controls)) control.set(state.options[name], taken[control.field]);
+}
+
+// The options of machines, which no configuration of a trainer decides.
+export function machineOptions() {
+  return ["gpu", ...form.groups.find((one) => one.title === "Machines").options.map((option) => option.name)];
+}
+
+// What the command line takes and this page does not.
+function elsewhere() {
+  const items = Object.entries(form.elsewhere).map(([name, reason]) => element("li", {}, `--${name.replaceAll("_", "-")}: ${reason}`));
+  return element("details", { class: "group" }, element("summary", {}, "Only on the command line"), element("ul", { class: "lines" }, items));
 }
 
 function group(described) {
@@ -115,7 +138,7 @@ function numberControl(option, id) {
     inputmode: "decimal", "aria-describedby": `${id}-help` });
   const give = (isStep) => state.change({ [option.name]: input.value === "" ? null : Number(input.value) }, isStep);
   input.addEventListener("change", () => give(true));
-  const values = SLIDERS[option.name];
+  const values = SLIDERS[option.name] ?? (option.kind === "whole" ? ANY_COUNT : null);
   const slider = values ? sliderOf(option, values, input) : null;
   const set = (value, resolved) => {
     if (document.activeElement !== input) input.value = typeof value === "number" ? value : "";
@@ -166,39 +189,24 @@ function modelField() {
   const input = element("input", { id: "model", type: "text", list: "models", maxlength: "200", spellcheck: "false",
     "aria-describedby": "model-help" });
   input.addEventListener("change", () => state.change({ model: input.value.trim() || null }));
-  const note = element("p", { id: "model-help", class: "help" }, "Alias, id of a cached model, or a file that you choose or drop:");
-  const chosen = element("p", { class: "file" });
+  const chosen = element("div", { id: "chosen-files" });
   controls.model = {
     field: "model",
-    set(value) {
+    set(value, resolved) {
       if (document.activeElement !== input) input.value = value ?? "";
-      const names = Object.entries(state.files).map(([option, file]) => `${words(option)}: ${file.name}`);
-      chosen.textContent = names.join(", ");
-      chosen.hidden = !names.length;
+      input.placeholder = state.files.config ? String(resolved ?? "") : "";
+      showFiles(chosen);
     },
   };
   return element(
     "fieldset",
     {},
-    element("legend", {}, "Model"),
+    element("legend", {}, "Model and files"),
     element("div", { class: "field" }, element("label", { for: "model" }, "model"), input, list),
-    note,
-    element("p", { class: "files" }, picker("model", "config.json"), picker("ds_config", "ds_config.json")),
+    element("p", { id: "model-help", class: "help" }, "Alias, id of a cached model, or a file that you choose or drop here:"),
+    filePickers(),
     chosen,
   );
-}
-
-function words(option) {
-  return option === "model" ? "model" : "DeepSpeed";
-}
-
-function picker(option, text) {
-  const input = element("input", { type: "file", accept: ".json,application/json", class: "hidden-title", id: `file-${option}` });
-  input.addEventListener("change", () => {
-    if (input.files[0]) take(input.files[0], option);
-    input.value = "";
-  });
-  return element("span", {}, input, element("label", { for: input.id, class: "button" }, text));
 }
 
 function gpuField() {
@@ -231,32 +239,4 @@ function gpuField() {
     element("div", { class: "field" }, element("label", { for: "gpu" }, "card"), gpu),
     element("div", { class: "field whole" }, element("label", { for: "gpu-count" }, "in a machine"), slider, count),
   );
-}
-
-// -- files -----------------------------------------------------------------------------------------------------------
-
-async function take(file, option) {
-  const say = (sentence) => {
-    byId("problem").textContent = sentence;
-    byId("problem").hidden = false;
-  };
-  if (file.size > state.MAX_FILE_BYTES) return say(`${file.name} has more than 1 MiB, so it is no configuration`);
-  let content;
-  try {
-    content = JSON.parse(await file.text());
-  } catch {
-    return say(`${file.name} is not JSON; a config.json or a ds_config.json is needed`);
-  }
-  if (content === null || typeof content !== "object" || Array.isArray(content)) {
-    return say(`${file.name} holds no JSON object {...}`);
-  }
-  return state.dropFile(option ?? ("model_type" in content ? "model" : "ds_config"), file.name, content);
-}
-
-function acceptDrops() {
-  document.addEventListener("dragover", (event) => event.preventDefault());
-  document.addEventListener("drop", (event) => {
-    event.preventDefault();
-    if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0], null);
-  });
 }

@@ -1,9 +1,9 @@
 // The page: a change of the setup asks the planner, and what it answers is drawn.
 
 import { answerTo, follower, isExported } from "./ask.js";
-import { showDetails, showFiles, showVerdict } from "./answer.js";
+import { showDetails, showFiles, showReading, showVerdict } from "./answer.js";
 import { byId, element } from "./dom.js";
-import { kinds, makeForm, showSetup } from "./form.js";
+import { kinds, machineOptions, makeForm, showSetup } from "./form.js";
 import { showMemory, showModules } from "./memory.js";
 import { showOffers } from "./offers.js";
 import * as state from "./state.js";
@@ -12,8 +12,8 @@ import { duration, gib } from "./units.js";
 
 const WHOLE_AFTER_MS = 150; // what would help and the files are asked for when a hand rests
 const OFFERS_AFTER_MS = 300;
-const OWN_OF_ESTIMATE = ["gpu", "num_nodes", "host_ram", "disk", "save_every", "keep_last", "sample_lengths"];
 
+let notSearched = []; // options that a search for offers leaves open
 let latest = null;
 let offers = null;
 let looksAtOffers = false; // the search takes longest, so it waits until somebody looks
@@ -26,7 +26,7 @@ const changed = follower([
 
 function offersQuestion() {
   if (!looksAtOffers) return null;
-  const options = Object.entries(state.asked()).filter(([name]) => !OWN_OF_ESTIMATE.includes(name));
+  const options = Object.entries(state.asked()).filter(([name]) => !notSearched.includes(name));
   return { ask: "recommend", options: Object.fromEntries(options) };
 }
 
@@ -42,7 +42,7 @@ function show(answer) {
   if (!answer.error) {
     latest = answer;
     draw();
-    showSetup(answer.document.recipe);
+    showSetup(answer.document);
   } else {
     if (!latest) byId("verdict").replaceChildren();
     showSetup(null);
@@ -58,6 +58,7 @@ function draw() {
   showModules(byId("modules"), latest.modules);
   showTime(byId("time"), latest);
   showDetails(byId("details"), latest);
+  showReading(byId("reading"), latest.reading);
   if (latest.command) {
     byId("files-section").hidden = false;
     showFiles(byId("files"), latest);
@@ -100,11 +101,13 @@ async function start() {
   const form = await answerTo({ ask: "form", options: {} });
   if (form.error) return show(form);
   byId("version").textContent = `${form.version}, ${isExported ? "in this browser" : "on this machine"}`;
+  notSearched = form.not_searched;
   makeForm(form);
+  state.keepBesideConfig(machineOptions());
   state.onChange(() => {
     delete document.body.dataset.answered;
     delete document.body.dataset.offers;
-    showSetup(latest?.document.recipe);
+    showSetup(latest?.document ?? null);
     performance.mark("asked");
     changed();
   });

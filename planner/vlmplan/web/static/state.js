@@ -2,13 +2,17 @@
 // browser's history beside it.
 
 const START = { model: "qwen2.5-vl-7b", gpu: "rtx-4090:2", method: "lora" };
-const SEVERAL_BYTES = 2 ** 20;
-export const MAX_FILE_BYTES = SEVERAL_BYTES;
+export const MAX_FILE_BYTES = 2 ** 20;
 const DROPPED = "dropped file";
 
 export let options = {};
 export let files = {}; // option: { name, content }
+let keptBesideConfig = [];
 let listeners = [];
+
+export function keepBesideConfig(names) {
+  keptBesideConfig = names;
+}
 
 export function onChange(listener) {
   listeners.push(listener);
@@ -47,9 +51,26 @@ export function change(values, isStep = true) {
   tell(false);
 }
 
+// A trainer's configuration decides all that `keepBesideConfig` does not name.
 export function dropFile(option, name, content) {
   files = { ...files, [option]: { name, content } };
+  if (option === "config") options = Object.fromEntries(keptBesideConfig.filter((one) => one in options).map((one) => [one, options[one]]));
   delete options[option];
+  keep(true);
+  tell(false);
+}
+
+export function removeFile(option) {
+  const { [option]: _, ...others } = files;
+  files = others;
+  if (!files.model && !files.config && !options.model) options.model = START.model;
+  keep(true);
+  tell(false);
+}
+
+export function replace(newOptions, newFiles) {
+  options = { ...newOptions };
+  files = newFiles;
   keep(true);
   tell(false);
 }
@@ -65,6 +86,7 @@ function keep(isStep) {
 
 // What the planner is asked with.
 export function asked() {
-  const contents = Object.fromEntries(Object.entries(files).map(([name, file]) => [name, file.content]));
+  const contents = Object.fromEntries(Object.entries(files).map(([name, file]) =>
+    [name, name === "config" ? { name: file.name, text: file.content } : file.content]));
   return { ...options, ...contents };
 }
