@@ -74,11 +74,10 @@ def test_bars_add_up_to_the_phase_and_to_the_device(isolated):
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_weights_by_module_are_all_parameters_of_the_model(isolated, method):
-    found = answer({"ask": "estimate", "options": {**SETUP, "method": method}})
-    model, rows = found["document"]["model"], found["modules"]
+    rows = answer({"ask": "modules", "options": {**SETUP, "method": method}})["modules"]
+    model = answer({"ask": "first look", "options": {**SETUP, "method": method}})["document"]["model"]
     assert sum(row["num_params"] for row in rows) == model["num_params"]
     assert sum(row["num_trained"] for row in rows) == model["num_trainable_params"]
-    assert [row["bytes"] for row in rows] == sorted((row["bytes"] for row in rows), reverse=True)
     assert {"transformer.wte", "transformer.h.*.attn.c_attn"} <= {row["module"] for row in rows}
 
 

@@ -1,29 +1,41 @@
-"""Weights by module: what a model is made of, whole and before any engine shards it."""
+"""What a model's modules take: weights, whole and before any engine shards them, and what forward keeps in each."""
 
-import re
-
-from vlmplan.architecture.prepare import prepared_model
-from vlmplan.estimation import Estimate
+from vlmplan.architecture.module_log import ModuleTape, followed, kept_bytes, module_kind
+from vlmplan.architecture.trace import Kind
+from vlmplan.estimation import Estimate, Estimator
+from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.json_reader import JsonDict
-from vlmplan.models import model_tree
 
-LAYER = re.compile(r"\.\d+(?=\.)")
 WRAPPED = ".base_layer"
 """What peft puts between an adapted Linear and its weight."""
+OUTSIDE = "outside of modules"
+"""Inputs of the model, the loss, and what it computes between them."""
+KINDS = {Kind.ACTIVATION: "activations", Kind.LOGITS: "logits", Kind.GRADIENT: "gradients"}
+"""Components of what forward leaves; temporaries are gone by then."""
 
 
-def weights_by_module(found: Estimate) -> list[JsonDict]:
-    """Each module that has weights, equal layers together, the largest first.
+def document(found: Estimate) -> JsonDict:
+    """Modules with weights or activations, equal layers together; that with the most bytes comes first.
 
-    Bytes are those of the weights as they are stored, adapters among them, without master copies.
+    ``bytes`` are those of the weights as they are stored, adapters among them, without master copies. ``kept`` has
+    the bytes by component that wait for backward when forward ends, on one GPU.
     """
+    recipe = found.recipe
+    estimator = Estimator(found.workload, recipe)
     rows: dict[str, JsonDict] = {}
-    for one in prepared_model(model_tree(found.workload.model), found.recipe).parameters():
-        path = LAYER.sub(".*", one.name).rpartition(".")[0].removesuffix(WRAPPED)
-        row = rows.setdefault(
-            path, {"module": path, "part": one.part.value, "num_params": 0, "num_trained": 0, "bytes": 0}
-        )
+    for one in estimator.model.parameters():
+        row = _row(rows, module_kind(one.name).rpartition(".")[0].removesuffix(WRAPPED))
         row["num_params"] += one.parameter.numel
         row["num_trained"] += one.parameter.numel if one.parameter.requires_grad else 0
         row["bytes"] += one.parameter.num_bytes
-    return sorted(rows.values(), key=lambda row: -row["bytes"])
+    tape = tape_for(ModuleTape, recipe)
+    with followed(estimator.model, tape):
+        trace = estimator.run(tape, recipe, found.cluster.node.gpu.compute_capability)
+    for (name, kind), num_bytes in kept_bytes(trace, tape).items():
+        kept = _row(rows, name or OUTSIDE)["kept"]
+        kept[KINDS[kind]] = kept.get(KINDS[kind], 0) + num_bytes
+    return {"modules": sorted(rows.values(), key=lambda row: -row["bytes"] - sum(row["kept"].values()))}
+
+
+def _row(rows: dict[str, JsonDict], module: str) -> JsonDict:
+    return rows.setdefault(module, {"module": module, "num_params": 0, "num_trained": 0, "bytes": 0, "kept": {}})

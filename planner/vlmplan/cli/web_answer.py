@@ -41,7 +41,8 @@ def answer(request: Mapping[str, Any]) -> JsonDict:
     """The answer to ``{"ask": ..., "options": {...}}``; ``{"error": SENTENCE}`` to what cannot be answered.
 
     ``ask`` is ``form`` (what can be chosen), ``estimate``, ``first look`` (an estimate without what would help where it
-    does not fit), ``recommend``, or ``plan`` (the options that ask for a plan.json).
+    does not fit), ``modules`` (what is inside of an estimate), ``recommend``, or ``plan`` (the options that ask for a
+    plan.json).
     """
     try:
         return json.loads(document_text(_answered(request)))
@@ -75,14 +76,12 @@ def _estimated(options: Mapping[str, Any]) -> JsonDict:
     """An estimate with everything that ``vlmplan estimate --json`` says."""
     from vlmplan.answers import reading
     from vlmplan.answers.drawn import drawn
-    from vlmplan.answers.modules import weights_by_module
 
     request, given = _request(estimate.estimate, options)
     text_of = command_text(estimate.estimate, (), order=tuple(given))
     found = estimate.answered(request, (), given["lengths"], scales=False)
     parts = drawn(found.estimate, found.hardware_notes)
     parts |= {"document": estimate.described(found, text_of), "command": text_of(request)}
-    parts["modules"] = weights_by_module(found.estimate)
     parts["hints"] = _hints(found)
     parts["reading"] = None if request.configured is None else reading.document(request.configured.config)
     parts["apply"] = _keywords(parts["document"]["to_fit"])
@@ -104,6 +103,14 @@ def _first_look(options: Mapping[str, Any]) -> JsonDict:
     return {**drawn(result, found.hardware_notes), "document": document(result, found.hardware_notes)}
 
 
+def _by_module(options: Mapping[str, Any]) -> JsonDict:
+    """What the estimate's modules take."""
+    from vlmplan.answers.modules import document
+
+    request, _ = _request(estimate.estimate, options)
+    return document(estimate.only_estimated(request, ()).estimate)
+
+
 def _recommended(options: Mapping[str, Any]) -> JsonDict:
     """What ``vlmplan recommend --json`` says, and every setup that fits by its hours and dollars."""
     from vlmplan.answers.front import drawn_points
@@ -122,6 +129,7 @@ ASKED: Mapping[str, Callable[[Mapping[str, Any]], JsonDict]] = {
     "form": lambda _: form(),
     "estimate": _estimated,
     "first look": _first_look,
+    "modules": _by_module,
     "recommend": _recommended,
     "plan": lambda options: _planned(options),
 }

@@ -67,9 +67,7 @@ def form() -> JsonDict:
             for gpu in load_catalog().gpus
         ],
         "groups": _groups(),
-        "not_searched": sorted(
-            allowed_options(estimate).keys() - allowed_options(recommend).keys() | {*OF_ONE_CLUSTER}
-        ),
+        "not_searched": sorted(allowed_options(estimate).keys() - _searched().keys()),
         "elsewhere": dict(NOT_ON_THE_PAGE),
     }
 

@@ -116,6 +116,10 @@ class Estimator:
         reference = self._references.trace(recipe, backend)
         return trace if reference is None else with_reference(trace, reference)
 
+    def run(self, tape: Tape, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
+        """One micro batch of the recipe on a tape of one's own, for what ``trace`` does not say."""
+        return self._run(tape, recipe, self.backend(recipe, capability))
+
     def _replay(self, recipe: Recipe, cluster: Cluster) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
         if recipe.expandable_segments or recipe.task is not None:

@@ -4,7 +4,8 @@ import { answerTo, follower, isExported } from "./ask.js";
 import { showDetails, showFiles, showReading, showVerdict } from "./answer.js";
 import { byId, element } from "./dom.js";
 import { kinds, machineOptions, makeForm, showSetup } from "./form.js";
-import { showMemory, showModules } from "./memory.js";
+import { onPhase, showMemory } from "./memory.js";
+import { showModules } from "./modules.js";
 import { showOffers } from "./offers.js";
 import * as state from "./state.js";
 import { showTime } from "./time.js";
@@ -16,11 +17,14 @@ const OFFERS_AFTER_MS = 300;
 let notSearched = []; // options that a search for offers leaves open
 let latest = null;
 let offers = null;
+let modules = null; // of the latest answer, where somebody looks inside
+let listedRow = null; // the bar that is listed
 let looksAtOffers = false; // the search takes longest, so it waits until somebody looks
 
 const changed = follower([
   { after: 0, question: () => ({ ask: "first look", options: state.asked() }), show },
   { after: WHOLE_AFTER_MS, question: () => ({ ask: "estimate", options: state.asked() }), show },
+  { after: 0, question: () => (byId("inside").open ? { ask: "modules", options: state.asked() } : null), show: showInside },
   { after: OFFERS_AFTER_MS, question: offersQuestion, show: showSearch },
 ]);
 
@@ -28,6 +32,17 @@ function offersQuestion() {
   if (!looksAtOffers) return null;
   const options = Object.entries(state.asked()).filter(([name]) => !notSearched.includes(name));
   return { ask: "recommend", options: Object.fromEntries(options) };
+}
+
+function showInside(answer) {
+  modules = answer.error ? null : answer.modules;
+  drawInside();
+}
+
+function drawInside() {
+  if (modules === null || listedRow === null) return;
+  showModules(byId("modules"), modules, listedRow);
+  document.body.dataset.inside = "drawn";
 }
 
 function showSearch(answer) {
@@ -41,6 +56,7 @@ function show(answer) {
   document.body.classList.toggle("stale", Boolean(answer.error));
   if (!answer.error) {
     latest = answer;
+    modules = null;
     draw();
     showSetup(answer.document);
   } else {
@@ -55,7 +71,6 @@ function draw() {
   for (const name of ["memory", "time", "details", "offers"]) byId(`${name}-section`).hidden = false;
   showVerdict(byId("verdict"), latest);
   showMemory(byId("memory"), latest);
-  showModules(byId("modules"), latest.modules);
   showTime(byId("time"), latest);
   showDetails(byId("details"), latest);
   showReading(byId("reading"), latest.reading);
@@ -107,6 +122,7 @@ async function start() {
   state.onChange(() => {
     delete document.body.dataset.answered;
     delete document.body.dataset.offers;
+    delete document.body.dataset.inside;
     showSetup(latest?.document ?? null);
     performance.mark("asked");
     changed();
@@ -121,6 +137,13 @@ async function start() {
   });
   state.readAddress(kinds());
   watchOffers();
+  onPhase((row) => {
+    listedRow = row;
+    drawInside();
+  });
+  byId("inside").addEventListener("toggle", () => {
+    if (byId("inside").open && latest && modules === null) changed();
+  });
 }
 
 start();

@@ -1,7 +1,7 @@
 // Memory by phase: bars of components on one scale with the card's limit, its reserve, and round ticks.
 
 import { element, keyed, shape, table } from "./dom.js";
-import { count, GIB, gib, roundTicks, words } from "./units.js";
+import { GIB, gib, roundTicks, words } from "./units.js";
 
 const ROW = 30;
 const BAR = 18;
@@ -12,30 +12,23 @@ const BOTTOM = 26;
 const LETTER = 6.6; // pixels that one takes at most, on average
 
 let chosen = null; // the phase whose parts are listed
+let listed = () => {}; // told which phase that is
+
+export function onPhase(listener) {
+  listed = listener;
+}
 
 export function showMemory(place, answer) {
   const rows = rowsOf(answer);
   if (!rows.some((row) => row.name === chosen)) chosen = null;
   const width = Math.max(300, Math.floor(place.clientWidth || 700));
   const parts = element("div", { class: "parts" });
-  const show = (row) => parts.replaceChildren(partsTable(row));
+  const show = (row) => {
+    parts.replaceChildren(partsTable(row));
+    listed(row);
+  };
   place.replaceChildren(chart(answer, rows, width, show), legend(rows), parts);
   show(rows.find((row) => row.name === (chosen ?? answer.document.peak_phase)));
-}
-
-// The largest modules by their weights: whole, as they are before an engine shards them.
-export function showModules(place, modules) {
-  if (!modules) return;
-  const total = modules.reduce((sum, row) => sum + row.bytes, 0);
-  const rows = modules.map((row) => [
-    row.module, gib(row.bytes), `${((100 * row.bytes) / total).toFixed(1)} %`, count(row.num_params), count(row.num_trained),
-  ]);
-  const isOpen = place.querySelector("details")?.open ?? false;
-  place.replaceChildren(
-    element("details", { open: isOpen },
-      element("summary", {}, `Weights by module: ${gib(total)} before they are sharded`),
-      table(["module", "bytes", "share", "parameters", "trained"], rows, "Weights by module")),
-  );
 }
 
 // Each phase at its peak, and the device: the highest of them with what is there beside tensors.
