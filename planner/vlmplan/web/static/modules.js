@@ -3,7 +3,7 @@
 import { element, table } from "./dom.js";
 import { count, gib } from "./units.js";
 
-const MOST_ROWS = 40;
+const MOST_ROWS = 25;
 const HOLDS_ACTIVATIONS = ["forward", "backward", "device"];
 const KEPT = ["activations", "logits"];
 
