@@ -58,14 +58,15 @@ class Owners:
 
     def components(self) -> dict[int, str]:
         """The component of every live storage by its number."""
-        known = self._known()
+        known = self.held()
         return {
-            number: known.get(number) or self._guess(entry)
+            number: known.get(number) or self.guess(entry)
             for number, entry in self._ledger.entries.items()
             if entry.is_on_device
         }
 
-    def _known(self) -> dict[int, str]:
+    def held(self) -> dict[int, str]:
+        """The component of each storage that model, optimizer and engine hold by name."""
         found: dict[int, str] = {}
         optimizers = self._optimizers()
         for component, tensors in (
@@ -120,7 +121,8 @@ class Owners:
             if number is not None:
                 found.setdefault(number, component)
 
-    def _guess(self, entry: Entry) -> str:
+    def guess(self, entry: Entry) -> str:
+        """The component of a storage by what allocated it and when."""
         maker, phase = entry.maker, entry.phase
         if not phase:
             return "activations"  # a micro batch on its way to the device

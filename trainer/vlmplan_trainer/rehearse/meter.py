@@ -14,7 +14,7 @@ import torch
 from vlmplan_trainer.measure import EVALUATION, Meter, PhaseMemory
 from vlmplan_trainer.rehearse.components import COMPONENTS, Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
-from vlmplan_trainer.rehearse.ledger import NAMED_BYTES, Ledger
+from vlmplan_trainer.rehearse.ledger import NAMED_BYTES, Entry, Ledger
 from vlmplan_trainer.rehearse.offline_peaks import component_of, live_at_peaks
 
 NUM_LARGEST = 10
@@ -35,6 +35,8 @@ def collector_at_rest() -> Iterator[None]:
 class PhaseMeter(Meter):
     """``say`` is called with the name of every phase when it begins."""
 
+    outside_steps: tuple[str, ...] = OUTSIDE_STEPS
+
     def __init__(self, ledger: Ledger, mode: Rehearsal, *, num_steps: int, say: Callable[[str], None]) -> None:
         super().__init__(torch.device("cpu"), num_steps=num_steps)
         self._ledger, self._rehearsal, self._num_steps, self._say = ledger, mode, num_steps, say
@@ -48,7 +50,7 @@ class PhaseMeter(Meter):
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        key = (name, 0 if name in OUTSIDE_STEPS else self.step)
+        key = (name, 0 if name in self.outside_steps else self.step)
         label = name if not key[1] else f"{name} of step {key[1]}"
         self._say(label)
         gc.collect()  # what reference cycles of the phase before hold
@@ -92,25 +94,33 @@ class PhaseMeter(Meter):
         components = self.owners.components()
         entries = self._ledger.entries
         self._known |= components
-        self._lines |= {n: self._line(n, name) for n, name in components.items() if entries[n].num_bytes >= NAMED_BYTES}
+        self._lines |= {
+            n: self._line(entries[n], name) for n, name in components.items() if entries[n].num_bytes >= NAMED_BYTES
+        }
         return self._summary({number: entries[number].num_bytes for number in components}, "")
 
     def _summary(self, live: dict[int, int], phase: str) -> dict[str, Any]:
         """Bytes of the live storages by component, and the largest of them."""
         totals: dict[str, int] = dict.fromkeys(COMPONENTS, 0)
         for number, num_bytes in live.items():
-            totals[component_of(number, phase, self._known)] += num_bytes
-        largest = sorted(live, key=lambda number: -live[number])[:NUM_LARGEST]
+            totals[self._component(number, phase)] += num_bytes
         nameless = {"maker": "", "operation": "", "shape": [], "dtype": "", "phase": phase}
         lines = [
             self._lines.get(number)
-            or {"num_bytes": live[number], "component": component_of(number, phase, self._known)} | nameless
-            for number in largest
+            or {"num_bytes": live[number], "component": self._component(number, phase)} | nameless
+            for number in self._largest(live)
         ]
         return {"components": totals, "largest": lines}
 
-    def _line(self, number: int, component: str) -> dict[str, Any]:
-        entry = self._ledger.entries[number]
+    def _component(self, number: int, phase: str) -> str:
+        return component_of(number, phase, self._known)
+
+    @staticmethod
+    def _largest(live: dict[int, int]) -> list[int]:
+        return sorted(live, key=lambda number: -live[number])[:NUM_LARGEST]
+
+    @staticmethod
+    def _line(entry: Entry, component: str) -> dict[str, Any]:
         return {
             "num_bytes": entry.num_bytes,
             "component": component,

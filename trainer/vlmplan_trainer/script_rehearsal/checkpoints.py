@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vlmplan_trainer.rehearse.components import tensors_in
-from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.rehearse.replaced import replaced, replaced_wherever_imported
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
 
 NO_FILE = "weights-that-are-not-read.safetensors"
@@ -102,10 +102,10 @@ def counting_checkpoints(phases: ScriptPhases) -> Iterator[Saved]:
     with ExitStack() as stack:
         for owner, name, value in (
             (torch, "save", save),
-            (safetensors.torch, "save_file", save),
             (PreTrainedModel, "save_pretrained", save_model),
             (Trainer, "_save_checkpoint", in_save(Trainer._save_checkpoint)),
             (Trainer, "save_model", in_save(Trainer.save_model)),
         ):
             stack.enter_context(replaced(owner, name, value))
+        stack.enter_context(replaced_wherever_imported(safetensors.torch, "save_file", save))  # peft has its own name
         yield saved

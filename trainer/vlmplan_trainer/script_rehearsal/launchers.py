@@ -115,14 +115,17 @@ def _accelerate(words: list[str], world: World) -> Launch:
     with _refusing("accelerate launch"):
         args = launch.launch_command_parser().parse_args(words)
         _same_ranks("--num_processes", args.num_processes, world.num_ranks)
+        has_configuration = args.config_file is not None or os.path.isfile(launch.default_config_file)
+        if not has_configuration:
+            args.num_processes = world.num_ranks
+        args, found, has_own_precision = launch._validate_launch_command(args)
+        _same_ranks("num_processes of the configuration", args.num_processes, world.num_ranks)
         args.num_processes = world.num_ranks
-        args.multi_gpu = args.multi_gpu or (world.num_ranks > 1 and not args.use_deepspeed and not args.use_fsdp)
-        args, found, _ = launch._validate_launch_command(args)
         defaults: Any = found
         if args.use_deepspeed:  # as ``launch_command`` of accelerate 1.15 does
             given = list(defaults.deepspeed_config) if defaults else []
+            given += ["mixed_precision"] if has_own_precision else []
             args.deepspeed_fields_from_accelerate_config = ",".join(given)
-        _same_ranks("num_processes of the configuration", args.num_processes, world.num_ranks)
         prepare: Callable[[Any], Any]
         if args.use_deepspeed:
             prepare = _deepspeed_variables

@@ -18,12 +18,14 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.dispatch import KNOWN_ELEMENTS, VALUE, Rehearsal, value_of
 from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.script_rehearsal.generation import drawn_tokens
 
 aten = torch.ops.aten
 LIBRARIES = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
 NOT_THE_USERS = ("site-packages", "dist-packages", "/vlmplan_trainer/", "/vlmplan/", "<frozen", "<string>")
 DRAWN_IN_PLACE = (aten.random_.default, aten.random_.to, getattr(aten.random_, "from"))
 DRAWN = (*DRAWN_IN_PLACE, aten.randperm.default, aten.randperm.generator)
+DRAWING = (aten.multinomial.default, aten.argmax.default)
 SUMS = ("allreduce_", "allreduce_coalesced_")
 GATHERS = ("_allgather_base_", "allgather_")
 
@@ -119,6 +121,9 @@ class ScriptRehearsal(Rehearsal):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if func.namespace == "c10d":
             _tell_of_equal_ranks(func, args, result)
+        elif func in DRAWING and value_of(args[0]) is None:
+            with unset_fake_temporarily():
+                setattr(result, VALUE, drawn_tokens(func, args[0], result))
         return result
 
     def _drawn(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from vlmplan_trainer.measure import EVALUATION, Meter
 from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.script_rehearsal.meter import GENERATION
 
 
 class EndOfRehearsal(SystemExit):
@@ -73,6 +74,19 @@ class ScriptPhases:
             yield
         finally:
             self.switch(before or "load")
+
+    @contextmanager
+    def generating(self) -> Iterator[None]:
+        """Within, a model generates: a phase of its own where no other pass is going on."""
+        if self._depth or self.meter.in_progress in (EVALUATION, "forward"):
+            yield
+            return
+        with self.inside(GENERATION):
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
 
     @contextmanager
     def following(self) -> Iterator[None]:

@@ -27,12 +27,13 @@ from vlmplan_trainer.rehearse.device_shims import (
 )
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
-from vlmplan_trainer.rehearse.meter import PhaseMeter
 from vlmplan_trainer.script_rehearsal.card import make_cuda_known
 from vlmplan_trainer.script_rehearsal.checkpoints import counting_checkpoints, reading_no_weights
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
+from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
 from vlmplan_trainer.script_rehearsal.launchers import Launch
 from vlmplan_trainer.script_rehearsal.loaders import short_loaders, stopping_trainers
+from vlmplan_trainer.script_rehearsal.meter import ScriptMeter
 from vlmplan_trainer.script_rehearsal.mode import (
     Assumption,
     ScriptAttribution,
@@ -87,9 +88,10 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
             stack.enter_context(shim())
         stack.enter_context(running_alone(request.rank, request.num_ranks, device=card and "cuda"))
         mode = ScriptRehearsal(fake_mode, ledger, attribution, unknowns)
-        meter = PhaseMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
+        meter = ScriptMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
         phases = _phases(request, meter, ledger, attribution)
         stack.enter_context(reading_no_weights(notes))
+        stack.enter_context(generating_to_the_limit(phases, notes))
         stack.enter_context(short_loaders(phases))
         stack.enter_context(stopping_trainers(phases))
         stack.enter_context(compiling_nothing(notes))
@@ -141,7 +143,7 @@ def _make_card(card: Card, ledger: Ledger) -> None:
     deepspeed.accelerator.set_accelerator(CardAccelerator(card, ledger))
 
 
-def _phases(request: ScriptRequest, meter: PhaseMeter, ledger: Ledger, attribution: ScriptAttribution) -> ScriptPhases:
+def _phases(request: ScriptRequest, meter: ScriptMeter, ledger: Ledger, attribution: ScriptAttribution) -> ScriptPhases:
     """The phases of a script, which find who owns what once model and optimizer are known."""
     models: list[Any] = []
 

@@ -1,0 +1,50 @@
+"""The meter of a script, whose steps differ: what its storages were is known of any step, whichever is the highest.
+
+A plan's steps are alike, so that one of them tells when to look in the next (``rehearse.meter``). A script's batches
+are those of its data. So every large storage is remembered with who asked for it, and what model and optimizer hold by
+name is looked up at the end of each phase.
+"""
+
+from typing import Any
+
+from vlmplan_trainer.rehearse.ledger import Ledger
+from vlmplan_trainer.rehearse.meter import OUTSIDE_STEPS, PhaseMeter
+from vlmplan_trainer.rehearse.offline_peaks import component_of
+
+GENERATION = "generation"
+
+
+class ScriptMeter(PhaseMeter):
+    """``ledger`` keeps the entries of storages that are gone."""
+
+    outside_steps = (*OUTSIDE_STEPS, GENERATION)
+
+    def __init__(self, ledger: Ledger, *args: Any, **kwargs: Any) -> None:
+        super().__init__(ledger, *args, **kwargs)
+        ledger.gone = {}
+
+    def _watch(self, key: tuple[str, int]) -> None:
+        """Nothing is foreseen."""
+
+    def _note(self, key: tuple[str, int], *, seconds: float, flops: int) -> None:
+        super()._note(key, seconds=seconds, flops=flops)
+        if self.owners is not None:
+            self._known |= self.owners.held()
+
+    def _component(self, number: int, phase: str) -> str:
+        """By name; else by what allocated it and when; a small storage that is gone by the phase of the peak."""
+        entry = self._entry(number)
+        if number in self._known or self.owners is None or entry is None:
+            return component_of(number, phase, self._known)
+        return self.owners.guess(entry)
+
+    def _entry(self, number: int) -> Any:
+        assert self._ledger.gone is not None
+        return self._ledger.entries.get(number) or self._ledger.gone.get(number)
+
+    def _summary(self, live: dict[int, int], phase: str) -> dict[str, Any]:
+        for number in self._largest(live):
+            entry = self._entry(number)
+            if entry is not None and entry.shape:
+                self._lines[number] = self._line(entry, self._component(number, phase))
+        return super()._summary(live, phase)
