@@ -32,7 +32,8 @@ def generating_to_the_limit(phases: ScriptPhases, say: Callable[[str], None]) ->
     """``say`` gets a sentence where a model generates, which is a phase of its own."""
     from transformers import GenerationMixin
 
-    generate = GenerationMixin.generate
+    mixin: Any = GenerationMixin
+    generate = mixin.generate
 
     def told(*args: Any, **kwargs: Any) -> Any:
         say(NOTE)
@@ -43,5 +44,5 @@ def generating_to_the_limit(phases: ScriptPhases, say: Callable[[str], None]) ->
         finally:
             _generating[0] -= 1
 
-    with replaced(GenerationMixin, "generate", told):
+    with replaced(mixin, "generate", told):
         yield

@@ -123,11 +123,12 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
 def _import_libraries() -> None:
     """Those that look at torch while they are imported see it as it is."""
     import deepspeed
+    import deepspeed.ops
     import deepspeed.runtime.engine
     import transformers
     import transformers.modeling_utils
 
-    del deepspeed
+    assert deepspeed.ops.__compatible_ops__  # asks the accelerator that is there which kernels it has
     assert transformers.Trainer
 
 
