@@ -6,6 +6,9 @@ from vlmplan.version import __version__
 from vlmplan.workload import Workload
 
 INSTALL = 'pip install "vlmplan[train]"'
+INSTALL_TASKS = 'pip install "vlmplan[rl]"'
+TASK_PACKAGES = ("trl", "datasets")
+"""What DPO and GRPO need besides."""
 CHECKED_VERSIONS: dict[str, str] = {
     "torch": "2.13.0",
     "transformers": "5.23.0",
@@ -33,9 +36,10 @@ def needed_packages(recipe: Recipe, workload: Workload) -> list[str]:
     """The packages without which the trainer cannot run what is planned."""
     names = ["torch", "transformers", "safetensors"]
     names += ["deepspeed"] if recipe.uses_deepspeed else []
+    names += [*TASK_PACKAGES, "accelerate"] if recipe.task is not None else []
     names += ["peft"] if recipe.method is not Method.FULL else []
     is_quantized = recipe.method is Method.QLORA
-    names += ["accelerate"] if is_quantized else []
+    names += ["accelerate"] if is_quantized and recipe.task is None else []
     names += ["bitsandbytes"] if is_quantized or recipe.optimizer.value.endswith("8bit") else []
     names += ["pillow"] if workload.images_per_sample else []
     return names

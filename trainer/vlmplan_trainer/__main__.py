@@ -32,7 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say_phase(f"loading torch, transformers{' and DeepSpeed' if plan.ds_config is not None else ''}")
         from transformers.utils import logging
 
-        from vlmplan_trainer.run import run
+        if plan.recipe.task is None:
+            from vlmplan_trainer.run import run
+        else:
+            from vlmplan_trainer.trl_training.run import run
 
         logging.disable_progress_bar()  # of reading weights: one from every rank
 

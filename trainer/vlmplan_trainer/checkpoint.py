@@ -9,10 +9,10 @@ import contextlib
 import os
 import shutil
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -52,24 +52,53 @@ def save_checkpoint(
     ``run`` says what must be equal when the run goes on. Raises UnavailableError where it cannot be written; what was
     there before is there still.
     """
+
+    def write(folder: Path) -> None:
+        engine.save(folder, {})
+        torch.save(torch.get_rng_state(), folder / f"random-{engine.rank}.pt")
+
+    return published(engine, output_dir, position, write, keep_last=keep_last, run=run)
+
+
+class Ranks(Protocol):
+    """Who writes a checkpoint together; an engine is one."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    def barrier(self) -> None: ...
+
+
+def published(
+    ranks: Ranks,
+    output_dir: Path,
+    position: Position,
+    write: Callable[[Path], None],
+    *,
+    keep_last: int,
+    run: Mapping[str, Any],
+) -> Path:
+    """As ``save_checkpoint``; ``write`` fills the folder, on every rank."""
     place = output_dir / CHECKPOINTS / folder_name(position.step)
     writing = place.with_name(place.name + UNFINISHED)
     with _named_failures(place):
-        if engine.rank == 0:
+        if ranks.rank == 0:
             shutil.rmtree(writing, ignore_errors=True)
             writing.parent.mkdir(exist_ok=True)  # not its parents: a run whose folder was moved away makes no other
             writing.mkdir()
-        engine.barrier()
-        engine.save(writing, {})
-        torch.save(torch.get_rng_state(), writing / f"random-{engine.rank}.pt")
-        engine.barrier()
-        share = file_names(writing)[engine.rank :: engine.num_ranks]
+        ranks.barrier()
+        write(writing)
+        ranks.barrier()
+        share = file_names(writing)[ranks.rank :: ranks.num_ranks]
         files = {name: mark for marks in of_all_ranks(synced_marks(writing, share)) for name, mark in marks.items()}
-        if engine.rank == 0:
-            manifest = Manifest(position=position, run=run, num_ranks=engine.num_ranks, files=files)
+        if ranks.rank == 0:
+            manifest = Manifest(position=position, run=run, num_ranks=ranks.num_ranks, files=files)
             _publish(writing, place, manifest)
             _remove_old(output_dir, keep_last)
-        engine.barrier()
+        ranks.barrier()
     return place
 
 

@@ -7,25 +7,43 @@ sentence with which the start would end.
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vlmplan.errors import VlmplanError
-from vlmplan_trainer.options import started
+from vlmplan.plan import Plan
+from vlmplan_trainer.options import Options, started
+
+if TYPE_CHECKING:
+    from vlmplan_trainer.data.gather import SampleCounts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what would be trained on; the exit code."""
     try:
         options, plan = started(arguments)
-        from vlmplan_trainer.data.gather import gathered_data
-
-        data = gathered_data(plan, options)
+        accounts = _accounts(plan, options)
     except VlmplanError as error:
         sys.stdout.write(json.dumps({"problem": str(error)}) + "\n")
         return error.exit_code
-    files = {"train": data.train, "eval": data.evaluation}
-    found = {name: None if gathered is None else gathered.account.as_json() for name, gathered in files.items()}
+    found = {name: None if account is None else account.as_json() for name, account in accounts.items()}
     sys.stdout.write(json.dumps(found) + "\n")
     return 0
+
+
+def _accounts(plan: Plan, options: Options) -> "dict[str, SampleCounts | None]":
+    """By "train" and "eval"."""
+    task = plan.recipe.task
+    if task is None:
+        from vlmplan_trainer.data.gather import gathered_data
+
+        data = gathered_data(plan, options)
+        return {"train": data.train.account, "eval": None if data.evaluation is None else data.evaluation.account}
+    from vlmplan_trainer.trl_training.rewards import reward_functions
+    from vlmplan_trainer.trl_training.samples import gathered_rows
+
+    if options.rewards is not None:
+        reward_functions(options.rewards)
+    return {"train": gathered_rows(plan, options, task).account, "eval": None}
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_leaves
 from vlmplan_trainer.gradient_sums import is_in_place
 
 EVALUATION = "evaluation"
-PHASES = ("load", "init", "forward", "backward", "step", EVALUATION, "save")
+GENERATE, SCORE, REFERENCE = "generate", "score", "reference"
+"""Of GRPO: answers, their rewards, and log-probabilities without gradients; DPO has the last of them too."""
+PHASES = ("load", "init", GENERATE, SCORE, REFERENCE, "forward", "backward", "step", EVALUATION, "save")
 """Those of a plan."""
 RESUME = "resume"
 """Reading a checkpoint to go on from, where there is one."""

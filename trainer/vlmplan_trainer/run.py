@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +14,8 @@ import torch
 from rich.console import Console
 
 from vlmplan.chats.samples import MAX_SENTENCES
-from vlmplan.errors import InputError, UnavailableError, VlmplanError
+from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
-from vlmplan.json_reader import read_json_object
 from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.plan import Plan
 from vlmplan.run_record import keep_record
@@ -25,9 +23,7 @@ from vlmplan.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted
 from vlmplan_trainer.checkpoint import (
     FoundCheckpoint,
-    check_run,
     load_checkpoint,
-    newest_checkpoint,
     save_checkpoint,
     universal_form,
 )
@@ -37,7 +33,7 @@ from vlmplan_trainer.data.flat_batches import BATCHES
 from vlmplan_trainer.data.gather import Data, gathered_data
 from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import Engine, make_engine
-from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32, start_process_group
+from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32
 from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.loop import Rates, StepReport, Trainer
@@ -46,13 +42,14 @@ from vlmplan_trainer.models.load import LoadedModel, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
-from vlmplan_trainer.phases import is_first, rank_here, say_phase
+from vlmplan_trainer.phases import rank_here, say_phase
 from vlmplan_trainer.progress import ProgressReporter
 from vlmplan_trainer.ranks import of_all_ranks
 from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
 from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.result import about_result, result_folder
 from vlmplan_trainer.signature import run_signature
+from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
 from vlmplan_trainer.stopping import exit_code
 
 SPEED_STEPS = 20
@@ -115,9 +112,7 @@ def _run(plan: Plan, options: Options) -> int:
     check_monitors(options.monitor)
     data = gathered_data(plan, options)  # bad data stops a run before its model is loaded
     device = device_of(plan)
-    if plan.hardware.num_gpus > 1:
-        say_phase(f"waiting until all {plan.hardware.num_gpus} ranks are there")
-    _join_ranks(plan, options)
+    join_ranks(plan, is_needed=bool(options.monitor))
     meter = Meter(device, num_steps=options.measured_steps)
     try:
         with telling_of_resized_storages(meter.resized) if plan.recipe.fsdp else nullcontext():
@@ -128,22 +123,10 @@ def _run(plan: Plan, options: Options) -> int:
         return report_out_of_memory(error, plan, options, meter)
 
 
-def _join_ranks(plan: Plan, options: Options) -> None:
-    """Raises UnavailableError where the ranks cannot meet."""
-    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} (MASTER_ADDR, MASTER_PORT)"
-    if plan.hardware.num_gpus > 1 and os.environ.get("MASTER_PORT") == "0":
-        raise UnavailableError(f"the ranks cannot meet at {place}: a port from 1 to 65535 is needed")
-    try:
-        start_process_group(plan, is_needed=bool(options.monitor))
-    except torch.distributed.DistError as error:
-        reason = " ".join(str(error).split())
-        raise UnavailableError(f"the ranks cannot meet at {place}: {reason}") from None
-
-
 def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device, meter: Meter) -> int:
     weights = "drawing its weights" if options.random_weights else f"reading its weights from {plan.model_source}"
     signature = run_signature(plan, options, num_samples=len(data.train.samples))
-    found = _found(plan, options, signature) if options.resume else None
+    found = checkpoint_to_go_on_from(plan, options, signature) if options.resume else None
     say_phase(f"building the model, {weights}")
     with meter.phase("load"):
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed, adapter=options.adapter)
@@ -157,7 +140,7 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
         )
     made = _assembled(plan, options, data, loaded, engine, meter, signature)
     if found is not None:
-        _refuse_finished(made, found)
+        refuse_finished(options, found, num_steps=made.trainer.rates.num_steps)
         say_phase(f"going on from {found.place}")
         with meter.phase(RESUME):
             made.trainer.position = load_checkpoint(engine, found, universal=universal)
@@ -173,33 +156,6 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
         return exit_code(made.stopped_by)
     _finish(made, reports)
     return 0
-
-
-def _found(plan: Plan, options: Options, signature: Mapping[str, Any]) -> FoundCheckpoint:
-    """The checkpoint to go on from, looked at before anything is loaded."""
-    say_phase("checking the checkpoints")
-    found = newest_checkpoint(options.output_dir, rank_here(), plan.hardware.num_gpus)
-    check_run(found, signature)
-    if is_first():
-        sys.stdout.writelines(f"note: {note}\n" for note in found.notes)
-        sys.stdout.flush()
-    return found
-
-
-def _refuse_finished(made: Run, found: FoundCheckpoint) -> None:
-    """Raise InputError where nothing is left to be done: the report of a run that has ended is its own."""
-    step, path = found.manifest.position.step, made.options.output_dir / REPORT_FILE
-    if step < made.trainer.rates.num_steps or not path.is_file():
-        return
-    try:
-        is_reported = read_json_object(path).get("steps") == step
-    except VlmplanError:
-        return
-    if is_reported:
-        raise InputError(
-            f"--resume: the run in {made.options.output_dir} is finished: its {counted(step, 'step')} are done and "
-            f"{REPORT_FILE} is written; --max-steps or --epochs beyond that goes on with it"
-        )
 
 
 def _universal(found: FoundCheckpoint, plan: Plan) -> Path | None:

@@ -84,8 +84,13 @@ class _Read:
     shows_images_first: bool = False
 
 
-def raw_sample(values: dict[str, Any], *, source: str, takes_videos: bool = False) -> RawSample:
-    """One sample. Raises InputError, with ``source`` in front, for what is in none of the forms."""
+def raw_sample(
+    values: dict[str, Any], *, source: str, takes_videos: bool = False, completion_key: str = "completion"
+) -> RawSample:
+    """One sample; what follows a ``prompt`` stands under ``completion_key``.
+
+    Raises InputError, with ``source`` in front, for what is in none of the forms.
+    """
     sample = JsonObject(values, source=source)
     for key in SOUND if takes_videos else (*OWN_VIDEOS, *SOUND):
         if sample.maybe(key, sample.raw) not in (None, []):
@@ -96,7 +101,7 @@ def raw_sample(values: dict[str, Any], *, source: str, takes_videos: bool = Fals
             f"{source}: the sample has {' and '.join(found) or 'none of ' + ', '.join(_READERS)}; one is needed: "
             "messages, conversations (LLaVA), instruction and output (Alpaca), or prompt and completion (TRL)"
         )
-    read = _READERS[found[0]](sample)
+    read = _prompt(sample, completion_key) if found == ["prompt"] else _READERS[found[0]](sample)
     if takes_videos:
         read = replace(read, turns=_with_video_tags(read.turns))
     turns = _with_images(read, _own_images(sample), source)
@@ -145,24 +150,25 @@ def _instruction(sample: JsonObject) -> _Read:
     return _Read(form="instruction, output (Alpaca)", turns=turns)
 
 
-def _prompt(sample: JsonObject) -> _Read:
-    kinds: dict[str, type[object]] = {key: type(sample.raw(key)) for key in ("prompt", "completion")}
+def _prompt(sample: JsonObject, completion_key: str = "completion") -> _Read:
+    kinds: dict[str, type[object]] = {key: type(sample.raw(key)) for key in ("prompt", completion_key)}
     if isinstance(sample.values.get("label"), bool):
         sample.complain("label", "samples that are marked as good or bad are not for supervised fine-tuning")
     if set(kinds.values()) == {str}:
         for key in OWN_IMAGES:
             if sample.maybe(key, sample.raw) is not None:
                 sample.complain(key, "a prompt that is a text shows no images; a list of messages does")
-        texts: _Parts = [("user", [sample.text("prompt")]), ("assistant", [sample.text("completion")])]
+        texts: _Parts = [("user", [sample.text("prompt")]), ("assistant", [sample.text(completion_key)])]
         return _Read(form="prompt, completion (TRL, texts)", turns=texts, num_prompt_turns=1, is_plain=True)
     if set(kinds.values()) != {list}:
-        key = next((key for key, kind in kinds.items() if kind not in (str, list)), "completion")
-        sample.refuse(key, "a text, or a list of messages, and the same for prompt and completion,")
-    prompt, completion = _messages(sample, "prompt"), _messages(sample, "completion")
+        key = next((key for key, kind in kinds.items() if kind not in (str, list)), completion_key)
+        sample.refuse(key, f"a text, or a list of messages, and the same for prompt and {completion_key},")
+    prompt, completion = _messages(sample, "prompt"), _messages(sample, completion_key)
     if not prompt or not completion or completion[0][0] != "assistant":
         raise InputError(
-            f"{sample.source}: a prompt of a message or more and a completion that begins with one of the assistant's "
-            f"are needed; there are {counted(len(prompt), 'message')} and {counted(len(completion), 'message')}"
+            f"{sample.source}: a prompt of a message or more and a {completion_key} that begins with one of the "
+            f"assistant's are needed; there are {counted(len(prompt), 'message')} and "
+            f"{counted(len(completion), 'message')}"
         )
     return _Read(
         form="prompt, completion (TRL, messages)",

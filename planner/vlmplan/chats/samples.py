@@ -3,11 +3,12 @@
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
-from vlmplan.chats.formats import RawTurn, Reference, raw_sample
+from vlmplan.chats.formats import RawSample, RawTurn, Reference, raw_sample
 from vlmplan.chats.image_files import EmbeddedImage, ImageSource, PixelBudget, checked_size, located, located_file
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.video_files import VideoHeader, video_header
@@ -15,6 +16,7 @@ from vlmplan.data_file import Record, records_in
 from vlmplan.errors import InputError
 from vlmplan.json_reader import JsonDict, parse_json_object
 
+T = TypeVar("T")
 MAX_SENTENCES = 20
 """Bad samples that a report quotes; all are counted."""
 
@@ -95,14 +97,24 @@ def read_chats(path: Path, *, skips_bad: bool, image_root: Path | None = None) -
     reports them if ``skips_bad``. Raises it for a file without samples in any case, and UnavailableError for one that
     cannot be read.
     """
-    folders = (path.parent,) if image_root is None else (image_root, path.parent)
-    samples: list[Sample] = []
+    folders, budget = image_folders(path, image_root), PixelBudget()
+    return read_each(path, lambda record: sample_of(record, folders, budget, file=path), skips_bad=skips_bad)
+
+
+def image_folders(path: Path, image_root: Path | None) -> tuple[Path, ...]:
+    """Where the images of a file of samples are looked for."""
+    return (path.parent,) if image_root is None else (image_root, path.parent)
+
+
+def read_each(path: Path, read: Callable[[Record], tuple[str, T]], *, skips_bad: bool) -> tuple[list[T], ReadReport]:
+    """What ``read`` makes of each record of a file beside the name of its form; raises what ``read_chats`` does."""
+    samples: list[T] = []
     forms: Counter[str] = Counter()
-    num_bad, budget = 0, PixelBudget()
+    num_bad = 0
     sentences: list[str] = []
     for one in records_in(path):
         try:
-            form, sample = sample_of(one, folders, budget, file=path)
+            form, sample = read(one)
         except InputError as error:
             if not skips_bad:
                 raise InputError(f"{error} (--skip-bad-samples leaves such samples out)") from None
@@ -131,6 +143,15 @@ def sample_of(
 
     Raises InputError, naming the sample, for one that cannot be used.
     """
+    values = values_of(record)
+    if columns is not None:
+        values = columns.standard(values, source=record.source)
+    raw = raw_sample(values, source=record.source, takes_videos=takes_videos)
+    return raw.form, checked_sample(raw, record, folders, budget, file=file)
+
+
+def values_of(record: Record) -> JsonDict:
+    """The object that a record is. Raises InputError, naming it, for what is no JSON object in UTF-8."""
     source = record.source
     try:
         text = record.content.decode("utf-8-sig")
@@ -138,12 +159,17 @@ def sample_of(
         raise InputError(f"{source} is not text in UTF-8") from None
     values = parse_json_object(text, source=source)
     _refuse_halves(values, text, source)
-    if columns is not None:
-        values = columns.standard(values, source=source)
-    raw = raw_sample(values, source=source, takes_videos=takes_videos)
+    return values
+
+
+def checked_sample(
+    raw: RawSample, record: Record, folders: tuple[Path, ...], budget: PixelBudget, *, file: Path
+) -> Sample:
+    """``raw``, of ``record`` in ``file``, with its images found and their headers read. Raises InputError for one that
+    cannot be used."""
     place = EmbeddedImage(file=file, offset=record.offset, num_bytes=len(record.content), index=0)
-    turns = tuple(_turns(raw.turns, source, folders, budget, place))
-    return raw.form, Sample(source=source, turns=turns, num_prompt_turns=raw.num_prompt_turns, is_plain=raw.is_plain)
+    turns = tuple(_turns(raw.turns, record.source, folders, budget, place))
+    return Sample(source=record.source, turns=turns, num_prompt_turns=raw.num_prompt_turns, is_plain=raw.is_plain)
 
 
 def _refuse_halves(values: JsonDict, text: str, source: str) -> None:

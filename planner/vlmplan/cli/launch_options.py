@@ -16,6 +16,7 @@ from vlmplan.cli.options import (
     WORKLOAD,
     options,
 )
+from vlmplan.cli.task_options import TASK
 from vlmplan.training import MONITOR_PACKAGES, SCHEDULES
 
 CURRICULUM_FILE = "curriculum.json"
@@ -38,6 +39,11 @@ DATA = (
     _count("--dummy-data", "N made-up samples instead of data."),
     click.option("--skip-bad-samples", is_flag=True, help="Leave out samples that cannot be used."),
     click.option("--group-by-length", is_flag=True, help="Samples of about equal length in a micro batch."),
+    click.option("--rewards", type=FILE, metavar="FILE", help="GRPO: a Python file of yours with reward functions."),
+    click.option(
+        "--beta", type=float, metavar="X", help="Weight of the reference.  [default: 0.1 in DPO, 0.04 in GRPO]"
+    ),
+    click.option("--temperature", type=float, metavar="X", help="GRPO: of drawing answers.  [default: 1]"),
 )
 RUN = (
     click.option("--output-dir", type=FILE, metavar="DIR", help="Checkpoints, log and result of one run."),
@@ -65,7 +71,7 @@ RUN = (
     ),
 )
 MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
-LAUNCH = options(PLAN, DATA, RUN, MODEL, SAMPLES, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, CATALOG, JSON)
+LAUNCH = options(PLAN, DATA, RUN, MODEL, SAMPLES, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG, JSON)
 
 
 @click.command("launch")

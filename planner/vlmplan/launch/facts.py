@@ -21,9 +21,12 @@ from vlmplan.launch.extensions import held_locks
 from vlmplan.machine.host import free_bytes_at, host_ram_bytes, num_host_cpus
 from vlmplan.machine.nvml import NvmlMachine, read_machine
 from vlmplan.plan import Plan
-from vlmplan.versions import installed_version
+from vlmplan.versions import TASK_PACKAGES, installed_version
 
-PACKAGES = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "safetensors", "pillow")
+PACKAGES = (
+    *("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "accelerate", "safetensors", "pillow"),
+    *TASK_PACKAGES,
+)
 MONITORS = ("tensorboard", "wandb")
 FLASH_ATTENTION = "flash-attn"
 MASTER_PORT, LAST_PORT = "MASTER_PORT", 65535

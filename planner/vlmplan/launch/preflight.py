@@ -19,12 +19,13 @@ from vlmplan.launch.extensions import lock_sentence
 from vlmplan.launch.facts import FLASH_ATTENTION, Facts
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.run_folder import folder_problems
+from vlmplan.launch.task_runs import task_problems
 from vlmplan.plan import Plan
 from vlmplan.recipe_choices import AttentionImplementation
 from vlmplan.saving import Interval, Saving
 from vlmplan.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, monitor_problems
 from vlmplan.units import counted, gib_text
-from vlmplan.versions import INSTALL, needed_packages
+from vlmplan.versions import INSTALL, INSTALL_TASKS, needed_packages
 
 if TYPE_CHECKING:
     from vlmplan.request import RequestedSetup
@@ -49,7 +50,7 @@ def preflight(
     is_here = runs_here(plan, facts, hostfile)
     problems = [
         *_verdict_problems(plan),
-        *_task_problems(plan),
+        *task_problems(plan, options),
         *_package_problems(plan, facts),
         *monitor_problems(options.monitor, lambda package: facts.packages.get(package) is not None),
         *((facts.port_problem,) if is_here and facts.port_problem is not None else ()),
@@ -100,11 +101,6 @@ def _is_this_machine(host: str, facts: Facts) -> bool:
     return host == "localhost" or host.partition(".")[0] == facts.host_name.partition(".")[0]
 
 
-def _task_problems(plan: Plan) -> Iterator[str]:
-    if plan.recipe.task is not None:
-        yield f"the plan is for --task {plan.recipe.task.kind.value}, which the bundled trainer does not train"
-
-
 def _verdict_problems(plan: Plan) -> Iterator[str]:
     expected, hardware = plan.expected, plan.hardware
     if expected.verdict != "does_not_fit":
@@ -130,7 +126,8 @@ def _package_problems(plan: Plan, facts: Facts) -> Iterator[str]:
     missing = missing_packages(plan, facts.packages)
     others = [name for name in missing if name != FLASH_ATTENTION]
     if others:
-        yield f"training needs {', '.join(others)}, not installed here: {INSTALL}"
+        install = INSTALL if plan.recipe.task is None else INSTALL_TASKS
+        yield f"training needs {', '.join(others)}, not installed here: {install}"
     if FLASH_ATTENTION in missing:
         attention = plan.recipe.attention.value
         yield f"--attention {attention} needs {FLASH_ATTENTION}, not installed here: pip install {FLASH_ATTENTION}"

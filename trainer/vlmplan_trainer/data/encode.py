@@ -155,18 +155,30 @@ class Encoder:
 
     def rendered(self, sample: Sample) -> Rendered:
         """The text of a sample, one placeholder per image. Raises InputError for what the model cannot take."""
-        num_images = len(sample.images)
-        if num_images and not self.is_vision:
-            raise InputError(f"{sample.source}: the sample shows an image, but the model takes text only")
+        self._refuse_unseen_images(sample)
         rendered = self._template.rendered(sample)
-        token = getattr(self.processor, "image_token", None)
-        if token is not None and rendered.text.count(token) != num_images:
+        self._refuse_other_image_tokens(sample, rendered.text)
+        return rendered
+
+    def prompt(self, sample: Sample) -> str:
+        """The text of a sample that has no answer yet; as ``rendered``."""
+        self._refuse_unseen_images(sample)
+        text = self._template.prompt(sample)
+        self._refuse_other_image_tokens(sample, text)
+        return text
+
+    def _refuse_unseen_images(self, sample: Sample) -> None:
+        if sample.images and not self.is_vision:
+            raise InputError(f"{sample.source}: the sample shows an image, but the model takes text only")
+
+    def _refuse_other_image_tokens(self, sample: Sample, text: str) -> None:
+        num_images, token = len(sample.images), getattr(self.processor, "image_token", None)
+        if token is not None and text.count(token) != num_images:
             raise InputError(
-                f"{sample.source}: the text has {rendered.text.count(token)} times {token}, the model's token for an "
+                f"{sample.source}: the text has {text.count(token)} times {token}, the model's token for an "
                 f"image, and the sample shows {num_images}; a text must not hold that token, and the model's chat "
                 "template has to place every image"
             )
-        return rendered
 
     def adds_special_tokens(self, rendered: Rendered) -> bool:
         """Whether the processor puts special tokens around a text: around a template's as its ``apply_chat_template``

@@ -99,7 +99,7 @@ def gathered_data(plan: Plan, options: TrainerOptions) -> Data:
     training = _read_training(plan, options)  # a wrong sample is said before a processor is loaded
     evaluation = None if options.eval_data is None else _read(options.eval_data, options)
     processing = load_processing(plan, random_weights=options.random_weights)
-    encoder = _encoder(plan, options, processing)
+    encoder = encoder_of(plan, options, processing)
     train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)
     made_into = BATCHES[plan.recipe.batching].rows_of
     num_rows = len(made_into(train.scan, encoder.seq_len))
@@ -133,7 +133,8 @@ def _read(path: Path, options: TrainerOptions) -> tuple[list[Sample], ReadReport
     return read_chats(path, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
 
 
-def _encoder(plan: Plan, options: TrainerOptions, processing: Processing) -> Encoder:
+def encoder_of(plan: Plan, options: TrainerOptions, processing: Processing) -> Encoder:
+    """What makes inputs of the model of samples, as the plan has them."""
     workload = plan.workload
     size = (workload.image_width, workload.image_height) if workload.images_per_sample else None
     return Encoder(
@@ -149,7 +150,13 @@ def _encoder(plan: Plan, options: TrainerOptions, processing: Processing) -> Enc
 def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Encoder) -> GatheredData:
     say_phase(f"looking at {counted(len(samples), 'sample')}")
     scan = scanned(encoder, samples)
-    account = SampleCounts(
+    account = account_of(name, report, scan, seq_len=encoder.seq_len)
+    return GatheredData(samples=samples, scan=scan, account=account)
+
+
+def account_of(name: str, report: ReadReport, scan: DatasetScan, *, seq_len: int) -> SampleCounts:
+    """What became of the samples of the file ``name``, by what was read and what the plan has room for."""
+    return SampleCounts(
         name=name,
         forms=report.forms,
         num_samples=len(scan.samples),
@@ -161,7 +168,6 @@ def _gathered(name: str, samples: list[Sample], report: ReadReport, encoder: Enc
         shortest=min(scan.lengths, default=0),
         median_length=median(scan.lengths or [0]),
         longest=max(scan.lengths, default=0),
-        seq_len=encoder.seq_len,
+        seq_len=seq_len,
         sentences=(*report.sentences, *scan.sentences)[:MAX_SENTENCES],
     )
-    return GatheredData(samples=samples, scan=scan, account=account)

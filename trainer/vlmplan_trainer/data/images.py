@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from vlmplan.chats.formats import Reference, raw_sample
+from vlmplan.chats.formats import Reference
 from vlmplan.chats.image_files import EmbeddedImage, ImageSource, base64_bytes, decoded_base64, opened_lazily
+from vlmplan.chats.preferences import raw_of
 from vlmplan.json_reader import parse_json_object
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def _embedded(source: EmbeddedImage) -> bytes:
         file.seek(source.offset)
         line = file.read(source.num_bytes)
     where = str(source.file)
-    turns = raw_sample(parse_json_object(line.decode("utf-8-sig"), source=where), source=where).turns
+    turns = raw_of(parse_json_object(line.decode("utf-8-sig"), source=where), source=where).turns
     references = [part for turn in turns for part in turn.content if isinstance(part, Reference)]
     reference = references[source.index]
     data = base64_bytes(reference)

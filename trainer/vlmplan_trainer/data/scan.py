@@ -4,7 +4,7 @@ An image's number of tokens comes from its size. So every rank leaves out the sa
 micro batches stay equal.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from vlmplan.chats.samples import MAX_SENTENCES, Sample
@@ -49,11 +49,14 @@ class _Images:
         return max((gained for place, gained in self.places if place < character), default=0)
 
 
-def scanned(encoder: Encoder, samples: Iterable[Sample]) -> DatasetScan:
+def scanned(encoder: Encoder, samples: Iterable[Sample], measure: "Measure | None" = None) -> DatasetScan:
     """The samples that can be trained on and how long they are, without opening an image.
 
-    Raises InputError for the first bad one unless ``encoder.skips_bad``. Samples that do not fit the plan are left out.
+    ``measure`` gives the tokens of a sample before the cut and its images that are made smaller; those of a whole
+    sample where nothing else is said. Raises InputError for the first bad one unless ``encoder.skips_bad``. Samples
+    that do not fit the plan are left out.
     """
+    measure = measure or _measured
     kept: list[Sample] = []
     lengths: list[int] = []
     truncated: set[str] = set()
@@ -62,7 +65,7 @@ def scanned(encoder: Encoder, samples: Iterable[Sample]) -> DatasetScan:
     num_reduced = 0
     for sample in samples:
         try:
-            num_tokens, reduced = _measured(encoder, sample)
+            num_tokens, reduced = measure(encoder, sample)
         except TemplateError:
             raise
         except InputError as error:
@@ -93,11 +96,7 @@ def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
 
     Raises LeftOutError for a sample that the plan has no room for, other InputErrors for a bad one.
     """
-    if encoder.images_per_sample is not None and len(sample.images) > encoder.images_per_sample:
-        raise LeftOutError(
-            f"{sample.source}: the sample shows {len(sample.images)} images, but the plan has --images-per-sample "
-            f"{encoder.images_per_sample}"
-        )
+    _refuse_more_images(encoder, sample)
     rendered = encoder.rendered(sample)
     adds = encoder.adds_special_tokens(rendered)
     made = encoder.tokenizer(rendered.text, add_special_tokens=adds, return_offsets_mapping=True, verbose=False)
@@ -115,6 +114,33 @@ def _measured(encoder: Encoder, sample: Sample) -> tuple[int, int]:
             f"--seq-len {encoder.seq_len} tokens, so nothing would be learned"
         )
     return len(ends) + images.tokens_gained(end_of_text), images.num_reduced
+
+
+Measure = Callable[[Encoder, Sample], tuple[int, int]]
+
+
+def measured_prompt(encoder: Encoder, sample: Sample) -> tuple[int, int]:
+    """As ``_measured``, of a sample that has no answer yet, which is not cut: ``encoder.seq_len`` is the most that a
+    prompt may have."""
+    _refuse_more_images(encoder, sample)
+    text = encoder.prompt(sample)
+    images = _images(encoder, sample, text)
+    ids = encoder.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    num_tokens = len(ids) + images.tokens_gained(len(text) + 1)
+    if num_tokens > encoder.seq_len:
+        raise LeftOutError(
+            f"{sample.source}: the prompt has {num_tokens:,} tokens, but beside the longest answer --seq-len leaves "
+            f"{encoder.seq_len:,}"
+        )
+    return num_tokens, images.num_reduced
+
+
+def _refuse_more_images(encoder: Encoder, sample: Sample) -> None:
+    if encoder.images_per_sample is not None and len(sample.images) > encoder.images_per_sample:
+        raise LeftOutError(
+            f"{sample.source}: the sample shows {len(sample.images)} images, but the plan has --images-per-sample "
+            f"{encoder.images_per_sample}"
+        )
 
 
 def _images(encoder: Encoder, sample: Sample, text: str) -> _Images:

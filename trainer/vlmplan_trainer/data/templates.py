@@ -65,19 +65,9 @@ class ChatTemplate:
 
     def rendered(self, sample: Sample) -> Rendered:
         """The text of a sample. Raises InputError naming the sample, or TemplateError where no turn can be found."""
-        num_characters = sum(len(turn.text) for turn in sample.turns)
-        if num_characters > MAX_CHARACTERS:
-            raise InputError(
-                f"{sample.source}: the sample has {num_characters:,} characters of text; at most {MAX_CHARACTERS:,} "
-                f"are encoded"
-            )
+        self._refuse_what_cannot_be_written(sample)
         if sample.is_plain:
             return self._plain(sample)
-        if self._template is None:
-            raise TemplateError(
-                f"the model's {self.owner} has no chat template; a model tuned for chat is needed, or samples with "
-                "prompt and completion as texts"
-            )
         if sample.num_prompt_turns is not None:
             return self._completion(sample, sample.num_prompt_turns)
         if not self._has_tags:
@@ -91,6 +81,24 @@ class ChatTemplate:
                 f"{num_answers} turns of the assistant as generated; every one is needed"
             )
         return Rendered(text=text, spans=tuple((start, end) for start, end in spans))
+
+    def prompt(self, sample: Sample) -> str:
+        """The text of a sample that has no answer yet, up to where one begins. Raises what ``rendered`` does."""
+        self._refuse_what_cannot_be_written(sample)
+        return sample.turns[0].text if sample.is_plain else self._text(sample, sample.turns, is_prompt=True)
+
+    def _refuse_what_cannot_be_written(self, sample: Sample) -> None:
+        num_characters = sum(len(turn.text) for turn in sample.turns)
+        if num_characters > MAX_CHARACTERS:
+            raise InputError(
+                f"{sample.source}: the sample has {num_characters:,} characters of text; at most {MAX_CHARACTERS:,} "
+                f"are encoded"
+            )
+        if self._template is None and not sample.is_plain:
+            raise TemplateError(
+                f"the model's {self.owner} has no chat template; a model tuned for chat is needed, or samples with "
+                "prompt and completion as texts"
+            )
 
     def _plain(self, sample: Sample) -> Rendered:
         prompt, completion = (turn.text for turn in sample.turns)

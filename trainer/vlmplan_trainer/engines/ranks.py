@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch.distributed import all_reduce, barrier
+from torch.distributed import all_reduce, barrier, get_rank, get_world_size, is_initialized
 
 
 class OnRanks:
@@ -20,3 +20,18 @@ class OnRanks:
     def barrier(self) -> None:
         """Returns when every rank is here."""
         barrier()
+
+
+class RanksHere(OnRanks):
+    """All ranks that there are, or this process alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rank, self.num_ranks = (get_rank(), get_world_size()) if is_initialized() else (0, 1)
+
+    def totals(self, values: Sequence[float]) -> list[float]:
+        return super().totals(values) if self.num_ranks > 1 else list(values)
+
+    def barrier(self) -> None:
+        if self.num_ranks > 1:
+            super().barrier()

@@ -37,7 +37,7 @@ class ZeroEngine(OnRanks):
             mpu=share_attention(module.model, plan.recipe),
         )
         self._engine = made[0]
-        _forget_empty_step(optimizer)
+        forget_empty_step(optimizer)
         self._scales_loss = plan.recipe.zero_stage == 0 and plan.recipe.precision is Precision.FP16
         self._steps_per_update = plan.recipe.grad_accum
         self._averages_over = _averaged_ranks(plan)
@@ -112,7 +112,7 @@ def _averaged_ranks(plan: Plan) -> int:
     return num_gpus if scatters else num_gpus // recipe.sequence_parallel
 
 
-def _forget_empty_step(optimizer: torch.optim.Optimizer) -> None:
+def forget_empty_step(optimizer: torch.optim.Optimizer) -> None:
     """Adam counts its steps from here on.
 
     Stage 0 makes the optimizer's states by a step with zero gradients (``initialize_optimizer_states`` in

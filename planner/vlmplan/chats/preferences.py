@@ -1,0 +1,135 @@
+"""Files of what DPO and GRPO train on, in the forms of TRL 1.16 (``docs/source/dataset_formats``), one object each.
+
+    {"prompt": "text" or [messages], "chosen": ..., "rejected": ..., "images": [...]}     a preference
+    {"chosen": [messages], "rejected": [messages], "images": [...]}                       the same; both begin alike
+    {"prompt": "text" or [messages], "images": [...], "anything": ...}                    a prompt
+
+``chosen`` and ``rejected`` are texts where the prompt is one, else messages. Messages and images are those of
+``formats``. What a prompt has besides goes to the reward functions under its own name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, cast
+
+from vlmplan.chats.formats import OWN_IMAGES, RawSample, Reference, raw_sample
+from vlmplan.chats.image_files import PixelBudget
+from vlmplan.chats.samples import ReadReport, Sample, checked_sample, image_folders, read_each, values_of
+from vlmplan.data_file import Record
+from vlmplan.errors import InputError
+from vlmplan.json_reader import JsonDict
+
+CHOSEN, REJECTED = "chosen", "rejected"
+ANSWERED = "completion"
+"""The key under which a sample's answer stands, which a prompt alone has not."""
+STAND_IN = "-"
+"""An answer that a prompt is read with; any will do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """Two answers to one prompt: samples that begin with the same ``num_prompt_turns`` turns."""
+
+    chosen: Sample
+    rejected: Sample
+
+    @property
+    def source(self) -> str:
+        return self.chosen.source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """``sample`` has the turns of a prompt and no answer; ``others`` is what stands beside it."""
+
+    sample: Sample
+    others: Mapping[str, Any]
+
+
+def read_preferences(
+    path: Path, *, skips_bad: bool, image_root: Path | None = None
+) -> tuple[list[Preference], ReadReport]:
+    """The preferences of a file, as ``read_chats`` reads samples; raises what that does."""
+    folders, budget = image_folders(path, image_root), PixelBudget()
+
+    def read(record: Record) -> tuple[str, Preference]:
+        chosen, rejected = raw_preference(values_of(record), source=record.source)
+        made = [checked_sample(raw, record, folders, budget, file=path) for raw in (chosen, rejected)]
+        return chosen.form, Preference(chosen=made[0], rejected=made[1])
+
+    return read_each(path, read, skips_bad=skips_bad)
+
+
+def read_prompts(path: Path, *, skips_bad: bool, image_root: Path | None = None) -> tuple[list[Prompt], ReadReport]:
+    """The prompts of a file, as ``read_chats`` reads samples; raises what that does."""
+    folders, budget = image_folders(path, image_root), PixelBudget()
+
+    def read(record: Record) -> tuple[str, Prompt]:
+        values = values_of(record)
+        raw = raw_prompt(values, source=record.source)
+        others = {key: value for key, value in values.items() if key not in ("prompt", *OWN_IMAGES)}
+        sample = checked_sample(raw, record, folders, budget, file=path)
+        return raw.form, Prompt(sample=sample, others=others)
+
+    return read_each(path, read, skips_bad=skips_bad)
+
+
+def raw_preference(values: JsonDict, *, source: str) -> tuple[RawSample, RawSample]:
+    """Prompt and chosen, prompt and rejected. Raises InputError, with ``source`` in front, for another form."""
+    missing = [key for key in (CHOSEN, REJECTED) if key not in values]
+    if missing:
+        raise InputError(
+            f"{source}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; --task dpo trains on "
+            f"prompt, chosen and rejected"
+        )
+    values = values if "prompt" in values else _with_prompt(values, source)
+    kept = {key: values[key] for key in ("prompt", *OWN_IMAGES) if key in values}
+    chosen, rejected = (
+        raw_sample(kept | {key: values[key]}, source=source, completion_key=key) for key in (CHOSEN, REJECTED)
+    )
+    if chosen.turns == rejected.turns:
+        raise InputError(f"{source}: chosen and rejected are the same, so there is nothing to prefer")
+    form = "prompt, chosen, rejected" + (" (texts)" if chosen.is_plain else " (messages)")
+    return _named(chosen, form), _named(rejected, form)
+
+
+def _named(raw: RawSample, form: str) -> RawSample:
+    return RawSample(form=form, turns=raw.turns, num_prompt_turns=raw.num_prompt_turns, is_plain=raw.is_plain)
+
+
+def _with_prompt(values: JsonDict, source: str) -> JsonDict:
+    """``values`` with what both chats begin with as the prompt."""
+    chats = [values[key] for key in (CHOSEN, REJECTED)]
+    if not all(isinstance(chat, list) for chat in chats):
+        raise InputError(
+            f"{source}: prompt is missing, and chosen and rejected are not both lists of messages, so it cannot be seen"
+        )
+    chosen, rejected = cast("list[list[object]]", chats)
+    alike = list(takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
+    length = min(len(alike), len(chosen) - 1, len(rejected) - 1)
+    return {**values, "prompt": chosen[:length], CHOSEN: chosen[length:], REJECTED: rejected[length:]}
+
+
+def raw_prompt(values: JsonDict, *, source: str) -> RawSample:
+    """A prompt, without an answer. Raises InputError, with ``source`` in front, for another form."""
+    if "prompt" not in values:
+        raise InputError(f"{source}: prompt is missing; --task grpo trains on prompts, which the model answers itself")
+    kept = {key: values[key] for key in ("prompt", *OWN_IMAGES) if key in values}
+    is_list = isinstance(values["prompt"], list)
+    answer: object = [{"role": "assistant", "content": STAND_IN}] if is_list else STAND_IN
+    raw = raw_sample(kept | {ANSWERED: answer}, source=source)
+    turns = raw.turns[: raw.num_prompt_turns]
+    if turns[-1].role != "user" or not any(isinstance(part, Reference) or part.strip() for part in turns[-1].content):
+        raise InputError(f"{source}: a prompt ends with a turn of the user that is not empty")
+    form = "prompt" + (" (text)" if raw.is_plain else " (messages)")
+    return RawSample(form=form, turns=turns, num_prompt_turns=len(turns), is_plain=raw.is_plain)
+
+
+def raw_of(values: JsonDict, *, source: str) -> RawSample:
+    """A sample, a preference's chosen one or a prompt: what a file of either kind has under ``values``."""
+    if CHOSEN in values:
+        return raw_preference(values, source=source)[0]
+    is_prompt = "prompt" in values and ANSWERED not in values
+    return raw_prompt(values, source=source) if is_prompt else raw_sample(values, source=source)

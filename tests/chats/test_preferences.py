@@ -1,0 +1,103 @@
+"""Preferences and prompts: TRL's forms are read as they are, and what is not in order is one sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from chat_files import ANSWER, as_base64, jsonl, png
+from vlmplan.chats.formats import RawTurn, Reference
+from vlmplan.chats.preferences import raw_preference, raw_prompt, read_preferences, read_prompts
+from vlmplan.errors import InputError
+from vlmplan_trainer.data.images import opened
+
+ASKED = [{"role": "user", "content": "What is it?"}]
+OTHER = {"role": "assistant", "content": "A dog."}
+PAIR = {"prompt": ASKED, "chosen": [ANSWER], "rejected": [OTHER]}
+QUESTION = RawTurn(role="user", content=("What is it?",))
+
+
+def answers(values: dict) -> list[tuple[RawTurn, ...]]:
+    return [raw.turns for raw in raw_preference(values, source="some.jsonl:7")]
+
+
+def assistant(said: str) -> RawTurn:
+    return RawTurn(role="assistant", content=(said,))
+
+
+def test_two_answers_share_the_turns_of_their_prompt():
+    assert answers(PAIR) == [(QUESTION, assistant("A cat.")), (QUESTION, assistant("A dog."))]
+    chosen, rejected = raw_preference(PAIR, source="x")
+    assert chosen.num_prompt_turns == rejected.num_prompt_turns == 1
+    assert chosen.form == "prompt, chosen, rejected (messages)"
+
+
+def test_whole_chats_have_the_prompt_that_both_begin_with():
+    whole = {"chosen": [*ASKED, ANSWER], "rejected": [*ASKED, OTHER]}
+    assert answers(whole) == answers(PAIR)
+
+
+def test_texts_are_read_without_a_template():
+    chosen, rejected = raw_preference({"prompt": "1 + 1 =", "chosen": " 2", "rejected": " 3"}, source="x")
+    assert chosen.is_plain
+    assert rejected.is_plain
+    assert [raw.turns[1].content for raw in (chosen, rejected)] == [(" 2",), (" 3",)]
+
+
+def test_both_answers_are_to_the_same_images():
+    for turns in answers(PAIR | {"prompt": [{"role": "user", "content": "<image>\nHm?"}], "images": ["a.png"]}):
+        assert turns[0].content == (Reference(text="a.png"), "Hm?")
+
+
+def test_a_prompt_keeps_what_stands_beside_it_for_the_rewards(tmp_path: Path):
+    (tmp_path / "a.png").write_bytes(png())
+    file = jsonl(tmp_path, {"prompt": ASKED, "images": ["a.png"], "solution": 4, "level": "hard"})
+    [prompt], report = read_prompts(file, skips_bad=False)
+    assert prompt.others == {"solution": 4, "level": "hard"}
+    assert [turn.role for turn in prompt.sample.turns] == ["user"]
+    assert (len(prompt.sample.images), report.forms) == (1, {"prompt (messages)": 1})
+
+
+@pytest.mark.parametrize("read", [read_preferences, read_prompts])
+def test_an_image_in_the_file_itself_is_found_again(tmp_path: Path, read):
+    embedded = {"prompt": ASKED, "images": ["data:image/png;base64," + as_base64(png(13, 7))]}
+    file = jsonl(tmp_path, {"prompt": "x", "chosen": "y", "rejected": "z"}, PAIR | embedded)
+    [_, second], _ = read(file, skips_bad=False)
+    [image] = getattr(second, "chosen", getattr(second, "sample", None)).images
+    assert opened(image.source, name="it").size == (13, 7)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (
+            {"prompt": ASKED, "chosen": [ANSWER]},
+            "rejected is missing; --task dpo trains on prompt, chosen and rejected",
+        ),
+        ({"messages": [*ASKED, ANSWER]}, "chosen and rejected are missing"),
+        (PAIR | {"rejected": [ANSWER]}, "chosen and rejected are the same"),
+        (PAIR | {"rejected": "A dog."}, 'rejected is "A dog."; a text, or a list of messages, and the same for prompt'),
+        (PAIR | {"rejected": ASKED}, "a rejected that begins with one of the assistant's"),
+        ({"chosen": "a", "rejected": "b"}, "prompt is missing, and chosen and rejected are not both lists"),
+        (PAIR | {"images": ["a.png", "b.png"], "prompt": [{"role": "user", "content": "<image>"}]}, "more images than"),
+    ],
+)
+def test_what_is_no_preference_is_one_sentence(values: dict, sentence: str):
+    with pytest.raises(InputError, match=r"some\.jsonl:7: ") as found:
+        raw_preference(values, source="some.jsonl:7")
+    assert sentence in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"question": "x"}, "prompt is missing; --task grpo trains on prompts"),
+        ({"prompt": []}, "a prompt of a message or more"),
+        ({"prompt": [*ASKED, ANSWER]}, "a prompt ends with a turn of the user"),
+        ({"prompt": [{"role": "user", "content": "  "}]}, "a prompt ends with a turn of the user that is not empty"),
+        ({"prompt": 7}, "prompt is 7; a text, or a list of messages"),
+    ],
+)
+def test_what_is_no_prompt_is_one_sentence(values: dict, sentence: str):
+    with pytest.raises(InputError, match=r"some\.jsonl:7: ") as found:
+        raw_prompt(values, source="some.jsonl:7")
+    assert sentence in str(found.value)

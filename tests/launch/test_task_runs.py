@@ -1,0 +1,108 @@
+"""What DPO and GRPO need of the user, and what launch does not do for them, is said before anything starts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch_cases import asked, cpu_plan, sound_facts
+from vlmplan.catalog import Catalog, shipped_catalog
+from vlmplan.launch.preflight import preflight
+from vlmplan.launch.task_runs import DPO_BETA, GRPO_BETA, beta_of, task_problems
+from vlmplan.recipe_choices import Method, Precision
+from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
+
+DPO = TrainingTask(kind=TaskKind.DPO)
+GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=2)
+
+
+def plan_of(task: TrainingTask | None, **recipe: object):
+    return cpu_plan(2, **{"zero_stage": 2, "micro_batch": 2, "task": task} | recipe)
+
+
+@pytest.fixture
+def rewards(tmp_path: Path) -> Path:
+    path = tmp_path / "rewards.py"
+    path.write_text("")
+    return path
+
+
+def problems(plan, folder: Path, **options: object) -> list[str]:
+    return list(task_problems(plan, asked(folder, **options)))
+
+
+def test_what_is_given_as_needed_has_no_problem(tmp_path: Path, rewards: Path):
+    data = tmp_path / "data.jsonl"
+    assert problems(plan_of(DPO), tmp_path, train_data=data, beta=0.3) == []
+    assert problems(plan_of(GRPO), tmp_path, train_data=data, rewards=rewards) == []
+    assert problems(plan_of(None), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"eval_data": Path("x")}, "--eval-data is for --task sft"),
+        ({"monitor": ("csv",)}, "--monitor is for"),
+        ({"group_by_length": True}, "--group-by-length is for"),
+        ({"merge_adapters": True}, "--merge-adapters is for"),
+        ({"beta": 0.0}, None),
+    ],
+)
+def test_options_of_supervised_fine_tuning_are_refused(tmp_path: Path, options: dict, part: str | None):
+    found = problems(plan_of(DPO), tmp_path, train_data=tmp_path / "data.jsonl", **options)
+    assert len(found) == (0 if part is None else 1)
+    assert part is None or part in found[0]
+
+
+def test_options_of_tasks_are_refused_without_one(tmp_path: Path, rewards: Path):
+    found = problems(plan_of(None), tmp_path, rewards=rewards, beta=0.1)
+    assert [sentence.split()[0] for sentence in found] == ["--rewards", "--beta"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"generation": Generation.VLLM}, "--generation vllm is planned, not launched"),
+        ({"reward_params": 7}, "--reward-model-parameters are planned, not launched"),
+        ({"num_generations": 3}, "--num-generations 3 does not divide the 4 answers"),
+    ],
+)
+def test_what_is_only_planned_is_not_launched(tmp_path: Path, rewards: Path, changes: dict, part: str):
+    plan = plan_of(replace(GRPO, **changes))
+    [found] = problems(plan, tmp_path, train_data=tmp_path / "data.jsonl", rewards=rewards)
+    assert part in found
+
+
+def test_grpo_needs_a_file_of_rewards(tmp_path: Path):
+    data = tmp_path / "data.jsonl"
+    [found] = problems(plan_of(GRPO), tmp_path, train_data=data)
+    assert found.startswith("--task grpo needs --rewards FILE: a Python file of yours")
+    [found] = problems(plan_of(GRPO), tmp_path, train_data=data, rewards=tmp_path / "none.py")
+    assert "is no file" in found
+
+
+def test_fp16_without_a_scaled_loss_is_refused(tmp_path: Path):
+    plan = plan_of(DPO, zero_stage=0, precision=Precision.FP16)
+    [found] = problems(plan, tmp_path, train_data=tmp_path / "data.jsonl")
+    assert "DeepSpeed does not scale the loss there" in found
+
+
+def test_beta_and_the_reference_belong_together(tmp_path: Path, rewards: Path):
+    with_copy = replace(GRPO, reference=Reference.COPY)
+    given = {"train_data": tmp_path / "data.jsonl", "rewards": rewards}
+    [found] = problems(plan_of(GRPO), tmp_path, beta=0.1, **given)
+    assert "the plan has no reference" in found
+    [found] = problems(plan_of(with_copy), tmp_path, beta=0.0, **given)
+    assert "the plan has a reference (copy)" in found
+    assert problems(plan_of(with_copy), tmp_path, beta=0.1, **given) == []
+    assert beta_of(plan_of(GRPO).recipe, None) == 0
+    assert beta_of(plan_of(with_copy).recipe, None) == GRPO_BETA
+    assert beta_of(plan_of(DPO).recipe, None) == DPO_BETA
+    assert beta_of(plan_of(DPO, method=Method.LORA).recipe, 0.7) == 0.7
+
+
+def test_launch_says_which_packages_are_missing_and_how_to_get_them(tmp_path: Path):
+    facts = sound_facts()
+    facts = replace(facts, packages={**facts.packages, "trl": None, "datasets": None})
+    found = preflight(plan_of(DPO), asked(tmp_path), facts, Catalog(shipped_catalog())).problems
+    assert found == ('training needs trl, datasets, not installed here: pip install "vlmplan[rl]"',)

@@ -1,0 +1,99 @@
+"""A plan as the arguments of TRL's configurations: every number is the plan's."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch_cases import cpu_plan
+from vlmplan.plan import Plan
+from vlmplan.recipe_choices import Method, Precision
+from vlmplan.training import TrainerOptions
+from vlmplan.training_task import Reference, TaskKind, TrainingTask
+from vlmplan_trainer.trl_training.arguments import num_prompts_at_once, steps_of, trl_arguments
+
+DPO = TrainingTask(kind=TaskKind.DPO)
+GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=5, completion_tokens=300)
+
+
+def plan_of(task: TrainingTask, num_ranks: int = 2, **recipe: object) -> Plan:
+    settings = {"zero_stage": 2, "micro_batch": 3, "grad_accum": 5, "gradient_clipping": 0.7} | recipe
+    return cpu_plan(num_ranks, task=task, **settings)
+
+
+def arguments(plan: Plan, *, is_vision: bool = False, **options: object) -> dict:
+    task = plan.recipe.task
+    assert task is not None
+    given = TrainerOptions(output_dir=Path("run"), train_data=Path("data.jsonl"), **options)
+    return trl_arguments(plan, given, task, num_steps=11, folder=Path("somewhere"), is_vision=is_vision)
+
+
+def test_engine_and_batch_are_those_of_the_plan():
+    plan = plan_of(DPO)
+    made = arguments(plan, seed=13, weight_decay=0.17)
+    assert made["deepspeed"] == plan.ds_config
+    assert (made["per_device_train_batch_size"], made["gradient_accumulation_steps"]) == (3, 5)
+    assert (made["max_grad_norm"], made["max_steps"]) == (0.7, 11)
+    assert (made["seed"], made["weight_decay"]) == (13, 0.17)
+    assert made["deepspeed"]["train_batch_size"] == 3 * 5 * 2
+
+
+def test_the_model_comes_with_its_checkpoints_and_nobody_is_told_of_the_run():
+    made = arguments(plan_of(DPO))
+    assert made["gradient_checkpointing"] is False
+    assert made["report_to"] == []
+    assert (made["save_strategy"], made["remove_unused_columns"]) == ("no", False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "types"),
+    [
+        ({"precision": Precision.BF16}, (True, False)),
+        ({"precision": Precision.FP16}, (False, True)),
+        ({"precision": Precision.FP32}, (False, False)),
+        ({"precision": Precision.BF16_PURE}, (False, False)),
+        ({"precision": Precision.BF16, "zero_stage": None, "uses_autocast": False}, (False, False)),
+    ],
+)
+def test_mixed_precision_is_the_plans(recipe: dict, types: tuple[bool, bool]):
+    made = arguments(plan_of(DPO, **recipe))
+    assert (made["bf16"], made["fp16"]) == types
+
+
+def test_learning_rates_are_by_method_where_none_is_given():
+    assert arguments(plan_of(DPO))["learning_rate"] == 1e-5
+    assert arguments(plan_of(DPO, method=Method.LORA))["learning_rate"] == 1e-4
+    assert arguments(plan_of(DPO), learning_rate=0.3)["learning_rate"] == 0.3
+
+
+def test_dpo_has_rows_of_the_plans_length_and_the_plans_reference():
+    made = arguments(plan_of(DPO))
+    assert made["max_length"] == plan_of(DPO).workload.seq_len
+    assert (made["beta"], made["precompute_ref_log_probs"]) == (0.1, False)
+    made = arguments(plan_of(replace(DPO, reference=Reference.PRECOMPUTED)), beta=0.3)
+    assert (made["beta"], made["precompute_ref_log_probs"]) == (0.3, True)
+
+
+def test_grpo_answers_as_long_and_as_often_as_planned():
+    made = arguments(plan_of(GRPO), temperature=0.6)
+    assert (made["num_generations"], made["max_completion_length"]) == (5, 300)
+    assert (made["steps_per_generation"], made["beta"], made["temperature"]) == (5, 0.0, 0.6)
+    made = arguments(plan_of(replace(GRPO, steps_per_generation=10, reference=Reference.COPY)))
+    assert (made["steps_per_generation"], made["beta"]) == (10, 0.04)
+
+
+def test_text_leaves_no_weight_without_a_gradient():
+    assert arguments(plan_of(DPO))["ddp_find_unused_parameters"] is False
+    assert arguments(plan_of(DPO), is_vision=True)["ddp_find_unused_parameters"] is None
+
+
+def test_steps_are_those_of_trls_samplers():
+    plan = plan_of(DPO)  # 2 ranks x 3 pairs in a micro batch, 5 of them in a step
+    plan = replace(plan, workload=replace(plan.workload, epochs=7))
+    assert steps_of(plan, DPO, 2 * 3 * 5 * 2 + 5) == 7 * 2
+    plan = plan_of(GRPO)
+    plan = replace(plan, workload=replace(plan.workload, epochs=7))
+    assert num_prompts_at_once(plan, GRPO) == 2 * 3 * 5 // 5
+    assert steps_of(plan, GRPO, 6 * 4 + 5) == 7 * 4  # a generation is one step
+    twice = replace(GRPO, steps_per_generation=10)
+    assert steps_of(plan, twice, 12 * 4 + 11) == 7 * 4 * 2  # a generation is two steps

@@ -1,0 +1,62 @@
+"""What every run begins with: its ranks meet, and where it goes on, its newest whole checkpoint is found."""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from vlmplan.errors import InputError, UnavailableError, VlmplanError
+from vlmplan.json_reader import read_json_object
+from vlmplan.plan import Plan
+from vlmplan.training import REPORT_FILE
+from vlmplan.units import counted
+from vlmplan_trainer.checkpoint import FoundCheckpoint, check_run, newest_checkpoint
+from vlmplan_trainer.engines.make import start_process_group
+from vlmplan_trainer.options import Options
+from vlmplan_trainer.phases import is_first, rank_here, say_phase
+
+
+def join_ranks(plan: Plan, *, is_needed: bool = False) -> None:
+    """Wait for the other ranks; ``is_needed``: even where there are none, as a group of one.
+
+    Raises UnavailableError where the ranks cannot meet.
+    """
+    if plan.hardware.num_gpus > 1:
+        say_phase(f"waiting until all {plan.hardware.num_gpus} ranks are there")
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} (MASTER_ADDR, MASTER_PORT)"
+    if plan.hardware.num_gpus > 1 and os.environ.get("MASTER_PORT") == "0":
+        raise UnavailableError(f"the ranks cannot meet at {place}: a port from 1 to 65535 is needed")
+    try:
+        start_process_group(plan, is_needed=is_needed)
+    except torch.distributed.DistError as error:
+        reason = " ".join(str(error).split())
+        raise UnavailableError(f"the ranks cannot meet at {place}: {reason}") from None
+
+
+def checkpoint_to_go_on_from(plan: Plan, options: Options, signature: Mapping[str, Any]) -> FoundCheckpoint:
+    """The checkpoint to go on from, looked at before anything is loaded."""
+    say_phase("checking the checkpoints")
+    found = newest_checkpoint(options.output_dir, rank_here(), plan.hardware.num_gpus)
+    check_run(found, signature)
+    if is_first():
+        sys.stdout.writelines(f"note: {note}\n" for note in found.notes)
+        sys.stdout.flush()
+    return found
+
+
+def refuse_finished(options: Options, found: FoundCheckpoint, *, num_steps: int) -> None:
+    """Raise InputError where nothing is left to be done: the report of a run that has ended is its own."""
+    step, path = found.manifest.position.step, options.output_dir / REPORT_FILE
+    if step < num_steps or not path.is_file():
+        return
+    try:
+        is_reported = read_json_object(path).get("steps") == step
+    except VlmplanError:
+        return
+    if is_reported:
+        raise InputError(
+            f"--resume: the run in {options.output_dir} is finished: its {counted(step, 'step')} are done and "
+            f"{REPORT_FILE} is written; --max-steps or --epochs beyond that goes on with it"
+        )

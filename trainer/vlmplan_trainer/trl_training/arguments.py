@@ -1,0 +1,101 @@
+"""A plan as the keyword arguments of TRL's ``DPOConfig`` and ``GRPOConfig``, without importing TRL.
+
+Names and meanings are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``) and of transformers 5.23's
+``TrainingArguments``. What is not here has its default there. The plan's own recipe is what decides: the model comes
+with its checkpoints of activations switched on (``gradient_checkpointing`` would switch on others), the optimizer and
+the schedule are made here, and checkpoints are published here.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from vlmplan.launch.task_runs import beta_of
+from vlmplan.plan import Plan
+from vlmplan.recipe_choices import Precision
+from vlmplan.training import LEARNING_RATES, TrainerOptions
+from vlmplan.training_task import Reference, TrainingTask
+
+TEXT_IS_WHOLE = False
+"""``ddp_find_unused_parameters`` of a model of text: every weight of it has a gradient."""
+
+
+def trl_arguments(
+    plan: Plan, options: TrainerOptions, task: TrainingTask, *, num_steps: int, folder: Path, is_vision: bool
+) -> dict[str, Any]:
+    """Keyword arguments of the task's configuration. ``folder``: where the trainer may write."""
+    of_task = _of_dpo(plan, options, task) if task.is_dpo else _of_grpo(plan, options, task)
+    return _shared(plan, options, num_steps=num_steps, folder=folder, is_vision=is_vision) | of_task
+
+
+def _shared(plan: Plan, options: TrainerOptions, *, num_steps: int, folder: Path, is_vision: bool) -> dict[str, Any]:
+    recipe = plan.recipe
+    is_on_cpu = plan.hardware.vendor == "cpu"
+    computes_so = recipe.uses_deepspeed or recipe.uses_autocast
+    return {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": recipe.micro_batch,
+        "gradient_accumulation_steps": recipe.grad_accum,
+        "max_steps": num_steps,
+        "learning_rate": peak_rate(plan, options),
+        "weight_decay": options.weight_decay,
+        "max_grad_norm": recipe.gradient_clipping,
+        "seed": options.seed,
+        "bf16": recipe.precision is Precision.BF16 and computes_so,
+        "fp16": recipe.precision is Precision.FP16 and computes_so,
+        "deepspeed": None if plan.ds_config is None else dict(plan.ds_config),
+        "use_cpu": is_on_cpu,
+        "ddp_backend": "gloo" if is_on_cpu and plan.has_ranks else None,
+        # of images and text a micro batch may have no image, which TRL sees to where this is None
+        "ddp_find_unused_parameters": None if is_vision else TEXT_IS_WHOLE,
+        "gradient_checkpointing": False,
+        "dataloader_drop_last": True,
+        "remove_unused_columns": False,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_steps": 1,
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
+def peak_rate(plan: Plan, options: TrainerOptions) -> float:
+    """The highest learning rate of the schedule."""
+    rate = options.learning_rate
+    return LEARNING_RATES[plan.recipe.method.value] if rate is None else rate
+
+
+def _of_dpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[str, Any]:
+    return {
+        "beta": beta_of(plan.recipe, options.beta),
+        "max_length": plan.workload.seq_len,
+        "precompute_ref_log_probs": plan.recipe.reference is Reference.PRECOMPUTED,
+    }
+
+
+def _of_grpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[str, Any]:
+    return {
+        "beta": beta_of(plan.recipe, options.beta),
+        "temperature": options.temperature,
+        "num_generations": task.num_generations,
+        "max_completion_length": task.answer_tokens(plan.workload.seq_len),
+        "steps_per_generation": task.steps_per_generation or plan.recipe.grad_accum,
+    }
+
+
+def num_prompts_at_once(plan: Plan, task: TrainingTask) -> int:
+    """Prompts whose answers are generated together, over all ranks: ``generation_batch_size`` by
+    ``num_generations``."""
+    micro_batches = task.steps_per_generation or plan.recipe.grad_accum
+    return plan.recipe.micro_batch * plan.hardware.num_gpus * micro_batches // task.num_generations
+
+
+def steps_of(plan: Plan, task: TrainingTask, num_rows: int) -> int:
+    """Optimizer steps for the workload's epochs over ``num_rows`` rows of data.
+
+    As TRL's samplers have it: DPO leaves out what fills no micro batch on every rank, GRPO what fills no generation
+    (``RepeatSampler`` in ``trl/trainer/utils.py``).
+    """
+    recipe, epochs = plan.recipe, plan.workload.epochs
+    at_once = num_prompts_at_once(plan, task) if task.is_grpo else recipe.micro_batch * plan.hardware.num_gpus
+    micro_batches = num_rows // at_once * (task.steps_per_generation or recipe.grad_accum if task.is_grpo else 1)
+    return max(1, round(epochs * micro_batches / recipe.grad_accum))

@@ -1,0 +1,117 @@
+"""What happens at each step of a trainer of TRL's: what is measured, written and saved, and whether it goes on."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import TrainerCallback
+
+from vlmplan_trainer.engines.zero import forget_empty_step
+from vlmplan_trainer.loop import StepReport
+from vlmplan_trainer.progress import ProgressReporter
+from vlmplan_trainer.stopping import StopRequest, agreed
+from vlmplan_trainer.trl_training.planned import PlannedRun
+
+OWN = ("loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "step", "step_time", "total_flos")
+"""Figures of a log that a report of a step has itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStepReport(StepReport):
+    """``figures``: what TRL says of the step beside it: rewards, margins, lengths of answers and more."""
+
+    figures: Mapping[str, float | None]
+
+    def as_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in StepReport.__dataclass_fields__} | dict(self.figures)
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer of torch's within accelerate's and DeepSpeed's."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+class StepCallback(TrainerCallback):
+    """Follows a run. ``reports`` are of the steps of this process, ``stopped_by`` the signal that ended it early."""
+
+    def __init__(self, planned: PlannedRun, progress: ProgressReporter, stop: StopRequest) -> None:
+        self._planned, self._progress, self._stop = planned, progress, stop
+        self.reports: list[StepReport] = []
+        self.stopped_by: int | None = None
+        self._began = self._seconds = 0.0
+        self._saved_at = time.monotonic()
+        self._totals = (0, 0)
+        self.on_loaded: Callable[[], None] = lambda: None
+        """Called when a checkpoint to go on from has been read."""
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self._planned.phases.begin_init(named["model"])
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """Everything is there, from a checkpoint too where there is one."""
+        planned, optimizer = self._planned, named.get("optimizer")
+        self.on_loaded()
+        stage = planned.plan.recipe.zero_stage
+        if stage == 0 and state.global_step == 0 and optimizer is not None:
+            forget_empty_step(inner_optimizer(optimizer))
+        planned.phases.begin_training(named["model"], optimizer)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self._planned.phases.meter.start_step()
+        self._began = time.perf_counter()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self._planned.phases.begin_update()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> Any:
+        """Whether it is time for a checkpoint, and whether a signal came, is for all ranks to say."""
+        planned, options = self._planned, self._planned.options
+        planned.phases.end_step()
+        self._seconds = time.perf_counter() - self._began
+        planned.position.step = state.global_step
+        planned.position.seconds += self._seconds
+        late = options.save_seconds is not None and time.monotonic() - self._saved_at >= options.save_seconds
+        counts = planned.counts
+        mine = [float(counts.num_tokens), float(counts.num_answer_tokens), float(late), *self._stop.votes()]
+        num_tokens, num_answers, num_late, *votes = planned.ranks.totals(mine)
+        planned.counts.num_tokens = planned.counts.num_answer_tokens = 0
+        self._totals = (int(num_tokens), int(num_answers))
+        is_last = state.global_step >= planned.rates.num_steps
+        self.stopped_by = None if is_last else agreed(votes)
+        is_its_step = options.save_every is not None and state.global_step % options.save_every == 0
+        control.should_save = is_last or is_its_step or num_late > 0 or self.stopped_by is not None
+        control.should_training_stop = control.should_training_stop or is_last or self.stopped_by is not None
+        return control
+
+    def on_save(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        self._saved_at = time.monotonic()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **named: Any) -> None:
+        if not logs or "loss" not in logs:
+            return
+        step = state.global_step
+        num_tokens, num_answers = self._totals
+        norm = logs.get("grad_norm")
+        report = TaskStepReport(
+            step=step,
+            epoch=max(0, math.ceil(state.epoch or 0) - 1),
+            loss=float(logs["loss"]),
+            learning_rate=self._planned.rates.at(step - 1),
+            grad_norm=None if norm is None else float(norm),
+            is_skipped=False,
+            seconds=self._seconds,
+            num_samples=self._planned.plan.samples_per_step,
+            num_tokens=num_tokens,
+            num_label_tokens=num_answers,
+            figures={name: value for name, value in logs.items() if name not in OWN},
+        )
+        self.reports.append(report)
+        self._progress.step(report, self._planned.phases.meter)

@@ -1,0 +1,58 @@
+"""Where the phases of DPO and GRPO begin and end in TRL's trainers.
+
+GRPO generates answers, computes log-probabilities of them without gradients, scores them, and then trains on them;
+``generate``, ``reference`` and ``score`` last from the call that begins each until the next one begins. DPO's reference
+runs in the middle of the loss, behind the trained model's forward: it is told by gradients being off.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from vlmplan_trainer.integrations.trainer_phases import TrainerPhases
+from vlmplan_trainer.measure import GENERATE, REFERENCE
+
+
+class TaskPhases(TrainerPhases):
+    """Follows one run of a trainer of TRL's on this rank."""
+
+    _is_held = False
+    """Whether calls of the model do not tell phases."""
+
+    @contextmanager
+    def rollout(self) -> Generator[None]:
+        """Within, answers are generated and scored; ``switch`` alone says where a phase ends."""
+        self.switch(GENERATE)
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            self.switch(None)
+
+    def follow_reference(self, model: torch.nn.Module) -> None:
+        """``model`` is a second one, whose calls within the loss are the reference's."""
+        self._hooks += [model.register_forward_pre_hook(self._before_reference)]
+        self._hooks += [model.register_forward_hook(self._after_reference, always_call=True)]
+
+    def _before_reference(self, model: torch.nn.Module, inputs: Any) -> None:
+        if not self._is_held:
+            self.switch(REFERENCE)
+
+    def _after_reference(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if not self._is_held:
+            self.switch("backward")
+
+    def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
+        if self._is_held:
+            return
+        if torch.is_grad_enabled():
+            super()._before_forward(model, inputs)
+        else:
+            self._before_reference(model, inputs)
+
+    def _after_forward(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if not self._is_held:
+            super()._after_forward(model, inputs, output)

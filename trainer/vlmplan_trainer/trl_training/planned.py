@@ -1,0 +1,160 @@
+"""What a plan decides of a trainer of TRL's: optimizer, schedule, types, checkpoints and what is measured.
+
+``planned_trainer`` makes a class of one of TRL's trainers and ``PlannedTrainer``; names of methods are transformers'
+(``trainer.py`` 5.23) and TRL's (``grpo_trainer.py`` 1.16).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import AutocastKwargs
+from torch.optim.lr_scheduler import LambdaLR
+
+from vlmplan.plan import Plan
+from vlmplan_trainer.checkpoint import published
+from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate, trained_of
+from vlmplan_trainer.engines.ranks import RanksHere
+from vlmplan_trainer.loop import Position, Rates
+from vlmplan_trainer.measure import REFERENCE, SCORE
+from vlmplan_trainer.models.checkpointing import set_checkpointing
+from vlmplan_trainer.models.parts import Parts
+from vlmplan_trainer.options import Options
+from vlmplan_trainer.trl_training.phases import TaskPhases
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenCounts:
+    """Of the micro batches of a step on this rank."""
+
+    num_tokens: int = 0
+    num_answer_tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class PlannedRun:
+    """What the trainer of a run needs of it. ``position`` is where training is, as checkpoints keep it."""
+
+    plan: Plan
+    options: Options
+    rates: Rates
+    phases: TaskPhases
+    signature: Mapping[str, Any]
+    position: Position
+    counts: TokenCounts
+    ranks: RanksHere
+
+
+def planned_trainer(kind: type) -> Callable[..., Any]:
+    """A trainer of TRL's that keeps to a plan; it takes a ``planned`` more."""
+    return type(f"Planned{kind.__name__}", (PlannedTrainer, kind), {})
+
+
+class PlannedTrainer:
+    """The part of such a trainer that is not TRL's."""
+
+    def __init__(self, *arguments: Any, planned: PlannedRun, **named: Any) -> None:
+        self.planned = planned
+        super().__init__(*arguments, **named)
+        trainer = self._trainer
+        if not planned.plan.recipe.caches_casts:
+            trainer.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
+
+    @property
+    def _trainer(self) -> Any:
+        """The whole of it."""
+        return self
+
+    def _send_telemetry(self) -> None:
+        """Nobody is told of this run."""
+
+    def create_model_card(self, *arguments: Any, **named: Any) -> None:
+        """The result has its own."""
+
+    # -- the optimizer ---------------------------------------------------------------------------------------------
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        trainer = self._trainer
+        if trainer.optimizer is None:
+            planned = self.planned
+            trained = trained_of(trainer.model if model is None else model)
+            weight_decay = planned.options.weight_decay
+            trainer.optimizer = make_optimizer(trained, planned.plan.recipe, weight_decay=weight_decay)
+            set_learning_rate(trainer.optimizer, planned.rates.peak)
+        return trainer.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        trainer = self._trainer
+        if trainer.lr_scheduler is None:
+            rates = self.planned.rates
+            part = lambda step: rates.at(step) / rates.peak if rates.peak else 1.0  # noqa: E731 - pickled nowhere
+            trainer.lr_scheduler = LambdaLR(trainer.optimizer if optimizer is None else optimizer, part)
+            trainer._created_lr_scheduler = True
+        return trainer.lr_scheduler
+
+    def _wrap_model(self, *arguments: Any, **named: Any) -> Any:
+        wrapped = super()._wrap_model(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+        handler = self._trainer.accelerator.ddp_handler
+        if handler is not None:
+            handler.gradient_as_bucket_view = self.planned.plan.recipe.gradient_as_bucket_view
+        return wrapped
+
+    # -- phases ----------------------------------------------------------------------------------------------------
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        with self.planned.phases.rollout():
+            return super()._generate_and_score_completions(inputs)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            self.planned.phases.switch(REFERENCE)
+        return super()._get_per_token_logps_and_entropies(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _calculate_rewards(self, *arguments: Any, **named: Any) -> Any:
+        self.planned.phases.switch(SCORE)
+        return super()._calculate_rewards(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _compute_loss(self, model: Any, inputs: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
+        self._count(inputs)
+        return super()._compute_loss(model, inputs, *arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _count(self, inputs: Mapping[str, Any]) -> None:
+        counts, answers = self.planned.counts, int(inputs["completion_mask"].sum())
+        counts.num_answer_tokens += answers
+        whole = inputs.get("attention_mask")
+        counts.num_tokens += answers + int(inputs["prompt_mask"].sum()) if whole is None else int(whole.sum())
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As TRL writes it, published as every checkpoint of this trainer is."""
+        planned, arguments = self.planned, self._trainer.args
+        save: Any = super()._save_checkpoint  # pyright: ignore[reportAttributeAccessIssue]
+
+        def write(folder: Path) -> None:
+            arguments.output_dir = str(folder)
+            save(model, trial)
+
+        with planned.phases.meter.phase("save"):
+            published(
+                planned.ranks,
+                planned.options.output_dir,
+                planned.position,
+                write,
+                keep_last=planned.options.keep_last,
+                run=planned.signature,
+            )
+
+
+def keeping_checkpointing(model: Any, plan: Plan) -> None:
+    """Checkpoints of activations that TRL switches off and on again around what needs no gradients come back as the
+    plan has them, not in every layer (``disable_gradient_checkpointing`` in ``trl/models/utils.py``)."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    parts = Parts(base)
+
+    def enable(*arguments: Any, **named: Any) -> None:
+        set_checkpointing(base, parts, plan.recipe)
+
+    base.gradient_checkpointing_enable = enable

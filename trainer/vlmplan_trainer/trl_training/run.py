@@ -1,0 +1,340 @@
+"""A whole run of DPO or GRPO: load, train through TRL, save, export, report."""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from vlmplan.errors import InputError, MissingPackageError
+from vlmplan.files import write_atomically
+from vlmplan.launch.rank_locks import rank_lock
+from vlmplan.launch.task_runs import task_problems
+from vlmplan.plan import Plan
+from vlmplan.run_record import data_mark, keep_record
+from vlmplan.training import LENGTHS_FILE, REPORT_FILE
+from vlmplan.training_task import TrainingTask
+from vlmplan.units import counted
+from vlmplan.versions import INSTALL_TASKS
+from vlmplan_trainer.checkpoint import UNFINISHED, FoundCheckpoint
+from vlmplan_trainer.engines.make import device_of
+from vlmplan_trainer.engines.ranks import RanksHere
+from vlmplan_trainer.export import export
+from vlmplan_trainer.loop import Position, Rates
+from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.models.load import LoadedModel, load_model, set_types
+from vlmplan_trainer.options import Options
+from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
+from vlmplan_trainer.phases import is_first, rank_here, say_phase
+from vlmplan_trainer.progress import ProgressReporter
+from vlmplan_trainer.report import SCHEMA, lines, print_report, usd_so_far
+from vlmplan_trainer.result import about_result, result_folder
+from vlmplan_trainer.safe_loading import data_only
+from vlmplan_trainer.signature import run_signature
+from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
+from vlmplan_trainer.stopping import StopRequest, exit_code
+from vlmplan_trainer.trl_training.arguments import peak_rate, steps_of, trl_arguments
+from vlmplan_trainer.trl_training.callback import StepCallback
+from vlmplan_trainer.trl_training.phases import TaskPhases
+from vlmplan_trainer.trl_training.planned import PlannedRun, TokenCounts, keeping_checkpointing, planned_trainer
+from vlmplan_trainer.trl_training.rewards import reward_functions
+from vlmplan_trainer.trl_training.samples import RowReader, TaskData, gathered_rows
+
+SPEED_STEPS = 20
+"""Steps at the end of a run whose speed is reported, the followed ones left out."""
+OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""What a launcher tells a rank."""
+REFERENCE_ADAPTER = "ref"
+"""TRL's copy of the adapters that it is given (``dpo_trainer.py``, ``grpo_trainer.py`` 1.16)."""
+
+
+@dataclass
+class TaskRun:
+    """What a run works with, on this rank."""
+
+    plan: Plan
+    options: Options
+    data: TaskData
+    loaded: LoadedModel
+    trainer: Any
+    planned: PlannedRun
+    ranks: RanksHere
+    follows: StepCallback
+
+
+class TrainedModel:
+    """What a trainer of TRL's has trained, as ``export`` wants an engine."""
+
+    def __init__(self, trainer: Any, ranks: RanksHere) -> None:
+        self._trainer, self._ranks = trainer, ranks
+        self.rank = ranks.rank
+
+    @property
+    def model(self) -> Any:
+        return self._trainer.model
+
+    def weights(self) -> dict[str, torch.Tensor] | None:
+        """All weights whole, on rank 0."""
+        whole = self._trainer.accelerator.get_state_dict(self._trainer.model_wrapped)
+        return None if whole is None else {name: tensor.detach() for name, tensor in whole.items()}
+
+    def barrier(self) -> None:
+        self._ranks.barrier()
+
+
+def run(plan: Plan, options: Options) -> int:
+    """Train what ``plan`` says on what ``options`` say. Raises InputError for what the user can mend,
+    MissingPackageError without TRL."""
+    with rank_lock(options.output_dir, rank_here()):
+        return _run(plan, options)
+
+
+def _run(plan: Plan, options: Options) -> int:
+    task = plan.recipe.task
+    assert task is not None
+    problem = next(task_problems(plan, options), None)
+    if problem is not None:
+        raise InputError(problem)
+    torch.manual_seed(options.seed)
+    rewards = [] if options.rewards is None else reward_functions(options.rewards)
+    data = gathered_rows(plan, options, task)  # bad data stops a run before its model is loaded
+    say_phase("loading TRL")
+    _trl_of(task)
+    device = device_of(plan)
+    join_ranks(plan)
+    if not torch.distributed.is_initialized():
+        for name in OF_RANKS:  # accelerate would look for others
+            os.environ.pop(name, None)
+    meter = Meter(device, num_steps=options.measured_steps)
+    try:
+        return _measured_run(plan, options, task, data, rewards, meter)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return report_out_of_memory(error, plan, options, meter)
+
+
+def _trl_of(task: TrainingTask) -> tuple[Any, Any]:
+    """The task's configuration and trainer."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trl = importlib.import_module("trl")
+    except ImportError as error:
+        raise MissingPackageError(
+            f"--task {task.kind.value} needs TRL, which is not installed here ({error}): {INSTALL_TASKS}"
+        ) from None
+    name = task.kind.value.upper()
+    return getattr(trl, f"{name}Config"), getattr(trl, f"{name}Trainer")
+
+
+def _measured_run(
+    plan: Plan, options: Options, task: TrainingTask, data: TaskData, rewards: Sequence[Any], meter: Meter
+) -> int:
+    signature = _signature(plan, options, data)
+    num_steps = steps_of(plan, task, len(data.rows))
+    if options.max_steps is not None:
+        num_steps = min(num_steps, options.max_steps)
+    found = checkpoint_to_go_on_from(plan, options, signature) if options.resume else None
+    if found is not None:
+        refuse_finished(options, found, num_steps=num_steps)
+        _refuse_other_ranks(plan, found)
+    say_phase(f"building the model, reading its weights from {plan.model_source}")
+    with meter.phase("load"):
+        loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed)
+        meter.count(loaded.model)
+    keeping_checkpointing(loaded.model, plan)
+    position = Position() if found is None else found.manifest.position
+    rates = Rates(
+        peak=peak_rate(plan, options),
+        num_steps=num_steps,
+        warmup_fraction=options.warmup_fraction,
+        schedule=options.schedule,
+    )
+    planned = PlannedRun(
+        plan=plan,
+        options=options,
+        rates=rates,
+        phases=TaskPhases(meter),
+        signature=signature,
+        position=position,
+        counts=TokenCounts(),
+        ranks=RanksHere(device_of(plan)),
+    )
+    stop = StopRequest()
+    with _progress(plan, options, data, planned, stop) as progress, stop:
+        follows = StepCallback(planned, progress, stop)
+        say_phase(f"making TRL's {task.kind.value.upper()}Trainer")
+        trainer = _made_trainer(planned, task, data, loaded, rewards, follows)
+        made = TaskRun(plan, options, data, loaded, trainer, planned, planned.ranks, follows)
+        _train(made, found, progress)
+    if follows.stopped_by is not None:
+        return exit_code(follows.stopped_by)
+    _finish(made)
+    return 0
+
+
+def _signature(plan: Plan, options: Options, data: TaskData) -> Mapping[str, Any]:
+    values = run_signature(plan, options, num_samples=len(data.rows))
+    rewards = None if options.rewards is None or not is_first() else data_mark(options.rewards).sha256
+    return values | {"beta": options.beta, "temperature": options.temperature, "reward functions (SHA-256)": rewards}
+
+
+def _refuse_other_ranks(plan: Plan, found: FoundCheckpoint) -> None:
+    if found.manifest.num_ranks != plan.hardware.num_gpus:
+        raise InputError(
+            f"--resume: {found.place} was written by {found.manifest.num_ranks} ranks, and the plan is for "
+            f"{plan.hardware.num_gpus}; DPO and GRPO go on with as many as they began with"
+        )
+
+
+def _progress(plan: Plan, options: Options, data: TaskData, planned: PlannedRun, stop: StopRequest) -> ProgressReporter:
+    is_on_cpu = plan.hardware.vendor == "cpu"
+    return ProgressReporter(
+        plan,
+        options.output_dir,
+        rank=rank_here(),
+        num_steps=planned.rates.num_steps,
+        first_step=planned.position.step,
+        num_slow_steps=max(1, options.measured_steps if is_on_cpu else 1),
+        of_every_step={"num_left_out": data.account.num_left_out},
+        on_lost_output=stop.ask,
+    )
+
+
+# -- TRL's trainer -----------------------------------------------------------------------------------------------------
+
+
+def _made_trainer(
+    planned: PlannedRun,
+    task: TrainingTask,
+    data: TaskData,
+    loaded: LoadedModel,
+    rewards: Sequence[Any],
+    follows: StepCallback,
+) -> Any:
+    """Raises InputError for what TRL refuses."""
+    plan, options = planned.plan, planned.options
+    config, kind = _trl_of(task)
+    folder = options.output_dir / "checkpoints" / f"trl{UNFINISHED}"
+    values = trl_arguments(
+        plan, options, task, num_steps=planned.rates.num_steps, folder=folder, is_vision=data.processing.is_vision
+    )
+    given: dict[str, Any] = {"reward_funcs": list(rewards)} if task.is_grpo else {}
+    try:
+        trainer = planned_trainer(kind)(
+            model=loaded.model,
+            args=config(**values),
+            train_dataset=_dataset(data, task),
+            processing_class=data.processing.processor,
+            callbacks=[follows],
+            planned=planned,
+            **given,
+        )
+    except (ValueError, NotImplementedError) as error:
+        raise InputError(f"TRL refuses this run: {' '.join(str(error).split())}") from None
+    _keep_to_the_plan(trainer, plan, options)
+    return trainer
+
+
+def _dataset(data: TaskData, task: TrainingTask) -> Any:
+    """TRL's, of rows; preferences of text are tokenised by TRL before training, all others row by row."""
+    datasets = importlib.import_module("datasets")
+    datasets.disable_progress_bars()
+    if task.is_dpo and not data.sees:
+        return datasets.Dataset.from_list(data.rows)
+    numbers = datasets.Dataset.from_dict({"number": list(range(len(data.rows)))})
+    return numbers.with_transform(RowReader(data.rows, data.encoder))
+
+
+def _keep_to_the_plan(trainer: Any, plan: Plan, options: Options) -> None:
+    """Take back what TRL does to adapters that it finds in a model: it keeps a copy of them for the reference, which
+    fresh ones have no use for, as they change nothing until they are trained, and rounds those of 4-bit models."""
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+    recipe = plan.recipe
+    if not recipe.trains_adapters:
+        return
+    if REFERENCE_ADAPTER in trainer.model.peft_config and not recipe.changes_base:
+        trainer.model.delete_adapter(REFERENCE_ADAPTER)
+    set_types(trainer.model, recipe)
+
+
+def _train(made: TaskRun, found: FoundCheckpoint | None, progress: ProgressReporter) -> None:
+    planned, options = made.planned, made.options
+    if made.ranks.rank == 0:
+        keep_record(options, made.plan.recipe.method.value)
+        lengths = "".join(f"{length}\n" for length in made.data.lengths)
+        write_atomically(options.output_dir / LENGTHS_FILE, lengths, force=True)
+    for sentence in _about_run(made):
+        progress.say(sentence)
+    left = planned.rates.num_steps - planned.position.step
+    say_phase(f"training: {counted(left, 'step')}")
+    with ExitStack() as reading:
+        place = None
+        if found is not None:
+            say_phase(f"going on from {found.place}")
+            place = str(found.place / f"checkpoint-{planned.position.step}")
+            reading.enter_context(data_only(found.place))
+        made.follows.on_loaded = reading.close
+        made.trainer.train(resume_from_checkpoint=place)
+    if made.follows.stopped_by is not None:
+        name = signal.Signals(made.follows.stopped_by).name
+        progress.say(f"stopped by {name} after step {planned.position.step}, which is saved; --resume goes on")
+
+
+def _about_run(made: TaskRun) -> Iterator[str]:
+    yield from made.data.account.lines()
+    task = made.plan.recipe.task
+    assert task is not None
+    if task.is_grpo:
+        names = ", ".join(made.trainer.reward_func_names)
+        yield f"answers are scored by {names} of {made.options.rewards}, which is your code and runs as it is"
+
+
+def _finish(made: TaskRun) -> None:
+    plan, options, planned = made.plan, made.options, made.planned
+    say_phase("writing the result")
+    model = made.trainer.model
+    if plan.recipe.trains_adapters and REFERENCE_ADAPTER in model.peft_config:
+        model.delete_adapter(REFERENCE_ADAPTER)
+    result: Any = TrainedModel(made.trainer, made.ranks)
+    export(result, made.loaded, made.data.processing, options.output_dir, is_adapter=plan.recipe.trains_adapters)
+    if made.ranks.rank != 0:
+        return
+    reports = made.follows.reports
+    late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
+    seconds = sum(report.seconds for report in late) / len(late) if late else None
+    rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
+    position, account = planned.position, made.data.account
+    figures = lines(plan, planned.phases.meter, position, step_seconds=seconds, tokens_per_second=rate)
+    folder = result_folder(plan, options.output_dir, is_merged=False)
+    content = {
+        "schema": SCHEMA,
+        "steps": position.step,
+        "seconds": position.seconds,
+        "usd": usd_so_far(plan, position.seconds),
+        "last_loss": reports[-1].loss if reports else None,
+        "num_truncated": account.num_truncated,
+        "num_skipped": account.num_left_out,
+        "num_left_out": account.num_left_out,
+        "num_bad": account.num_bad,
+        "num_no_room": account.num_no_room,
+        "result": str(folder),
+        "planned_and_measured": [figure.as_json() for figure in figures],
+    }
+    write_atomically(options.output_dir / REPORT_FILE, json.dumps(content, indent=1) + "\n", force=True)
+    print_report(Console(highlight=False, soft_wrap=True, force_terminal=False), figures)
+    has_random_base = plan.recipe.trains_adapters and options.random_weights
+    about = about_result(plan, folder, made.data.processing, has_random_base=has_random_base)
+    sys.stdout.writelines(f"{line}\n" for line in about)

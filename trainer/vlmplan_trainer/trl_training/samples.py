@@ -1,0 +1,177 @@
+"""What DPO and GRPO train on: read and checked before the model is loaded, then handed to TRL row by row.
+
+Images stay where they are until a micro batch needs them, and are then opened and made smaller as in supervised
+fine-tuning.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vlmplan.chats.preferences import Preference, Prompt, read_preferences, read_prompts
+from vlmplan.chats.samples import ImagePart, ReadReport, Sample, TextPart, Turn
+from vlmplan.errors import InputError
+from vlmplan.plan import Plan
+from vlmplan.training import TrainerOptions
+from vlmplan.training_task import TrainingTask
+from vlmplan.units import counted
+from vlmplan_trainer.data.downscaling import downscaled_image
+from vlmplan_trainer.data.encode import Encoder
+from vlmplan_trainer.data.gather import SampleCounts, account_of, encoder_of
+from vlmplan_trainer.data.images import opened
+from vlmplan_trainer.data.scan import DatasetScan, measured_prompt, scanned
+from vlmplan_trainer.models.load import Processing, load_processing
+from vlmplan_trainer.phases import say_phase
+from vlmplan_trainer.trl_training.arguments import num_prompts_at_once
+
+Row = dict[str, Any]
+"""A row of TRL's dataset by column; under ``images`` are parts that say where they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskData:
+    """``rows`` are those that are trained on; ``sees``: some of them show images."""
+
+    processing: Processing
+    encoder: Encoder
+    rows: list[Row]
+    account: SampleCounts
+    lengths: list[int]
+
+    @property
+    def sees(self) -> bool:
+        return any(row.get("images") for row in self.rows)
+
+
+def gathered_rows(plan: Plan, options: TrainerOptions, task: TrainingTask) -> TaskData:
+    """Read and check everything. Raises InputError, UnavailableError or MissingPackageError with what to do."""
+    assert options.train_data is not None
+    say_phase(f"reading {options.train_data}")
+    how: Any = {"skips_bad": options.skip_bad_samples, "image_root": options.image_folder}
+    preferences, prompts, report = [], [], ReadReport(num_samples=0, num_bad=0)
+    if task.is_dpo:
+        preferences, report = read_preferences(options.train_data, **how)
+    else:
+        prompts, report = read_prompts(options.train_data, **how)
+    processing = load_processing(plan, random_weights=options.random_weights)
+    encoder = encoder_of(plan, options, processing)
+    say_phase(f"looking at {counted(report.num_samples, 'sample')}")
+    if task.is_dpo:
+        rows, scan = _preference_rows(encoder, preferences)
+    else:
+        encoder.seq_len -= task.answer_tokens(plan.workload.seq_len)
+        rows, scan = _prompt_rows(encoder, prompts)
+    _refuse_too_few(plan, task, len(rows))
+    account = account_of(str(options.train_data), report, scan, seq_len=plan.workload.seq_len)
+    rows = _alike(rows, is_vision=processing.is_vision)
+    return TaskData(processing=processing, encoder=encoder, rows=rows, account=account, lengths=scan.lengths)
+
+
+def _preference_rows(encoder: Encoder, found: Sequence[Preference]) -> tuple[list[Row], DatasetScan]:
+    """Rows, and an account of the pairs by the longer one of both."""
+    chosen = scanned(encoder, [pair.chosen for pair in found])
+    rejected = scanned(encoder, [pair.rejected for pair in found])
+    skipped = chosen.skipped | rejected.skipped
+    kept = [pair for pair in found if pair.source not in skipped]
+    lengths = [_lengths_by_source(scan) for scan in (chosen, rejected)]
+    scan = DatasetScan(
+        samples=[pair.chosen for pair in kept],
+        lengths=[max(by_source[pair.source] for by_source in lengths) for pair in kept],
+        truncated=(chosen.truncated | rejected.truncated) - skipped,
+        skipped=skipped,
+        num_images_reduced=chosen.num_images_reduced,
+        sentences=tuple(dict.fromkeys((*chosen.sentences, *rejected.sentences))),
+    )
+    return [_preference_row(pair, is_vision=encoder.is_vision) for pair in kept], scan
+
+
+def _lengths_by_source(scan: DatasetScan) -> Mapping[str, int]:
+    return {sample.source: length for sample, length in zip(scan.samples, scan.lengths, strict=True)}
+
+
+def _preference_row(pair: Preference, *, is_vision: bool) -> Row:
+    first = pair.chosen.num_prompt_turns or 0
+    if pair.chosen.is_plain:
+        return {
+            "prompt": pair.chosen.turns[0].text,
+            "chosen": pair.chosen.turns[1].text,
+            "rejected": pair.rejected.turns[1].text,
+        }
+    sees = is_vision and bool(pair.chosen.images)
+    row: Row = {
+        "prompt": _messages(pair.chosen.turns[:first], in_parts=sees),
+        "chosen": _messages(pair.chosen.turns[first:], in_parts=False),
+        "rejected": _messages(pair.rejected.turns[first:], in_parts=False),
+    }
+    return row | ({"images": list(pair.chosen.images)} if pair.chosen.images else {})
+
+
+def _prompt_rows(encoder: Encoder, found: Sequence[Prompt]) -> tuple[list[Row], DatasetScan]:
+    scan = scanned(encoder, [prompt.sample for prompt in found], measured_prompt)
+    rows = [
+        {**prompt.others, **_prompt_row(prompt.sample)} for prompt in found if prompt.sample.source not in scan.skipped
+    ]
+    return rows, scan
+
+
+def _prompt_row(sample: Sample) -> Row:
+    if sample.is_plain:
+        return {"prompt": sample.turns[0].text}
+    row: Row = {"prompt": _messages(sample.turns, in_parts=bool(sample.images))}
+    return row | ({"images": list(sample.images)} if sample.images else {})
+
+
+def _messages(turns: Sequence[Turn], *, in_parts: bool) -> list[dict[str, Any]]:
+    """``in_parts``: images stand in them, TRL's placeholder for each in its place."""
+    return [{"role": turn.role, "content": _parts(turn) if in_parts else turn.text} for turn in turns]
+
+
+def _parts(turn: Turn) -> list[dict[str, str]]:
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+        for part in turn.content
+    ]
+
+
+def _alike(rows: list[Row], *, is_vision: bool) -> list[Row]:
+    """The rows with the same columns, as TRL looks at the first for them: None where a row has nothing, and no images
+    for one without."""
+    if is_vision and any("images" in row for row in rows):
+        rows = [row if "images" in row else row | {"images": []} for row in rows]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def _refuse_too_few(plan: Plan, task: TrainingTask, num_rows: int) -> None:
+    needed = plan.samples_per_step if task.is_dpo else num_prompts_at_once(plan, task)
+    if num_rows < needed:
+        what = "one step of the plan takes" if task.is_dpo else "one generation of the plan answers"
+        raise InputError(f"{counted(num_rows, 'sample')} can be trained on, but {what} {needed}")
+
+
+class RowReader:
+    """Rows by their numbers, with images opened: the transform of a ``datasets.Dataset`` of numbers.
+
+    ``datasets`` names a dataset by its transform as pickle has it; nothing of this one is in the name, because rows
+    live in this process alone and what is made of them is not kept.
+    """
+
+    def __init__(self, rows: Sequence[Row], encoder: Encoder) -> None:
+        self._rows, self._encoder = rows, encoder
+
+    def __getstate__(self) -> None:
+        return None
+
+    def __call__(self, batch: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
+        """{"number": numbers} → the columns of these rows."""
+        found = [self._read(self._rows[number]) for number in batch["number"]]
+        return {name: [row[name] for row in found] for name in found[0]} if found else {}
+
+    def _read(self, row: Row) -> Row:
+        if "images" not in row:
+            return row
+        return row | {"images": [self._image(part) for part in row["images"]]}
+
+    def _image(self, part: ImagePart) -> Any:
+        image = opened(part.source, name=f"the image {part.source}" if not isinstance(part.source, bytes) else "image")
+        return downscaled_image(image, self._encoder.fit(image.size))
