@@ -67,6 +67,8 @@ def with_more_bytes(num_bytes: int) -> Path:
     answer = recorded_json()
     answer["events"]["storages"].insert(0, 10**9)
     answer["events"]["bytes"].insert(0, num_bytes)
+    answer["origins"]["storages"].append(10**9)
+    answer["origins"]["places"].append(0)
     for mark in answer["marks"]:
         mark[0] += 1
         mark[3] += 1

@@ -45,6 +45,11 @@ ANSWER: dict[str, Any] = {
     "events": {"storages": [1, 2, 2], "bytes": [1024, 512, -512]},
     "marks": [[0, "forward", 3, 3]],
     "streams": [],
+    "origins": {
+        "kinds": [{"component": "weights", "maker": "", "operation": "", "shape": [], "dtype": "", "phase": "forward"}],
+        "storages": [1, 2],
+        "places": [0, 0],
+    },
     "unknown_values": [{"file": "/home/me/train.py", "line": 31, "what": "decision", "count": 2}],
     "bounded_shapes": [{"file": "/home/me/train.py", "line": 40, "what": "nonzero", "count": 1}],
     "notes": ["a note of the script"],

@@ -1,5 +1,6 @@
 """The recorded answer as it is read, and answers that are no answer."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -55,6 +56,23 @@ def test_events_reach_the_bytes_that_each_phase_ends_with():
     assert {(phase.name, phase.step): phase.resident_bytes for phase in recorded().phases} == ends
 
 
+def test_origins_add_up_to_the_components_of_every_peak_of_the_last_step():
+    """What is told of storages one by one is what is told of them together."""
+    found = recorded()
+    for phase in found.last_phases:
+        marks = [mark for mark in found.marks if (mark.name, mark.step) == (phase.name, phase.step)]
+        live: Counter[str] = Counter()
+        highest: dict[int, dict[str, int]] = {}
+        for place, (storage, num_bytes) in enumerate(found.events, start=1):
+            if num_bytes:
+                live[found.origins[storage].component] += num_bytes
+            if any(mark.begin <= place <= mark.end for mark in marks):
+                highest.setdefault(live.total(), dict(live))
+        if phase.step:
+            shown = {name: num_bytes for name, num_bytes in phase.components.as_json().items() if num_bytes}
+            assert {name: one for name, one in highest[phase.peak_bytes].items() if one} == shown, phase.name
+
+
 def test_the_engine_emptied_its_cache():
     assert CACHE_EMPTIED in recorded().events
 
@@ -81,6 +99,11 @@ SPOILT: dict[str, Spoil] = {
     "events.storages is": lambda answer: answer["events"]["storages"].append("x"),
     "every phase lies within": lambda answer: answer["marks"][-1].__setitem__(3, 10**9),
     "streams is [[1]]": lambda answer: answer.update(streams=[[1]]),
+    "every storage of the events is there": lambda answer: (
+        answer["origins"]["storages"].pop(),
+        answer["origins"]["places"].pop(),
+    ),
+    "origins.places is": lambda answer: answer["origins"]["places"].pop(),
     "marks is": lambda answer: answer["marks"].append([1, "load"]),
 }
 

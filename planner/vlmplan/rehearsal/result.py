@@ -29,6 +29,18 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What storages were for, and what made them; of small ones only ``component`` and ``phase`` are known."""
+
+    component: str
+    maker: str
+    operation: str
+    shape: tuple[int, ...]
+    dtype: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsedPhase:
     """One phase; ``step`` is 0 for load, init and save. ``components`` and ``largest`` describe its peak."""
 
@@ -69,7 +81,8 @@ class PhaseSpan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
     """``events`` are (storage, +bytes or -bytes) of the device in order, ``CACHE_EMPTIED`` among them; ``streams`` the
-    numbers of the streams on which storages were asked for, 0 for all that are not there."""
+    numbers of the streams on which storages were asked for, 0 for all that are not there; ``origins`` those of all
+    storages."""
 
     rank: int
     num_ranks: int
@@ -82,6 +95,7 @@ class Rehearsed:
     events: Sequence[tuple[int, int]] = field(repr=False)
     marks: tuple[PhaseSpan, ...]
     streams: Mapping[int, int] = field(default_factory=dict[int, int], repr=False)
+    origins: Mapping[int, Origin] = field(default_factory=dict[int, Origin], repr=False)
 
     @property
     def last_phases(self) -> list[RehearsedPhase]:
@@ -123,6 +137,7 @@ def rehearsed_from_json(answer: JsonObject) -> Rehearsed:
         events=events,
         marks=_marks(answer, len(events)),
         streams=_streams(answer),
+        origins=_origins(answer.object("origins"), events),
     )
 
 
@@ -139,15 +154,29 @@ def _phase(section: JsonObject) -> RehearsedPhase:
 
 
 def _allocation(section: JsonObject) -> Allocation:
+    return Allocation(num_bytes=section.count("num_bytes"), **_made(section))
+
+
+def _made(section: JsonObject) -> dict[str, Any]:
+    """What ``Allocation`` and ``Origin`` say of a storage."""
     shape = section.raw("shape")
     if not _are_counts(shape):
         section.refuse("shape", "a list of whole numbers")
     texts = ("component", "maker", "operation", "dtype", "phase")
-    return Allocation(
-        num_bytes=section.count("num_bytes"),
-        shape=tuple(shape),
-        **{name: section.text(name) for name in texts},
-    )
+    return {name: section.text(name) for name in texts} | {"shape": tuple(shape)}
+
+
+def _origins(section: JsonObject, events: Sequence[tuple[int, int]]) -> dict[int, Origin]:
+    kinds = [Origin(**_made(kind)) for kind in section.objects("kinds")]
+    storages, places = section.raw("storages"), section.raw("places")
+    if not _are_counts(storages):
+        section.refuse("storages", "a list of whole numbers")
+    if not _are_counts(places) or len(places) != len(storages) or not all(0 <= one < len(kinds) for one in places):
+        section.refuse("places", f"{len(storages)} whole numbers below {len(kinds)}")
+    found = {storage: kinds[place] for storage, place in zip(storages, places, strict=True)}
+    if not all(storage in found for storage, num_bytes in events if num_bytes > 0):
+        section.complain("storages", "every storage of the events is there")
+    return found
 
 
 def _messages(section: JsonObject) -> Messages:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from vlmplan_trainer.rehearse.ledger import Entry, Ledger
+from vlmplan_trainer.rehearse.ledger import WORKSPACE, Entry, Ledger
 
 COMPONENTS = (
     "weights",
@@ -134,7 +134,7 @@ class Owners:
                 return "weights"
             if any(part in function for part in REDUCING):
                 return "communication_buffers"
-        if entry.op == "workspace" or phase not in OWN_PHASES or maker.startswith("optim "):
+        if entry.op == WORKSPACE or phase not in OWN_PHASES or maker.startswith("optim "):
             return "temporaries"
         if entry.shape in self._shapes and (COPY not in entry.op or maker.endswith(BACKWARD)):
             return "gradients"

@@ -18,6 +18,8 @@ CACHE_EMPTIED = (0, 0)
 GPU_BLOCK_BYTES = 512
 NAMED_BYTES = 1 << 20
 """Storages from this size on are remembered with their maker: looking through the stack takes time."""
+WORKSPACE = "workspace"
+"""What a kernel takes for itself, in the place of an operation."""
 
 
 @dataclass(slots=True)
@@ -68,6 +70,8 @@ class Ledger:
     device: MemoryLedger = field(default_factory=MemoryLedger)
     host: MemoryLedger = field(default_factory=MemoryLedger)
     entries: dict[int, Entry] = field(default_factory=dict)
+    made: dict[int, Entry] = field(default_factory=dict)
+    """Every storage that the device has had, the released ones too."""
     phase: str = ""
     watched_bytes: int | None = None
     """When the device first holds so many, ``snapshot`` is taken."""
@@ -124,7 +128,7 @@ class Ledger:
         for num_bytes in map(self._block, sizes):
             self._last += 1
             numbers.append(self._last)
-            entry = self.entries[self._last] = Entry(num_bytes, True, op="workspace", phase=self.phase)
+            entry = self.entries[self._last] = Entry(num_bytes, True, op=WORKSPACE, phase=self.phase)
             self._add(entry, self._last, num_bytes)
         for number in numbers:
             entry = self.entries.pop(number)
@@ -142,6 +146,8 @@ class Ledger:
         place = self.device if entry.is_on_device else self.host
         place.live_bytes += num_bytes
         place.events.append((number, num_bytes))
+        if num_bytes > 0 and entry.is_on_device:
+            self.made[number] = entry
         if num_bytes > 0 and (stream := current_number()):
             place.streams[number] = stream
         if place.live_bytes > place.peak_bytes:

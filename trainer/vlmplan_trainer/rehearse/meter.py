@@ -144,4 +144,22 @@ class PhaseMeter(Meter):
             "events": {"storages": [number for number, _ in events], "bytes": [size for _, size in events]},
             "marks": self._marks,
             "streams": [list(pair) for pair in self._ledger.device.streams.items()],
+            "origins": self._origins(),
         }
+
+    def _origins(self) -> dict[str, list[Any]]:
+        """What every storage of the device was for and what made it: each kind once, and the kinds of storages."""
+        kinds: dict[tuple[Any, ...], int] = {}
+        made = self._ledger.made
+        places: list[int] = []
+        for number, entry in made.items():
+            kind = (self._component(number, entry), entry.maker, entry.op, entry.shape, entry.dtype, entry.phase)
+            places.append(kinds.setdefault(kind, len(kinds)))
+        names = ("component", "maker", "operation", "shape", "dtype", "phase")
+        listed = [dict(zip(names, kind, strict=True)) for kind in kinds]
+        return {"kinds": listed, "storages": list(made), "places": places}
+
+    def _component(self, number: int, entry: Entry) -> str:
+        if number in self._known or self.owners is None:
+            return component_of(number, entry.phase, self._known)
+        return self.owners.guess(entry)
