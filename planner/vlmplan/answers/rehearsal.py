@@ -137,18 +137,18 @@ def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
     say(heading(found.estimate), rehearsed_line(found), verdict_line(found))
     say(*caveat_lines(every), f"setup: {setup_text(found.estimate)}")
     click.echo()
-    _print_phases(found)
+    print_table(phases_table(found))
     click.echo()
-    _print_components(found)
+    print_table(components_table(found))
     click.echo()
-    print_largest(found)
+    print_table(largest_table(found))
     click.echo()
     if found.rehearsed.step_messages:
-        print_messages(found)
+        print_table(messages_table(found))
         click.echo()
     print_over_time(found)
     click.echo()
-    say(*_the_rest(found), *(f"note: {note}" for note in footnotes(notes)))
+    say(*remaining_lines(found), *(f"note: {note}" for note in footnotes(notes)))
 
 
 def rehearsed_line(found: Comparison) -> str:
@@ -196,11 +196,12 @@ def error_text(error: float | None) -> str:
     return text[1:] if text[1:] == "0.00 %" else text
 
 
-def _print_phases(found: Comparison) -> None:
+def phases_table(found: Comparison) -> Table:
+    """Each phase beside its estimate."""
     titles = ("phase", "after", "peak", "estimated", ERROR, "first step", "reserved", "TFLOP")
     rows = [_phase_row(phase) for phase in found.phases]
     left_out = ("TFLOP", "first step", "reserved", "after")
-    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), least_first=left_out))
+    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), least_first=left_out)
 
 
 def _phase_row(phase: ComparedPhase) -> tuple[str, ...]:
@@ -217,7 +218,8 @@ def _phase_row(phase: ComparedPhase) -> tuple[str, ...]:
     )
 
 
-def _print_components(found: Comparison) -> None:
+def components_table(found: Comparison) -> Table:
+    """The peak by component, and the device, beside the estimate's."""
     peak, estimated = found.peak, found.estimated_peak.as_json()
     step = f" of step {peak.step}" if peak.step else ""
     rows = [
@@ -237,9 +239,7 @@ def _print_components(found: Comparison) -> None:
     in_all = "process, in all" if found.is_on_cpu else "device, as nvidia-smi shows it"
     rows.append((in_all, *_pair(device.device_bytes, planned.device_bytes)))
     titles = ("on each GPU", "rehearsed", "estimated", ERROR)
-    print_table(
-        Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))
-    )
+    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))
 
 
 def _pair(rehearsed: int, estimated: int) -> tuple[str, str, str]:
@@ -250,7 +250,7 @@ def _error(estimated: int, rehearsed: int) -> str:
     return error_text(relative_error(estimated, rehearsed))
 
 
-def print_largest(found: RehearsedDevice) -> None:
+def largest_table(found: RehearsedDevice) -> Table:
     """The largest storages at the peak."""
     rows = [
         (gib_text(one.num_bytes), one.component.replace("_", " "), one.maker or UNKNOWN, shape_text(one), one.phase)
@@ -258,14 +258,12 @@ def print_largest(found: RehearsedDevice) -> None:
         if one.num_bytes >= LEAST_FRACTION * found.peak_allocated_bytes
     ]
     titles = ("largest at the peak", "what", "made by", "tensor", "in")
-    print_table(
-        Table(
-            titles=titles,
-            rows=rows,
-            number_columns=frozenset(titles[:1]),
-            least_first=("in", "tensor"),
-            cut_columns=frozenset(("made by", "tensor")),
-        )
+    return Table(
+        titles=titles,
+        rows=rows,
+        number_columns=frozenset(titles[:1]),
+        least_first=("in", "tensor"),
+        cut_columns=frozenset(("made by", "tensor")),
     )
 
 
@@ -274,13 +272,13 @@ def shape_text(one: Allocation) -> str:
     return f"{one.dtype}{list(one.shape)}" if one.dtype else UNKNOWN
 
 
-def print_messages(found: RehearsedDevice) -> None:
+def messages_table(found: RehearsedDevice) -> Table:
     """Collectives of a step by kind."""
     messages = collectives(found)
     rows = [(kind, f"{one['count']:,}", gib_text(one["bytes"])) for kind, one in messages["by_kind"].items()]
     rows.append(("in all", f"{sum(one['count'] for one in messages['by_kind'].values()):,}", _per_step(messages)))
     titles = ("messages of a step", "number", "bytes")
-    print_table(Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:])))
+    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]))
 
 
 def _per_step(messages: dict[str, int]) -> str:
@@ -297,7 +295,8 @@ def print_over_time(found: RehearsedDevice) -> None:
             click.echo(line)
 
 
-def _the_rest(found: Comparison) -> Iterator[str]:
+def remaining_lines(found: Comparison) -> Iterator[str]:
+    """What no table says."""
     rehearsed, estimate = found.rehearsed, found.estimate
     flops = f"{rehearsed.flops_per_step / 1e12:.4g}"
     yield f"a step of this rank: {flops} TFLOP as rehearsed, {estimate.flops_per_step / 1e12:.4g} as estimated"

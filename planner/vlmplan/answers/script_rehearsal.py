@@ -11,9 +11,9 @@ from vlmplan.answers.rehearsal import (
     SCHEMA,
     allocation_json,
     collectives,
+    largest_table,
     measured_json,
-    print_largest,
-    print_messages,
+    messages_table,
     print_over_time,
 )
 from vlmplan.hardware import cluster_text
@@ -87,10 +87,10 @@ def print_script_rehearsal(found: ScriptRehearsal) -> None:
     click.echo()
     _print_components(found)
     click.echo()
-    print_largest(found)
+    print_table(largest_table(found))
     click.echo()
     if rehearsed.step_messages:
-        print_messages(found)
+        print_table(messages_table(found))
         click.echo()
     print_over_time(found)
     click.echo()

@@ -86,6 +86,14 @@ def print_way_out(found: "WayOut | None", command: Command, on: date) -> None:
             say_command(lead, command(request))
 
 
+def way_out_lines(found: "WayOut | None", command: Command, on: date) -> list[str]:
+    """The same for a page: sentences and commands."""
+    lines: list[str] = []
+    for text, lead, request in () if found is None else way_out_parts(found, on):
+        lines += [text] if request is None else [text, f"{lead} {command(request)}"]
+    return lines
+
+
 def way_out_parts(found: "WayOut", on: date) -> "Iterator[tuple[str, str, Request | None]]":
     """Sentences, each with the request that does what it says, and what leads to their command."""
     where = _hardware(found)

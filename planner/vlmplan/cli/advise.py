@@ -14,13 +14,17 @@ from vlmplan.cli.options import (
     CONFIG,
     DATA,
     EVALUATION,
+    FORCE,
     JSON,
     RECIPE,
+    REPORT,
     WORKLOAD,
     options,
     print_document,
+    refuse_files,
     today,
     words_of,
+    write_report,
 )
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, MACHINES
 from vlmplan.cli.task_options import TASK
@@ -35,8 +39,8 @@ if TYPE_CHECKING:
 @click.option(
     "--objective", type=click.Choice(("cost", "time")), help="[default: time with --max-usd alone, else cost]"
 )
-@options(LIMITS, RECIPE, EVALUATION, TASK, CATALOG, JSON)
-def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> int:
+@options(LIMITS, RECIPE, EVALUATION, TASK, CATALOG, REPORT, FORCE, JSON)
+def advise(*, as_json: bool, catalog_files: tuple[Path, ...], html: Path | None, force: bool, **given: Any) -> int:
     """Which single change of the best plan buys most: more GPUs or nodes, other GPUs, another method, shorter samples.
 
     The plan is that of recommend with the same options. --max-hours is a deadline: what meets it for least money;
@@ -45,9 +49,11 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], **given: Any) -> i
     """
     from vlmplan.request import parse
 
+    refuse_files({"--html": html}, force=force)
     request = parse(given)
     answer = answered(request, catalog_files)
     command = command_of(request, catalog_files, order=tuple(given))
+    write_report(html, lambda: report(answer, command(request), command), force=force)
     if as_json:
         print_document(described(answer, command))
     else:
@@ -100,6 +106,17 @@ def described(answer: Answer, command: "Callable[[Request], str]") -> dict[str, 
 
     found = answer.found
     return document(found, words) | described_data(answer.data) | to_fit_json(found.way_out, command, found.as_of)
+
+
+def report(answer: Answer, asked: str, command: "Callable[[Request], str]") -> str:
+    """The page of an answer that was ``asked`` for with that command line."""
+    from vlmplan.answers.to_fit import way_out_lines
+    from vlmplan.render.captured import printed
+    from vlmplan.reports import advice_report
+
+    hints = way_out_lines(answer.found.way_out, command, answer.found.as_of)
+    more = printed(lambda: print_of_data(answer.data))
+    return advice_report(answer.found, words, hints=hints, command_text=asked, more=more)
 
 
 def print_answer(answer: Answer, command: "Callable[[Request], str]") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, Answer, answered, described, print_answer
+from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, Answer, answered, described, hint_lines, print_answer
 from vlmplan.cli.fix import FIX, SCHEMA, FixOptions, run_fix
 from vlmplan.cli.options import (
     CATALOG,
@@ -18,11 +18,15 @@ from vlmplan.cli.options import (
     JSON,
     ONE_CLUSTER,
     RECIPE,
+    REPORT,
     SAVING,
     WORKLOAD,
     options,
     print_document,
+    refuse_files,
+    write_report,
 )
+from vlmplan.errors import InputError
 
 if TYPE_CHECKING:
     from vlmplan.request import ConfiguredRequest, Request
@@ -32,7 +36,7 @@ MODEL = click.option("--model", metavar="NAME", help="In place of the file's.")
 
 @click.command()
 @click.argument("file", type=FILE)
-@options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], SAVING, RECIPE, EVALUATION, CATALOG, JSON)
+@options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], SAVING, RECIPE, EVALUATION, CATALOG, REPORT, JSON)
 def check(
     file: Path,
     *,
@@ -41,6 +45,7 @@ def check(
     force: bool,
     as_json: bool,
     catalog_files: tuple[Path, ...],
+    html: Path | None,
     **given: Any,
 ) -> int:
     """How a configuration of TRL, LLaMA-Factory, ms-swift, accelerate or Hugging Face's Trainer is read, and its
@@ -58,12 +63,16 @@ def check(
     from vlmplan.memory.device import Verdict
     from vlmplan.request import parse
 
-    choice = FixOptions(fixes=fixes, target=target, force=force)
+    choice = FixOptions(fixes=fixes, target=target, force=force and html is None)
     request = parse({**given, "config": file})
+    if choice.fixes and html is not None:
+        raise InputError("--html is of what a file means; --fix shows changes of it: leave one of them out")
+    refuse_files({"--html": html}, force=force)
     if choice.fixes:
         return run_fix(file, given, request, catalog_files, choice, as_json=as_json)
     checked = checked_of(request, catalog_files)
     command = command_text(estimate, catalog_files, order=("config", *given))
+    write_report(html, lambda: report(checked, command(request), command), force=force)
     if as_json:
         print_document(described_check(checked, command))
     else:
@@ -94,6 +103,21 @@ def described_check(checked: Checked, command: "Callable[[Request], str]") -> di
     found = None if checked.answer is None else described(checked.answer, command)
     config = document(checked.configured.config)
     return {"schema": SCHEMA, "config": config, "estimate": found, "fix": None, "written": []}
+
+
+def report(checked: Checked, asked: str, command: "Callable[[Request], str]") -> str:
+    """The page of what was checked; ``asked``: the command line of its estimate."""
+    from vlmplan.reports import check_report
+
+    config, answer = checked.configured.config, checked.answer
+    return check_report(
+        config,
+        checked.configured.notes[1:],
+        None if answer is None else answer.estimate,
+        hardware_notes=() if answer is None else answer.hardware_notes,
+        hints=() if answer is None else hint_lines(answer, command),
+        command_text=asked,
+    )
 
 
 def print_check(checked: Checked, command: "Callable[[Request], str]") -> None:

@@ -1,8 +1,9 @@
 """``vlmplan estimate --compare``: variants of one setup side by side."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from vlmplan.cli.options import print_document
+from vlmplan.cli.options import print_document, write_report
 from vlmplan.memory.device import Verdict
 from vlmplan.request import Request
 from vlmplan.search.comparison import Variant, comparison
@@ -16,14 +17,31 @@ def compared(name: str, request: Request, catalog_files: tuple[Path, ...]) -> li
     return comparison(name, request, load_catalog(catalog_files), searched_model(request))
 
 
-def run_comparison(name: str, request: Request, catalog_files: tuple[Path, ...], *, as_json: bool) -> bool:
-    """Print the comparison; whether any variant fits or is tight."""
+def run_comparison(
+    name: str,
+    request: Request,
+    catalog_files: tuple[Path, ...],
+    *,
+    as_json: bool,
+    html: Path | None,
+    asked: str,
+    force: bool,
+) -> bool:
+    """Print the comparison, which was ``asked`` for with that command line, and write its page; whether any variant
+    fits or is tight."""
     from vlmplan.answers.comparison import document, print_comparison
 
     variants = compared(name, request, catalog_files)
+    write_report(html, lambda: _report(variants, asked), force=force)
     known = [variant.estimate for variant in variants if variant.estimate is not None]
     if as_json:
         print_document(document(name, variants))
     else:
         print_comparison(variants)
     return any(found.verdict is not Verdict.DOES_NOT_FIT for found in known)
+
+
+def _report(variants: Sequence[Variant], asked: str) -> str:
+    from vlmplan.reports import comparison_report
+
+    return comparison_report(variants, command_text=asked)

@@ -14,14 +14,18 @@ from vlmplan.cli.options import (
     DATA,
     EVALUATION,
     FOR,
+    FORCE,
     JSON,
     ONE_CLUSTER,
     RECIPE,
+    REPORT,
     SAVING,
     WORKLOAD,
     options,
     print_document,
+    refuse_files,
     today,
+    write_report,
 )
 from vlmplan.cli.task_options import TASK
 
@@ -48,13 +52,16 @@ COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
     help="Samples differ in length, and torch's native allocator keeps blocks for that: vary, SHORTEST-LONGEST in "
     "tokens, or a file with a length on each line, such as sample_lengths.txt of a run.",
 )
-@options(JSON)
+@options(REPORT, FORCE, JSON)
 def estimate(
+    *,
     as_json: bool,
     catalog_files: tuple[Path, ...],
     scales: bool,
     compare: str | None,
     lengths: str | None,
+    html: Path | None,
+    force: bool,
     **given: Any,
 ) -> int:
     """Bytes per phase and component, host RAM, disk and seconds of one setup.
@@ -68,15 +75,19 @@ def estimate(
     from vlmplan.memory.device import Verdict
     from vlmplan.request import parse
 
+    refuse_files({"--html": html}, force=force)
     request, order = parse(given), tuple(given)
+    command = command_text(estimate, catalog_files, order=order)
     if compare is not None:
         if lengths is not None:
             raise click.UsageError("--sample-lengths does not go with --compare; give one of them")
         from vlmplan.cli.compare import run_comparison
 
-        return 0 if run_comparison(compare, request, catalog_files, as_json=as_json) else EXIT_DOES_NOT_FIT
+        asked = f"{command(request)} --compare {compare}"
+        fits = run_comparison(compare, request, catalog_files, as_json=as_json, html=html, asked=asked, force=force)
+        return 0 if fits else EXIT_DOES_NOT_FIT
     answer = answered(request, catalog_files, lengths, scales=scales)
-    command = command_text(estimate, catalog_files, order=order)
+    write_report(html, lambda: report(answer, command(request), command), force=force)
     if as_json:
         print_document(described(answer, command))
     else:
@@ -136,6 +147,42 @@ def described(answer: Answer, command: "Callable[[Request], str]") -> dict[str, 
     if answer.scales:
         document["scaling"] = scaling.document(answer.scaling)
     return document | to_fit.document(answer.way_out, command, today())
+
+
+def report(answer: Answer, asked: str, command: "Callable[[Request], str]") -> str:
+    """The page of an answer that was ``asked`` for with that command line."""
+    from vlmplan.reports import estimate_report
+
+    return estimate_report(
+        answer.estimate,
+        answer.hardware_notes,
+        hints=hint_lines(answer, command),
+        command_text=asked,
+        more=printed_besides(answer),
+    )
+
+
+def hint_lines(answer: Answer, command: "Callable[[Request], str]") -> list[str]:
+    """What would help, in sentences and commands."""
+    from vlmplan.answers.estimate import freezing_hints
+    from vlmplan.answers.to_fit import way_out_lines
+
+    hints = (*answer.estimate.hints, *freezing_hints(answer.freezing))
+    return [*(f"hint: {hint}" for hint in hints), *way_out_lines(answer.way_out, command, today())]
+
+
+def printed_besides(answer: Answer) -> str:
+    """What a terminal shows of the data and of more machines."""
+    from vlmplan.render.captured import printed
+
+    def show() -> None:
+        print_of_data(answer.data)
+        if answer.scales:
+            from vlmplan.answers.scaling import print_scaling
+
+            print_scaling(answer.scaling)
+
+    return printed(show)
 
 
 def print_answer(answer: Answer, command: "Callable[[Request], str]") -> None:

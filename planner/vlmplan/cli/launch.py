@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
-from vlmplan.cli.options import ClickValues, print_document, today, words_of
+from vlmplan.cli.options import ClickValues, print_document, refuse_files, today, words_of, write_report
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
 from vlmplan.run_record import RECORD_FILE
@@ -41,6 +41,8 @@ def launch(
     hostfile: Path | None,
     as_json: bool,
     catalog_files: tuple[Path, ...],
+    html: Path | None,
+    force: bool,
     **given: Any,
 ) -> int:
     """Train what --plan says, or what the options of estimate plan for this machine.
@@ -52,11 +54,14 @@ def launch(
         given["train_data"] = given["data"]  # what is planned from is trained on
     if as_json and not dry_run:
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
+    refuse_files({"--html": html}, force=force)
     names = {item.name for item in dataclasses.fields(TrainerOptions)}
     trainer_options = {name: given.pop(name) for name in names}
     if _goes_on_with_curriculum(trainer_options, plan_file, demo=demo) or curriculum is not None:
         from vlmplan.cli.curriculum import CurriculumOptions, run_curriculum
 
+        if html is not None:
+            raise click.UsageError("--html is of one run; a curriculum has several", ctx)
         options = CurriculumOptions(
             file=curriculum,
             plan_options=given,
@@ -79,8 +84,20 @@ def launch(
         from vlmplan.answers import launch, to_fit
 
         print_document(launch.document(prepared) | to_fit.document(way_out, text, today()))
-        return _exit_code(prepared)
-    return _run(prepared, way_out, text, dry_run=dry_run)
+        code = _exit_code(prepared)
+    else:
+        code = _run(prepared, way_out, text, dry_run=dry_run)
+    write_report(html, lambda: _report(prepared, None if dry_run else code), force=force)
+    return code
+
+
+def _report(prepared: "PreparedRun", exit_code: int | None) -> str:
+    """The page of a run; ``exit_code`` is None where it was not to be started."""
+    from vlmplan.launch.plan_estimate import estimate_of
+    from vlmplan.reports import launch_report
+
+    found = estimate_of(prepared.plan, prepared.catalog_files)
+    return launch_report(prepared, found, exit_code=None if prepared.findings.problems else exit_code)
 
 
 def _exit_code(prepared: "PreparedRun") -> int:

@@ -8,10 +8,12 @@ from vlmplan.cli.options import (
     CATALOG,
     EVALUATION,
     FILE,
+    FORCE,
     IMAGE_FOLDER,
     JSON,
     ONE_CLUSTER,
     RECIPE,
+    REPORT,
     SAMPLES,
     WORKLOAD,
     options,
@@ -71,7 +73,8 @@ RUN = (
     ),
 )
 MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, folder or config.json.")
-LAUNCH = options(PLAN, DATA, RUN, MODEL, SAMPLES, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK, CATALOG, JSON)
+PLANNED = (MODEL, SAMPLES, WORKLOAD[1:], ONE_CLUSTER, RECIPE, EVALUATION, TASK)
+LAUNCH = options(PLAN, DATA, RUN, *PLANNED, CATALOG, REPORT, FORCE, JSON)
 
 
 @click.command("launch")

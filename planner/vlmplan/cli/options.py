@@ -314,6 +314,10 @@ CATALOG: Decorator = click.option(
     type=FILE,
     help="A catalog of your own on top of the others (repeatable; later wins).",
 )
+REPORT: Decorator = click.option(
+    "--html", type=FILE, metavar="FILE", help="Write the answer as a page that brings its charts with it."
+)
+FORCE: Decorator = click.option("--force", is_flag=True, help="Let --html overwrite a file.")
 JSON: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
@@ -380,6 +384,16 @@ def words_of(command: click.Command, values: Mapping[str, Any]) -> list[str]:
             items = cast(tuple[Any, ...], value) if isinstance(value, tuple) else (value,)
             words += [word for item in items for word in (on, str(item))]
     return words
+
+
+def write_report(path: Path | None, text: Callable[[], str], *, force: bool) -> list[str]:
+    """Write the report where the user wants one; what to say of that."""
+    if path is None:
+        return []
+    from vlmplan.files import write_atomically
+
+    write_atomically(path, text(), force=force)
+    return [f"written: {path}"]
 
 
 def refuse_files(files: Mapping[str, Path | None], *, force: bool) -> None:

@@ -25,12 +25,14 @@ from vlmplan.cli.options import (
     PRICES,
     PRICING,
     RECIPE,
+    REPORT,
     WORKLOAD,
     Decorator,
     options,
     print_document,
     refuse_files,
     today,
+    write_report,
 )
 from vlmplan.cli.other_trainer import ForTrainer, for_trainer, next_steps
 from vlmplan.cli.refresh import REFRESH, refresh_prices
@@ -80,7 +82,7 @@ LIMITS: tuple[Decorator, ...] = (
     "ones that SkyPilot knows; with --for that trainer's own file, its DeepSpeed file and train.sh.",
 )
 @click.option("--pareto", "shows_pareto", is_flag=True, help="Show cost against time of everything that fits.")
-@click.option("--html", type=FILE, metavar="FILE", help="Write cost against time as a page with the table.")
+@options(REPORT)
 @click.option("--svg", type=FILE, metavar="FILE", help="Write cost against time as a picture.")
 @click.option("--force", is_flag=True, help="Let --out, --html and --svg overwrite files.")
 @click.option("--rehearse", "rehearses", is_flag=True, help="Rehearse the first plan before it is shown.")
@@ -122,8 +124,9 @@ def recommend(
     if found.plans:
         made = for_trainer(request, found.plans[0].estimate, catalog_files, out, force=force)
     lines = next_steps_of(found, request, out, force=force) if made is None else next_steps(made)
-    lines += _write_pictures(found, pictures, force=force)
     command = command_text(recommend, catalog_files, order=tuple(given))
+    lines += _write_picture(found, svg, force=force)
+    lines += write_report(html, lambda: report(answer, command(request), command), force=force)
     if as_json:
         print_document(described(answer, command, made))
     else:
@@ -210,6 +213,19 @@ def print_answer(answer: Answer, lines: list[str], command: "Callable[[Request],
         say(line)
 
 
+def report(answer: Answer, asked: str, command: "Callable[[Request], str]") -> str:
+    """The page of an answer that was ``asked`` for with that command line."""
+    from vlmplan.answers.estimate import freezing_hints
+    from vlmplan.answers.to_fit import way_out_lines
+    from vlmplan.render.captured import printed
+    from vlmplan.reports import recommendation_report
+
+    hints = [f"hint: {hint}" for hint in freezing_hints(answer.freezing)]
+    hints += way_out_lines(answer.way_out, command, answer.found.as_of)
+    more = printed(lambda: print_of_data(answer.data))
+    return recommendation_report(answer.found, hints=hints, command_text=asked, more=more)
+
+
 def next_steps_of(found: "Recommendation", request: "Request", out: Path | None, *, force: bool) -> list[str]:
     """Write the winner's files where ``out`` says so; how to train it, in lines for the user."""
     if not found.plans:
@@ -258,19 +274,15 @@ def _wheel_notes(written: list[Path]) -> list[str]:
     return ["sky.yaml needs a wheel of vlmplan beside it, which this copy cannot make: pip wheel --no-deps CHECKOUT"]
 
 
-def _write_pictures(found: "Recommendation", pictures: dict[str, Path | None], *, force: bool) -> list[str]:
+def _write_picture(found: "Recommendation", path: Path | None, *, force: bool) -> list[str]:
     """Write cost against time where the user wants it, and say so; nothing where nothing fits."""
-    if not found.plans or not any(pictures.values()):
+    if not found.plans or path is None:
         return []
-    from vlmplan.answers.front_page import html_text, svg_text
+    from vlmplan.answers.front_picture import svg_text
     from vlmplan.files import write_atomically
 
-    written: list[str] = []
-    for path, text in zip(pictures.values(), (html_text, svg_text), strict=True):
-        if path is not None:
-            write_atomically(path, text(found), force=force)
-            written.append(f"written: {path}")
-    return written
+    write_atomically(path, svg_text(found), force=force)
+    return [f"written: {path}"]
 
 
 def requested_recommendation(

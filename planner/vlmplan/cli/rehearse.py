@@ -1,5 +1,6 @@
 """``vlmplan rehearse``: the real step of one rank on tensors without data, beside its estimate."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,12 +16,14 @@ from vlmplan.cli.options import (
     JSON,
     ONE_CLUSTER,
     RECIPE,
+    REPORT,
     WORKLOAD,
     ClickValues,
     options,
     print_document,
     refuse_files,
     today,
+    write_report,
 )
 from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words
 from vlmplan.errors import InputError, VlmplanError
@@ -39,7 +42,7 @@ MODEL = click.option("--model", metavar="NAME", help="Alias, Hugging Face id, fo
 OUTPUT = (
     click.option("--rank", type=int, metavar="N", help="Whose GPU.  [default: the fullest]"),
     click.option("--steps", type=int, metavar="N", help="Optimizer steps, 3 or more.  [default: 3]"),
-    click.option("--html", type=FILE, metavar="FILE", help="Write memory over time and the tables as a page."),
+    REPORT,
     click.option("--svg", type=FILE, metavar="FILE", help="Write memory over time as a picture."),
     click.option("--trace", type=FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev."),
     click.option("--force", is_flag=True, help="Overwrite these files."),
@@ -59,19 +62,18 @@ class Files:
         """Raise InputError where a file would be overwritten, or written twice."""
         refuse_files({"--html": self.html, "--svg": self.svg, "--trace": self.trace}, force=self.force)
 
-    def write(self, found: "Comparison") -> None:
-        from vlmplan.answers.rehearsal_page import html_text, svg_text
-        from vlmplan.files import write_atomically
+    def write(self, found: "Comparison", report: "Callable[[], str]") -> None:
+        """Write what is wanted; ``report`` makes the page."""
         from vlmplan.rehearsal.perfetto import trace_text
+        from vlmplan.reports.rehearsal import rehearsal_svg
 
-        texts: tuple[tuple[Path | None, Callable[[Comparison], str]], ...] = (
-            (self.html, html_text),
-            (self.svg, svg_text),
-            (self.trace, trace_text),
+        texts: tuple[tuple[Path | None, Callable[[], str]], ...] = (
+            (self.html, report),
+            (self.svg, lambda: rehearsal_svg(found)),
+            (self.trace, lambda: trace_text(found)),
         )
         for path, text in texts:
-            if path is not None:
-                write_atomically(path, text(found), force=self.force)
+            write_report(path, text, force=self.force)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +126,34 @@ def rehearse(
         raise InputError(f"{', '.join(script.given)} is of a script: give its command behind --")
     asked = plan_asked_for(ctx, plan_file, given, catalog_files)
     found = rehearsed(asked.plan, asked.estimate, rank=rank, num_steps=steps)
-    files.write(found)
     fits = found.verdict is not Verdict.DOES_NOT_FIT
     way_out = None if fits else _way_out(found, asked, catalog_files)
     text = command_text(rehearse, catalog_files, order=() if asked.request is None else tuple(given))
+    words = asked_words(asked, plan_file, text)
+    files.write(found, lambda: _report(found, asked.notes, way_out, text, words))
     _answer(found, asked.notes, way_out, text, as_json=as_json)
     return 0 if fits else EXIT_DOES_NOT_FIT
+
+
+def asked_words(asked: AskedPlan, plan_file: Path | None, text: "Callable[[Request], str]") -> str:
+    """The command line of the options, or of the plan's file."""
+    if asked.request is not None:
+        return text(asked.request)
+    return shlex.join(["vlmplan", "rehearse", "--plan", "" if plan_file is None else plan_file.name])
+
+
+def _report(
+    found: "Comparison",
+    notes: list[str],
+    way_out: "WayOut | None",
+    command: "Callable[[Request], str]",
+    asked: str,
+) -> str:
+    from vlmplan.answers.to_fit import way_out_lines
+    from vlmplan.reports import rehearsal_report
+
+    hints = way_out_lines(way_out, command, today())
+    return rehearsal_report(found, notes, hints=hints, command_text=asked)
 
 
 def _answer(

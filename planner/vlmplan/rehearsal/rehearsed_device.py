@@ -83,7 +83,7 @@ class RehearsedDevice(ABC):
     @cached_property
     def live_bytes(self) -> list[int]:
         """Allocated bytes after every event, workspaces included."""
-        first, workspaces = workspace_place(self.rehearsed), self._workspaces
+        first, workspaces = workspace_place(self.rehearsed), self.workspace_bytes
         live, totals = 0, list[int]()
         for index, (_, num_bytes) in enumerate(self.rehearsed.events):
             live += num_bytes + (workspaces if index == first else 0)
@@ -91,7 +91,8 @@ class RehearsedDevice(ABC):
         return totals
 
     @property
-    def _workspaces(self) -> int:
+    def workspace_bytes(self) -> int:
+        """Of libraries, which the first matrix product makes."""
         return workspace_bytes(self.cluster.node.gpu)
 
     def _replay(self, capacity_bytes: int | None) -> Replayed:
@@ -104,7 +105,7 @@ class RehearsedDevice(ABC):
 
     def whole(self, phase: RehearsedPhase) -> RehearsedPhase:
         """The phase with library workspaces, as temporaries."""
-        extra = 0 if phase.name in BEFORE_PRODUCTS else self._workspaces
+        extra = 0 if phase.name in BEFORE_PRODUCTS else self.workspace_bytes
         return replace(
             phase,
             resident_bytes=phase.resident_bytes + extra,
@@ -132,7 +133,7 @@ class RehearsedDevice(ABC):
         if self.is_on_cpu:
             yield UnrehearsedBytes(what="Python and libraries", num_bytes=self.device.process_bytes)
             return
-        yield UnrehearsedBytes(what="cuBLAS workspaces", num_bytes=self._workspaces)
+        yield UnrehearsedBytes(what="cuBLAS workspaces", num_bytes=self.workspace_bytes)
         yield UnrehearsedBytes(
             what="CUDA context, loaded kernels and library handles", num_bytes=self.device.context_bytes
         )

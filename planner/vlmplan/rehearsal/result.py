@@ -173,7 +173,8 @@ def _origins(section: JsonObject, events: Sequence[tuple[int, int]]) -> dict[int
         section.refuse("storages", "a list of whole numbers")
     if not _are_counts(places) or len(places) != len(storages) or not all(0 <= one < len(kinds) for one in places):
         section.refuse("places", f"{len(storages)} whole numbers below {len(kinds)}")
-    found = {storage: kinds[place] for storage, place in zip(storages, places, strict=True)}
+    pairs = cast("list[tuple[int, int]]", list(zip(storages, places, strict=True)))
+    found = {storage: kinds[place] for storage, place in pairs}
     if not all(storage in found for storage, num_bytes in events if num_bytes > 0):
         section.complain("storages", "every storage of the events is there")
     return found

@@ -76,8 +76,6 @@ class Ledger:
     watched_bytes: int | None = None
     """When the device first holds so many, ``snapshot`` is taken."""
     snapshot: Callable[[], None] | None = None
-    gone: dict[int, Entry] | None = None
-    """Large storages that are gone by number, where they are kept."""
     _numbers: dict[int, int] = field(default_factory=dict)
     _held: dict[int, "WatchedStorage"] = field(default_factory=dict)
     _last: int = 0
@@ -159,6 +157,4 @@ class Ledger:
     def _forget(self, held: "WatchedStorage") -> None:
         del self._held[held.number], self._numbers[held.key]
         entry = self.entries.pop(held.number)
-        if self.gone is not None and entry.shape:
-            self.gone[held.number] = entry
         self._add(entry, held.number, -entry.num_bytes)

@@ -153,13 +153,14 @@ class PhaseMeter(Meter):
         made = self._ledger.made
         places: list[int] = []
         for number, entry in made.items():
-            kind = (self._component(number, entry), entry.maker, entry.op, entry.shape, entry.dtype, entry.phase)
+            kind = (self._purpose(number, entry), entry.maker, entry.op, entry.shape, entry.dtype, entry.phase)
             places.append(kinds.setdefault(kind, len(kinds)))
         names = ("component", "maker", "operation", "shape", "dtype", "phase")
         listed = [dict(zip(names, kind, strict=True)) for kind in kinds]
         return {"kinds": listed, "storages": list(made), "places": places}
 
-    def _component(self, number: int, entry: Entry) -> str:
+    def _purpose(self, number: int, entry: Entry) -> str:
+        """The component of a storage that may be gone: by name, else by what allocated it and when."""
         if number in self._known or self.owners is None:
             return component_of(number, entry.phase, self._known)
         return self.owners.guess(entry)

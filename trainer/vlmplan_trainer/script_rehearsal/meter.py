@@ -7,7 +7,6 @@ name is looked up at the end of each phase.
 
 from typing import Any
 
-from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.rehearse.meter import OUTSIDE_STEPS, PhaseMeter
 from vlmplan_trainer.rehearse.offline_peaks import component_of
 
@@ -15,13 +14,9 @@ GENERATION = "generation"
 
 
 class ScriptMeter(PhaseMeter):
-    """``ledger`` keeps the entries of storages that are gone."""
+    """Every step is looked at."""
 
     outside_steps = (*OUTSIDE_STEPS, GENERATION)
-
-    def __init__(self, ledger: Ledger, *args: Any, **kwargs: Any) -> None:
-        super().__init__(ledger, *args, **kwargs)
-        ledger.gone = {}
 
     def _watch(self, key: tuple[str, int]) -> None:
         """Nothing is foreseen."""
@@ -39,8 +34,8 @@ class ScriptMeter(PhaseMeter):
         return self.owners.guess(entry)
 
     def _entry(self, number: int) -> Any:
-        assert self._ledger.gone is not None
-        return self._ledger.entries.get(number) or self._ledger.gone.get(number)
+        entry = self._ledger.made.get(number)
+        return entry if number in self._ledger.entries or (entry is not None and entry.shape) else None
 
     def _summary(self, live: dict[int, int], phase: str) -> dict[str, Any]:
         for number in self._largest(live):

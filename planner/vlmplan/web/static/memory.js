@@ -18,7 +18,8 @@ export function onPhase(listener) {
   listed = listener;
 }
 
-export function showMemory(place, answer) {
+// `least`: bytes that the scale has at least, so that two charts can be compared.
+export function showMemory(place, answer, least = 0) {
   const rows = rowsOf(answer);
   if (!rows.some((row) => row.name === chosen)) chosen = null;
   const width = Math.max(300, Math.floor(place.clientWidth || 700));
@@ -27,7 +28,7 @@ export function showMemory(place, answer) {
     parts.replaceChildren(partsTable(row));
     listed(row);
   };
-  place.replaceChildren(chart(answer, rows, width, show), legend(rows), parts);
+  place.replaceChildren(chart(answer, rows, width, show, least), legend(rows), parts);
   show(rows.find((row) => row.name === (chosen ?? answer.document.peak_phase)));
 }
 
@@ -42,9 +43,9 @@ function rowsOf(answer) {
   return phases.map((row) => ({ ...row, total: row.parts.reduce((sum, [, bytes]) => sum + bytes, 0) }));
 }
 
-function chart(answer, rows, width, show) {
+function chart(answer, rows, width, show, least) {
   const { usable_bytes: limit } = answer.document.gpu;
-  const end = 1.03 * Math.max(limit, ...rows.map((row) => row.total));
+  const end = 1.03 * Math.max(limit, least, ...rows.map((row) => row.total));
   const scale = (bytes) => LEFT + ((width - LEFT - RIGHT) * bytes) / end;
   const height = TOP + ROW * rows.length + BOTTOM;
   const bottom = height - BOTTOM;

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from vlmplan.answers.front import TITLES, WINS_BY, front_table
 from vlmplan.answers.offers import money_line
 from vlmplan.recipe_choices import Method
 from vlmplan.render.picture import (
@@ -13,45 +12,33 @@ from vlmplan.render.picture import (
     RIGHT,
     TOP,
     WIDTH,
-    html_table,
     markup,
-    page,
-    paragraph,
     svg_element,
     svg_file,
 )
 from vlmplan.render.scatter import LogAxis, axis_of, hour_ticks, tick_text, usd_tick_text, usd_ticks
 from vlmplan.search import SECONDS_PER_HOUR, Recommendation
-from vlmplan.search.explanation import explanation, machine_label
+from vlmplan.search.explanation import machine_label
 from vlmplan.search.pareto import Point
 from vlmplan.units import counted, duration_text, usd_text
 
-FILLS = {Method.FULL: "#b0552a", Method.LORA: "#4878a8", Method.QLORA: "#5a9a5a"}
-FRONT_COLOUR = "#303030"
-WINNER_COLOUR = "#c03030"
+WINNER = "winner-dot"
+"""The style of the first plan."""
 LETTER_WIDTH = 7
 """Pixels that a letter of a tick takes."""
-GRID = 'stroke="#dddddd" stroke-width="0.5"'
 
 
 def svg_text(found: Recommendation) -> str:
     """A whole SVG file."""
-    return svg_file(_svg(found))
-
-
-def html_text(found: Recommendation) -> str:
-    """A whole page: the first plan and why it is, the plot, the front as a table."""
-    why = explanation(found.plans, found.objective)
-    sentences = [f"{WINS_BY[found.objective]}: {money_line(found.plans[0], found.as_of)}", *([why] if why else [])]
-    table = html_table(TITLES, front_table(found).rows)
-    return page(_title(found), [*map(paragraph, sentences), _svg(found), table])
+    return svg_file(front_picture(found))
 
 
 def _title(found: Recommendation) -> str:
     return f"{found.workload.model.id}: cost against time of {counted(len(found.scored), 'setup')} that fit"
 
 
-def _svg(found: Recommendation) -> str:
+def front_picture(found: Recommendation) -> str:
+    """The picture as an element."""
     if not found.scored:
         text = f'<text x="{LEFT}" y="{HEIGHT / 2}">no price or no speed is known of anything that fits</text>'
         return svg_element(_title(found), [text])
@@ -81,21 +68,21 @@ class _Plot:
         bottom, free = TOP + PLOT_HEIGHT, 0.0
         for hours in hour_ticks(self._across):
             x, text = self.x(hours), tick_text(hours)
-            yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" {GRID}/>'
+            yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}" class="grid"/>'
             if x - LETTER_WIDTH * len(text) / 2 >= free:
-                yield f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{text}</text>'
+                yield f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle" class="tick">{text}</text>'
                 free = x + LETTER_WIDTH * (len(text) / 2 + 1)
         for usd in usd_ticks(self._up):
             y = self.y(usd)
-            yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" {GRID}/>'
-            yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{usd_tick_text(usd)}</text>'
+            yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>'
+            yield f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" class="tick">{usd_tick_text(usd)}</text>'
 
 
 def _legend() -> Iterator[str]:
     x = LEFT
-    names = [*((method.value, colour) for method, colour in FILLS.items()), ("first plan", WINNER_COLOUR)]
-    for name, colour in names:
-        yield f'<circle cx="{x + 4}" cy="{TOP - 18}" r="4" fill="{colour}"/>'
+    names = [*((method.value, _style(method)) for method in Method), ("first plan", WINNER)]
+    for name, style in names:
+        yield f'<circle cx="{x + 4}" cy="{TOP - 18}" r="4" class="{style}"/>'
         yield f'<text x="{x + 12}" y="{TOP - 14}">{name}</text>'
         x += 24 + LETTER_WIDTH * len(name)
     yield f'<text x="{x}" y="{TOP - 14}">line: nothing is both faster and cheaper</text>'
@@ -110,7 +97,7 @@ def _dots(found: Recommendation, plot: _Plot) -> Iterator[str]:
         if place not in seen:
             seen.add(place)
             yield (
-                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{FILLS[method]}" fill-opacity="0.55">'
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" class="dot {_style(method)}">'
                 f"<title>{markup(_about(point))}</title></circle>"
             )
 
@@ -120,23 +107,27 @@ def _front(found: Recommendation, plot: _Plot) -> Iterator[str]:
     steps = "M" + plot.place(found.pareto[0])
     for point in found.pareto[1:]:
         steps += f" H{plot.x(point.hours):.1f} V{plot.y(point.usd):.1f}"
-    yield f'<path d="{steps}" fill="none" stroke="{FRONT_COLOUR}"/>'
+    yield f'<path d="{steps}" class="front"/>'
     for point in found.pareto:
-        yield _ring(plot, (point.hours, point.usd), 5, FILLS[point.recipe.method], _about(point))
+        yield _ring(plot, (point.hours, point.usd), 5, f"front-dot {_style(point.recipe.method)}", _about(point))
 
 
 def _winner(found: Recommendation, plot: _Plot) -> Iterator[str]:
     plan = found.plans[0]
     if plan.hours is not None and plan.usd is not None:
         about = f"first plan: {money_line(plan, found.as_of)}"
-        yield _ring(plot, (plan.hours, plan.usd), 7, WINNER_COLOUR, about)
+        yield _ring(plot, (plan.hours, plan.usd), 7, WINNER, about)
 
 
-def _ring(plot: _Plot, at: tuple[float, float], radius: int, colour: str, about: str) -> str:
+def _ring(plot: _Plot, at: tuple[float, float], radius: int, style: str, about: str) -> str:
     return (
-        f'<circle cx="{plot.x(at[0]):.1f}" cy="{plot.y(at[1]):.1f}" r="{radius}" fill="{colour}" '
-        f'stroke="{FRONT_COLOUR}"><title>{markup(about)}</title></circle>'
+        f'<circle cx="{plot.x(at[0]):.1f}" cy="{plot.y(at[1]):.1f}" r="{radius}" '
+        f'class="{style}"><title>{markup(about)}</title></circle>'
     )
+
+
+def _style(method: Method) -> str:
+    return f"method-{method.value}"
 
 
 def _about(point: Point) -> str:

@@ -1,0 +1,19 @@
+"""Reports: an answer as one HTML file that brings everything with it, drawn with the page's charts and styles"""
+
+from vlmplan.reports.advice import advice_report
+from vlmplan.reports.check import check_report
+from vlmplan.reports.comparison import comparison_report
+from vlmplan.reports.estimate import estimate_report
+from vlmplan.reports.launch import launch_report
+from vlmplan.reports.recommendation import recommendation_report
+from vlmplan.reports.rehearsal import rehearsal_report
+
+__all__ = [
+    "advice_report",
+    "check_report",
+    "comparison_report",
+    "estimate_report",
+    "launch_report",
+    "recommendation_report",
+    "rehearsal_report",
+]
