@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from vlmplan.answers import modules
 from vlmplan.answers.drawn import drawn
 from vlmplan.answers.estimate import component_table, document
-from vlmplan.answers.modules import weights_by_module
 from vlmplan.engines.components import Components
 from vlmplan.estimation import Estimate
 from vlmplan.json_reader import JsonDict
@@ -28,7 +28,7 @@ def estimate_report(
 
 def drawn_estimate(found: Estimate, notes: Sequence[str]) -> JsonDict:
     """What the charts of an estimate are drawn of."""
-    return drawn(found, notes) | {"document": document(found, notes), "modules": weights_by_module(found)}
+    return drawn(found, notes) | {"document": document(found, notes)}
 
 
 def setup_sections(answer: JsonDict, found: Estimate, hints: Sequence[str]) -> list[str]:
@@ -48,12 +48,6 @@ def setup_sections(answer: JsonDict, found: Estimate, hints: Sequence[str]) -> l
 
 def memory_section(answer: JsonDict, found: Estimate, *, title: str = "Memory of the fullest GPU, by phase") -> str:
     """Bars and the same as tables."""
-    rows = [
-        (row["module"], gib_text(row["bytes"]), count_text(row["num_params"]), count_text(row["num_trained"]))
-        for row in answer["modules"] or ()
-    ]
-    titles = ("module", "bytes", "parameters", "trained")
-    modules = Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]))
     return section(
         "memory",
         title,
@@ -63,8 +57,24 @@ def memory_section(answer: JsonDict, found: Estimate, *, title: str = "Memory of
             table(phase_table({phase["name"]: phase["components"] for phase in answer["phases"]}), "Memory by phase"),
             table(component_table(found), "The device at its fullest"),
         ),
-        folded("Weights by module, before they are sharded", table(modules, "Weights by module")) if rows else "",
+        folded("By module", table(module_table(found), "Modules")),
     )
+
+
+def module_table(found: Estimate) -> Table:
+    """What each module takes: weights, whole and before they are sharded, and what it keeps for backward."""
+    rows = [
+        (
+            row["module"],
+            gib_text(row["bytes"]),
+            gib_text(sum(row["kept"].values())),
+            count_text(row["num_params"]),
+            count_text(row["num_trained"]),
+        )
+        for row in modules.document(found)["modules"]
+    ]
+    titles = ("module", "weights, not sharded", "kept for backward", "parameters", "trained")
+    return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]))
 
 
 def phase_table(phases: Mapping[str, Mapping[str, int]]) -> Table:
