@@ -23,7 +23,8 @@ from vlmplan.other_trainers.scripts import OTHER
 from vlmplan.other_trainers.settings import Settings
 
 KEYS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
-NEEDED = {"trl": {"lora_target_modules": "all-linear", "use_peft": True}, "llamafactory": {"bf16": True}}
+OF_TRL = {"lora_target_modules": "all-linear", "use_peft": True}
+NEEDED = {"trl": OF_TRL, "trl dpo": OF_TRL, "llamafactory": {"bf16": True}}
 AROUND = Surroundings(folder=Path(), num_gpus=1)
 SEES = find_model("qwen2.5-vl-3b")
 OF_TRAINER = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}

@@ -557,3 +557,34 @@ def test_trls_offloaded_activations_are_inputs_of_checkpointed_layers(read):
     assert any("up to five" in note for note in config.notes)
     assert "offload_activations" not in read(TRL).options
     refused(read, TRL | {"activation_offloading": True, "gradient_checkpointing": False}, "activation_offloading")
+
+
+# -- preferences -----------------------------------------------------------------------------------------------------
+
+
+def test_trl_dpo_is_told_by_its_keys(read):
+    options = read(TRL | {"beta": 0.1, "lora_dropout": 0.05}).options
+    assert (options["task"], "reference" in options) == ("dpo", False)
+    assert options["lora_dropout"] == 0.0  # disable_dropout is on unless it is said
+    assert read(TRL | {"beta": 0.1, "disable_dropout": False}).options["lora_dropout"] == 0.05
+    assert read(TRL | {"precompute_ref_log_probs": True}).options["reference"] == "precomputed"
+    assert "task" not in read(TRL).options
+
+
+def test_what_trl_dpo_does_not_plan_is_refused_by_its_key(read):
+    refused(read, TRL | {"beta": 0.1, "loss_type": ["sigmoid", "of_mine"]}, "loss_type", "of_mine", "apo_zero")
+    refused(read, TRL | {"beta": 0.1, "sync_ref_model": True}, "sync_ref_model")
+    refused(read, TRL | {"beta": 0.1, "use_weighting": True}, "use_weighting")
+    refused(read, TRL | {"beta": 0.1, "num_generations": 8}, "trl grpo", "--task")
+
+
+def test_a_command_of_trl_dpo_and_its_script_are_read(tmp_path):
+    for command in ("trl dpo", "accelerate launch trl/scripts/dpo.py", "python dpo_vlm.py"):
+        path = tmp_path / "run.sh"
+        path.write_text(f"{command} --model_name_or_path {READS} --dtype bfloat16 --output_dir out\n", encoding="utf-8")
+        config = read_trainer_config(path, Asked(num_gpus=1, find_model=find_model))
+        assert (config.trainer, config.options["task"], config.options["loss"]) == ("TRL 1.16.0", "dpo", "trl")
+
+
+def test_auto_pads_to_no_multiple(read):
+    assert read(TRL | {"pad_to_multiple_of": "auto"}).data_rules.pads_to == 1

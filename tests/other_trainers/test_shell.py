@@ -222,6 +222,12 @@ def test_two_commands_that_train_are_refused():
         ("llamafactory-cli train f.yaml cutoff_len=9", "llamafactory", {"cutoff_len": "9"}),
         ("trl sft --config f.yaml --max-length 7", "trl", {"max_length": "7"}),
         ("accelerate launch --num_processes 2 examples/sft.py --use_peft", "trl", {"use_peft": True}),
+        ("trl dpo --config f.yaml --beta 0.2", "trl dpo", {"beta": "0.2"}),
+        (
+            "python dpo.py --no_remove_unused_columns --use_peft",
+            "trl dpo",
+            {"remove_unused_columns": False, "use_peft": True},
+        ),
         ("torchrun --nproc_per_node 2 -m swift.cli.sft --model a", "swift", {"model": "a"}),
         ("deepspeed mine.py --per_device_train_batch_size 3", "Trainer", {"per_device_train_batch_size": "3"}),
     ],

@@ -16,6 +16,10 @@ FILES = {
         *("trl/trainer/base_config.py", "trl/trainer/sft_config.py", "trl/trainer/model_config.py"),
         "trl/scripts/utils.py:ScriptArguments",
     ),
+    "trl dpo": (
+        *("trl/trainer/base_config.py", "trl/trainer/dpo_config.py", "trl/trainer/model_config.py"),
+        "trl/scripts/utils.py:ScriptArguments",
+    ),
     "llamafactory": (
         *("llamafactory/hparams/data_args.py", "llamafactory/hparams/model_args.py"),
         *("llamafactory/hparams/finetuning_args.py", "llamafactory/hparams/training_args.py"),

@@ -104,7 +104,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     around = replace(around, environment=_environment(around))
     stage = settings.text("stage", "sft")
     if stage not in STAGES:
-        settings.refuse("stage", "supervised fine-tuning (sft) and pre-training (pt) are planned")
+        settings.refuse("stage", "sft and pt (pre-training) are planned; dpo is as TRL trains it (--task dpo)")
     if not settings.flag("do_train", True):
         settings.refuse("do_train", "a run that does not train is not planned")
     arguments = read_arguments(settings, DEFAULTS)

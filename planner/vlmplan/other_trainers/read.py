@@ -16,9 +16,10 @@ from vlmplan.other_trainers.ms_swift import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.ms_swift_zero import NAMED_DEEPSPEED
 from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
 from vlmplan.other_trainers.record import TrainerConfig
-from vlmplan.other_trainers.scripts import OTHER, ScriptRun, looks_like_script, run_of_script
+from vlmplan.other_trainers.scripts import OTHER, TRL_DPO, ScriptRun, looks_like_script, run_of_script
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl import TRL, read_trl
+from vlmplan.other_trainers.trl_dpo import is_dpo, read_trl_dpo
 from vlmplan.recipe_choices import Method, Precision
 from vlmplan.workload import ModelFiles
 
@@ -57,11 +58,12 @@ NOT_READ: Mapping[str, str] = {
 }
 READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
     "trl": (TRL, read_trl),
+    TRL_DPO: (TRL, read_trl_dpo),
     "llamafactory": (LLAMA_FACTORY, read_llama_factory),
     "swift": (MS_SWIFT, read_ms_swift),
     OTHER: (TRAINER, read_plain_trainer),
 }
-ENVIRONMENT_KEYS: Mapping[str, str] = {"trl": "env", "swift": "ENV"}
+ENVIRONMENT_KEYS: Mapping[str, str] = {"trl": "env", TRL_DPO: "env", "swift": "ENV"}
 """Keys under which a trainer's file sets variables."""
 MODEL_KEYS = ("model_name_or_path", "model", "model_id_or_path")
 
@@ -153,7 +155,7 @@ def environment_of(trainer: str, values: Mapping[str, Any], own: Mapping[str, st
     if not isinstance(said, Mapping):
         return dict(own)
     texts = {str(key): str(value) for key, value in cast(Mapping[object, object], said).items()}
-    return {**own, **texts} if trainer == "trl" else {**texts, **own}
+    return {**own, **texts} if trainer in ("trl", TRL_DPO) else {**texts, **own}
 
 
 def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
@@ -231,7 +233,7 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
         )
     if best in NOT_READ:
         raise InputError(f"{source} looks like a configuration of {best}: {NOT_READ[best]}")
-    return best
+    return TRL_DPO if best == "trl" and is_dpo(values, source) else best
 
 
 def _mapping(text: str, source: str) -> JsonDict:

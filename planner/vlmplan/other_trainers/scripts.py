@@ -17,21 +17,26 @@ LAUNCHER_VALUES = frozenset(
     --num_nodes --include --exclude --hostfile --launcher --module -m --deepspeed_config_file --zero_stage""".split()
 )
 """Options of launchers that take a value; others are taken for switches."""
+TRL_DPO = "trl dpo"
+"""Whose keys ``trl dpo`` takes, beside ``trl`` for those of ``trl sft``."""
 TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "swift": ("swift", ("sft", "pt")),
     "llamafactory-cli": ("llamafactory", ("train",)),
     "lmf": ("llamafactory", ("train",)),
-    "trl": ("trl", ("sft",)),
+    "trl": ("trl", ("sft", "dpo")),
 }
 """Programs: whose they are, and with which word they train."""
-SCRIPTS = frozenset(("sft", "sft_vlm", "sft_gemma3", "sft_vlm_gemma3", "sft_gpt_oss"))
-"""Scripts of TRL for supervised fine-tuning, by their names."""
+SCRIPTS: Mapping[str, str] = {
+    **dict.fromkeys(("sft", "sft_vlm", "sft_gemma3", "sft_vlm_gemma3", "sft_gpt_oss"), "trl"),
+    **dict.fromkeys(("dpo", "dpo_vlm"), TRL_DPO),
+}
+"""Scripts of TRL, by their names: whose keys they take."""
 OTHER = "Trainer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
-    """What a script trains. ``trainer``: trl, llamafactory, swift, or ``OTHER`` for a script of one's own."""
+    """What a script trains. ``trainer``: trl, ``TRL_DPO``, llamafactory, swift, or ``OTHER`` for one's own."""
 
     trainer: str
     values: Mapping[str, Any]
@@ -57,8 +62,8 @@ def run_of_script(text: str, *, source: str) -> ScriptRun:
     runs = [run for command in commands_of(text, source=source) if (run := _run(command, source)) is not None]
     if not runs:
         raise InputError(
-            f"{source} holds no command that is known to train: swift sft, llamafactory-cli train, trl sft, or a "
-            f"script that accelerate, torchrun, deepspeed or python starts"
+            f"{source} holds no command that is known to train: swift sft, llamafactory-cli train, trl sft or dpo, or "
+            f"a script that accelerate, torchrun, deepspeed or python starts"
         )
     if len(runs) > 1:
         raise InputError(f"{source} holds {len(runs)} commands that train; keep one of them in a file of its own")
@@ -88,7 +93,7 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
     if "swift" in path.parts:
         return "swift" if path.stem in TASKS["swift"][1] else None
     if path.stem in SCRIPTS:
-        return "trl"
+        return SCRIPTS[path.stem]
     is_own = path.suffix == ".py" and any(word.startswith("--per_device_train_batch_size") for word in words)
     return OTHER if is_own else None
 
@@ -97,6 +102,8 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
     trainer, tasks = TASKS[program]
     if not words or words[0] not in tasks:
         return None
+    if (program, words[0]) == ("trl", "dpo"):
+        trainer = TRL_DPO
     files, values = arguments_of(command, words[1:], source=source)
     if trainer == "swift":
         _refuse_split_model(command, source)

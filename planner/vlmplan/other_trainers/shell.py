@@ -329,7 +329,7 @@ def _quotient(a: int, b: int) -> int:
 
 def arguments_of(command: Command, words: tuple[str, ...], *, source: str) -> tuple[list[str], dict[str, object]]:
     """Positional words, and the values of ``--key`` as ``HfArgumentParser`` collects them: true where none follows, a
-    list where several do. Raises InputError for a value that cannot be known."""
+    list where several do; ``--no_key`` alone is its key's false. Raises InputError for a value that cannot be known."""
     positional: list[str] = []
     collected: dict[str, list[str]] = {}
     current: list[str] = positional
@@ -347,5 +347,8 @@ def arguments_of(command: Command, words: tuple[str, ...], *, source: str) -> tu
             current.append(word)
     values: dict[str, object] = {}
     for key, texts in collected.items():
-        values[key] = True if not texts else texts[0] if len(texts) == 1 else texts
+        if key.startswith("no_") and not texts:
+            values[key.removeprefix("no_")] = False
+        else:
+            values[key] = True if not texts else texts[0] if len(texts) == 1 else texts
     return positional, values

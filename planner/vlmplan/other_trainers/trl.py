@@ -54,12 +54,27 @@ EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
 
 def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl sft`` makes of these keys. Raises InputError with everything that is wrong."""
+    own: dict[str, Value] = {**trl_batching(settings, sees=sees(model))}
+    settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
+    rules = DataRules(pads_to=pads_to(settings), packs=settings.flag("packing", False))
+    return of_any_task(settings, model, around, TRL, own, rules)
+
+
+def of_any_task(
+    settings: Settings,
+    model: ModelFiles | None,
+    around: Surroundings,
+    trainer: str,
+    own: Mapping[str, Value],
+    data_rules: DataRules,
+) -> TrainerConfig:
+    """What keys mean that TRL's trainers share (``BaseConfig``, ``ModelConfig``); ``own`` is what those of one mean,
+    and goes before."""
     arguments = read_arguments(settings, DEFAULTS)
     options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options["seq_len"] = settings.count("max_length", 1024, least=1)
-    options |= trl_batching(settings, sees=sees(model))
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
     method = _method(settings)
     options |= _adapters(settings, model) if method is not Method.FULL else {}
@@ -70,8 +85,7 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     is_quantized = method is Method.QLORA and arguments.deepspeed is None
     if is_quantized and arguments.precision is Precision.FP16:
         settings.refuse_whole("fp16 is set, but TRL makes adapters of 4-bit models bfloat16; set bf16: true instead")
-    options |= _offloaded_activations(settings, arguments)
-    settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
+    options |= {**_offloaded_activations(settings, arguments), **own}
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore(OF_ADAPTERS)
     doubles = settings.flag("use_bnb_nested_quant", False) if method is Method.QLORA else None
@@ -79,17 +93,23 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     meaning = Meaning(
         casts_zero3_adapters=True,
         use_double_quant=doubles,
-        trainer=TRL,
+        trainer=trainer,
         model=model,
         method=method,
         options=options,
         weights=weights,
         adapters="model" if is_quantized else "float32",
         without_autocast=without_autocast,
+        data_rules=data_rules,
     )
-    pads_to = settings.maybe_count("pad_to_multiple_of", least=1) or 1
-    meaning.data_rules = DataRules(pads_to=pads_to, packs=settings.flag("packing", False))
     return assembled(settings, arguments, meaning, around)
+
+
+def pads_to(settings: Settings) -> int:
+    """What lengths are padded to a multiple of; ``auto`` pads on AWS Trainium alone."""
+    if settings.raw("pad_to_multiple_of") == "auto":
+        return 1
+    return settings.maybe_count("pad_to_multiple_of", least=1) or 1
 
 
 def _offloaded_activations(settings: Settings, arguments: Arguments) -> dict[str, Value]:

@@ -1,0 +1,57 @@
+"""TRL's training on preferences: ``DPOConfig``, ``ModelConfig`` and ``ScriptArguments`` of TRL 1.16.0, as YAML for
+``trl dpo --config`` or as options of ``trl/scripts/dpo.py``."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlmplan.data_rules import DataRules
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.trl import TRL, of_any_task, pads_to
+from vlmplan.training_task import Reference, TaskKind
+from vlmplan.workload import ModelFiles
+
+OWN_KEYS = frozenset(
+    """precompute_ref_log_probs precompute_ref_batch_size loss_weights f_divergence_type f_alpha_divergence_coef
+    label_smoothing use_weighting ld_alpha discopop_tau sync_ref_model ref_model_mixup_alpha ref_model_sync_steps
+    disable_dropout""".split()
+)
+"""Of ``DPOConfig``, which ``SFTConfig`` has not."""
+SHARED_WITH_GRPO = "beta"
+OF_GRPO = frozenset("num_generations max_completion_length generation_batch_size steps_per_generation".split())
+"""Of ``GRPOConfig`` alone."""
+WITHOUT_EFFECT = OWN_KEYS | {SHARED_WITH_GRPO}
+"""But for those that are read: numbers of the loss, which is made of one log-probability for each answer."""
+LOSSES = (
+    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
+    *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
+)
+"""Made of log-probabilities of whole answers (``_compute_loss`` in ``trainer/dpo_trainer.py``)."""
+
+
+def is_dpo(values: Mapping[str, Any], source: str) -> bool:
+    """Whether keys of TRL are those of ``trl dpo`` rather than of ``trl sft``. Raises InputError for ``trl grpo``'s."""
+    if not OF_GRPO.isdisjoint(values):
+        raise InputError(f"{source} looks like a configuration of trl grpo, which is not read; give options (--task)")
+    return not OWN_KEYS.isdisjoint(values) or SHARED_WITH_GRPO in values
+
+
+def read_trl_dpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What ``trl dpo`` makes of these keys. Raises InputError with everything that is wrong."""
+    own: dict[str, Value] = {"task": TaskKind.DPO.value}
+    if settings.flag("precompute_ref_log_probs", False):
+        own["reference"] = Reference.PRECOMPUTED.value
+    settings.only("sync_ref_model", f"a reference that follows the model: {NOT_PLANNED}")
+    settings.only("use_weighting", f"weights by all words of the vocabulary: {NOT_PLANNED}")
+    for name in settings.names("loss_type", "sigmoid"):
+        if name not in LOSSES:
+            settings.refuse("loss_type", f"{NOT_PLANNED}; {', '.join(LOSSES)} are planned")
+    if settings.flag("disable_dropout", True):
+        own["lora_dropout"] = 0.0
+    if settings.flag("padding_free", False):
+        settings.note("padding_free: TRL 1.16 has switched it off for DPO and pads, as it is planned")
+    settings.ignore(WITHOUT_EFFECT)
+    return of_any_task(settings, model, around, TRL, own, DataRules(pads_to=pads_to(settings)))
