@@ -1,4 +1,4 @@
-"""Latent attention against transformers: DeepSeek-V3, GLM-4.7-Flash, Youtu-LLM, and Mistral 4 with Pixtral's tower."""
+"""Latent attention against transformers: DeepSeek-V2, V3, GLM-4.7-Flash, Youtu-LLM, Mistral 4 with Pixtral's tower."""
 
 import pytest
 
@@ -10,6 +10,7 @@ from family_checks import (
     assert_step_matches,
     text_inputs,
 )
+from model_table import assert_counts_match_the_table
 from tape_probe import predicted_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
@@ -30,8 +31,12 @@ LATENT = {
 }
 EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "n_group": 2, "topk_group": 1}
 DEEPSEEK = {"model_type": "deepseek_v3", **LATENT, **EXPERTS, "first_k_dense_replace": 1}
+DEEPSEEK_V2 = {**DEEPSEEK, "model_type": "deepseek_v2"}
+LIMITED = {**DEEPSEEK_V2, "topk_method": "group_limited_greedy", "q_lora_rank": None, "mlp_bias": True}
 NARROW = {**DEEPSEEK, "v_head_dim": 24, "q_lora_rank": None, "rope_interleave": False, "first_k_dense_replace": 0}
 CONFIGS = {
+    "deepseek-v2": DEEPSEEK_V2,
+    "the best experts of the best groups": LIMITED,
     "deepseek-v3": DEEPSEEK,
     "glm-4.7-flash": {"model_type": "glm4_moe_lite", **LATENT, **EXPERTS},
     "dense layers by name": {
@@ -96,6 +101,15 @@ def test_flash_attention_2_pads_narrow_values_and_keeps_them_padded():
 def test_grouped_heads_are_refused():
     with pytest.raises(InputError, match="num_key_value_heads is 2"):
         build_model({**DEEPSEEK, "num_key_value_heads": 2})
+
+
+def test_another_way_to_choose_experts_is_refused():
+    with pytest.raises(InputError, match='topk_method is "noaux_tc"; greedy or group_limited_greedy is needed'):
+        build_model({**DEEPSEEK_V2, "topk_method": "noaux_tc"})
+
+
+def test_counts_are_those_of_the_published_checkpoint():
+    assert_counts_match_the_table("deepseek-v2-lite")
 
 
 def test_other_kinds_of_layers_are_refused():

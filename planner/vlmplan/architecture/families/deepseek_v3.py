@@ -1,18 +1,19 @@
-"""DeepSeek-V3, GLM-4.7-Flash, Mistral 4 and Youtu-LLM: latent attention, and experts of which one sees all tokens.
+"""DeepSeek-V2 and V3, GLM-4.7-Flash, Mistral 4, Youtu-LLM: latent attention, and some experts that see all tokens.
 
-Source: transformers 5.23 ``models/{deepseek_v3,glm4_moe_lite,mistral4,youtu}/modeling_*.py``. Youtu's layers are all
-dense. The layer of published checkpoints that predicts more than one token is left out by transformers
+Source: transformers 5.23 ``models/{deepseek_v2,deepseek_v3,glm4_moe_lite,mistral4,youtu}/modeling_*.py``. Youtu's
+layers are all dense. The layer of published checkpoints that predicts more than one token is left out by transformers
 (``_keys_to_ignore_on_load_unexpected``), unless generation asks for it. peft takes the names of the experts of
-DeepSeek-V3 and GLM-4.7 for those of Qwen2-MoE's in transformers 4; it knows none of Mistral 4.
+DeepSeek and GLM-4.7 for those of Qwen2-MoE's in transformers 4; it knows none of Mistral 4.
 """
 
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.glm4 import PartlyRotatedDecoder
 from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES, SharedExpertsBlock, shared_experts_block
-from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, latent_shape
+from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, stack_of_kinds
 from vlmplan.architecture.model import CausalLM
 from vlmplan.architecture.modules import Linear
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
 
 DENSE, SPARSE = "dense", "sparse"
@@ -44,6 +45,14 @@ def sparse_layers(config: Config) -> list[bool]:
     return [index >= num_dense for index in range(num_layers)]
 
 
+class ComplexDecoder(PartlyRotatedDecoder):
+    """``DeepseekV2Model``: positions are one complex tensor."""
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        positions = complex_positions(x, self.rotary_width)
+        return positions, positions
+
+
 def decoder(config: Config) -> PartlyRotatedDecoder:
     """The decoder alone, as composite models hold it (``families.text``)."""
     latent = latent_shape(config)
@@ -62,11 +71,12 @@ def decoder(config: Config) -> PartlyRotatedDecoder:
         sparse_layers(config),
         lambda sparse: LatentLayer(shape, latent, shared_experts_block(config, shape) if sparse else None),
     )
-    return PartlyRotatedDecoder(shape, latent.rotary_width, layers)
+    kind = ComplexDecoder if latent.rotates_complex else PartlyRotatedDecoder
+    return kind(shape, latent.rotary_width, layers)
 
 
 class DeepseekV3(CausalLM):
-    """``DeepseekV3ForCausalLM`` and its copy in GLM-4.7-Flash."""
+    """``DeepseekV2ForCausalLM``, ``DeepseekV3ForCausalLM`` and its copy in GLM-4.7-Flash."""
 
     PARAMETER_TARGETS = OLD_EXPERT_NAMES
 
@@ -79,7 +89,7 @@ def build(config: Config) -> CausalLM:
     """``DeepseekV3ForCausalLM`` and its copies."""
     model = decoder(config)
     head = Linear(model.shape.hidden_size, model.shape.vocab_size)
-    family = DeepseekV3 if config.model_type in ("deepseek_v3", "glm4_moe_lite") else PlainLatent
+    family = DeepseekV3 if config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") else PlainLatent
     causal = family(model, head, ties_weights=config.boolean("tie_word_embeddings"))
     causal.attention_linears = latent_shape(config).linears
     return causal

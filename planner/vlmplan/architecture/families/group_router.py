@@ -13,15 +13,19 @@ dense layers and shared experts, are not (seen).
 from collections.abc import Mapping
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp
 from vlmplan.architecture.families.moe import Experts, normalized_in_place, top
 from vlmplan.architecture.modules import Module
+from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.json_reader import not_allowed
 from vlmplan.units import DType
 
+METHODS = GREEDY, LIMITED = "greedy", "group_limited_greedy"
+"""How DeepSeek-V2 chooses experts: out of all, or out of the best groups."""
 BEST_OF_GROUP = 2
 """Experts by whose scores a group is chosen: ``topk(2)``."""
 
@@ -81,10 +85,38 @@ class SoftmaxGroupRouter(GroupRouter):
         return logits, ops.softmax(logits)
 
 
+class GreedyRouter(AdaptableModule):
+    """``DeepseekV2TopkRouter``: probabilities in float32; where it is ``limited`` to the best groups, those of others
+    are filled with zeros before the k best are taken."""
+
+    def __init__(self, num_experts: int, hidden_size: int, num_per_token: int, *, num_groups: int | None) -> None:
+        super().__init__()
+        self.weight = Parameter(num_experts, hidden_size)
+        self.num_per_token, self.num_groups = num_per_token, num_groups
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tape = x.tape
+        wide = ops.to(x, DType.FLOAT32)
+        logits = ops.linear(wide, ops.cast_weight(self.weight_of("weight"), DType.FLOAT32, tape))
+        del wide
+        scores = ops.softmax(logits)
+        if self.num_groups is not None:
+            # The best score of each group, of which no gradient comes back; both masks live until this returns.
+            best = [tape.tensor((x.shape[0], self.num_groups), kind) for kind in (DType.FLOAT32, DType.INT64)]
+            masks = [tape.tensor((x.shape[0], self.num_groups), DType.FLOAT32)]
+            masks.append(tape.tensor(scores.shape, DType.FLOAT32))
+            scores = chunks.masked_fill(scores, tape.tensor(scores.shape, DType.BOOL))
+            picked, indices = top(scores, self.num_per_token)
+            del best, masks
+        else:
+            picked, indices = top(scores, self.num_per_token)
+        return logits, ops.scale(picked), indices
+
+
 class SharedExpertsBlock(Module):
     """``DeepseekV3MoE``: routed experts, and a gated MLP that sees every token."""
 
-    def __init__(self, gate: GroupRouter, experts: Experts, shared: GatedMlp) -> None:
+    def __init__(self, gate: GroupRouter | GreedyRouter, experts: Experts, shared: GatedMlp) -> None:
         super().__init__()
         self.experts = experts
         self.gate = gate
@@ -100,16 +132,24 @@ class SharedExpertsBlock(Module):
 
 
 def shared_experts_block(config: Config, shape: DecoderShape) -> SharedExpertsBlock:
-    """The mixture of experts of a text configuration (deepseek_v3, glm4_moe, mistral4)."""
+    """The mixture of experts of a text configuration (deepseek_v2, deepseek_v3, glm4_moe, mistral4)."""
     num_experts, inner = config.integer("n_routed_experts"), config.integer("moe_intermediate_size")
-    router = SoftmaxGroupRouter if config.model_type == "mistral4" else GroupRouter
-    gate = router(
-        num_experts,
-        shape.hidden_size,
-        config.integer("num_experts_per_tok"),
-        num_groups=config.integer("n_group"),
-        normalizes=config.boolean("norm_topk_prob"),
-    )
     experts = Experts(num_experts, shape.hidden_size, inner, activation=shape.activation)
-    shared = inner * config.integer("n_shared_experts")
-    return SharedExpertsBlock(gate, experts, GatedMlp(shape.hidden_size, shared, activation=shape.activation))
+    inner *= config.integer("n_shared_experts")
+    # Others have no key mlp_bias, or a class that does not read it here.
+    bias = config.model_type == "deepseek_v2" and shape.mlp_bias
+    shared = GatedMlp(shape.hidden_size, inner, activation=shape.activation, bias=bias)
+    return SharedExpertsBlock(_router(config, num_experts, shape.hidden_size), experts, shared)
+
+
+def _router(config: Config, num_experts: int, hidden_size: int) -> GroupRouter | GreedyRouter:
+    num_per_token = config.integer("num_experts_per_tok")
+    if config.model_type == "deepseek_v2":
+        method = config.text("topk_method")
+        if method not in METHODS:
+            raise not_allowed(CONFIG, "topk_method", method, " or ".join(METHODS))
+        num_groups = None if method == GREEDY else config.integer("n_group")
+        return GreedyRouter(num_experts, hidden_size, num_per_token, num_groups=num_groups)
+    router = SoftmaxGroupRouter if config.model_type == "mistral4" else GroupRouter
+    num_groups, normalizes = config.integer("n_group"), config.boolean("norm_topk_prob")
+    return router(num_experts, hidden_size, num_per_token, num_groups=num_groups, normalizes=normalizes)

@@ -16,6 +16,7 @@ from vlmplan.architecture.modules import Linear, Module, RMSNorm
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.json_reader import not_allowed
+from vlmplan.units import DType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class LatentShape:
     is_interleaved: bool
     scales_queries: bool = False
     """By the position of each token (Mistral 4)."""
+    rotates_complex: bool = False
+    """Whether positions are complex numbers in float32 (DeepSeek-V2)."""
 
     @property
     def head_dim(self) -> int:
@@ -63,6 +66,7 @@ def latent_shape(config: Config) -> LatentShape:
         has_bias=config.boolean("attention_bias"),
         is_interleaved=config.boolean("rope_interleave"),
         scales_queries=config.model_type == "mistral4",
+        rotates_complex=config.model_type == "deepseek_v2",
     )
 
 
@@ -113,6 +117,8 @@ class LatentAttention(Module):
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
 
     def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        if self.shape.rotates_complex:
+            return rotated_as_complex(q, context.cos), rotated_as_complex(k, context.cos)
         if self.shape.is_interleaved:
             half = (*context.cos.shape[:-1], self.shape.rotary_width // 2)
             cos, sin = context.cos.view(*half), context.sin.view(*half)
@@ -141,3 +147,14 @@ def rotated_in_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ops.add(ops.mul(odd, cos), ops.mul(even, sin)),
     ]
     return ops.concatenate(turned, x.shape)
+
+
+def rotated_as_complex(x: Tensor, positions: Tensor) -> Tensor:
+    """``apply_rotary_emb`` of DeepSeek-V2 and Llama 4: pairs of elements times a complex number, in float32."""
+    wide = ops.to(x, DType.FLOAT32)
+    return ops.to(ops.mul(wide, positions), x.dtype)
+
+
+def complex_positions(x: Tensor, width: int) -> Tensor:
+    """A complex number for each pair of the ``width`` elements that are rotated, the same for all samples."""
+    return x.tape.tensor((1, 1, x.shape[1], width), DType.FLOAT32)

@@ -13,6 +13,7 @@ from vlmplan.errors import UnknownNameError
 TEXT_FAMILIES = {
     "cohere": "cohere",
     "cohere2": "cohere",
+    "deepseek_v2": "deepseek_v3",
     "deepseek_v3": "deepseek_v3",
     "exaone4": "exaone4",
     "gemma": "gemma",
