@@ -118,7 +118,7 @@ class LatentAttention(Module):
 
     def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         if self.shape.rotates_complex:
-            return rotated_as_complex(q, context.cos), rotated_as_complex(k, context.cos)
+            return rotated_as_complex(q, k, context.cos)
         if self.shape.is_interleaved:
             half = (*context.cos.shape[:-1], self.shape.rotary_width // 2)
             cos, sin = context.cos.view(*half), context.sin.view(*half)
@@ -149,10 +149,12 @@ def rotated_in_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return ops.concatenate(turned, x.shape)
 
 
-def rotated_as_complex(x: Tensor, positions: Tensor) -> Tensor:
-    """``apply_rotary_emb`` of DeepSeek-V2 and Llama 4: pairs of elements times a complex number, in float32."""
-    wide = ops.to(x, DType.FLOAT32)
-    return ops.to(ops.mul(wide, positions), x.dtype)
+def rotated_as_complex(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_emb`` of DeepSeek-V2: pairs of elements times a complex number, in float32."""
+    wide_q, wide_k = ops.to(q, DType.FLOAT32), ops.to(k, DType.FLOAT32)
+    q = ops.to(ops.mul(wide_q, positions), q.dtype)
+    k = ops.to(ops.mul(wide_k, positions), k.dtype)
+    return q, k
 
 
 def complex_positions(x: Tensor, width: int) -> Tensor:
