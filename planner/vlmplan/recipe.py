@@ -305,6 +305,8 @@ class Recipe:
         if self.batches_on_gpu is not BatchesOnGpu.STEP_FLOAT32:
             return (self.precision.dtype,)
         is_cast = self.casts_weights and self.precision.dtype is not DType.FLOAT32
+        if self.task is not None and self.task.is_grpo and is_cast:  # cast with the answers, and kept so
+            return (self.precision.dtype,)
         return (DType.FLOAT32, self.precision.dtype) if is_cast else (DType.FLOAT32,)
 
     @property

@@ -66,8 +66,9 @@ class TrainingTask:
     steps_per_generation: int | None = None
     """Micro batches whose answers are generated together; None: those of an optimizer step (``grad_accum``)."""
     generation: Generation = Generation.TRANSFORMERS
-    vllm_memory: float = 0.3
-    """Part of a GPU's whole memory that vLLM takes (``vllm_gpu_memory_utilization``)."""
+    vllm_memory: float | None = None
+    """Part of a GPU's whole memory that vLLM takes (``vllm_gpu_memory_utilization``); None: what its weights and all
+    answers need, which an estimate says."""
     vllm_sleep_level: int = 0
     """vLLM's memory while the trainer trains: 0 stays, 1 weights go to the host, 2 weights are dropped; the cache is
     dropped in both."""
@@ -83,7 +84,7 @@ class TrainingTask:
             if value is not None and not least.get(name, 0) <= value <= most[name]:
                 allowed = f"{least.get(name, 0)} or more" if value < least.get(name, 0) else f"at most {most[name]:,}"
                 raise InputError(f"{TASK_OPTION_NAMES[name]} is {value}; {allowed} is needed")
-        if not 0 < self.vllm_memory <= 1:
+        if self.vllm_memory is not None and not 0 < self.vllm_memory <= 1:
             raise InputError(f"--vllm-memory-utilization is {self.vllm_memory:g}; above 0 and at most 1 is needed")
         if self.vllm_sleep_level not in (0, 1, 2):
             raise InputError(f"--vllm-sleep-level is {self.vllm_sleep_level}; 0, 1 or 2 is needed")
@@ -162,7 +163,7 @@ def task_from_json(section: JsonObject) -> TrainingTask:
         num_generations=section.count("num_generations"),
         steps_per_generation=section.maybe("steps_per_generation", section.count),
         generation=Generation(section.choice("generation", [member.value for member in Generation])),
-        vllm_memory=section.number("vllm_memory"),
+        vllm_memory=section.maybe("vllm_memory", section.number),
         vllm_sleep_level=section.count("vllm_sleep_level"),
         vllm_tensor_parallel=section.count("vllm_tensor_parallel"),
         reward_params=section.count("reward_params"),

@@ -1,6 +1,7 @@
 """One estimate: its document, and for people verdict, a bar per phase, components at the peak, host, disk and time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 
 import click
 
@@ -93,7 +94,17 @@ def _device_json(found: Estimate) -> JsonDict:
         "peak_device_bytes": device.device_bytes,
         "components_at_peak": peak.peak.as_json(),
         "phases": [phase.as_json() for phase in found.timeline.phases],
+        **_engine_json(found),
     }
+
+
+def _engine_json(found: Estimate) -> JsonDict:
+    """vLLM on the training GPUs, and the trainer without it; nothing where there is none."""
+    engine = found.engine
+    if engine is None:
+        return {}
+    taken = {"generating": engine.awake_bytes, "syncing": engine.syncing_bytes, "training": engine.training_bytes}
+    return {"peak_trainer_bytes": found.trainer_peak_bytes, "inference_engine_bytes": taken}
 
 
 def _lengths_json(varying: VaryingLengths) -> JsonDict:
@@ -238,7 +249,8 @@ def print_memory(estimate: Estimate) -> None:
     click.echo(texts[0] + next(title for title in titles if len(texts[0] + title) <= width))
     for phase, text in zip(phases, texts[1:], strict=True):
         click.echo(text + bar(phase.peak.as_json(), limit_bytes=limit, bytes_per_cell=bytes_per_cell))
-    shown = [name for name in Components().as_json() if any(_has(phase.peak, name) for phase in phases)]
+    names_in_order = [item.name for item in fields(Components)]
+    shown = [name for name in names_in_order if any(_has(phase.peak, name) for phase in phases)]
     click.echo(legend(shown, width))
 
 
@@ -258,6 +270,8 @@ def component_table(estimate: Estimate) -> Table:
     rows += [(name, gib_text(num_bytes), "") for name, num_bytes in beyond_tensors(estimate) if num_bytes]
     in_all = "process, in all" if estimate.cluster.node.gpu.is_cpu else "device, as nvidia-smi shows it"
     rows.append((in_all, gib_text(estimate.device.device_bytes), ""))
+    if estimate.engine is not None:
+        rows.append(("the trainer's tensors at their most", gib_text(estimate.trainer_peak_bytes), ""))
     titles = ("on each GPU", "bytes", "share")
     return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))
 

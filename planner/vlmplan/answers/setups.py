@@ -113,7 +113,7 @@ def task_words(recipe: Recipe) -> list[str]:
 def _generation_text(task: TrainingTask) -> str:
     if task.generation is not Generation.VLLM:
         return {Generation.TRANSFORMERS: "by transformers", Generation.SERVER: "by a vLLM server"}[task.generation]
-    text = f"by vLLM with {task.vllm_memory:.0%} of each GPU"
+    text = "by vLLM" + ("" if task.vllm_memory is None else f" with {task.vllm_memory:.0%} of each GPU")
     text += f", shared by {task.vllm_tensor_parallel} GPUs" if task.vllm_tensor_parallel > 1 else ""
     return f"{text}, asleep in training (level {task.vllm_sleep_level})" if task.vllm_sleep_level else text
 

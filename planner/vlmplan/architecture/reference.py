@@ -12,11 +12,14 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import evaluation_pass
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import Run, Section, Trace
+from vlmplan.architecture.trace import NO_PARTS, Event, Parts, Run, Section, Span, Trace, add_parts
 from vlmplan.recipe_choices import LossKind
 
 REFERENCE = "reference."
 """What sections of the reference's forward begin with."""
+OWN = "own."
+"""What they go on with where the reference is the model itself."""
+END = "end"
 INPUTS = "batch"
 """The section that makes the inputs, which both forwards read."""
 
@@ -26,14 +29,20 @@ def reference_trace(model: Model, tape: Tape, batch: Batch, backend: AttentionBa
     return evaluation_pass(model, tape, batch, backend, loss=LossKind.TRL).trace
 
 
-def with_reference(trace: Trace, reference: Trace) -> Trace:
-    """``trace`` of a micro batch, and the forward of ``reference`` between its forward and its backward."""
+def with_reference(trace: Trace, reference: Trace, *, is_itself: bool) -> Trace:
+    """``trace`` of a micro batch, and the forward of ``reference`` between its forward and its backward.
+    ``is_itself``: it runs the same modules."""
+    start = REFERENCE + OWN if is_itself else REFERENCE
     added = {
-        REFERENCE + key: Section(forward=section.forward, forward_work=section.forward_work)
+        start + key: Section(forward=section.forward, forward_work=section.forward_work)
         for key, section in reference.sections.items()
         if key != INPUTS
     }
-    schedule = [Run(REFERENCE + run.key, run.layer) for run in reference.schedule if run.key != INPUTS]
+    schedule = [Run(start + run.key, run.layer) for run in reference.schedule if run.key != INPUTS]
+    left = [_change(added[run.key].forward) for run in schedule]  # casts that autocast keeps until forward ends
+    parts = (sum(one[0] for one in left), sum(one[1] for one in left), sum(one[2] for one in left), 0)
+    added[start + END] = Section(forward=[Span(NO_PARTS, (-parts[0], -parts[1], -parts[2], 0))])
+    schedule.append(Run(start + END, None))
     return replace(
         trace,
         sections=trace.sections | added,
@@ -49,3 +58,30 @@ def reference_start(schedule: Sequence[Run]) -> int | None:
     if not schedule or not schedule[-1].key.startswith(REFERENCE):
         return None
     return next(place for place, run in enumerate(schedule) if run.key.startswith(REFERENCE))
+
+
+def loses_order(trace: Trace) -> bool:
+    """Whether DeepSpeed does not know under stage 3 which module comes next: a forward without gradients has run on the
+    same modules between forward and backward, and ended what it recorded (``parameter_offload.py``
+    ``_end_of_forward_hook``: ``reset_step`` where no gradients are enabled; ``ZeRoTraceMode.INVALID``)."""
+    return bool(trace.schedule) and trace.schedule[-1].key.startswith(REFERENCE + OWN)
+
+
+def kept_by_recomputation(trace: Trace) -> int:
+    """Bytes of frozen weights that checkpointed layers gather again in backward and that then stay until it ends.
+
+    Seen in rehearsals of TRL 1.16's DPOTrainer with adapters under DeepSpeed 0.19.8, stage 3: all of them are whole at
+    the end of backward; without the reference's forward they are released layer by layer.
+    """
+    if not loses_order(trace):
+        return 0
+    return sum(trace.sections[run.key].recomputed_bytes for run in trace.schedule)
+
+
+def _change(events: Sequence[Event]) -> Parts:
+    """What is live after ``events`` and was not before."""
+    total = NO_PARTS
+    for event in events:
+        if isinstance(event, Span):
+            total = add_parts(total, event.delta)
+    return total

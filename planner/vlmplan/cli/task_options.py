@@ -37,7 +37,7 @@ TASK: tuple[Decorator, ...] = (
         "--vllm-memory-utilization",
         type=float,
         metavar="X",
-        help="Part of each GPU's memory that vLLM takes.  [default: 0.3; recommend looks for it]",
+        help="Part of each GPU's memory that vLLM takes.  [default: what it needs]",
     ),
     _count("--vllm-sleep-level", "0: vLLM keeps its memory in training, 1 or 2: it gives it back.  [default: 0]"),
     _count("--vllm-tensor-parallel", "GPUs that share vLLM's weights.  [default: 1]"),

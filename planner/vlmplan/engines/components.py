@@ -14,6 +14,8 @@ class Components:
     logits: int = 0
     communication_buffers: int = 0
     temporaries: int = 0
+    inference_engine: int = 0
+    """Of vLLM, which generates on the same GPU."""
 
     @property
     def total(self) -> int:
@@ -25,6 +27,7 @@ class Components:
             + self.logits
             + self.communication_buffers
             + self.temporaries
+            + self.inference_engine
         )
 
     def __add__(self, other: "Components") -> "Components":
@@ -36,10 +39,14 @@ class Components:
             logits=self.logits + other.logits,
             communication_buffers=self.communication_buffers + other.communication_buffers,
             temporaries=self.temporaries + other.temporaries,
+            inference_engine=self.inference_engine + other.inference_engine,
         )
 
     def as_json(self) -> dict[str, int]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.inference_engine:
+            del values["inference_engine"]
+        return values
 
 
 NOTHING = Components()

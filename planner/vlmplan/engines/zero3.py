@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from vlmplan.architecture.model import NamedParameter
+from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import (
     CollectiveKind,
@@ -34,9 +35,14 @@ from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.engines.shards import Shards
 from vlmplan.recipe import Recipe
 from vlmplan.units import DType
+from vlmplan.zero_settings import ZeroSettings
 
 NORM_ELEMENTS = 250_000_000
 """Elements at a time of the norm of an offloaded gradient (``_constant_buffered_norm2``)."""
+
+
+UNKNOWN_ORDER = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
+"""What DeepSpeed does with weights while it does not know which module comes next."""
 
 
 class Zero3(Engine):
@@ -273,7 +279,7 @@ class Zero3(Engine):
         gathered = [one for one, _ in self.table.kinds if not self.shards.is_persistent(one)]
         is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
         num_ranks = self.num_ranks if is_padded else min(self.num_ranks, 2)
-        walk = gather_walk(trace, self.recipe.zero, num_wrappers=num_wrappers(self.recipe), num_ranks=num_ranks)
+        walk = gather_walk(trace, self._zero_of(trace), num_wrappers=num_wrappers(self.recipe), num_ranks=num_ranks)
         return GatherReplay(walk, hosts=self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0)
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
@@ -281,9 +287,7 @@ class Zero3(Engine):
         for its next use (``ZeRoTraceMode.RECORD`` in ``partitioned_param_coordinator.py``)."""
         if not self.gathers_weights:
             return None
-        zero = self.recipe.zero
-        if is_first:
-            zero = replace(zero, stage3_prefetch_bucket_size=0, stage3_max_reuse_distance=0)
+        zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if is_first else self._zero_of(trace)
         return GatheredWeights(
             trace=trace,
             zero=zero,
@@ -292,6 +296,10 @@ class Zero3(Engine):
             offloads=self.offloads_weights,
             sink=sink,
         )
+
+    def _zero_of(self, trace: Trace) -> ZeroSettings:
+        """Without the order of modules nothing is prefetched, and nothing kept for its next use."""
+        return replace(self.recipe.zero, **UNKNOWN_ORDER) if loses_order(trace) else self.recipe.zero
 
     # -- in closed form ------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estim
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
 from vlmplan.estimation.references import with_copy
+from vlmplan.estimation.rollouts import refuse_parts_of_groups, whole_groups
 from vlmplan.memory.device import Verdict
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "evaluation_hints",
     "keep_last_key",
     "packed_samples",
+    "refuse_parts_of_groups",
     "sized_estimate",
     "sized_recipes",
+    "whole_groups",
     "with_copy",
 ]

@@ -35,6 +35,21 @@ def blocks_note(recipe: Recipe) -> str | None:
     )
 
 
+def rollout_note(recipe: Recipe) -> str | None:
+    """What of a step of GRPO no second counts, and what no byte does."""
+    task = recipe.task
+    if task is None or not task.is_grpo:
+        return None
+    text = "seconds and cost are of forward, backward and update alone: how long answers take to generate and to score"
+    asleep = (
+        "; vLLM asleep is counted with 1.4 GiB, the least that was published, of up to 7.9"
+        if (task.uses_vllm_here and task.vllm_sleep_level)
+        else ""
+    )
+    scoring = "; reward models are counted without the activations of their forward" if task.reward_params else ""
+    return f"{text} is not known{asleep}{scoring}"
+
+
 def kernels_note(model: ModelFiles) -> str | None:
     """Which of two ways of computing the same is planned.
 

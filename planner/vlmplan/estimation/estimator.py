@@ -18,7 +18,8 @@ from vlmplan.errors import InputError
 from vlmplan.estimation.evaluating import EvaluationRuns
 from vlmplan.estimation.micro_batch import batch_of, tape_for
 from vlmplan.estimation.record import Estimate
-from vlmplan.estimation.references import ReferenceRuns, copy_bytes
+from vlmplan.estimation.references import ReferenceRuns, beside_bytes
+from vlmplan.estimation.rollouts import RolloutRuns
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory
@@ -33,7 +34,8 @@ from vlmplan.memory.host import (
     read_bytes,
     with_devices,
 )
-from vlmplan.memory.lasting import with_lasting
+from vlmplan.memory.inference_engine import InferenceEngine
+from vlmplan.memory.lasting import with_inference_engine, with_lasting
 from vlmplan.memory.overhead import workspace_sizes
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, peak_reserved_bytes
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
@@ -45,6 +47,7 @@ from vlmplan.recipe_choices import AttentionImplementation, Method
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import TimedStep, step_flops, timed_step
+from vlmplan.training_task import Reference
 from vlmplan.workload import Workload
 
 
@@ -71,6 +74,7 @@ class Estimator:
         self._traces: dict[Any, Trace] = {}
         self._evaluations = self._new_evaluations()
         self._references = ReferenceRuns(self.model, self._batch, self._trace_key)
+        self._rollouts = RolloutRuns(self.model, self.table, workload.seq_len, self._batch, self._trace_key)
         self._operations: dict[Any, tuple[Trace, Operations]] = {}
         self._backends: dict[Any, AttentionBackend] = {}
         self._runs: dict[tuple[Recipe, int, bool], StartedRun] = {}
@@ -114,7 +118,8 @@ class Estimator:
         set_checkpointing(self.model.stacks(), recipe)
         trace = self.model.run(tape, self._batch(recipe), backend, loss=recipe.loss)
         reference = self._references.trace(recipe, backend)
-        return trace if reference is None else with_reference(trace, reference)
+        is_itself = recipe.reference is Reference.ADAPTER_OFF
+        return trace if reference is None else with_reference(trace, reference, is_itself=is_itself)
 
     def run(self, tape: Tape, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
         """One micro batch of the recipe on a tape of one's own, for what ``trace`` does not say."""
@@ -169,6 +174,7 @@ class Estimator:
         other._traces, other._operations = {}, {}
         other._evaluations = other._new_evaluations()
         other._references = ReferenceRuns(other.model, other._batch, other._trace_key)
+        other._rollouts = RolloutRuns(other.model, other.table, workload.seq_len, other._batch, other._trace_key)
         return other
 
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
@@ -183,7 +189,7 @@ class Estimator:
 
         As many traces as there are different lengths are made: seconds, not milliseconds.
         """
-        if recipe.expandable_segments:
+        if recipe.expandable_segments or recipe.task is not None:
             return device_memory(timeline.peak.total, cluster)
         logged = {
             length: self.with_samples(replace(self.workload, seq_len=length))._logged(recipe, cluster)
@@ -226,12 +232,19 @@ class Estimator:
 
     def with_lasting(self, timeline: Timeline, recipe: Recipe, cluster: Cluster) -> Timeline:
         """``timeline`` of tensors with what lasts over steps."""
-        copied = copy_bytes(self.table, recipe, cluster.num_gpus)
-        return with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied)
+        copied = beside_bytes(self.table, recipe, cluster.num_gpus)
+        lasting = with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied)
+        return with_inference_engine(lasting, self.inference_engine(recipe, cluster))
+
+    def inference_engine(self, recipe: Recipe, cluster: Cluster) -> InferenceEngine | None:
+        """vLLM on one of the training GPUs; None where it has no part of them."""
+        gpu = cluster.node.gpu
+        return self._rollouts.inference_engine(recipe, self.backend(recipe, gpu.compute_capability), gpu)
 
     def batch_bytes(self, recipe: Recipe) -> int:
         """Of one micro batch as it comes to the GPU, where those of a step are there together; else 0."""
-        return sum(self._sent_bytes(recipe)) if recipe.keeps_batches else 0
+        is_kept = recipe.keeps_batches or (recipe.task is not None and recipe.task.is_grpo)
+        return sum(self._sent_bytes(recipe)) if is_kept else 0
 
     def _sent_bytes(self, recipe: Recipe) -> list[int]:
         return self.model.sent_bytes(self._batch(recipe))
@@ -248,9 +261,11 @@ class Estimator:
         self, recipe: Recipe, *, num_ranks: int, capability: tuple[int, int] | None, is_on_cpu: bool
     ) -> Evaluated | None:
         """What the recipe's evaluation runs and keeps on one of ``num_ranks`` GPUs; None where there is none."""
+        backend = self.backend(recipe, capability)
+        if recipe.task is not None and recipe.task.is_grpo:
+            return self._rollouts.rollout(recipe, backend, num_ranks=num_ranks)
         if recipe.evaluation is None:
             return None
-        backend = self.backend(recipe, capability)
         return self._evaluations.evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
 
     def _evaluated_on(self, recipe: Recipe, cluster: Cluster) -> Evaluated | None:
@@ -337,6 +352,9 @@ class Estimator:
         trace = self.trace(recipe, node.gpu.compute_capability)
         if timeline is None:
             timeline = self.timeline(recipe, cluster)
+        engine = self.inference_engine(recipe, cluster)
+        if engine is not None and recipe.task is not None and recipe.task.vllm_memory is None:
+            recipe = recipe.with_changes(task=replace(recipe.task, vllm_memory=engine.needed_utilization))
         device = device_memory(timeline.peak.total, cluster, self._replay(recipe, cluster))
         host = self.host(recipe, cluster)
         if node.gpu.is_cpu:
@@ -371,4 +389,5 @@ class Estimator:
             flops_per_step=step_flops(trace) * recipe.grad_accum,
             collectives=step_collectives(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
             timed=self.step_time(recipe, cluster),
+            engine=engine,
         )

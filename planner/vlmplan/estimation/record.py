@@ -11,12 +11,14 @@ from vlmplan.estimation.cautions import (
     kernels_note,
     not_counted_caveat,
     resume_caveat,
+    rollout_note,
     stacked_caveat,
 )
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import DeviceMemory, Verdict
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.host import HostMemory
+from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.resume import ResumeMemory
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat
@@ -59,12 +61,19 @@ class Estimate:
     collectives: tuple[Collectives, ...]
     """The collectives of one step on one rank."""
     timed: TimedStep | None
+    engine: InferenceEngine | None = None
+    """vLLM on the training GPUs, which generates answers there."""
     varying: VaryingLengths | None = None
     """What samples of different lengths were taken to be; ``device`` is of the fuller of both then."""
 
     @property
     def peak_allocated_bytes(self) -> int:
         return self.timeline.peak.total
+
+    @property
+    def trainer_peak_bytes(self) -> int:
+        """The most that the trainer's own tensors take, without vLLM beside them."""
+        return max(phase.peak.total - phase.peak.inference_engine for phase in self.timeline.phases)
 
     @property
     def verdict(self) -> Verdict:
@@ -80,6 +89,8 @@ class Estimate:
     def hints(self) -> list[str]:
         """What would make a setup fit that does not, where it is as simple as that."""
         hints = evaluation_hints(self.recipe.evaluation, self.timeline)
+        if self.engine is not None and self.engine.problem is not None:
+            return [*hints, self.engine.problem]
         if self.host_is_short or not self.device.fits_without_fragments:
             return hints
         return [
@@ -94,8 +105,8 @@ class Estimate:
         stacked = stacked_caveat(self.recipe, stacked_bytes=self.stacked_bytes, num_params=self.num_params)
         speed = None if self.timed is None else speed_note(self.cluster.node.gpu)
         kernels = kernels_note(self.workload.model)
-        blocks = blocks_note(self.recipe)
-        found = (not_counted_caveat(self.workload.model), blocks, stacked, self._resume_caveat, kernels, speed)
+        blocks, rollout = blocks_note(self.recipe), rollout_note(self.recipe)
+        found = (not_counted_caveat(self.workload.model), blocks, rollout, stacked, self._resume_caveat, kernels, speed)
         return [note for note in found if note is not None]
 
     @property

@@ -17,6 +17,7 @@ from vlmplan.engines.shards import Shards
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
 from vlmplan.training_task import Reference
+from vlmplan.units import DType
 
 RUNS_BESIDE = (Reference.ADAPTER_OFF, Reference.COPY)
 """References that run while the model is trained."""
@@ -45,12 +46,12 @@ class ReferenceRuns:
         if key not in self._traces:
             tape = tape_for(Tape, recipe, is_evaluating=True)
             tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF
-            self._traces[key] = reference_trace(self._reference(recipe), tape, self._batch_of(recipe), backend)
+            self._traces[key] = reference_trace(self.model_of(recipe.reference), tape, self._batch_of(recipe), backend)
         return self._traces[key]
 
-    def _reference(self, recipe: Recipe) -> Model:
+    def model_of(self, reference: Reference) -> Model:
         """A second model has weights of its own, which ZeRO-3 gathers by themselves."""
-        if recipe.reference is not Reference.COPY:
+        if reference is not Reference.COPY:
             return self._model
         if self._copy is None:
             self._copy = deepcopy(self._model)
@@ -59,8 +60,20 @@ class ReferenceRuns:
 
 def with_copy(states: ModelStates, table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:
     """``states`` with a second model beside them, where the recipe has one."""
-    copied = copy_bytes(table, recipe, num_ranks)
+    copied = beside_bytes(table, recipe, num_ranks)
     return replace(states, copies=states.copies + Components(weights=copied)) if copied else states
+
+
+def beside_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """Of the models that stand beside the trained one: the reference, and reward models.
+
+    Reward models go through ``prepare_deepspeed`` or ``prepare_model`` (``grpo_trainer.py``): in the precision under
+    DeepSpeed, sharded under stage 3, else as they are loaded, in float32.
+    """
+    rewards = 0 if recipe.task is None else recipe.task.reward_params
+    width = recipe.precision.dtype.num_bytes if recipe.uses_deepspeed else DType.FLOAT32.num_bytes
+    shards = num_ranks if recipe.zero_stage == 3 else 1
+    return copy_bytes(table, recipe, num_ranks) + -(-rewards // shards) * width
 
 
 def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

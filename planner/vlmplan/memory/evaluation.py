@@ -178,14 +178,14 @@ class Evaluated:
 
     def _evaluation(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
         tracker.forget_batch()
-        gathered = _Gathered.of(engine, training)
+        gathered = GatheredForEvaluation.of(engine, training)
         tracker.start_phase()
         tracker.allocate("kept", Component.LOGITS, sum(self.kept.held))
         for _ in range(1 if gathered is None else 2):  # what the first leaves whole is there while the second runs
             for one in self.passes:
                 if gathered is not None:
                     gathered.weights.begin_forward()
-                _run(one.trace, engine, tracker, gathered)
+                run_forward(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
         tracker.allocate("batch", Component.ACTIVATIONS, self.passes[0].input_bytes)
         tracker.transient(Component.LOGITS, [max(one.output_bytes for one in self.passes)])
@@ -201,13 +201,13 @@ class Evaluated:
 def _generation(generated: Generated, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
     """The forward over prompts and the last token, which gathers what a forward does under ZeRO-3."""
     tracker.forget_batch()
-    gathered = _Gathered.of(engine, training)
+    gathered = GatheredForEvaluation.of(engine, training)
     tracker.start_phase()
     for _ in range(1 if gathered is None else 2):
         if gathered is not None:
             gathered.weights.begin_forward()
         tracker.forget_batch()
-        _run(generated.prompt.trace, engine, tracker, gathered)
+        run_forward(generated.prompt.trace, engine, tracker, gathered)
     tracker.forget_batch()
     tracker.allocate("cache", Component.ACTIVATIONS, generated.cache_bytes)
     layer, logits = generated.last_token
@@ -243,7 +243,7 @@ def with_evaluation(
     return max(bounds[0], least), max(bounds[1], most)
 
 
-def _run(trace: Trace, engine: Engine, tracker: PeakTracker, gathered: "_Gathered | None") -> None:
+def run_forward(trace: Trace, engine: Engine, tracker: PeakTracker, gathered: "GatheredForEvaluation | None") -> None:
     engine.begin_forward(trace)
     for run in trace.schedule:
         engine.enter(run, is_backward=False)
@@ -257,19 +257,21 @@ def _run(trace: Trace, engine: Engine, tracker: PeakTracker, gathered: "_Gathere
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathered:
+class GatheredForEvaluation:
     """ZeRO-3's whole weights. ``hosts``: ranks that bring a part of every gather from their host, 0 if none does."""
 
     weights: "GatheredWeights"
     hosts: int
 
     @staticmethod
-    def of(engine: Engine, training: Trace) -> "_Gathered | None":
+    def of(engine: Engine, training: Trace) -> "GatheredForEvaluation | None":
         weights = engine.gathered_weights(training, NULL_SINK)
         if weights is None:
             return None
         weights.begin_evaluation()
-        return _Gathered(weights, engine.num_ranks if engine.offloads_weights and engine.num_ranks > 1 else 0)
+        return GatheredForEvaluation(
+            weights, engine.num_ranks if engine.offloads_weights and engine.num_ranks > 1 else 0
+        )
 
     def bytes_at(self, event: Event, run: Run) -> tuple[int, int]:
         """What is whole after an event, and at the most during it, shards from the host included."""

@@ -3,13 +3,14 @@
 from vlmplan.engines.components import Components
 from vlmplan.hardware import Gpu
 from vlmplan.memory.evaluation import EVALUATION, GENERATION
+from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.overhead import workspace_bytes
-from vlmplan.memory.phases import REFERENCE_PHASE, Phase
+from vlmplan.memory.phases import GENERATE_PHASE, REFERENCE_PHASE, ROLLOUT_PHASES, SYNC_PHASE, Phase
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
 
 MICRO_BATCH_PHASES = ("forward", REFERENCE_PHASE, "backward")
-LASTING_PHASES = (*MICRO_BATCH_PHASES, "step", EVALUATION, GENERATION, "save")
+LASTING_PHASES = (*ROLLOUT_PHASES, *MICRO_BATCH_PHASES, "step", EVALUATION, GENERATION, "save")
 
 
 def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int, copy_bytes: int = 0) -> Timeline:
@@ -22,7 +23,7 @@ def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int,
     phases: list[Phase] = []
     for phase in timeline.phases:
         if phase.name in LASTING_PHASES:
-            num_waiting = recipe.num_waiting + (phase.name not in MICRO_BATCH_PHASES)
+            num_waiting = _num_waiting(recipe, phase.name)
             extra = workspaces + Components(activations=num_waiting * batch_bytes)
             phase = _with_extra(phase, extra)
         if copy_bytes:
@@ -33,3 +34,28 @@ def with_lasting(timeline: Timeline, gpu: Gpu, recipe: Recipe, batch_bytes: int,
 
 def _with_extra(phase: Phase, extra: Components) -> Phase:
     return Phase(name=phase.name, resident=phase.resident + extra, peak=phase.peak + extra)
+
+
+def _num_waiting(recipe: Recipe, phase: str) -> int:
+    """Micro batches that are on the GPU beside what the phase itself runs. Answers of GRPO stay until the next are
+    there (``_buffered_inputs`` of TRL's ``grpo_trainer.py``), so while those are made both are."""
+    task = recipe.task
+    if task is None or not task.is_grpo:
+        return recipe.num_waiting + (phase not in MICRO_BATCH_PHASES)
+    generated = recipe.grad_accum if task.steps_per_generation is None else task.steps_per_generation
+    if phase == REFERENCE_PHASE:
+        return 2 * generated - 1
+    return generated - (phase in MICRO_BATCH_PHASES)
+
+
+def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) -> Timeline:
+    """``timeline`` with what vLLM takes of the GPU in every phase from its start on, which ``init`` ends with."""
+    if engine is None:
+        return timeline
+    taken = {SYNC_PHASE: engine.syncing_bytes, GENERATE_PHASE: engine.awake_bytes, "load": 0}
+    return Timeline(
+        phases=tuple(
+            _with_extra(phase, Components(inference_engine=taken.get(phase.name, engine.training_bytes)))
+            for phase in timeline.phases
+        )
+    )

@@ -6,7 +6,10 @@ from typing import Any
 from vlmplan.engines.components import Components
 
 REFERENCE_PHASE = "reference"
-"""The forward of the reference, between forward and backward."""
+"""The forward of the reference: in DPO between forward and backward, in GRPO before forward."""
+SYNC_PHASE, GENERATE_PHASE = "sync", "generate"
+"""Of GRPO: weights are sent to vLLM, and answers are generated."""
+ROLLOUT_PHASES = (SYNC_PHASE, GENERATE_PHASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

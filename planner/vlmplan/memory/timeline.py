@@ -1,6 +1,6 @@
 """The phases of a run: an engine's walk and a trace of its micro batch, through a tracker of peaks.
 
-    load → init → forward → (reference) → backward → step → (evaluation) → save
+    load → init → (sync) → (generate) → forward → (reference) → backward → step → (evaluation) → save
 
 ``forward`` includes the loss, ``reference`` is the forward of what a preference loss is compared with, ``backward``
 includes the gradient reduction. Phases are those of a later step, on the rank that holds most; the first step lacks the
@@ -20,6 +20,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
 from vlmplan.memory.phases import REFERENCE_PHASE, Phase
+from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 
 
@@ -77,7 +78,13 @@ class StartedRun:
         tracker.allocate("casts", Component.TEMPORARIES, sum(cached_casts(self._table, recipe)))
         tracker.start_phase()
         forwards: list[Phase] = []
-        replay.forward(lambda: forwards.append(_ended("forward", tracker)))
+
+        def end_own_forward() -> None:
+            forwards.append(_ended("forward", tracker))
+            tracker.free("casts")
+            tracker.start_phase()
+
+        replay.forward(end_own_forward)
         tracker.free("casts")
         forwards.append(_ended(REFERENCE_PHASE if forwards else "forward", tracker))
         replay.backward()
@@ -89,9 +96,11 @@ class StartedRun:
         engine.step(is_first=False)
         step = _ended("step", tracker)
         beside = () if evaluated is None else evaluated.phases(engine, tracker, trace)
-        written = beside[-1] if beside else step  # from where the tensors lie
+        written = beside[-1] if beside and not isinstance(evaluated, Rollout) else step  # from where the tensors lie
+        rollout = beside if isinstance(evaluated, Rollout) else ()
+        beside = () if rollout else beside
         save = Phase(name="save", resident=step.resident, peak=written.resident)
-        return Timeline(phases=(self._load, self._init, *forwards, backward, step, *beside, save))
+        return Timeline(phases=(self._load, self._init, *rollout, *forwards, backward, step, *beside, save))
 
     def _reach_last_micro_batch(self, trace: Trace, *, accumulates: bool) -> None:
         """The earlier micro batches of a step."""

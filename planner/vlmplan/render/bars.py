@@ -14,6 +14,7 @@ LETTERS: Mapping[str, str] = {
     "logits": "L",
     "communication_buffers": "C",
     "temporaries": "T",
+    "inference_engine": "V",
 }
 COLOURS: Mapping[str, str] = {
     "weights": "blue",
@@ -23,6 +24,7 @@ COLOURS: Mapping[str, str] = {
     "logits": "magenta",
     "communication_buffers": "cyan",
     "temporaries": "white",
+    "inference_engine": "bright_blue",
 }
 
 

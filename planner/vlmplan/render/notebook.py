@@ -37,6 +37,7 @@ FILLS: Mapping[str, str] = {
     "logits": "#9467bd",
     "communication_buffers": "#3aa6a6",
     "temporaries": "#8c8c8c",
+    "inference_engine": "#2f4b7c",
 }
 
 

@@ -13,6 +13,7 @@ from vlmplan.catalog import Catalog
 from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
 from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError, UnavailableError
+from vlmplan.estimation import refuse_parts_of_groups, whole_groups
 from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster
 from vlmplan.models import context_length
@@ -237,17 +238,19 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     cluster, notes = machine
     ds_config = request.ds_config
     task = request.task.task()
-    if task is not None and task.is_grpo:
-        raise InputError("--task grpo is not planned yet")
     workload = with_task(workload_of(model, request.workload, requested_saving(request)), task)
+    decided = as_its_trainer(request, workload.model)
+    if decided.grad_accum is None and workload.global_batch is None and ds_config is None:
+        decided = replace(decided, grad_accum=whole_groups(task, decided.micro_batch or 1, cluster.num_gpus))
     recipe, warnings = resolved_recipe(
-        as_its_trainer(request, workload.model),
+        decided,
         cluster,
         workload.model,
         global_batch=workload.global_batch,
         ds_config=ds_config,
         made_for=request.made_for,
     )
+    refuse_parts_of_groups(recipe, cluster.num_gpus)
     more = () if ds_config is None else ds_config.notes
     return RequestedSetup(
         workload=workload,

@@ -36,6 +36,8 @@ class Bounds(NamedTuple):
     most: int
 
 
+NEVER_BOUNDED = 2**62
+"""Above every GPU: what fits is for the timeline to say."""
 BatchSize = tuple[int, int]
 """(micro batch, accumulation)."""
 EngineMicroBatches = Sequence[tuple[Recipe, MicroBatches]]
@@ -263,6 +265,8 @@ class MemoizedEstimates:
         estimator, _ = self.estimator(recipe)
         evaluated = estimator.evaluated(recipe, num_ranks=num_ranks, capability=capability, is_on_cpu=is_on_cpu)
         beside = with_evaluation((0, 0), engine, states, evaluated)
+        if recipe.task is not None and recipe.task.is_grpo:  # whose answers and vLLM depend on the batch
+            beside = 0, NEVER_BOUNDED
         waiting = estimator.batch_bytes(recipe.with_changes(micro_batch=1)) if recipe.keeps_batches else 0
         batches = self.micro_batches(recipe, capability)
         return RecipeBounds(batches, engine, states, workspace_bytes, beside, waiting)

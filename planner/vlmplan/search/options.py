@@ -26,7 +26,7 @@ from vlmplan.request import (
 from vlmplan.search import Limits, Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.search.offers import OfferFilter
-from vlmplan.workload import ModelFiles
+from vlmplan.workload import DEFAULT_GLOBAL_BATCH, ModelFiles, Workload
 
 ASSUMED_OPTIONS = {
     "interruptions_per_day": "spot_interruptions_per_day",
@@ -65,6 +65,7 @@ def search_query(
         found = [candidate.with_network(rate) for candidate in found]
     asked = replace(request.workload, global_batch=samples_per_step(request))
     workload = with_task(workload_of(model, asked, requested_saving(request)), request.task.task())
+    _refuse_groups(request, workload)
     notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))
     notes = (*notes, *length_notes(workload, request.workload), *more)
     return SearchQuery(
@@ -79,6 +80,24 @@ def search_query(
         known_offers=catalog.offers,
         notes=notes if request.ds_config is None else (*notes, *request.ds_config.notes),
     )
+
+
+def _refuse_groups(request: Request, workload: Workload) -> None:
+    """Raise InputError where the samples of a step, which are generated together, are not whole groups of answers."""
+    task = request.task.task()
+    if task is None or not task.is_grpo:
+        return
+    batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
+    if task.steps_per_generation is not None:
+        raise InputError(
+            "--steps-per-generation is of one setup, for estimate; a search generates the answers of a step at once: "
+            "leave it off"
+        )
+    if batch % task.num_generations:
+        raise InputError(
+            f"--num-generations {task.num_generations} does not divide the {batch} answers of a step; give another "
+            f"--global-batch"
+        )
 
 
 def _refuse_what_no_setup_can_do(fixed: DecidedRecipe, request: Request, model: ModelFiles) -> None:

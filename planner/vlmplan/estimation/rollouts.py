@@ -1,0 +1,163 @@
+"""What GRPO runs before it trains: text that transformers generates, forwards for log-probabilities, and vLLM."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import gcd
+from typing import Any
+
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass, evaluation_pass, generation_pass
+from vlmplan.architecture.model import Batch, Model
+from vlmplan.architecture.tape import Tape
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.errors import InputError
+from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.estimation.references import ReferenceRuns
+from vlmplan.hardware import Gpu
+from vlmplan.memory.evaluation import Generated, KeptOutputs
+from vlmplan.memory.inference_engine import InferenceEngine
+from vlmplan.memory.rollout import Rollout
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind
+from vlmplan.training_task import Generation, Reference, TrainingTask
+from vlmplan.units import DType
+
+NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
+
+
+class RolloutRuns:
+    """Rollouts of a model on rows of ``seq_len`` tokens. The others are as ``ReferenceRuns`` has them."""
+
+    def __init__(
+        self,
+        model: Model,
+        table: ParameterTable,
+        seq_len: int,
+        batch_of: Callable[[Recipe], Batch],
+        key_of: Callable[[Recipe, AttentionBackend], Any],
+    ) -> None:
+        self._model, self._table, self._seq_len = model, table, seq_len
+        self._batch_of, self._key_of = batch_of, key_of
+        self._references = ReferenceRuns(model, batch_of, key_of)
+        self._generations: dict[Any, GenerationPass] = {}
+        self._passes: dict[Any, EvaluationPass] = {}
+
+    def rollout(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int) -> Rollout:
+        """What the recipe, which is one of GRPO, runs before its steps on one of ``num_ranks`` GPUs."""
+        task = recipe.task
+        assert task is not None
+        generated = None
+        if task.generation is Generation.TRANSFORMERS:
+            prompt = self._generation(recipe, backend, micro_batches(recipe) * recipe.micro_batch)
+            answer = task.answer_tokens(self._seq_len)
+            generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer)
+        return Rollout(
+            passes=self._looked_up(recipe, backend),
+            kept=NOTHING_KEPT,
+            has_copy=recipe.reference is Reference.COPY,
+            generated=generated,
+            whole_bytes=self._whole_bytes(recipe, num_ranks) if generated is not None else 0,
+            sync_bytes=None if generated is not None else self._sync_bytes(recipe, num_ranks),
+        )
+
+    def inference_engine(self, recipe: Recipe, backend: AttentionBackend, gpu: Gpu) -> InferenceEngine | None:
+        """vLLM on one of the training GPUs; None where it has no part of them."""
+        task = recipe.task
+        if task is None or not task.uses_vllm_here:
+            return None
+        one = self._generation(recipe, backend, 1)
+        prompt_tokens = self._seq_len - task.answer_tokens(self._seq_len)
+        shared, adapters = task.vllm_tensor_parallel, self._table.num_trained if recipe.trains_adapters else 0
+        return InferenceEngine(
+            total_bytes=gpu.cuda_visible_bytes or gpu.usable_bytes,
+            weight_bytes=(self._table.num_params - adapters) * DType.BFLOAT16.num_bytes // shared,
+            sequence_bytes=one.cache_bytes * self._seq_len // prompt_tokens // shared,
+            num_sequences=recipe.micro_batch * micro_batches(recipe) * shared,
+            vocabulary=one.logits,
+            utilization=task.vllm_memory,
+            sleep_level=task.vllm_sleep_level,
+        )
+
+    def _generation(self, recipe: Recipe, backend: AttentionBackend, rows: int) -> GenerationPass:
+        """The forward over ``rows`` prompts."""
+        assert recipe.task is not None
+        key = ("generation", rows, recipe.caches_casts, *self._key_of(recipe, backend))
+        if key not in self._generations:
+            prompt_tokens = self._seq_len - recipe.task.answer_tokens(self._seq_len)
+            batch = replace(self._batch_of(recipe), micro_batch=rows, num_tokens=prompt_tokens, scored_tokens=None)
+            tape = tape_for(Tape, recipe, is_evaluating=True)
+            if recipe.trains_adapters:  # peft's ``generate`` is the base model's, around whose forward is no autocast
+                tape.autocast = None
+            self._generations[key] = generation_pass(self._model, tape, batch, backend)
+        return self._generations[key]
+
+    def _looked_up(self, recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
+        """Old log-probabilities where answers are not of the model as it is or not by itself (TRL 1.16: with vLLM
+        always, and where a generation is not of one step), and those of the reference."""
+        task = recipe.task
+        assert task is not None
+        needs_old = task.generation is not Generation.TRANSFORMERS or recipe.grad_accum % micro_batches(recipe) != 0
+        references = [Reference.NONE] if needs_old else []
+        references += [recipe.reference] if recipe.reference is not Reference.NONE else []
+        return [self._pass(recipe, backend, reference) for reference in references]
+
+    def _pass(self, recipe: Recipe, backend: AttentionBackend, reference: Reference) -> EvaluationPass:
+        unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
+        key = (reference, *self._key_of(unchecked, backend))
+        if key not in self._passes:
+            tape = tape_for(Tape, recipe, is_evaluating=True)
+            tape.switches_adapters_off = reference is Reference.ADAPTER_OFF
+            model = self._references.model_of(reference)
+            self._passes[key] = evaluation_pass(model, tape, self._batch_of(recipe), backend, loss=LossKind.TRL)
+        return self._passes[key]
+
+    def _whole_bytes(self, recipe: Recipe, num_ranks: int) -> int:
+        """Of all weights but those that are whole anyway, each padded to a multiple of the ranks
+        (``trl/models/utils.py`` ``unwrap_model_for_generation``: ``deepspeed.zero.GatheredParameters`` of all)."""
+        if recipe.zero_stage != 3 or num_ranks == 1:
+            return 0
+        limit = recipe.zero.stage3_param_persistence_threshold
+        return sum(
+            -(-one.numel // num_ranks) * num_ranks * one.dtype.num_bytes * count
+            for one, count in self._table.kinds
+            if one.numel > limit
+        )
+
+    def _sync_bytes(self, recipe: Recipe, num_ranks: int) -> int:
+        """One weight at a time, which stage 3 gathers; with adapters all of them under stage 3, and what an adapter
+        adds to the largest weight (peft's ``merge_adapter``)."""
+        largest = max(one.numel for one, _ in self._table.kinds)
+        if recipe.trains_adapters:
+            merged = largest * recipe.trained_dtype.num_bytes
+            return self._whole_bytes(recipe, num_ranks) + merged
+        return largest * recipe.trained_dtype.num_bytes if recipe.zero_stage == 3 and num_ranks > 1 else 0
+
+
+def micro_batches(recipe: Recipe) -> int:
+    """Micro batches whose answers are generated together."""
+    assert recipe.task is not None
+    return recipe.grad_accum if recipe.task.steps_per_generation is None else recipe.task.steps_per_generation
+
+
+def whole_groups(task: TrainingTask | None, micro_batch: int, num_gpus: int) -> int:
+    """The least accumulation with which the answers that are generated at once are whole groups."""
+    if task is None or not task.is_grpo or task.steps_per_generation is not None:
+        return 1
+    at_once = micro_batch * num_gpus
+    return task.num_generations // gcd(task.num_generations, at_once)
+
+
+def refuse_parts_of_groups(recipe: Recipe, num_gpus: int) -> None:
+    """Raise InputError where the answers that are generated at once are not whole groups (TRL 1.16 ``grpo_config.py``:
+    "generation_batch_size must be divisible by num_generations")."""
+    task = recipe.task
+    if task is None or not task.is_grpo:
+        return
+    steps = micro_batches(recipe)
+    answers = recipe.micro_batch * num_gpus * steps
+    if answers % task.num_generations:
+        raise InputError(
+            f"--num-generations {task.num_generations} does not divide the {answers} answers that are generated at "
+            f"once: micro batch {recipe.micro_batch} x {steps} x {num_gpus} GPU(s); give a divisor, or another "
+            f"--micro-batch, --grad-accum or --steps-per-generation"
+        )

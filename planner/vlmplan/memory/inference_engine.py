@@ -1,0 +1,81 @@
+"""What vLLM takes of a training GPU while it generates, and while the trainer trains (TRL's ``vllm_mode="colocate"``).
+
+vLLM sees to it that weights, caches, activations and graphs take ``gpu_memory_utilization`` of the GPU's whole memory,
+beside what the process held before (``vllm/v1/worker/gpu_worker.py`` ``determine_available_memory``: the cache gets
+what is left of it). TRL 1.16 starts it with ``max_num_seqs`` answers and 4,096 batched tokens (``vllm_generation.py``).
+"""
+
+import math
+from dataclasses import dataclass
+
+from vlmplan.units import DType, gib_text
+
+ASLEEP_BYTES = int(1.4 * 1024**3)
+"""What stays on the GPU while vLLM sleeps: measured by others, 1.4 GiB in huggingface/trl#4086 and up to 7.9 GiB in
+hiyouga/EasyR1#260. The least of them is counted."""
+GRAPH_BYTES = 1024**3
+"""CUDA graphs and activations of a step of vLLM. Assumed."""
+STEP_OF_UTILIZATION = 0.01
+SAMPLER_BYTES = DType.FLOAT32.num_bytes
+"""Of a logit in the sampler's warm-up: max_num_seqs x vocabulary (huggingface/trl#3523)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceEngine:
+    """vLLM on one GPU. ``total_bytes`` is what the card has in all, ``weight_bytes`` the GPU's part of the weights,
+    ``sequence_bytes`` its part of keys and values of one answer with its prompt, ``num_sequences`` those at once."""
+
+    total_bytes: int
+    weight_bytes: int
+    sequence_bytes: int
+    num_sequences: int
+    vocabulary: int
+    utilization: float | None
+    sleep_level: int
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Beside the cache."""
+        return self.weight_bytes + self.num_sequences * self.vocabulary * SAMPLER_BYTES + GRAPH_BYTES
+
+    @property
+    def least_bytes(self) -> int:
+        """With a cache for one answer, without which vLLM does not start."""
+        return self.fixed_bytes + self.sequence_bytes
+
+    @property
+    def needed_utilization(self) -> float:
+        """The least with which all answers are generated at once; more is of no use."""
+        needed = (self.fixed_bytes + self.num_sequences * self.sequence_bytes) / self.total_bytes
+        return round(math.ceil(needed / STEP_OF_UTILIZATION) * STEP_OF_UTILIZATION, 2)
+
+    @property
+    def problem(self) -> str | None:
+        """That the utilisation which was asked for leaves no room for a cache, so that vLLM does not start."""
+        if self.utilization is None or int(self.utilization * self.total_bytes) >= self.least_bytes:
+            return None
+        least = math.ceil(self.least_bytes / self.total_bytes / STEP_OF_UTILIZATION) * STEP_OF_UTILIZATION
+        taken = gib_text(int(self.utilization * self.total_bytes))
+        return (
+            f"--vllm-memory-utilization {self.utilization:g} is {taken} of each GPU, but vLLM's weights, sampler and "
+            f"graphs and the cache of one answer take "
+            f"{gib_text(self.least_bytes)}; {least:.2f} or more is needed"
+        )
+
+    @property
+    def awake_bytes(self) -> int:
+        """Where it would not start, what no GPU has."""
+        if self.problem is not None:
+            return 2 * self.total_bytes
+        utilization = self.needed_utilization if self.utilization is None else self.utilization
+        return int(utilization * self.total_bytes)
+
+    @property
+    def syncing_bytes(self) -> int:
+        """While weights are sent to it: of an engine that sleeps, these alone are awake (``wake_up(["weights"])``)."""
+        return ASLEEP_BYTES + self.weight_bytes if self.sleep_level else self.awake_bytes
+
+    @property
+    def training_bytes(self) -> int:
+        """While the trainer trains."""
+        return ASLEEP_BYTES if self.sleep_level else self.awake_bytes

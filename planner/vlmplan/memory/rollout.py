@@ -1,0 +1,71 @@
+"""GRPO's phases before the steps that train: weights are sent, answers generated, log-probabilities looked up.
+
+    (sync) → generate → (reference) → forward → backward → step
+
+Source: TRL 1.16 ``grpo_trainer.py`` (``_generate_and_score_completions``, ``_get_per_token_logps_and_entropies``) and
+``generation/vllm_generation.py``. They run between steps: gradients are gone, optimizer states are there.
+"""
+
+from dataclasses import dataclass
+
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.engine import Engine
+from vlmplan.engines.events import Component
+from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, run_forward
+from vlmplan.memory.peaks import PeakTracker
+from vlmplan.memory.phases import GENERATE_PHASE, REFERENCE_PHASE, SYNC_PHASE, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout(Evaluated):
+    """``passes`` are forwards of one micro batch for log-probabilities; ``has_copy``: the last of them is a second
+    model's. ``generated`` is what transformers generates, None where vLLM does. ``whole_bytes``: weights that are
+    gathered for that (``ds3_gather_for_generation``). ``sync_bytes``: what sending weights to vLLM takes beside them;
+    None where nothing is sent."""
+
+    has_copy: bool = False
+    whole_bytes: int = 0
+    sync_bytes: int | None = None
+
+    def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
+        """After a step of ``engine``, as ``Evaluated`` has them, in their order before the next one."""
+        tracker.forget_batch()
+        found: list[Phase] = []
+        if self.sync_bytes is not None:
+            tracker.start_phase()
+            tracker.transient(Component.WEIGHTS, [self.sync_bytes])
+            found.append(Phase(name=SYNC_PHASE, resident=tracker.now(), peak=tracker.peak))
+        found.append(self._generate(engine, tracker))
+        if self.passes:
+            found.append(self._look_up(engine, tracker, training))
+        return tuple(found)
+
+    def _generate(self, engine: Engine, tracker: PeakTracker) -> Phase:
+        tracker.start_phase()
+        if self.generated is not None:
+            tracker.allocate("whole", Component.WEIGHTS, self.whole_bytes)
+            run_forward(self.generated.prompt.trace, engine, tracker, None)
+            tracker.forget_batch()
+            tracker.allocate("prompts", Component.ACTIVATIONS, self.generated.prompt.input_bytes)
+            tracker.allocate("cache", Component.ACTIVATIONS, self.generated.cache_bytes)
+            layer, logits = self.generated.last_token
+            tracker.transient(Component.ACTIVATIONS, [layer])
+            tracker.transient(Component.LOGITS, [logits])
+            for owner in ("cache", "prompts", "whole"):
+                tracker.free(owner)
+        return Phase(name=GENERATE_PHASE, resident=tracker.now(), peak=tracker.peak)
+
+    def _look_up(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
+        """A second model's weights are gathered by themselves, as they come."""
+        tracker.start_phase()
+        for number, one in enumerate(self.passes):
+            is_copy = self.has_copy and number == len(self.passes) - 1
+            gathered = GatheredForEvaluation.of(engine, one.trace if is_copy else training)
+            if gathered is not None:
+                gathered.weights.begin_forward()
+            run_forward(one.trace, engine, tracker, gathered)
+            tracker.gather(0, 0)
+            tracker.forget_batch()
+        phase = Phase(name=REFERENCE_PHASE, resident=tracker.now(), peak=tracker.peak)
+        engine.end_evaluation()
+        return phase

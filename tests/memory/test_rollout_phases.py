@@ -1,0 +1,143 @@
+"""GRPO: what generating answers, looking up log-probabilities and vLLM on the same GPU take beside the steps."""
+
+from functools import cache
+
+import pytest
+
+from planned import cluster, shortened
+from vlmplan.errors import InputError
+from vlmplan.estimation import Estimator, refuse_parts_of_groups, whole_groups
+from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine
+from vlmplan.memory.phases import Phase
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.units import GIB
+from vlmplan.workload import Workload
+
+TOKENS, ANSWER, LAYERS = 300, 70, 3
+KV_HEADS, HEAD_DIM = 3, 64
+
+
+@cache
+def estimator(method: Method = Method.FULL, stage: int | None = 2) -> Estimator:
+    workload = Workload(model=shortened("smollm2-135m", num_hidden_layers=LAYERS), seq_len=TOKENS)
+    return Estimator(workload, Recipe(method=method, zero_stage=stage))
+
+
+def for_grpo(stage: int = 2, method: Method = Method.FULL, **settings: object) -> Recipe:
+    task = TrainingTask(kind=TaskKind.GRPO, completion_tokens=ANSWER, num_generations=4, **settings)  # type: ignore[arg-type]
+    return Recipe(loss=LossKind.TRL, zero_stage=stage, method=method, micro_batch=3, grad_accum=4, task=task)
+
+
+def phases(recipe: Recipe, num_gpus: int = 2) -> dict[str, Phase]:
+    found = estimator(recipe.method, recipe.zero_stage)
+    return {phase.name: phase for phase in found.timeline(recipe, cluster(num_gpus=num_gpus)).phases}
+
+
+def test_answers_are_generated_before_the_forward_and_nothing_is_looked_up_by_itself():
+    names = list(phases(for_grpo()))
+    assert names == ["load", "init", "generate", "forward", "backward", "step", "save"]
+
+
+def test_generation_holds_keys_and_values_of_all_answers():
+    """The last token's are not needed any more; the longest cache is on top of what the step leaves."""
+    recipe = for_grpo()
+    found = estimator().evaluated(recipe, num_ranks=2, capability=(8, 0), is_on_cpu=False)
+    assert found is not None
+    assert found.generated is not None
+    rows = 3 * 4
+    assert found.generated.cache_bytes == rows * (TOKENS - 1) * LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
+    generate = phases(recipe)["generate"]
+    assert generate.peak.total - generate.resident.total >= found.generated.cache_bytes
+
+
+def test_generation_under_stage_3_gathers_every_weight():
+    table = estimator(Method.FULL, 3).table
+    whole = sum(one.numel * count for one, count in table.kinds if one.numel > 10**5) * 2
+    found = phases(for_grpo(stage=3))
+    assert found["generate"].peak.weights - found["generate"].resident.weights >= whole
+
+
+def test_a_reference_is_looked_up_before_the_forward():
+    without, found = phases(for_grpo()), phases(for_grpo(reference=Reference.COPY))
+    assert list(found)[2:5] == ["generate", "reference", "forward"]
+    assert found["forward"].peak.total - without["forward"].peak.total == estimator().table.total_bytes
+
+
+def test_vllm_has_old_probabilities_looked_up_and_weights_sent():
+    found = phases(for_grpo(generation=Generation.VLLM, vllm_memory=0.25))
+    assert list(found)[2:6] == ["sync", "generate", "reference", "forward"]
+    total = cluster().node.gpu
+    taken = int(0.25 * (total.cuda_visible_bytes or total.usable_bytes))
+    for name in ("init", "sync", "generate", "reference", "forward", "backward", "step", "save"):
+        assert found[name].peak.inference_engine == taken, name
+
+
+def test_vllm_asleep_gives_its_memory_back():
+    found = phases(for_grpo(generation=Generation.VLLM, vllm_memory=0.25, vllm_sleep_level=2))
+    assert found["backward"].peak.inference_engine == ASLEEP_BYTES
+    assert ASLEEP_BYTES < found["sync"].peak.inference_engine < found["generate"].peak.inference_engine
+
+
+def test_a_server_takes_nothing_here():
+    found = phases(for_grpo(generation=Generation.SERVER))
+    assert all(phase.peak.inference_engine == 0 for phase in found.values())
+    assert "reference" in found
+
+
+def test_weights_are_sent_one_by_one_or_whole_where_adapters_are_merged():
+    largest = 49152 * 576
+    full, lora = (
+        phases(for_grpo(stage=3, method=method, generation=Generation.SERVER))["sync"]
+        for method in (Method.FULL, Method.LORA)
+    )
+    assert full.peak.total - full.resident.total == largest * 2
+    whole = sum(one.numel * count for one, count in estimator(Method.LORA, 3).table.kinds if one.numel > 10**5) * 2
+    assert lora.peak.total - lora.resident.total >= whole
+
+
+def test_reward_models_are_sharded_under_stage_3_alone():
+    params = 2 * 3 * 5 * 7 * 10**6
+    for stage, ranks in ((2, 1), (3, 2)):
+        without, found = (phases(for_grpo(stage=stage, reward_params=number)) for number in (0, params))
+        assert found["step"].resident.total - without["step"].resident.total == params * 2 // ranks
+
+
+def engine(**changes: object) -> InferenceEngine:
+    known: dict[str, object] = {
+        "total_bytes": 80 * GIB,
+        "weight_bytes": 7 * GIB,
+        "sequence_bytes": GIB // 8,
+        "num_sequences": 16,
+        "vocabulary": 2**17,
+        "utilization": None,
+        "sleep_level": 0,
+    }
+    return InferenceEngine(**(known | changes))  # type: ignore[arg-type]
+
+
+def test_vllm_needs_room_for_all_answers_and_no_more():
+    """7 GiB of weights, 16 answers of 1/8, the sampler's 8 MiB and graphs: 10.008 of 80 GiB, the next hundredth."""
+    found = engine()
+    assert found.fixed_bytes == 7 * GIB + 16 * 2**17 * 4 + GRAPH_BYTES
+    assert found.needed_utilization == 0.13
+    assert found.awake_bytes == int(0.13 * 80 * GIB)
+
+
+def test_too_little_for_a_cache_is_said_and_never_fits():
+    found = engine(utilization=0.1)
+    assert found.problem is not None
+    assert "--vllm-memory-utilization 0.1 is 8.00 GiB" in found.problem
+    assert "0.11 or more is needed" in found.problem
+    assert found.awake_bytes > found.total_bytes
+    assert engine(utilization=0.11).problem is None
+
+
+def test_answers_at_once_are_whole_groups():
+    task = TrainingTask(kind=TaskKind.GRPO, num_generations=8)
+    assert [whole_groups(task, 1, gpus) for gpus in (1, 2, 3, 8)] == [8, 4, 8, 1]
+    assert whole_groups(TrainingTask(kind=TaskKind.DPO), 1, 1) == whole_groups(None, 1, 1) == 1
+    refuse_parts_of_groups(Recipe(task=task, micro_batch=4, grad_accum=2), 3)
+    with pytest.raises(InputError, match="--num-generations 8 does not divide the 12 answers"):
+        refuse_parts_of_groups(Recipe(task=task, micro_batch=4, grad_accum=1), 3)
