@@ -197,6 +197,44 @@ def test_back_forward_and_a_shared_address_restore(page, server, browser):
     other.close()
 
 
+def test_two_setups_are_compared_and_the_address_has_both(page, server, browser):
+    show(page, server, SETUP)
+    page.get_by_role("button", name="Keep to compare").click()
+    page.locator("#option-method").select_option("full")
+    page.wait_for_selector("#comparison-section:not([hidden]) li:has-text('method: lora')")
+    now = answer({"ask": "estimate", "options": {**SETUP, "method": "full"}})["document"]
+    first = answer({"ask": "estimate", "options": SETUP})["document"]
+    cells = page.locator("#comparison tr", has_text="GPU memory").locator("td").all_text_contents()
+    change = 100 * (now["peak_device_bytes"] / first["peak_device_bytes"] - 1)
+    assert cells[2].replace("\u2212", "-") in (f"{change:+.1f} %", f"{change:+.0f} %")
+    wait(page)
+    other = browser.new_page()
+    other.goto(page.url)
+    other.wait_for_selector("#comparison-section:not([hidden]) li:has-text('method: lora')")
+    other.close()
+    page.get_by_role("button", name="Swap").click()
+    page.wait_for_selector("#comparison-section li:has-text('method: full')")
+    wait(page)
+    assert drawn_bytes(page)["device"] == first["peak_device_bytes"]
+    page.get_by_role("button", name="Forget the kept one").click()
+    page.wait_for_selector("#comparison-section", state="hidden")
+    page.go_back()
+    page.wait_for_selector("#comparison-section:not([hidden])")
+
+
+def test_what_is_inside_of_a_bar_adds_up_to_it(page, server):
+    show(page, server, {**SETUP, "method": "full"})
+    page.locator("#inside summary").click()
+    page.wait_for_selector("body[data-inside=drawn]")
+    rows = page.locator("#modules tbody tr").all()
+    modules = {row.locator("th").text_content(): row.locator("td").first.text_content() for row in rows}
+    found = answer({"ask": "first look", "options": {**SETUP, "method": "full"}})["document"]
+    assert modules["in all"] == f"{found['peak_allocated_bytes'] / 2**30:.2f} GiB"
+    assert "model.layers.*.mlp.gate_proj" in modules
+    page.get_by_role("button", name=re.compile(r"^init ")).click()
+    assert page.locator("#modules thead th").first.text_content() == "modules in init"
+
+
 def test_one_press_makes_it_fit(page, server):
     options = {"model": "smollm2-135m", "gpu": "t4:1", "seq_len": 8192, "micro_batch": 8, "method": "full"}
     show(page, server, options)
@@ -298,6 +336,7 @@ def test_a_hostile_file_gets_a_sentence(page, server, tmp_path, text):
         "model=gpt2&gpu=t4&config=/etc/passwd",
         "model=gpt2&gpu=t4&micro_batch=" + "9" * 3000,
         "model=%F0%28%8C%28&gpu=%00",
+        "model=gpt2&gpu=t5&kept=model%3D%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E%26gpu%3D%252Fetc",
     ],
 )
 def test_a_hostile_address_gets_a_sentence(page, server, query):
@@ -314,13 +353,32 @@ def test_bars_are_for_the_keyboard_and_readers_too(page, server):
     bar.press("Enter")
     assert page.locator("#memory thead th").first.text_content() == "at the peak of init"
     assert bar.get_attribute("aria-pressed") == "true"
-    page.locator("body").press("Home")
-    page.goto(page.url)
-    wait(page)
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "model"
+
+
+FOCUSED = """() => {
+  const [one, before] = [document.activeElement, window.before];
+  window.before = one;
+  const shown = one.type === "file" ? one.nextElementSibling : one;
+  return {
+    name: one.id || one.getAttribute("class") || one.textContent,
+    follows: !before || Boolean(before.compareDocumentPosition(one) & Node.DOCUMENT_POSITION_FOLLOWING),
+    is_seen: getComputedStyle(shown).outlineStyle !== "none" || getComputedStyle(shown).strokeWidth === "2px",
+  };
+}"""
+
+
+def test_the_keyboard_goes_through_everything_as_it_is_read_and_is_seen_where_it_is(page, server):
+    show(page, server, SETUP)
+    found: list[dict[str, Any]] = []
+    while not found or found[-1]["name"] != "copy":
+        page.keyboard.press("Tab")
+        found.append(page.evaluate(FOCUSED))
+    assert [one["name"] for one in found if not (one["follows"] and one["is_seen"])] == []
+    names = [one["name"] for one in found]
+    assert names[:5] == ["skip", "model", "file-model", "file-ds_config", "file-config"]
+    controls = ["gpu", "gpu-count", "option-seq_len", "option-method", "option-zero_stage", "Keep to compare"]
+    assert [name for name in names if name in controls] == controls
+    assert names.count("field-of-row") == len(drawn_bytes(page))
 
 
 @pytest.mark.parametrize("width", [1440, 1024, 390])
@@ -328,9 +386,12 @@ def test_bars_are_for_the_keyboard_and_readers_too(page, server):
 def test_nothing_is_wider_than_the_window_and_everything_can_be_read(page, server, width, scheme):
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
-    show(page, server, {**SETUP, "method": "full"})
+    show(page, server, {**SETUP, "method": "full", "kept": query_of({**SETUP, "gpu": "t4:4"})})
+    page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    page.wait_for_selector("body[data-inside=drawn]")
     page.locator("#offers-section").scroll_into_view_if_needed()
-    page.wait_for_selector("body[data-offers=drawn]")
+    page.wait_for_selector("body[data-offers=drawn]", timeout=60_000)
+    assert page.locator("#comparison table").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
     if AXE is None:
         return

@@ -13,6 +13,7 @@ export function showVerdict(place, answer) {
     element("p", {}, answer.heading),
     ...answer.cautions.map((text) => element("p", { class: "caution" }, text)),
     ...help(answer),
+    element("p", { class: "buttons" }, element("button", { type: "button", onclick: () => state.keepSetup() }, "Keep to compare")),
   );
 }
 

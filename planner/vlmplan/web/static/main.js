@@ -2,6 +2,7 @@
 
 import { answerTo, follower, isExported } from "./ask.js";
 import { showDetails, showFiles, showReading, showVerdict } from "./answer.js";
+import { showComparison } from "./compare.js";
 import { byId, element } from "./dom.js";
 import { kinds, machineOptions, makeForm, showSetup } from "./form.js";
 import { onPhase, showMemory } from "./memory.js";
@@ -19,14 +20,35 @@ let latest = null;
 let offers = null;
 let modules = null; // of the latest answer, where somebody looks inside
 let listedRow = null; // the bar that is listed
+let kept = { question: null, answer: null }; // of the setup that is compared with
 let looksAtOffers = false; // the search takes longest, so it waits until somebody looks
 
 const changed = follower([
   { after: 0, question: () => ({ ask: "first look", options: state.asked() }), show },
+  { after: 0, question: keptQuestion, show: showKept },
   { after: WHOLE_AFTER_MS, question: () => ({ ask: "estimate", options: state.asked() }), show },
   { after: 0, question: () => (byId("inside").open ? { ask: "modules", options: state.asked() } : null), show: showInside },
   { after: OFFERS_AFTER_MS, question: offersQuestion, show: showSearch },
 ]);
+
+// The kept setup is asked for once.
+function keptQuestion() {
+  if (state.kept === null) return null;
+  const options = state.asked(state.kept);
+  return JSON.stringify(options) === kept.question ? null : { ask: "first look", options };
+}
+
+function showKept(answer) {
+  kept = { question: JSON.stringify(state.asked(state.kept)), answer };
+  if (latest) drawComparison();
+}
+
+function drawComparison() {
+  const isAsked = state.kept !== null && kept.question !== JSON.stringify(state.asked(state.kept));
+  if (isAsked) return; // its answer is on its way
+  byId("comparison-section").hidden = state.kept === null;
+  if (state.kept !== null) showComparison(byId("comparison"), kept.answer, latest);
+}
 
 function offersQuestion() {
   if (!looksAtOffers) return null;
@@ -71,6 +93,7 @@ function draw() {
   for (const name of ["memory", "time", "details", "offers"]) byId(`${name}-section`).hidden = false;
   showVerdict(byId("verdict"), latest);
   showMemory(byId("memory"), latest);
+  drawComparison();
   showTime(byId("time"), latest);
   showDetails(byId("details"), latest);
   showReading(byId("reading"), latest.reading);
@@ -123,6 +146,7 @@ async function start() {
     delete document.body.dataset.answered;
     delete document.body.dataset.offers;
     delete document.body.dataset.inside;
+    if (state.kept === null) kept = { question: null, answer: null };
     showSetup(latest?.document ?? null);
     performance.mark("asked");
     changed();

@@ -43,6 +43,11 @@ function rowsOf(answer) {
   return phases.map((row) => ({ ...row, total: row.parts.reduce((sum, [, bytes]) => sum + bytes, 0) }));
 }
 
+// The device as a bar: [style, name, bytes] of its parts.
+export function stacked(answer) {
+  return rowsOf(answer).at(-1).parts.filter(([, bytes]) => bytes > 0).map(([name, bytes]) => [kind(name), words(name), bytes]);
+}
+
 function chart(answer, rows, width, show, least) {
   const { usable_bytes: limit } = answer.document.gpu;
   const end = 1.03 * Math.max(limit, least, ...rows.map((row) => row.total));

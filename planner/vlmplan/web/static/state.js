@@ -1,12 +1,14 @@
 // The setup: options by their keywords. The address holds it, so that it can be kept and shared; a dropped file is in the
-// browser's history beside it.
+// browser's history beside it. A second setup that is kept for comparison is in the address too, as a text of its own.
 
 const START = { model: "qwen2.5-vl-7b", gpu: "rtx-4090:2", method: "lora" };
 export const MAX_FILE_BYTES = 2 ** 20;
 const DROPPED = "dropped file";
+const KEPT = "kept"; // no option's name
 
 export let options = {};
 export let files = {}; // option: { name, content }
+export let kept = null; // { options, files } of the setup that is compared with
 let keptBesideConfig = [];
 let listeners = [];
 
@@ -25,13 +27,27 @@ function tell(fromAddress) {
 // Values are texts in the address; `kinds` says of an option what it is.
 export function readAddress(kinds) {
   const query = new URLSearchParams(location.search);
-  options = query.size ? {} : { ...START };
-  files = history.state?.files ?? {};
-  for (const [name, text] of query) {
-    if (files[name] && text === DROPPED) continue;
-    options[name] = text === DROPPED ? null : valueOf(text, kinds[name]);
-  }
+  const text = query.get(KEPT);
+  query.delete(KEPT);
+  ({ options, files } = query.size ? readQuery(query, kinds, history.state?.files ?? {}) : { options: { ...START }, files: {} });
+  kept = text === null ? null : readQuery(new URLSearchParams(text), kinds, history.state?.keptFiles ?? {});
   tell(true);
+}
+
+function readQuery(query, kinds, dropped) {
+  const found = {};
+  for (const [name, text] of query) {
+    if (dropped[name] && text === DROPPED) continue;
+    found[name] = text === DROPPED ? null : valueOf(text, kinds[name]);
+  }
+  return { options: found, files: dropped };
+}
+
+function queryOf(setup) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(setup.options)) query.set(name, String(value));
+  for (const name of Object.keys(setup.files)) query.set(name, DROPPED);
+  return query;
 }
 
 function valueOf(text, kind) {
@@ -75,18 +91,39 @@ export function replace(newOptions, newFiles) {
   tell(false);
 }
 
+// The setup is kept for comparison with those that come after it.
+export function keepSetup() {
+  kept = { options: { ...options }, files: { ...files } };
+  keep(true);
+  tell(false);
+}
+
+export function forgetKept() {
+  kept = null;
+  keep(true);
+  tell(false);
+}
+
+export function swapKept() {
+  const now = { options, files };
+  ({ options, files } = kept);
+  kept = now;
+  keep(true);
+  tell(false);
+}
+
 function keep(isStep) {
-  const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(options)) query.set(name, String(value));
-  for (const name of Object.keys(files)) query.set(name, DROPPED);
+  const query = queryOf({ options, files });
+  if (kept) query.set(KEPT, String(queryOf(kept)));
   const address = `${location.pathname}?${query}`;
-  if (isStep) history.pushState({ files: { ...files } }, "", address);
-  else history.replaceState({ files: { ...files } }, "", address);
+  const dropped = { files: { ...files }, keptFiles: { ...(kept?.files ?? {}) } };
+  if (isStep) history.pushState(dropped, "", address);
+  else history.replaceState(dropped, "", address);
 }
 
 // What the planner is asked with.
-export function asked() {
-  const contents = Object.fromEntries(Object.entries(files).map(([name, file]) =>
+export function asked(setup = { options, files }) {
+  const contents = Object.fromEntries(Object.entries(setup.files).map(([name, file]) =>
     [name, name === "config" ? { name: file.name, text: file.content } : file.content]));
-  return { ...options, ...contents };
+  return { ...setup.options, ...contents };
 }
