@@ -49,6 +49,8 @@ NOT_ON_THE_PAGE: Mapping[str, str] = {
     "scaling": "it asks for other numbers of machines as well; the offers below have them",
     "compare": "it asks for several setups; two are compared by keeping one",
     "json": "it is how an answer is printed",
+    "html": "it writes a file that shows what this page shows",
+    "force": "it goes with --html",
 }
 """Options of ``vlmplan estimate`` that the page does not take, and why."""
 
