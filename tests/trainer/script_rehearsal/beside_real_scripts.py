@@ -27,14 +27,57 @@ MODELS: Mapping[str, Family] = {"llama": "llama", "qwen2_vl": "qwen2_vl"}
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 BUCKETS = {"allgather_bucket_size": 100_000, "reduce_bucket_size": 100_000}
 BATCH = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto")
-HUGGING_FACE = {
-    "alone": ("", 1),
-    "accumulation": ("--accum 2 --checkpointing", 1),
-    "ddp": ("", 2),
-    "zero1": ("--deepspeed zero1.json", 2),
-    "zero2": ("--deepspeed zero2.json", 2),
-    "zero3": ("--deepspeed zero3.json", 2),
+SCRIPT_WORDS = {
+    "plain": ("plain_loop.py", {"alone": ("", 1)}),
+    "loop": (
+        "own_loop.py",
+        {
+            "alone": ("", 1),
+            "qlora": ("--method qlora --accum 2", 1),
+            "ddp": ("--engine ddp", 2),
+            "ddp-lora": ("--engine ddp --method lora --accum 2", 2),
+            "ddp-checkpointing": ("--engine ddp --checkpointing", 2),
+            "fsdp2": ("--engine fsdp", 2),
+        },
+    ),
+    "deepspeed": (
+        "deepspeed_loop.py",
+        {
+            "zero1": ("--stage 1", 2),
+            "zero2": ("--stage 2 --accum 2 --save", 2),
+            "zero2-qlora": ("--stage 2 --method qlora", 2),
+            "zero3": ("--stage 3", 2),
+            "zero3-lora": ("--stage 3 --method lora --accum 2 --checkpointing", 2),
+        },
+    ),
+    "trainer": (
+        "hugging_face.py",
+        {
+            "alone": ("", 1),
+            "accumulation": ("--accum 2 --checkpointing --save", 1),
+            "lora": ("--method lora --checkpointing", 1),
+            "qlora": ("--method qlora --checkpointing", 1),
+            "ddp": ("", 2),
+            "ddp-lora": ("--method lora --accum 2", 2),
+            "zero1": ("--deepspeed zero1.json", 2),
+            "zero2": ("--deepspeed zero2.json --accum 2 --save", 2),
+            "zero3": ("--deepspeed zero3.json", 2),
+            "zero3-lora": ("--deepspeed zero3.json --method lora --checkpointing", 2),
+            "images": ("--model qwen2_vl", 1),
+            "images-zero2": ("--model qwen2_vl --method lora --deepspeed zero2.json", 2),
+            "images-zero3": ("--model qwen2_vl --deepspeed zero3.json --checkpointing", 2),
+        },
+    ),
+    "accelerate": (
+        "accelerate_loop.py",
+        {
+            "alone": ("--accum 2 --save", 1),
+            "ddp": ("--checkpointing", 2),
+            "ddp-lora": ("--method lora --accum 2", 2),
+        },
+    ),
 }
+"""Of each script: words and ranks of its cases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +90,9 @@ class Case:
 
 
 def _cases() -> Iterator[tuple[str, Case]]:
-    yield "plain-loop", Case(script="plain_loop.py", words=(), num_ranks=1)
-    for name, (words, num_ranks) in HUGGING_FACE.items():
-        yield f"trainer-{name}", Case(script="hugging_face.py", words=tuple(words.split()), num_ranks=num_ranks)
+    for kind, (script, cases) in SCRIPT_WORDS.items():
+        for name, (words, num_ranks) in cases.items():
+            yield f"{kind}-{name}", Case(script=script, words=tuple(words.split()), num_ranks=num_ranks)
 
 
 CASES = dict(_cases())

@@ -22,6 +22,7 @@ from gloo_messages import let_go_of_messages
 from vlmplan_trainer.measure import LiveStorages, Meter, PhaseMemory
 from vlmplan_trainer.rehearse.meter import OUTSIDE_STEPS, collector_at_rest
 from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.script_rehearsal.checkpoints import following_saves
 from vlmplan_trainer.script_rehearsal.loaders import short_loaders, stopping_trainers
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
 
@@ -57,18 +58,44 @@ class WholeMeter(Meter):
 
 
 @contextmanager
-def counting_loaded_weights(storages: LiveStorages) -> Iterator[None]:
-    """Weights that a file is mapped to are made by no operation."""
-    from transformers import PreTrainedModel
+def counting_mapped_files(storages: LiveStorages) -> Iterator[None]:
+    """Tensors that lie in a file which is mapped into memory are made by no operation."""
+    import transformers.modeling_utils as modeling
 
-    load = PreTrainedModel.from_pretrained.__func__  # pyright: ignore[reportFunctionMemberAccess]
+    open_file = modeling.safe_open
 
-    def loaded(kind: Any, *args: Any, **kwargs: Any) -> Any:
-        model = load(kind, *args, **kwargs)
-        storages.count(*model.parameters(), *model.buffers())
-        return model
+    class Counted:
+        def __init__(self, mapped: Any) -> None:
+            self._mapped = mapped
 
-    with replaced(PreTrainedModel, "from_pretrained", classmethod(loaded)):
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._mapped, name)
+
+        def __getitem__(self, index: Any) -> Any:
+            tensor = self._mapped[index]
+            storages.count(tensor)
+            return tensor
+
+    class CountingFile:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._file = open_file(*args, **kwargs)
+
+        def __enter__(self) -> "CountingFile":
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            pass
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def get_slice(self, name: str) -> Any:
+            return Counted(self._file.get_slice(name))
+
+        def get_tensor(self, name: str) -> Any:
+            return Counted(self._file.get_slice(name))[...]
+
+    with replaced(modeling, "safe_open", CountingFile):
         yield
 
 
@@ -91,7 +118,8 @@ def main() -> None:
         short_loaders(phases),
         stopping_trainers(phases),
         meter.storages,
-        counting_loaded_weights(meter.storages),
+        counting_mapped_files(meter.storages),
+        following_saves(phases),
         phases.following(),
     ):
         phases.switch("load")

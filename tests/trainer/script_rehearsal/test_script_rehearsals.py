@@ -9,7 +9,7 @@ from beside_real_scripts import CASES, SCRIPTS, compared
 
 from cli_calls import call
 
-DAILY = ("plain-loop",)
+DAILY = ("plain-alone",)
 TOLERANCE = 0.01
 SWEEP = pytest.mark.sweep
 

@@ -117,6 +117,36 @@ class RealZeros(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+class RealIndices(TorchDispatchMode):
+    """Whole numbers that are asked for on the host are real tensors, and stay as they are where another rank's would be
+    copied into them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_whole = kwargs.get("dtype") == torch.int32
+        if func is torch.ops.aten.empty.memory_format and is_whole and kwargs.get("device", HOST) == HOST:
+            with _disable_current_modes():
+                return torch.empty(args[0], dtype=torch.int32)
+        if func is torch.ops.aten.copy_.default and args[0].dtype == torch.int32:
+            return args[0]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def rebuilding_buckets() -> Iterator[None]:
+    """Where every weight is used the reducer of ``DistributedDataParallel`` builds its buckets anew behind the first
+    step, in the order in which gradients came, and reads the first rank's order through a pointer
+    (``sync_bucket_indices`` in ``reducer.cpp``)."""
+    rebuild = torch.distributed.Reducer._rebuild_buckets
+
+    def rebuild_with_real_numbers(reducer: Any) -> bool:
+        with RealIndices():
+            return rebuild(reducer)
+
+    with replaced(torch.distributed.Reducer, "_rebuild_buckets", rebuild_with_real_numbers):
+        yield
+
+
 @contextmanager
 def knowing_used_weights() -> Iterator[None]:
     """The reducer of ``DistributedDataParallel`` asserts that the host's list of used weights and its pinned copy are

@@ -4,8 +4,9 @@ run             the whole rehearsal; __main__ is its process
 launchers       what torchrun, accelerate and others would start, by their own parsers
 card            CUDA for a torch without a card: device guard and accelerator; queries answers torch.cuda's questions
 mode            what is unknown reads as zero, and who asked; bounds for shapes that depend on data
-checkpoints     from_pretrained by configuration, saving by counting
 generation      runs to its length limit
+weights         from_pretrained by configuration and the header of safetensors
+checkpoints     saving by counting
 phases          load, init, forward, backward, step, evaluation and save, found from calls
 ranks           process groups of which one rank runs
 compiling       no kernel is built; those that update in place do nothing

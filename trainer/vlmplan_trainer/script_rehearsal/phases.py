@@ -170,7 +170,8 @@ class ScriptPhases:
     def _begin_pass(self, module: Any) -> None:
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return  # a loss, or a reference model
-        if module.training and torch.is_grad_enabled():
+        is_training = inner_model(module).training
+        if is_training and torch.is_grad_enabled():
             if self.meter.in_progress != "forward":
                 if self.is_done:
                     raise EndOfRehearsal(0)
@@ -179,6 +180,13 @@ class ScriptPhases:
             if self._trained is None:
                 self._trained = module
                 self._on_training(module)
-        elif not module.training and self.meter.in_progress != "forward":
+        elif not is_training and self.meter.in_progress != "forward":
             self.num_evaluated += 1
             self.switch(EVALUATION)
+
+
+def inner_model(module: Any) -> Any:
+    """The model in the wrappers of engines, which ``model.eval()`` does not reach."""
+    while isinstance(getattr(module, "module", None), torch.nn.Module):
+        module = module.module
+    return module

@@ -23,12 +23,13 @@ from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.device_shims import (
     knowing_used_weights,
     making_numbers_on_the_host,
+    rebuilding_buckets,
     recording_no_streams,
 )
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.script_rehearsal.card import make_cuda_known
-from vlmplan_trainer.script_rehearsal.checkpoints import counting_checkpoints, reading_no_weights
+from vlmplan_trainer.script_rehearsal.checkpoints import counting_checkpoints
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
 from vlmplan_trainer.script_rehearsal.launchers import Launch
@@ -41,14 +42,21 @@ from vlmplan_trainer.script_rehearsal.mode import (
     Unknowns,
     reading_fake_tensors,
 )
-from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
+from vlmplan_trainer.script_rehearsal.phases import ScriptPhases, inner_model
 from vlmplan_trainer.script_rehearsal.queries import Card, answer_as
 from vlmplan_trainer.script_rehearsal.ranks import one_host, running_alone
 from vlmplan_trainer.script_rehearsal.side_effects import Notes, leaving_nothing
+from vlmplan_trainer.script_rehearsal.weights import reading_no_weights
 
 SCHEMA = "vlmplan.rehearsed/1"
-CPU_SHIMS = (knowing_used_weights, one_host)
-CUDA_SHIMS = (making_numbers_on_the_host, knowing_used_weights, recording_no_streams, flash_attention_from_torch)
+CPU_SHIMS = (rebuilding_buckets, knowing_used_weights, one_host)
+CUDA_SHIMS = (
+    making_numbers_on_the_host,
+    rebuilding_buckets,
+    knowing_used_weights,
+    recording_no_streams,
+    flash_attention_from_torch,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +131,7 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
 def _import_libraries() -> None:
     """Those that look at torch while they are imported see it as it is."""
     import deepspeed
-    import deepspeed.ops
+    import deepspeed.ops.op_builder.all_ops
     import deepspeed.runtime.engine
     import transformers
     import transformers.modeling_utils
@@ -150,10 +158,7 @@ def _phases(request: ScriptRequest, meter: ScriptMeter, ledger: Ledger, attribut
 
     def on_training(model: Any) -> None:
         models.append(model)
-        inner = model
-        while isinstance(getattr(inner, "module", None), torch.nn.Module):
-            inner = inner.module
-        attribution.learn(inner)
+        attribution.learn(inner_model(model))
 
     def on_update(optimizer: Any) -> None:
         if meter.owners is None and models:

@@ -1,44 +1,31 @@
-"""A language model on lines of numbers with transformers' Trainer."""
-
-import argparse
+"""A language model on lines of numbers, or one that sees on pictures, with transformers' Trainer."""
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from parts import Collator, Lines, Pictures, make_model, options
+from transformers import Trainer, TrainingArguments
 
-
-class Lines(torch.utils.data.Dataset):
-    def __init__(self, count: int, length: int) -> None:
-        self.count, self.length = count, length
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        ids = torch.arange(self.length) % 90 + index % 7
-        return {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
-
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--model", default="llama")
-parser.add_argument("--output", default="out")
+parser = options()
 parser.add_argument("--deepspeed")
-parser.add_argument("--accum", type=int, default=1)
-parser.add_argument("--checkpointing", action="store_true")
 given = parser.parse_args()
 arguments = TrainingArguments(
-    given.output,
+    "out",
     per_device_train_batch_size=2,
     max_steps=3,
     gradient_accumulation_steps=given.accum,
     gradient_checkpointing=given.checkpointing,
     deepspeed=given.deepspeed,
     logging_steps=1,
-    eval_strategy="steps",
+    eval_strategy="no" if "vl" in given.model else "steps",
     eval_steps=3,
-    save_strategy="no",
+    save_strategy="steps" if given.save else "no",
+    save_steps=3,
     use_cpu=not torch.cuda.is_available(),
+    remove_unused_columns=False,
 )
 torch.manual_seed(0)
-model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(given.model), dtype=torch.float32)
-trainer = Trainer(model, arguments, train_dataset=Lines(64, 128), eval_dataset=Lines(4, 128))
+model = make_model(given)
+if "vl" in given.model:
+    trainer = Trainer(model, arguments, train_dataset=Pictures(), data_collator=Collator(given.model))
+else:
+    trainer = Trainer(model, arguments, train_dataset=Lines(64), eval_dataset=Lines(16))
 trainer.train()
