@@ -20,10 +20,12 @@ import torch
 from gloo_messages import let_go_of_messages
 
 from vlmplan_trainer.measure import LiveStorages, Meter, PhaseMemory
-from vlmplan_trainer.rehearse.meter import OUTSIDE_STEPS, collector_at_rest
+from vlmplan_trainer.rehearse.meter import collector_at_rest
 from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.script_rehearsal.checkpoints import following_saves
 from vlmplan_trainer.script_rehearsal.loaders import short_loaders, stopping_trainers
+from vlmplan_trainer.script_rehearsal.meter import ScriptMeter
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
 
 NUM_STEPS = 3
@@ -48,7 +50,7 @@ class WholeMeter(Meter):
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         self.memory.pop(name, None)
-        key = (name, 0 if name in OUTSIDE_STEPS else self.step)
+        key = (name, 0 if name in ScriptMeter.outside_steps else self.step)
         gc.collect()
         with collector_at_rest(), super().phase(name):
             yield
@@ -118,6 +120,7 @@ def main() -> None:
         short_loaders(phases),
         stopping_trainers(phases),
         meter.storages,
+        telling_of_resized_storages(meter.resized),
         counting_mapped_files(meter.storages),
         following_saves(phases),
         phases.following(),

@@ -170,8 +170,7 @@ class ScriptPhases:
     def _begin_pass(self, module: Any) -> None:
         if not any(parameter.requires_grad for parameter in module.parameters()):
             return  # a loss, or a reference model
-        is_training = inner_model(module).training
-        if is_training and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             if self.meter.in_progress != "forward":
                 if self.is_done:
                     raise EndOfRehearsal(0)
@@ -180,7 +179,7 @@ class ScriptPhases:
             if self._trained is None:
                 self._trained = module
                 self._on_training(module)
-        elif not is_training and self.meter.in_progress != "forward":
+        elif not inner_model(module).training and self.meter.in_progress != "forward":
             self.num_evaluated += 1
             self.switch(EVALUATION)
 

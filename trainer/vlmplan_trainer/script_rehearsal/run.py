@@ -28,6 +28,7 @@ from vlmplan_trainer.rehearse.device_shims import (
 )
 from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
+from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.script_rehearsal.card import make_cuda_known
 from vlmplan_trainer.script_rehearsal.checkpoints import counting_checkpoints
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
@@ -94,6 +95,7 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
         stack.enter_context(shims.installed(has_device=False, has_paged_states=False))
         for shim in CPU_SHIMS if card is None else CUDA_SHIMS:
             stack.enter_context(shim())
+        stack.enter_context(telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution)))
         stack.enter_context(running_alone(request.rank, request.num_ranks, device=card and "cuda"))
         mode = ScriptRehearsal(fake_mode, ledger, attribution, unknowns)
         meter = ScriptMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
