@@ -10,6 +10,7 @@ from vlmplan.other_trainers.writing import Tool
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.request import TaskRequest, parse
+from vlmplan.requested import requested_estimate
 from vlmplan.training_task import Generation, Reference, TaskKind, TrainingTask, task_from_json
 
 
@@ -68,3 +69,29 @@ def test_answers_leave_room_for_a_prompt():
     assert grpo.answer_tokens(1024) == 512
     with pytest.raises(InputError, match="--max-completion-tokens is 512, but a row"):
         grpo.answer_tokens(512)
+
+
+def test_where_vllm_sleeps_segments_do_not_grow():
+    vllm = {"model": "qwen2-vl-2b", "task": "grpo", "generation": "vllm"}
+    assert parse({**vllm, "vllm_sleep_level": 2}).decided.expandable_segments is False
+    assert parse(vllm).decided.expandable_segments is None
+
+
+def test_a_part_of_the_gpu_that_vllm_cannot_start_with_is_refused():
+    asked = {"model": "qwen2-vl-2b", "gpu": "a100-sxm4-80gb:1", "task": "grpo", "generation": "vllm"}
+    with pytest.raises(InputError, match=r"--vllm-memory-utilization 0\.01 is 0\.79 GiB of each GPU"):
+        requested_estimate(parse({**asked, "vllm_memory_utilization": 0.01}), ())
+    found, _ = requested_estimate(parse(asked), ())
+    task = found.recipe.task
+    assert task is not None
+    assert task.vllm_memory is not None
+    assert found.engine is not None
+    assert found.engine.least_bytes <= task.vllm_memory * found.engine.total_bytes
+
+
+def test_answers_of_all_prompts_are_trained_on():
+    """2 answers in a micro batch, 4 of them a step: whole groups of 8."""
+    asked = {"model": "qwen2-vl-2b", "gpu": "a100-sxm4-80gb:1", "task": "grpo", "micro_batch": 2, "num_samples": 35}
+    found, _ = requested_estimate(parse(asked), ())
+    assert found.recipe.grad_accum == 4
+    assert found.num_steps == 35 * 8 // (2 * 4)

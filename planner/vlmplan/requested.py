@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vlmplan.catalog import load_catalog
+from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, disk_caveat, estimate, estimate_with_sizes
 from vlmplan.gpu_choice import LOCAL
 from vlmplan.models.tree import ProbedModelFiles
@@ -23,6 +24,8 @@ def requested_estimate(request: Request, catalog_files: tuple[Path, ...]) -> tup
     asked = requested_setup(request, machine, model)
     run = estimate if asked.ds_config is not None else estimate_with_sizes
     found = run(asked.workload, asked.recipe, asked.cluster)
+    if found.engine is not None and found.engine.problem is not None:
+        raise InputError(found.engine.problem)
     if isinstance(asked.workload.model, ProbedModelFiles):
         from vlmplan.rehearsal.unknown import with_rehearsed_activations
 

@@ -503,6 +503,17 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_tensor_parallel=4), cluster(6))],
         [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_tensor_parallel=4), cluster(8))],
     ),
+    "sleep_needs_the_native_allocator": (
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_sleep_level=2))],
+        [
+            case(
+                for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_sleep_level=2).with_changes(
+                    expandable_segments=False
+                )
+            ),
+            case(for_task(TaskKind.GRPO, generation=Generation.VLLM)),
+        ],
+    ),
     "vllm_is_for_gpus": (
         [case(for_task(TaskKind.GRPO, generation=Generation.VLLM), cluster(2, **CPU))],
         [case(for_task(TaskKind.GRPO), cluster(2, **CPU)), case(for_task(TaskKind.GRPO, generation=Generation.VLLM))],

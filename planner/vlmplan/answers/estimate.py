@@ -287,7 +287,7 @@ def beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
 
 def _reserved(estimate: Estimate) -> Iterator[str]:
     """What samples of different lengths do to the native allocator, or how to ask."""
-    if estimate.recipe.expandable_segments:
+    if estimate.recipe.expandable_segments or estimate.recipe.task is not None:
         return
     varying, seq_len = estimate.varying, estimate.workload.seq_len
     if varying is None:
@@ -340,7 +340,12 @@ def workload_text(estimate: Estimate) -> str:
     if workload.images_per_sample:
         size = f"{workload.image_width}x{workload.image_height}"
         images = f" with {counted(workload.images_per_sample, 'image')} of {size}"
+    entries, task = counted(workload.num_samples, "sample"), estimate.recipe.task
+    if task is not None and task.is_grpo:
+        entries = f"{counted(workload.num_samples, 'prompt')} with {task.samples_per_prompt} answers each, rows"
+    elif task is not None:
+        entries = f"{counted(workload.num_samples, 'pair')}, rows"
     return (
-        f"{counted(workload.num_samples, 'sample')} of {workload.seq_len:,} tokens{images}, "
+        f"{entries} of {workload.seq_len:,} tokens{images}, "
         f"{counted(workload.epochs, 'epoch')}, {counted(estimate.samples_per_step, 'sample')} a step"
     )

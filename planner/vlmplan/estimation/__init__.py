@@ -12,6 +12,7 @@ from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
 from vlmplan.estimation.references import with_copy
 from vlmplan.estimation.rollouts import refuse_parts_of_groups, whole_groups
+from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.memory.device import Verdict
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "keep_last_key",
     "packed_samples",
     "refuse_parts_of_groups",
+    "scored_tokens",
     "sized_estimate",
     "sized_recipes",
     "whole_groups",

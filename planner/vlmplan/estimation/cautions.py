@@ -29,9 +29,10 @@ def blocks_note(recipe: Recipe) -> str | None:
     """That torch's native allocator is not replayed with a task."""
     if recipe.task is None or recipe.expandable_segments:
         return None
+    sleeps = recipe.task.uses_vllm_here and recipe.task.vllm_sleep_level
+    end = "which vLLM's sleep mode asks for" if sleeps else "--expandable-segments keeps next to none"
     return (
-        f"blocks that torch's native allocator keeps unused are not counted with --task {recipe.task.kind.value}; "
-        f"--expandable-segments keeps next to none"
+        f"blocks that torch's native allocator keeps unused are not counted with --task {recipe.task.kind.value}; {end}"
     )
 
 

@@ -89,8 +89,6 @@ class Estimate:
     def hints(self) -> list[str]:
         """What would make a setup fit that does not, where it is as simple as that."""
         hints = evaluation_hints(self.recipe.evaluation, self.timeline)
-        if self.engine is not None and self.engine.problem is not None:
-            return [*hints, self.engine.problem]
         if self.host_is_short or not self.device.fits_without_fragments:
             return hints
         return [

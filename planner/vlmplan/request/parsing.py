@@ -66,6 +66,8 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
         raise InputError(f"{name} is planned as TRL trains it, but --for is {own.made_for.value}; leave --for off")
     if configured is not None:
         raise InputError(f"{name} does not go with --config {configured}, which is read as it trains; give options")
+    if task.vllm_sleep_level and own.recipe.expandable_segments is None:  # what vLLM's sleep mode refuses
+        own = replace(own, recipe=replace(own.recipe, expandable_segments=False))
     return replace(own, made_for=Tool.TRL)
 
 

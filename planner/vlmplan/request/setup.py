@@ -13,7 +13,7 @@ from vlmplan.catalog import Catalog
 from vlmplan.communication import ASSUMED_NETWORK_BYTES_PER_SECOND
 from vlmplan.decided_recipe import DecidedRecipe, Stage
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.estimation import refuse_parts_of_groups, whole_groups
+from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
 from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster
 from vlmplan.models import context_length
@@ -23,7 +23,7 @@ from vlmplan.request.parts import HardwareRequest, WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
 from vlmplan.rules import check, default_attention, model_facts
-from vlmplan.sample_images import image_tokens
+from vlmplan.sample_images import image_tokens, sample_image
 from vlmplan.saving import Interval, Saving, saving_of
 from vlmplan.training_task import TrainingTask
 from vlmplan.workload import (
@@ -250,7 +250,9 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
         ds_config=ds_config,
         made_for=request.made_for,
     )
-    refuse_parts_of_groups(recipe, cluster.num_gpus)
+    if task is not None:
+        scored_tokens(recipe, workload, sample_image(workload))
+        refuse_parts_of_groups(recipe, cluster.num_gpus)
     more = () if ds_config is None else ds_config.notes
     return RequestedSetup(
         workload=workload,

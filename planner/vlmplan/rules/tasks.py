@@ -93,6 +93,17 @@ def generating_gpus_divide_all(context: RuleContext) -> str | None:
     return f"--vllm-tensor-parallel {task.vllm_tensor_parallel} does not divide {num_gpus} GPU(s); give a divisor"
 
 
+@TASK_RULES.error("vllm device_allocator/cumem.py: 'Expandable segments are not compatible with memory pool'")
+def sleep_needs_the_native_allocator(context: RuleContext) -> str | None:
+    task = context.recipe.task
+    if task is None or not task.uses_vllm_here or not task.vllm_sleep_level or not context.recipe.expandable_segments:
+        return None
+    return (
+        f"--vllm-sleep-level {task.vllm_sleep_level} does not go with --expandable-segments, which vLLM's sleep mode "
+        f"refuses; give --no-expandable-segments"
+    )
+
+
 @TASK_RULES.error("vllm runs on GPUs; there is no sleep and no utilisation on CPU ranks")
 def vllm_is_for_gpus(context: RuleContext) -> str | None:
     task = context.recipe.task
