@@ -3,6 +3,7 @@
 A list is recognised by its first character. Objects are not looked into here, but a list has to be JSON up to each.
 """
 
+import io
 import json
 import os
 import re
@@ -46,6 +47,14 @@ def records_in(path: Path) -> Iterator[Record]:
         raise UnavailableError(f"{path} does not exist") from None
     except OSError as error:
         raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def records_of(name: str, content: bytes) -> Iterator[Record]:
+    """The samples of a file of this ``name`` that would hold ``content``. Raises InputError as ``records_in`` does."""
+    path, file = Path(name), io.BytesIO(content)
+    is_list = _first_letter(file) == b"["
+    file.seek(0)
+    yield from _records_of_list(path, content) if is_list else _records_of_lines(path, file)
 
 
 def num_records_in(path: Path) -> int:

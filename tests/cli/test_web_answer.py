@@ -8,6 +8,7 @@ import pytest
 from cli_calls import TINY, call
 from page_setups import MODELS, setups
 from vlmplan import files
+from vlmplan.chats import samples
 from vlmplan.cli.command_line import run
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.options import document_text, options_of, words_of
@@ -185,6 +186,58 @@ def test_a_plan_of_a_model_without_a_name_here_brings_its_configuration(isolated
     assert "model" not in found["options"]
     again = answer({"ask": "first look", "options": {**found["options"], "model": found["model"]}})
     assert again["document"]["phases"] == first["document"]["phases"]
+
+
+def samples_text(*lengths: int, image: str | None = None) -> str:
+    parts = [] if image is None else [{"type": "image", "image": image}]
+    asks = [[*parts, {"type": "text", "text": "word " * length}] for length in lengths]
+    turns = [[{"role": "user", "content": one}, {"role": "assistant", "content": "yes"}] for one in asks]
+    return "".join(json.dumps({"messages": one}) + "\n" for one in turns)
+
+
+def test_dropped_samples_are_summed_up_as_data_finds_them(isolated):
+    text = samples_text(3, 200, 50)
+    found = answer({"ask": "data", "options": {"model": "gpt2", "data": {"name": "d.jsonl", "text": text}}})
+    assert not Path("d.jsonl").exists()
+    Path("d.jsonl").write_text(text)
+    printed = json.loads(call("estimate", "--model", "gpt2", "--gpu", "t4", "--data", "d.jsonl", "--json").out)
+    lengths = found["options"]["sample_lengths"]
+    assert found["options"] == {
+        "num_samples": printed["recipe"]["num_samples"],
+        "seq_len": printed["recipe"]["seq_len"],
+        "images_per_sample": 0,
+        "sample_lengths": lengths,
+    }
+    assert lengths.endswith(f"-{printed['recipe']['seq_len']}")
+    assert printed["data"]["counting"] in found["sentences"]
+    assert "error" not in answer({"ask": "first look", "options": {**SETUP, **found["options"]}})
+
+
+def test_images_of_dropped_samples_are_counted_and_not_opened(isolated, monkeypatch):
+    Path("cat.png").write_bytes(b"no picture")
+    monkeypatch.setattr(samples, "located", lambda reference, _: pytest.fail(f"{reference.text} is looked for"))
+    data = {"name": "d.jsonl", "text": samples_text(5, 5, image=str(Path("cat.png").absolute()))}
+    options = {"model": "qwen2-vl-2b", "image_size": "280x280", "data": data}
+    found = answer({"ask": "data", "options": options})
+    assert (found["options"]["images_per_sample"], found["options"]["image_size"]) == (1, "280x280")
+    assert found["options"]["seq_len"] > 10 * 10  # 280 / 28 tokens each way
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ("/etc/passwd", "an object with what the file holds is needed"),
+        ({"name": "d"}, "data: text is missing"),
+        ({"name": "d", "text": ""}, "d has no sample to train on"),
+        ({"name": "d", "text": "[1, 2"}, "d"),
+        ({"name": "../d", "text": "x" * (3 * 2**20 + 1)}, "d has more than 3 MiB"),
+        ({"name": "d", "text": samples_text(2, image="a.png")}, "images"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_holds_no_samples_gets_a_sentence(isolated, data, sentence):
+    found = answer({"ask": "data", "options": {"model": "gpt2", "data": data}})
+    assert found["error"].startswith(sentence) or sentence in found["error"]
 
 
 @pytest.mark.parametrize(

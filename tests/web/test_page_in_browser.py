@@ -301,6 +301,18 @@ def test_a_trainer_s_file_decides_and_what_is_moved_then_wins(page, server, tmp_
     assert page.get_by_role("button", name="remove train.yaml").count() == 0
 
 
+def test_samples_are_summed_up_into_the_controls(page, server, tmp_path):
+    path = tmp_path / "d.jsonl"
+    turns = [[{"role": "user", "content": "word " * count}, {"role": "assistant", "content": "y"}] for count in (9, 90)]
+    path.write_text("".join(json.dumps({"messages": one}) + "\n" for one in turns))
+    show(page, server, SETUP)
+    page.locator("#file-data").set_input_files(path)
+    page.wait_for_url("**num_samples=2**")
+    wait(page)
+    assert "d.jsonl: 2 samples of" in page.locator("#data-note").text_content()
+    assert page.locator("#problem").is_hidden()
+
+
 def test_a_plan_that_was_downloaded_brings_its_setup_back(page, server, tmp_path):
     show(page, server, {**SETUP, "method": "full", "zero_stage": "2"})
     page.locator("summary", has_text="plan.json").click()

@@ -18,6 +18,7 @@ from vlmplan.cli import estimate, recommend
 from vlmplan.cli.options import document_text, options_of
 from vlmplan.cli.other_trainer import for_trainer, trainer_texts
 from vlmplan.cli.to_fit import command_text
+from vlmplan.cli.web_data import summary
 from vlmplan.cli.web_files import asked_by_plan, configured, file_name
 from vlmplan.cli.web_form import OBJECTS, allowed_options, form
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError, VlmplanError
@@ -41,8 +42,8 @@ def answer(request: Mapping[str, Any]) -> JsonDict:
     """The answer to ``{"ask": ..., "options": {...}}``; ``{"error": SENTENCE}`` to what cannot be answered.
 
     ``ask`` is ``form`` (what can be chosen), ``estimate``, ``first look`` (an estimate without what would help where it
-    does not fit), ``modules`` (what is inside of an estimate), ``recommend``, or ``plan`` (the options that ask for a
-    plan.json).
+    does not fit), ``modules`` (what is inside of an estimate), ``recommend``, ``plan`` (the options that ask for a
+    plan.json), or ``data`` (the options that say what samples are like).
     """
     try:
         return json.loads(document_text(_answered(request)))
@@ -132,6 +133,7 @@ ASKED: Mapping[str, Callable[[Mapping[str, Any]], JsonDict]] = {
     "modules": _by_module,
     "recommend": _recommended,
     "plan": lambda options: _planned(options),
+    "data": lambda options: summary(options, _model_of),
 }
 
 
@@ -256,6 +258,12 @@ def _given_model(options: Mapping[str, Any]) -> "ModelFiles | None":
     if options.get("model") is None and isinstance(options.get("config"), Mapping):
         return None
     return given_model_of(options.get("model"))
+
+
+def _model_of(options: Mapping[str, Any]) -> "ModelFiles":
+    """The model that is asked for, by its name or as the object that its file holds."""
+    given = given_model_of(options.get("model"))
+    return known_model(str(options["model"])) if given is None else given
 
 
 def known_model(name: str) -> "ModelFiles":

@@ -43,7 +43,7 @@ BY_THEMSELVES = (*OBJECTS, "gpu")
 OF_ONE_CLUSTER = ("gpu", "num_nodes", "host_ram")
 """What a search for offers leaves open."""
 NOT_ON_THE_PAGE: Mapping[str, str] = {
-    "data": "samples are files of any size, read with the images and the tokenizer that are beside them",
+    "data": "it names a file; one that is dropped here is summed up into the options of samples",
     "image_folder": "it goes with --data",
     "catalog": "it names a file; a catalog among the user's settings is read here too",
     "scaling": "it asks for other numbers of machines as well; the offers below have them",

@@ -5,6 +5,7 @@ model_texts.py  the model's tokenizer and chat template, where they are at hand
 rendering.py    a chat through its template, in a sandbox
 counting.py     tokens of a text, exactly or estimated from its bytes
 scan.py         every sample looked at, by several processes
+unseen.py       the samples of a text in memory, whose images are not looked at
 kept.py         scans kept between runs, by content
 record.py       ``Dataset``: what was found
 progress.py     a bar meanwhile

@@ -63,6 +63,11 @@ class PageServer(ThreadingHTTPServer):
         """What ``Host`` may be."""
         return (f"{LOOPBACK}:{self.server_port}", f"localhost:{self.server_port}")
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that is closed while it is answered is no mistake."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
     def answer(self, body: bytes) -> JsonDict:
         """The answer to the question in ``body``."""
         try:

@@ -10,7 +10,9 @@ const PICKERS = [
   ["model", "config.json", ".json,application/json"],
   ["ds_config", "ds_config.json", ".json,application/json"],
   ["config", "trainer's file or plan.json", ".yaml,.yml,.json,.sh,.bash,.slurm,.sbatch"],
+  ["data", "samples", ".jsonl,.json"],
 ];
+const MAX_DATA_BYTES = 3 * 2 ** 20;
 const DEEPSPEED_KEYS = ["zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"];
 
 export function filePickers() {
@@ -50,8 +52,11 @@ function say(sentence) {
 
 // `option`: what the file is, where its button says so.
 async function take(file, option) {
+  byId("data-note").textContent = "";
+  if (option === "data" || file.name.endsWith(".jsonl")) return takeSamples(file);
   if (file.size > state.MAX_FILE_BYTES) return say(`${file.name} has more than 1 MiB, so it is no configuration`);
   const text = await file.text();
+  if (text.trimStart().startsWith("[")) return takeSamples(file);
   const content = objectOf(text);
   const kind = option ?? kindOf(content);
   if (kind === "config") return state.dropFile("config", file.name, text);
@@ -74,6 +79,16 @@ function kindOf(content) {
   if (String(content.schema).startsWith("vlmplan.plan/")) return "plan";
   if ("model_type" in content) return "model";
   return DEEPSPEED_KEYS.some((key) => key in content) ? "ds_config" : "config";
+}
+
+// Samples are summed up: how many, how long, with how many images. The controls show it, and the file is not needed again.
+async function takeSamples(file) {
+  if (file.size > MAX_DATA_BYTES) return say(`${file.name} has more than 3 MiB; vlmplan estimate --data takes any length`);
+  const { model = byId("model").placeholder, image_size } = state.asked();
+  const answer = await answerTo({ ask: "data", options: { model, image_size, data: { name: file.name, text: await file.text() } } });
+  if (answer.error) return say(answer.error);
+  byId("data-note").textContent = answer.sentences.join("; ");
+  return state.change(answer.options);
 }
 
 // A plan is taken apart into the options that ask for it.

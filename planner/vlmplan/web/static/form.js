@@ -206,6 +206,7 @@ function modelField() {
     element("p", { id: "model-help", class: "help" }, "Alias, id of a cached model, or a file that you choose or drop here:"),
     filePickers(),
     chosen,
+    element("p", { id: "data-note", class: "help", role: "status" }),
   );
 }
 

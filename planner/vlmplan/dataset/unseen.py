@@ -1,0 +1,73 @@
+"""Samples of a text in memory: as those of ``--data``, but that no file is opened which they name.
+
+Images are counted, and taken to be of one size.
+"""
+
+from pathlib import Path
+
+from vlmplan.chats.downscaling import Size
+from vlmplan.chats.formats import RawSample, Reference, raw_sample
+from vlmplan.chats.samples import ImagePart, Sample, TextPart, Turn, values_of
+from vlmplan.data_file import Record, records_of
+from vlmplan.dataset.counting import TokenCounter
+from vlmplan.dataset.record import MAX_SENTENCES, Dataset, SampleSize
+from vlmplan.errors import InputError
+
+UNSEEN = Path("unseen")
+
+
+def dataset_of_text(name: str, content: bytes, counter: TokenCounter, image_size: Size) -> Dataset:
+    """The samples of a file ``name`` that would hold ``content``, every image of ``image_size``.
+
+    Raises InputError for what is broken, or without any sample.
+    """
+    read: list[tuple[str, Sample]] = []
+    bad: list[str] = []
+    for record in records_of(name, content):
+        try:
+            read.append(_sample(record, image_size))
+        except InputError as error:
+            bad.append(str(error))
+    sizes: list[SampleSize] = []
+    forms: dict[str, int] = {}
+    for (form, sample), tokens in zip(read, counter.counts([sample for _, sample in read]), strict=True):
+        if isinstance(tokens, InputError):
+            bad.append(str(tokens))
+            continue
+        forms[form] = forms.get(form, 0) + 1
+        sizes.append(SampleSize(tokens, (image_size,) * len(sample.images)))
+    if not sizes:
+        why = f"; all of its {len(bad)} are bad, the first: {bad[0]}" if bad else ""
+        raise InputError(f"{name} has no sample to train on{why}")
+    return Dataset(
+        source=name,
+        samples=tuple(sizes),
+        forms=forms,
+        num_bad=len(bad),
+        sentences=tuple(bad[:MAX_SENTENCES]),
+        counting=counter.about,
+        is_exact=counter.is_exact,
+    )
+
+
+def _sample(record: Record, image_size: Size) -> tuple[str, Sample]:
+    raw = raw_sample(values_of(record), source=record.source)
+    return raw.form, Sample(
+        source=record.source,
+        turns=_turns(raw, image_size),
+        num_prompt_turns=raw.num_prompt_turns,
+        is_plain=raw.is_plain,
+    )
+
+
+def _turns(raw: RawSample, image_size: Size) -> tuple[Turn, ...]:
+    image = ImagePart(source=UNSEEN, width=image_size[0], height=image_size[1])
+    return tuple(
+        Turn(
+            role=turn.role,
+            content=tuple(
+                image if isinstance(part, Reference) else TextPart(text=part) for part in turn.content if part
+            ),
+        )
+        for turn in raw.turns
+    )
