@@ -13,7 +13,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator, with_copy
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LossKind, Method
+from vlmplan.recipe_choices import LossKind, Method, WeightDtype
 from vlmplan.training_task import Reference, TaskKind, TrainingTask
 from vlmplan.workload import Workload
 
@@ -101,3 +101,14 @@ def test_an_answer_leaves_room_for_a_prompt():
     recipe = SFT.with_changes(task=TrainingTask(kind=TaskKind.DPO, completion_tokens=TOKENS))
     with pytest.raises(InputError, match="--max-completion-tokens is 300, but a row"):
         estimator().trace(recipe, (8, 0))
+
+
+def test_a_second_model_is_read_while_the_first_waits_on_the_host_for_deepspeed():
+    loaded = {"weight_dtype": WeightDtype.FLOAT32}
+    for stage, is_counted in ((None, False), (2, True), (3, False)):
+        found, where = estimator(Method.FULL, stage), cluster(num_gpus=2)
+        without, copied = (
+            found.host(for_dpo(one, zero_stage=stage, **loaded), where).load_bytes
+            for one in (Reference.PRECOMPUTED, Reference.COPY)
+        )
+        assert copied - without == (2 * found.table.num_params * 4 if is_counted else 0), stage

@@ -18,7 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation.evaluating import EvaluationRuns
 from vlmplan.estimation.micro_batch import batch_of, tape_for
 from vlmplan.estimation.record import Estimate
-from vlmplan.estimation.references import ReferenceRuns, beside_bytes
+from vlmplan.estimation.references import ReferenceRuns, beside_bytes, host_copy_bytes
 from vlmplan.estimation.rollouts import RolloutRuns
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SMALL_BYTES
@@ -306,7 +306,13 @@ class Estimator:
         evaluated = self._evaluated_on(recipe, cluster)
         kept = 0 if evaluated is None else node.num_gpus * evaluated.kept.host_bytes
         waiting = node.num_gpus * self._host_copy_bytes(recipe, cluster)
-        return replace(host, steady_bytes=host.steady_bytes + waiting, evaluation_bytes=kept)
+        copied = node.num_gpus * host_copy_bytes(self.table, recipe, self.stored_dtype)
+        return replace(
+            host,
+            load_bytes=host.load_bytes + copied,
+            steady_bytes=host.steady_bytes + waiting,
+            evaluation_bytes=kept,
+        )
 
     def _host_copy_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
         """Pinned memory in which activations of one rank wait for backward."""

@@ -76,6 +76,19 @@ def beside_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     return copy_bytes(table, recipe, num_ranks) + -(-rewards // shards) * width
 
 
+def host_copy_bytes(table: ParameterTable, recipe: Recipe, stored: DType) -> int:
+    """Of a second model in a rank's host memory while it loads.
+
+    Under DeepSpeed but for stage 3 the first model waits there for its engine, which ``Trainer.train`` makes
+    (``Trainer.__init__`` moves it to the GPU otherwise), while the second is read (``dpo_trainer.py``). Weights in the
+    type of the files are those themselves, which ranks share.
+    """
+    waits = recipe.uses_deepspeed and recipe.zero_stage != 3
+    if recipe.reference is not Reference.COPY or not waits or recipe.loaded_dtype is stored:
+        return 0
+    return table.num_loaded(recipe) * recipe.loaded_dtype.num_bytes
+
+
 def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     """Of a second model on one GPU.
 
