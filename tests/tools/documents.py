@@ -285,6 +285,13 @@ def peers_in_short() -> str:
     return "\n".join(lines) + "\n"
 
 
+def scripts() -> str:
+    """Scripts that were rehearsed beside the same scripts really run, as the report has them."""
+    report = ROOT / "tests/trainer/script_rehearsal/README.md"
+    lines = [line for line in report.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    return "\n".join(lines) + "\n"
+
+
 def ranking() -> str:
     """How often pairs of published runs that were held back are put in the right order."""
     rows = {(row[0], row[1]): row for row in table_after(ROOT / "tests/timing/README.md", "rule of thumb right")}
