@@ -22,6 +22,7 @@ SCRIPT: tuple[Decorator, ...] = (
         metavar="FILE:LINE=VALUE",
         help="Of a script: what is read at that line where a value is unknown.  [default: 0, False]",
     ),
+    click.option("--longest", is_flag=True, help="Of a script: train on batches of its longest samples."),
     click.option("--allow-network", is_flag=True, help="Of a script: let it reach networks."),
     click.option(
         "--max-minutes", type=click.FloatRange(min=0.0, min_open=True), metavar="N", help="Of a script.  [default: 10]"
@@ -42,6 +43,7 @@ class ScriptOptions:
 
     words: tuple[str, ...]
     assume: tuple[str, ...]
+    longest: bool
     allow_network: bool
     max_minutes: float | None
     max_rehearsal_ram: float | None
@@ -50,6 +52,7 @@ class ScriptOptions:
     def given(self) -> list[str]:
         values = {
             "--assume": self.assume,
+            "--longest": self.longest,
             "--allow-network": self.allow_network,
             "--max-minutes": self.max_minutes,
             "--max-rehearsal-ram": self.max_rehearsal_ram,
@@ -93,6 +96,7 @@ def rehearse_words(
             num_steps=num_steps,
             assumptions=asked.assume,
             allows_network=asked.allow_network,
+            longest=asked.longest,
             max_host_bytes=None if ram is None else int(ram * GIB),
             max_seconds=60 * minutes,
             say=say,

@@ -78,11 +78,12 @@ def rehearse_script(
     num_steps: int | None = None,
     assumptions: Sequence[str] = (),
     allows_network: bool = False,
+    longest: bool = False,
     max_host_bytes: int | None = None,
     max_seconds: float | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> ScriptRehearsal:
-    """Rehearse ``words``, a command that trains, on one GPU of ``cluster``.
+    """Rehearse ``words``, a command that trains, on one GPU of ``cluster``; with ``longest`` on its longest samples.
 
     Raises InputError for what the script itself raises, for a rank or number of steps that cannot be, and for limits
     that it goes beyond; UnavailableError where the process dies.
@@ -104,6 +105,7 @@ def rehearse_script(
             "cwd": os.getcwd(),
             "assumptions": [assumed(text) for text in assumptions],
             "allows_network": allows_network,
+            "longest": longest,
             "host_limit_bytes": max_host_bytes,
         }
         answer = JsonObject(

@@ -2,8 +2,8 @@
 
 PYTHONPATH=tests:tests/trainer python tests/trainer/script_rehearsal/beside_real_scripts.py [WORD ...]
 
-With words, only scripts that have all of them in their name; without, the report beside this file is written anew (about
-five minutes). Models are tiny and their weights are on disk.
+With words, only scripts that have all of them in their name; without, the report beside this file is written anew
+(about five minutes). Models are tiny and their weights are on disk.
 """
 
 import json
@@ -152,6 +152,7 @@ def rehearsed(case: Case) -> list[dict[str, Any]]:
             "cwd": str(prepared_folder()),
             "assumptions": [],
             "allows_network": False,
+            "longest": False,
         }
         done = run_prepared(REHEARSAL, environment=ENVIRONMENT, stdin=json.dumps(request))
     assert done.stdout, done.stderr[-5000:]

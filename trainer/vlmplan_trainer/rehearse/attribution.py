@@ -10,7 +10,9 @@ OWN = ("/vlmplan_trainer/rehearse/", "/vlmplan_trainer/script_rehearsal/", "/vlm
 
 
 class AllocationAttribution:
-    """Looks up the stack for what a reader knows by name."""
+    """Looks up the stack for what a reader knows by name. ``own``: files that only pass on what was asked of them."""
+
+    own: tuple[str, ...] = OWN
 
     def __init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -26,7 +28,7 @@ class AllocationAttribution:
         while frame is not None:
             code = frame.f_code
             path = code.co_filename
-            if not function and not any(own in path for own in OWN):
+            if not function and not any(own in path for own in self.own):
                 library = next((name for name in LIBRARIES if name in path), None)
                 if library is not None:
                     function = f"{library.strip('/').split('/')[-1]} {code.co_name}"

@@ -45,6 +45,8 @@ FSDP_BUFFERS = ("allocate", "_get_param_all_gather_inputs", "foreach_all_gather"
 """Functions of FSDP2 that make what is sent; others make whole weights (``_fsdp_collectives.py``)."""
 COPY, BACKWARD = "_to_copy", "Backward0"
 """Of a weight's shape are its gradients, and the copies in another type that autocast makes on the way forward."""
+DDP = "ddp "
+"""The reducer's buckets, where gradients are not views of them."""
 OWN_PHASES = ("forward", "backward")
 
 
@@ -128,6 +130,8 @@ class Owners:
             return "activations"  # a micro batch on its way to the device
         if maker.startswith("fsdp "):
             return "communication_buffers" if maker.removeprefix("fsdp ") in FSDP_BUFFERS else "weights"
+        if maker.startswith(DDP):
+            return "communication_buffers"
         if maker.startswith("deepspeed "):
             function = maker.removeprefix("deepspeed ")
             if any(part in function for part in GATHERING):
@@ -136,7 +140,7 @@ class Owners:
                 return "communication_buffers"
         if entry.op == WORKSPACE or phase not in OWN_PHASES or maker.startswith("optim "):
             return "temporaries"
-        if entry.shape in self._shapes and (COPY not in entry.op or maker.endswith(BACKWARD)):
+        if entry.shape in self._shapes and (COPY not in entry.op or BACKWARD in maker):
             return "gradients"
         if self._vocab_size is not None and self._vocab_size in entry.shape:
             return "logits"  # or the head in another type, to make them

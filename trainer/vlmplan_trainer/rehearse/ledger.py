@@ -17,7 +17,8 @@ CACHE_EMPTIED = (0, 0)
 """The event of a cache that is emptied: no storage has the number 0."""
 GPU_BLOCK_BYTES = 512
 NAMED_BYTES = 1 << 20
-"""Storages from this size on are remembered with their maker: looking through the stack takes time."""
+"""Storages from this size on are remembered with their maker where no other is given: looking through the stack takes
+time."""
 WORKSPACE = "workspace"
 """What a kernel takes for itself, in the place of an operation."""
 
@@ -65,6 +66,7 @@ class Ledger:
     counts_host_as_device: bool = False
     block_bytes: int = 1
     """What the device's allocator rounds up to."""
+    named_bytes: int = NAMED_BYTES
     is_in_phase: bool = False
 
     device: MemoryLedger = field(default_factory=MemoryLedger)
@@ -101,7 +103,7 @@ class Ledger:
         number = self._numbers[key] = self._last
         entry = self.entries[number] = Entry(num_bytes, is_on_device)
         entry.phase = self.phase if self.is_in_phase else ""
-        if num_bytes >= NAMED_BYTES:
+        if num_bytes >= self.named_bytes:
             entry.shape, entry.dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
             entry.op, entry.maker = str(op), maker()
         self._add(entry, number, num_bytes)

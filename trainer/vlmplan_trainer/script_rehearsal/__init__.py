@@ -11,5 +11,6 @@ phases          load, init, forward, backward, step, evaluation and save, found 
 ranks           process groups of which one rank runs
 compiling       no kernel is built; those that update in place do nothing
 loaders         data loaders: in this process, an end after the last step
+longest         batches of the longest samples
 side_effects    folders, trackers and networks that are not touched
 """

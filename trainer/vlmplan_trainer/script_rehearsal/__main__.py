@@ -73,6 +73,7 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
             folder=folder,
             assumptions=request["assumptions"],
             allows_network=request["allows_network"],
+            longest=request["longest"],
             say=say_phase_begins,
         )
     )

@@ -11,6 +11,10 @@ from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
 
 NUM_EVALUATED = 2
 """Batches of an evaluation: the second finds what the first leaves."""
+WORKERS = 5
+"""Where ``num_workers`` stands among the arguments of a ``DataLoader``, ..."""
+BEHIND_WORKERS = ("collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn")
+"""... and what may be given by place behind it."""
 
 
 @contextmanager
@@ -23,15 +27,15 @@ def short_loaders(phases: ScriptPhases) -> Iterator[None]:
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         kwargs.update(num_workers=0, prefetch_factor=None, persistent_workers=False, multiprocessing_context=None)
+        kwargs.update(zip(BEHIND_WORKERS, args[WORKERS + 1 :], strict=False))
         kwargs["timeout"] = 0
-        make(self, *_without_workers(args), **kwargs)
+        make(self, *args[:WORKERS], **kwargs)
 
     def next_batch(self: Any) -> Any:
-        first = self.__dict__.setdefault("_evaluated_before", phases.num_evaluated)
-        is_training = phases.num_evaluated == first and phases.meter.in_progress == "step" and not _is_evaluating()
-        if phases.is_done and is_training:
+        is_training = is_training_loader(self, phases)
+        if phases.is_done and is_training and phases.meter.in_progress == "step":
             raise StopIteration
-        if phases.num_evaluated - first >= NUM_EVALUATED:
+        if phases.num_evaluated - self._evaluated_before >= NUM_EVALUATED:
             raise StopIteration
         return following(self)
 
@@ -39,9 +43,10 @@ def short_loaders(phases: ScriptPhases) -> Iterator[None]:
         yield
 
 
-def _without_workers(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``num_workers`` is the sixth argument; scripts that give so many by place have it replaced there."""
-    return args[:5]
+def is_training_loader(loader: Any, phases: ScriptPhases) -> bool:
+    """Whether an iterator of a loader has given no batch to an evaluation yet, and gives none now."""
+    before = loader.__dict__.setdefault("_evaluated_before", phases.num_evaluated)
+    return phases.num_evaluated == before and not _is_evaluating()
 
 
 def _is_evaluating() -> bool:

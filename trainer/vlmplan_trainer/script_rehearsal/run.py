@@ -30,11 +30,12 @@ from vlmplan_trainer.rehearse.flash import flash_attention_from_torch
 from vlmplan_trainer.rehearse.ledger import GPU_BLOCK_BYTES, Ledger
 from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.script_rehearsal.card import make_cuda_known
-from vlmplan_trainer.script_rehearsal.checkpoints import counting_checkpoints
+from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
 from vlmplan_trainer.script_rehearsal.launchers import Launch
 from vlmplan_trainer.script_rehearsal.loaders import short_loaders, stopping_trainers
+from vlmplan_trainer.script_rehearsal.longest import longest_batches
 from vlmplan_trainer.script_rehearsal.meter import ScriptMeter
 from vlmplan_trainer.script_rehearsal.mode import (
     Assumption,
@@ -49,6 +50,8 @@ from vlmplan_trainer.script_rehearsal.ranks import one_host, running_alone
 from vlmplan_trainer.script_rehearsal.side_effects import Notes, leaving_nothing
 from vlmplan_trainer.script_rehearsal.weights import reading_no_weights
 
+NAMED_BYTES = 1 << 16
+"""Storages from this size on have the line of the script that made them: a small model's weights too."""
 SCHEMA = "vlmplan.rehearsed/1"
 CPU_SHIMS = (rebuilding_buckets, knowing_used_weights, one_host)
 CUDA_SHIMS = (
@@ -64,7 +67,8 @@ CUDA_SHIMS = (
 class ScriptRequest:
     """One rank of ``num_ranks`` of what is launched.
 
-    ``card``: None on the CPU. ``folder`` is a temporary one for what the script writes.
+    ``card``: None on the CPU. ``folder`` is a temporary one for what the script writes. ``longest``: every batch that
+    trains is of the longest samples.
     """
 
     launch: Launch
@@ -75,6 +79,7 @@ class ScriptRequest:
     folder: Path
     assumptions: Sequence[tuple[str, int, Any]] = ()
     allows_network: bool = False
+    longest: bool = False
     say: Any = lambda text: None
 
 
@@ -83,7 +88,11 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
     start = time.perf_counter()
     card, notes = request.card, Notes()
     _import_libraries()
-    ledger = Ledger(counts_host_as_device=card is None, block_bytes=1 if card is None else GPU_BLOCK_BYTES)
+    ledger = Ledger(
+        counts_host_as_device=card is None,
+        block_bytes=1 if card is None else GPU_BLOCK_BYTES,
+        named_bytes=NAMED_BYTES,
+    )
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)  # imports what looks at torch.cuda as it is
     if card is not None:
         _make_card(card, ledger)
@@ -92,21 +101,11 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
     warnings.filterwarnings("ignore")
     torch.autograd.set_multithreading_enabled(False)
     with ExitStack() as stack:
-        stack.enter_context(shims.installed(has_device=False, has_paged_states=False))
-        for shim in CPU_SHIMS if card is None else CUDA_SHIMS:
-            stack.enter_context(shim())
-        stack.enter_context(telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution)))
-        stack.enter_context(running_alone(request.rank, request.num_ranks, device=card and "cuda"))
+        _enter_shims(stack, request, ledger, attribution)
         mode = ScriptRehearsal(fake_mode, ledger, attribution, unknowns)
         meter = ScriptMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
         phases = _phases(request, meter, ledger, attribution)
-        stack.enter_context(reading_no_weights(notes))
-        stack.enter_context(generating_to_the_limit(phases, notes))
-        stack.enter_context(short_loaders(phases))
-        stack.enter_context(stopping_trainers(phases))
-        stack.enter_context(compiling_nothing(notes))
-        stack.enter_context(leaving_nothing(request.folder, notes, allows_network=request.allows_network))
-        saved = stack.enter_context(counting_checkpoints(phases))
+        saved = _enter_surroundings(stack, request, phases, notes)
         stack.enter_context(reading_fake_tensors(unknowns))
         gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
         with fake_mode, mode, phases.following():
@@ -128,6 +127,28 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
         **unknowns.as_json(),
         "notes": notes.sentences,
     }
+
+
+def _enter_shims(stack: ExitStack, request: ScriptRequest, ledger: Ledger, attribution: ScriptAttribution) -> None:
+    """What stands in the way of libraries, and the ranks."""
+    stack.enter_context(shims.installed(has_device=False, has_paged_states=False))
+    for shim in CPU_SHIMS if request.card is None else CUDA_SHIMS:
+        stack.enter_context(shim())
+    stack.enter_context(telling_of_resized_storages(lambda tensor: ledger.resized(tensor, attribution)))
+    stack.enter_context(running_alone(request.rank, request.num_ranks, device=request.card and "cuda"))
+
+
+def _enter_surroundings(stack: ExitStack, request: ScriptRequest, phases: ScriptPhases, notes: Notes) -> Saved:
+    """What the script reads, generates, compiles and writes. What it saves is counted."""
+    stack.enter_context(reading_no_weights(notes))
+    stack.enter_context(generating_to_the_limit(phases, notes))
+    stack.enter_context(short_loaders(phases))
+    if request.longest:
+        stack.enter_context(longest_batches(phases, notes))
+    stack.enter_context(stopping_trainers(phases))
+    stack.enter_context(compiling_nothing(notes))
+    stack.enter_context(leaving_nothing(request.folder, notes, allows_network=request.allows_network))
+    return stack.enter_context(counting_checkpoints(phases))
 
 
 def _import_libraries() -> None:
