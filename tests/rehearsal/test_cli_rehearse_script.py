@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recorded_rehearsal import comparison
 
 from cli_calls import call
+from vlmplan.answers.rehearsal import document
 from vlmplan.rehearsal import script
 
 ANSWER: dict[str, Any] = {
@@ -101,6 +103,16 @@ def test_the_document_has_workspaces_and_who_decided_unknown(monkeypatch: pytest
     assert found["phases"][0]["resident_bytes"] == 2 * 512 + workspaces
     assert found["command"] == ["python", "train.py"]
     assert found["unknown_values"] == ANSWER["unknown_values"]
+
+
+def test_the_document_has_every_key_of_that_of_a_plan(monkeypatch: pytest.MonkeyPatch):
+    answered(monkeypatch, ANSWER)
+    found = call("rehearse", "--gpu", "h100-sxm:1", "--json", "--", "python", "train.py").document
+    of_plan = document(comparison())
+    assert of_plan.keys() <= found.keys()
+    assert of_plan["gpu"].keys() == found["gpu"].keys()
+    assert of_plan["phases"][0].keys() == found["phases"][0].keys()
+    assert found["relative_error"] is None
 
 
 def test_the_text_says_how_to_take_the_other_way_and_what_is_a_bound(monkeypatch: pytest.MonkeyPatch):

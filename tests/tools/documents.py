@@ -345,6 +345,7 @@ MADE = {
     "peers": peers,
     "peersshort": peers_in_short,
     "ranking": ranking,
+    "scripts": scripts,
     "shipped": shipped_configurations,
     "threads": published_threads,
     "typecounts": type_counts,

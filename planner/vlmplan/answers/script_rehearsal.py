@@ -25,14 +25,25 @@ from vlmplan.render.tables import Table, print_table
 from vlmplan.units import counted, duration_text, gib_text
 
 UNKNOWN = "-"
+OF_AN_ESTIMATE = (
+    *("estimated_verdict", "estimated_peak_allocated_bytes", "estimated_peak_reserved_bytes"),
+    *("estimated_peak_device_bytes", "relative_error", "estimated_components_at_peak", "estimated_flops"),
+)
+OF_AN_ESTIMATED_PHASE = (
+    *("estimated_resident_bytes", "estimated_peak_bytes", "relative_error"),
+    *("estimated_components", "relative_error_by_component"),
+)
 
 
 def document(found: ScriptRehearsal) -> JsonDict:
-    """Schema ``vlmplan.rehearsal/1`` without what belongs to an estimate: there is none of a script."""
+    """Schema ``vlmplan.rehearsal/1`` and what is known of scripts alone. What belongs to a model, a recipe or an
+    estimate is null: there is none of a script."""
     rehearsed, device, gpu = found.rehearsed, found.device, found.cluster.node.gpu
     return {
         "schema": SCHEMA,
         "command": list(found.words),
+        "model": None,
+        "recipe": None,
         "gpu": {
             "id": gpu.id,
             "count": found.cluster.node.num_gpus,
@@ -51,14 +62,19 @@ def document(found: ScriptRehearsal) -> JsonDict:
         "components_at_peak": found.peak.components.as_json(),
         "largest": [allocation_json(allocation) for allocation in found.largest],
         "phases": [
-            measured_json(phase, found.first_step(phase), found.reserved_bytes_in(phase)) for phase in found.phases
+            measured_json(phase, found.first_step(phase), found.reserved_bytes_in(phase))
+            | dict.fromkeys(OF_AN_ESTIMATED_PHASE)
+            for phase in found.phases
         ],
+        **dict.fromkeys(OF_AN_ESTIMATE),
         "flops": rehearsed.flops_per_step,
         "collective_bytes": collectives(found),
         "host_bytes": rehearsed.host_peak_bytes,
         "checkpoint_bytes": rehearsed.checkpoint_bytes,
         "seconds": rehearsed.seconds,
         "not_rehearsed": [{"what": one.what, "bytes": one.num_bytes} for one in found.not_rehearsed],
+        "not_counted": [],
+        "caveats": [],
         "unknown_values": [_read_json(one) for one in found.unknown],
         "bounded_shapes": [_read_json(one) for one in found.bounded],
         "notes": list(found.notes),

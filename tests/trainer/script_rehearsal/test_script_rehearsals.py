@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from beside_real_scripts import CASES, KNOWN_GAPS, SCRIPTS, compared
+from beside_real_scripts import CASES, KNOWN_GAPS, SCRIPTS, compared, prepared_folder
 
 from cli_calls import call
 
@@ -62,3 +62,44 @@ def test_what_decides_unknown_is_said_with_its_line_and_can_be_given():
     other = rehearsed(*words, gpu="h100-sxm:1", options=("--assume", f"plain_loop.py:{line}=True"))
     assert other["peak_allocated_bytes"] > found["peak_allocated_bytes"]
     assert not [one for one in other["unknown_values"] if one["what"] == "decision"]
+
+
+@SWEEP
+def test_every_batch_is_of_the_longest_samples_where_that_is_asked_for():
+    words = ("python", str(SCRIPTS / "uneven.py"))
+    short, long = (
+        rehearsed(*words, gpu="h100-sxm:1", options=options)["largest"][0]["num_bytes"]
+        for options in ((), ("--longest",))
+    )
+    samples, tokens, width, element_bytes = 4, 4000, 256, 4
+    assert long == samples * tokens * width * element_bytes
+    assert short < long // 10
+
+
+@SWEEP
+def test_storages_name_the_lines_of_the_users_script():
+    script = SCRIPTS / "uneven.py"
+    lines = script.read_text().splitlines()
+    made = 1 + next(place for place, line in enumerate(lines) if line.startswith("model ="))
+    updated = 1 + lines.index("    optimizer.step()")
+    found = rehearsed("python", str(script), gpu="h100-sxm:1")["largest"]
+    by_component = {one["component"]: one["maker"] for one in found}
+    assert by_component["weights"].endswith(f"uneven.py:{made}")
+    assert by_component["optimizer_states"].endswith(f"uneven.py:{updated}")
+    assert all("uneven.py:" in one["maker"] for one in found), found
+
+
+@SWEEP
+def test_buckets_of_ddp_are_communication_buffers_and_not_activations():
+    found = rehearsed(
+        "torchrun",
+        str(SCRIPTS / "own_loop.py"),
+        "--engine",
+        "ddp",
+        "--model",
+        str(prepared_folder() / "llama"),
+        gpu="h100-sxm:2",
+    )
+    buckets = [one for one in found["largest"] if one["maker"].startswith("ddp ")]
+    assert buckets
+    assert {one["component"] for one in buckets} == {"communication_buffers"}
