@@ -46,6 +46,8 @@ TABLE_TOKENS = {
     "internvl3-2b": INTERNVL,
     "internvl3-8b": INTERNVL,
     "llama-3.2-11b-vision": (1 * (40 * 40 + 1), 2 * 2 * (40 * 40 + 1)),
+    # 2 x 2 and 4 x 4 tiles and the whole image
+    "llama-4-scout": ((4 + 1) * 144, (16 + 1) * 144),
     "llava-1.5-7b": ((336 // 14) ** 2,) * 2,
     "llava-1.5-13b": ((336 // 14) ** 2,) * 2,
     "llava-onevision-0.5b": ONEVISION,

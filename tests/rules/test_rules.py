@@ -42,6 +42,7 @@ GPTQ = ModelFacts(id="a-gptq", model_types=frozenset({"llama"}), quant_method="g
 PACKED = ModelFacts(id="a-bnb-4bit", model_types=frozenset({"llama"}), quant_method="bitsandbytes")
 PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
+LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
 QWEN = ModelFacts(id="qwen2-vl-2b", model_types=frozenset({"qwen2_vl"}), weights_dtype="bfloat16")
 
@@ -307,6 +308,19 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA, model=QWEN),
             case(PLAIN, model=MAMBA),
             case(LORA.with_changes(lora_targets="in_proj"), model=MAMBA),
+        ],
+    ),
+    "a_router_of_two_results_stays_as_it_is": (
+        [
+            case(LORA, model=LLAMA_4),
+            case(LORA.with_changes(lora_exclude="lm_head"), model=LLAMA_4),
+            case(LORA.with_changes(method=Method.QLORA, lora_exclude="router"), model=LLAMA_4),
+        ],
+        [
+            case(LORA.with_changes(lora_exclude="feed_forward.router, lm_head"), model=LLAMA_4),
+            case(LORA.with_changes(lora_targets="attention"), model=LLAMA_4),
+            case(PLAIN, model=LLAMA_4),
+            case(LORA, model=LLAMA),
         ],
     ),
     "adapter_options_need_adapters": (

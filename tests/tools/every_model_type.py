@@ -34,6 +34,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.rehearsal.layers import with_kept_layers
 from vlmplan.rules import default_attention, model_facts
+from vlmplan.rules.models import TYPES_WITH_A_ROUTER_OF_TWO_RESULTS
 from vlmplan.workload import ModelFiles, Workload
 from vlmplan_trainer.probe import RefusedModelError, configuration, layout, model_class
 
@@ -118,7 +119,8 @@ def row_of(model_type: str) -> TypeRow:
     try:
         files = with_kept_layers(with_layout(ModelFiles(id=model_type, config=config)))
         counted = sum(named.parameter.numel for named in model_tree(files).parameters())
-        recipe = RECIPE.with_changes(attention=default_attention(model_facts(files)))
+        excluded = "router" if model_type in TYPES_WITH_A_ROUTER_OF_TWO_RESULTS else None
+        recipe = RECIPE.with_changes(attention=default_attention(model_facts(files)), lora_exclude=excluded)
         estimate(Workload(model=files, seq_len=NUM_TOKENS), recipe, cluster())
     except VlmplanError as error:
         refusal = one_line(str(error))

@@ -4,6 +4,7 @@ from vlmplan.evaluation import Kept
 from vlmplan.lora_targets import pattern_of
 from vlmplan.recipe import option_name
 from vlmplan.recipe_choices import (
+    ALL_LINEAR,
     REGEX,
     AdapterDtype,
     AttentionImplementation,
@@ -18,10 +19,11 @@ from vlmplan.units import DType
 MODEL_RULES = RuleBook()
 
 TYPES_WITHOUT_SDPA = frozenset({"gemma2", "gpt_oss"})
-TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "gpt_oss", "mllama"})
+TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "gpt_oss", "llama4", "llama4_text", "mllama"})
 """gpt_oss: transformers puts kernels that it downloads in the place of every other flash implementation."""
 TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """On whose ``out_proj`` peft puts no adapters: the kernels of such mixers read its weight themselves."""
+TYPES_WITH_A_ROUTER_OF_TWO_RESULTS = frozenset({"llama4", "llama4_text"})
 HEAD = "lm_head"
 """The output head's name in every family."""
 ADAPTER_OPTIONS = (
@@ -136,6 +138,27 @@ def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
     return (
         f"--lora-targets {recipe.lora_targets} is refused by peft for {model.id}, on whose out_proj it puts no "
         f"adapters; give --lora-targets in_proj, or other names of `vlmplan models`"
+    )
+
+
+@MODEL_RULES.error(
+    "transformers modeling_llama4.py Llama4Router: a Linear of two results; peft and bitsandbytes (tried)"
+)
+def a_router_of_two_results_stays_as_it_is(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITH_A_ROUTER_OF_TWO_RESULTS:
+        return None
+    if recipe.method is Method.QLORA:
+        return (
+            f"--method qlora is not for {model.id}: bitsandbytes would take the place of its router, which returns two "
+            f"results; give --method lora with --lora-exclude router"
+        )
+    excluded = [name.strip().rpartition(".")[2] for name in (recipe.lora_exclude or "").split(",")]
+    if recipe.lora_targets != ALL_LINEAR or "router" in excluded or (recipe.lora_exclude or "").startswith(REGEX):
+        return None
+    return (
+        f"--lora-targets all-linear adapts the router of {model.id}, whose two results peft cannot add to; give "
+        f"--lora-exclude router with it, or --lora-targets attention"
     )
 
 

@@ -25,6 +25,7 @@ INNER_PROJECTORS: Mapping[str, tuple[str, ...]] = {
     "glm46v": ("merger", "downsample"),
     "glm4v": ("merger", "downsample"),
     "glm4v_moe": ("merger", "downsample"),
+    "llama4": ("vision_adapter",),
     "qwen2_5_vl": ("merger",),
     "qwen2_vl": ("merger",),
     "qwen3_5": ("merger",),

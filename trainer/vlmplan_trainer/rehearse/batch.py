@@ -193,6 +193,12 @@ def _padded_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.
     return values, {"pixel_values": (samples.num_images, len(places), 3 * config.vision_config.patch_size**2)}
 
 
+def _llama4(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """Square tiles of all images in one tensor."""
+    side = config.vision_config.image_size
+    return {}, {"pixel_values": (samples.num_images * image.num_vision_sequences, 3, side, side)}
+
+
 def _anyres(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
     """Tiles of the best grid and a thumbnail (LLaVA-NeXT, LLaVA-OneVision)."""
     side = config.vision_config.image_size
@@ -260,5 +266,6 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     **dict.fromkeys(("blip-2", "instructblip"), _queries),
     "gemma4": _padded_patches,
     "idefics2": _idefics2,
+    "llama4": _llama4,
     "mllama": _mllama,
 }

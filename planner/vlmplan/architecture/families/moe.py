@@ -86,7 +86,7 @@ class Experts(AdaptableModule):
 
     def _grouped_linear(self, x: Tensor, name: str, biases: Tensor | None) -> Tensor:
         out = grouped_linear(x, self.weight_of(name), is_transposed=self.is_transposed)
-        return out if biases is None else _added_in_place(out, biases)
+        return out if biases is None else added_in_place(out, biases)
 
     def _gated(self, out: Tensor) -> Tensor:
         half = (out.shape[0], out.shape[1] // 2)
@@ -94,7 +94,7 @@ class Experts(AdaptableModule):
         return ops.mul(self.activation(gate), up)
 
 
-def _added_in_place(x: Tensor, y: Tensor) -> Tensor:
+def added_in_place(x: Tensor, y: Tensor) -> Tensor:
     """``x.add_(y)``: saves nothing; both gradients are g."""
     node = x.tape.node((x, y), _added_backward)
     x.tape.move(2 * x.num_bytes + y.num_bytes)

@@ -31,6 +31,7 @@ TEXT_FAMILIES = {
     "internlm3": "internlm3",
     "lfm2": "lfm2",
     "llama": "llama",
+    "llama4_text": "llama4",
     "ministral": "ministral",
     "ministral3": "ministral3",
     "mistral": "llama",

@@ -19,6 +19,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "idefics3": ("idefics", "idefics3_shape"),
     "instructblip": ("fixed", "query_shape"),
     "internvl": ("dynamic_tiles", "internvl_shape"),
+    "llama4": ("llama4", "llama4_shape"),
     "llava": ("pixtral", "llava_or_pixtral_shape"),
     "llava_next": ("anyres", "llava_next_shape"),
     "llava_onevision": ("anyres", "llava_onevision_shape"),

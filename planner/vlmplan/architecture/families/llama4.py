@@ -1,0 +1,326 @@
+"""Llama 4's language model: layers with and without positions, and experts that each see every token.
+
+Source: transformers 5.23 ``models/llama4/modeling_llama4.py``. The router's scores, zero for experts that a token did
+not choose, weight what goes into the experts: every expert computes all tokens, N * E rows in two batched products.
+The router is a Linear that returns two tensors, so that neither peft 0.21 nor bitsandbytes can take its place (tried).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention_backend import Scores
+from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.latent_attention import complex_positions
+from vlmplan.architecture.families.llama import (
+    Decoder,
+    DecoderShape,
+    GatedMlp,
+    RotaryContext,
+    decoder_shape,
+    stack_of_kinds,
+)
+from vlmplan.architecture.families.moe import added_in_place, top
+from vlmplan.architecture.model import CausalLM
+from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.parameter_adapters import AdaptableModule
+from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
+from vlmplan.errors import InputError
+from vlmplan.json_reader import not_allowed
+from vlmplan.units import DType
+
+CHUNKED, FULL = "chunked_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What tells layers apart: whether they rotate, norm heads and scale queries, how far they see, their experts."""
+
+    rotates: bool
+    norms_heads: bool
+    scales_queries: bool
+    window: int | None
+    has_experts: bool
+
+
+class Norm(RMSNorm):
+    """``Llama4TextRMSNorm``: the weight is applied in the input's type; what was cast for it goes before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.mul(l2_normed(x), self.weight)
+
+
+def l2_normed(x: Tensor) -> Tensor:
+    """``Llama4TextL2Norm``: a norm without a weight, in float32."""
+    return ops.to(_normed(ops.to(x, DType.FLOAT32)), x.dtype)
+
+
+def _normed(x: Tensor) -> Tensor:
+    variance = ops.mean_last(ops.power(x))
+    return ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))
+
+
+class Llama4Attention(Module):
+    """``Llama4TextAttention``."""
+
+    def __init__(self, shape: DecoderShape, kind: LayerKind) -> None:
+        super().__init__()
+        self.shape, self.kind = shape, kind
+        query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = Linear(shape.hidden_size, query_width, bias=shape.qkv_bias)
+        self.k_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
+        self.v_proj = Linear(shape.hidden_size, key_width, bias=shape.qkv_bias)
+        self.o_proj = Linear(query_width, shape.hidden_size, bias=shape.qkv_bias)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        batch, num_tokens, _ = x.shape
+        shape, kind = self.shape, self.kind
+        keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        k = self.k_proj(x).view(*keys)
+        v = self.v_proj(x).view(*keys)
+        if kind.rotates:
+            q, k = rotated_as_complex(q, k, context.cos)
+        if kind.norms_heads:
+            q = l2_normed(q)
+            k = l2_normed(k)
+        if kind.scales_queries:
+            q = ops.to(ops.mul(q, x.tape.tensor((1, 1, num_tokens, 1), DType.FLOAT32)), q.dtype)
+        mask = context.masks.get(kind.window)
+        return self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores))
+
+
+def rotated_as_complex(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_emb``: pairs of elements times a complex number in float32; both are cast back at the end."""
+    wide_q, wide_k = ops.to(q, DType.FLOAT32), ops.to(k, DType.FLOAT32)
+    q_out = ops.mul(wide_q, positions)
+    k_out = ops.mul(wide_k, positions)
+    return ops.to(q_out, q.dtype), ops.to(k_out, k.dtype)
+
+
+class Llama4Router(Linear):
+    """``Llama4Router``: (scores, logits) of all experts."""
+
+    def __init__(self, hidden_size: int, num_experts: int, num_per_token: int) -> None:
+        super().__init__(hidden_size, num_experts)
+        self.num_per_token = num_per_token
+
+    def routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self(x)
+        values, indices = top(logits, self.num_per_token)
+        scattered = _scattered(values, indices, logits.shape)
+        scores = ops.to(ops.sigmoid(ops.to(scattered, DType.FLOAT32)), scattered.dtype)
+        return scores, logits
+
+
+def _scattered(values: Tensor, indices: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``full_like(...).scatter_(1, indices, values)``: saves the indices; the gradient is gathered."""
+    tape = values.tape
+    node = tape.node((values,), _scattered_backward, (indices.detached(),), (values.shape, values.dtype))
+    out = tape.tensor(shape, values.dtype, node)
+    tape.move(out.num_bytes + 2 * values.num_bytes + indices.num_bytes)
+    return out
+
+
+def _scattered_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(*node.meta)
+    g.tape.move(g.num_bytes + out.num_bytes)
+    return (out,)
+
+
+class Llama4Experts(AdaptableModule):
+    """``Llama4TextExperts``: x (E * N, width), the rows of each expert behind those of the one before."""
+
+    is_transposed = True
+
+    def __init__(self, num_experts: int, hidden_size: int, inner: int, activation: str) -> None:
+        super().__init__()
+        self.gate_up_proj = Parameter(num_experts, hidden_size, 2 * inner)
+        self.down_proj = Parameter(num_experts, inner, hidden_size)
+        self.activation = ops.ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate_up = batched_product(x, self.weight_of("gate_up_proj"))
+        half = (gate_up.shape[0], gate_up.shape[1] // 2)
+        gate, up = ops.split(gate_up, half, half)
+        return batched_product(ops.mul(up, self.activation(gate)), self.weight_of("down_proj"))
+
+
+def batched_product(x: Tensor, weight: Operand) -> Tensor:
+    """``torch.bmm`` of x (E * n, in) and (E, in, out), (E * n, out): saves each if the other needs a gradient.
+
+    The weight's gradient comes first (``bmm(self, mat2)``); autocast casts both.
+    """
+    tape = x.tape
+    if tape.autocast is not None:
+        x, weight = ops.to(x, tape.autocast), ops.cast_weight(weight, tape.autocast, tape)
+    num_experts, in_width, out_width = weight.shape
+    kept = weight if isinstance(weight, Parameter) else weight.detached()
+    saved = (x.detached() if weight.requires_grad else None, kept if x.requires_grad else None)
+    node = tape.node((x, weight), _batched_backward, saved, (x.shape, weight.shape, x.dtype))
+    out = tape.tensor((x.shape[0], out_width), x.dtype, node)
+    weight_bytes = num_experts * in_width * out_width * x.dtype.num_bytes
+    tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes)
+    return out
+
+
+def _batched_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    x_shape, weight_shape, dtype = node.meta
+    tape = g.tape
+    num_experts, in_width, out_width = weight_shape
+    flops = 2 * x_shape[0] * in_width * out_width
+    hbm_bytes = (x_shape[0] * (in_width + out_width) + num_experts * in_width * out_width) * dtype.num_bytes
+    grad_x = grad_weight = None
+    if node.needs[1]:
+        grad_weight = tape.gradient(weight_shape, dtype)
+        tape.matmul(flops, hbm_bytes)
+    if node.needs[0]:
+        grad_x = tape.tensor(x_shape, dtype)
+        tape.matmul(flops, hbm_bytes)
+    return (grad_x, grad_weight)
+
+
+class Llama4Moe(Module):
+    """``Llama4TextMoe``: routed experts, and one that sees every token as it is."""
+
+    def __init__(self, config: Config, shape: DecoderShape) -> None:
+        super().__init__()
+        width, inner = shape.hidden_size, shape.intermediate_size
+        num_experts = config.integer("num_local_experts")
+        self.num_experts = num_experts
+        self.experts = Llama4Experts(num_experts, width, inner, shape.activation)
+        self.router: Any = Llama4Router(width, num_experts, config.integer("num_experts_per_tok"))
+        self.shared_expert = GatedMlp(width, inner, activation=shape.activation)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The result, and the router's logits, which live to the end of the layer."""
+        if not isinstance(self.router, Llama4Router):
+            raise InputError(
+                "Llama 4's router cannot take an adapter or 4-bit weights (peft and bitsandbytes fail on its two "
+                "results); give --method lora with --lora-exclude router"
+            )
+        width = x.shape[-1]
+        flat = x.view(x.numel // width, width)
+        num_tokens, num_rows = flat.shape[0], flat.shape[0] * self.num_experts
+        scores, logits = self.router.routed(flat)
+        routed_in = _repeated(flat, self.num_experts)
+        routed_in = ops.mul(routed_in, ops.copy(scores, num_rows, 1))  # the scores of each expert, transposed
+        routed_out = self.experts(routed_in)
+        out = self.shared_expert(flat)
+        return added_in_place(out, ops.resample(routed_out, num_tokens, width)), logits
+
+
+def _repeated(x: Tensor, times: int) -> Tensor:
+    """``x.repeat(times, 1)``: saves nothing; its gradient is summed over the copies."""
+    tape = x.tape
+    node = tape.node((x,), _repeated_backward, (), (x.shape, x.dtype))
+    out = tape.tensor((times * x.shape[0], x.shape[1]), x.dtype, node)
+    tape.move(2 * out.num_bytes)
+    return out
+
+
+def _repeated_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    out = g.tape.tensor(*node.meta)
+    g.tape.move(g.num_bytes + out.num_bytes)
+    return (out,)
+
+
+class Llama4Layer(Module):
+    """``Llama4TextDecoderLayer``."""
+
+    def __init__(self, config: Config, shape: DecoderShape, kind: LayerKind) -> None:
+        super().__init__()
+        self.self_attn = Llama4Attention(shape, kind)
+        inner = config.integer("intermediate_size_mlp")
+        mlp: Module = GatedMlp(shape.hidden_size, inner, activation=shape.activation)
+        self.feed_forward: Any = Llama4Moe(config, shape) if kind.has_experts else mlp
+        self.has_experts = kind.has_experts
+        self.input_layernorm = Norm(shape.hidden_size)
+        self.post_attention_layernorm = Norm(shape.hidden_size)
+
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
+        residual = x
+        x = self.input_layernorm(x)
+        attended = self.self_attn(x, context)
+        x = ops.add(residual, attended)
+        residual = x
+        x = self.post_attention_layernorm(x)
+        logits = None
+        if self.has_experts:
+            x, logits = self.feed_forward(x)
+        else:
+            x = self.feed_forward(x)
+        x = ops.add(residual, x.view(*residual.shape))
+        del attended, logits
+        return x
+
+
+class Llama4Decoder(Decoder):
+    """``Llama4TextModel``: it makes the masks of both kinds of layers, whether or not there are some."""
+
+    def __init__(self, shape: DecoderShape, layers: Stack, chunk: int) -> None:
+        super().__init__(shape, layers)
+        self.masked_windows = (None, chunk)
+        self.norm = Norm(shape.hidden_size)
+
+    def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        positions = complex_positions(x, self.shape.head_dim)
+        return positions, positions
+
+
+def layer_kinds(config: Config, chunk: int) -> list[LayerKind]:
+    """The kind of each layer, as ``Llama4TextConfig`` completes the file."""
+    num_layers = config.integer("num_hidden_layers")
+    interval = config.integer("no_rope_layer_interval")
+    rotates = config.integers("no_rope_layers") or tuple(int((i + 1) % interval != 0) for i in range(num_layers))
+    if len(rotates) < num_layers:
+        raise not_allowed(CONFIG, "no_rope_layers", list(rotates), f"a list of {num_layers} numbers, one a layer")
+    step = config.integer("interleave_moe_layer_step")
+    sparse = config.integers("moe_layers")
+    if config.get("moe_layers") is None:
+        sparse = tuple(range(step - 1, num_layers, step))
+    types = config.layer_types() or tuple(CHUNKED if rotates[i] else FULL for i in range(num_layers))
+    if not set(types) <= {CHUNKED, FULL}:
+        raise not_allowed(CONFIG, "layer_types", sorted(set(types)), f"names out of {CHUNKED} and {FULL}")
+    norms, scales = config.boolean("use_qk_norm"), config.boolean("attn_temperature_tuning")
+    return [
+        LayerKind(
+            bool(rotates[index]),
+            norms and bool(rotates[index]),
+            scales and not rotates[index],
+            chunk if types[index] == CHUNKED else None,
+            index in sparse,
+        )
+        for index in range(num_layers)
+    ]
+
+
+def decoder(config: Config) -> Llama4Decoder:
+    """``Llama4TextModel``."""
+    chunk = config.integer("attention_chunk_size")
+    kinds = layer_kinds(config, chunk)
+    shape = replace(
+        decoder_shape(config),
+        qkv_bias=config.boolean("attention_bias"),
+        windows=tuple(kind.window for kind in kinds),
+        scores=Scores(upcasts=False),
+    )
+    layers = stack_of_kinds(kinds, lambda kind: Llama4Layer(config, shape, kind))
+    return Llama4Decoder(shape, layers, chunk)
+
+
+def build(config: Config) -> CausalLM:
+    """``Llama4ForCausalLM``."""
+    model = decoder(config)
+    head = Linear(model.shape.hidden_size, model.shape.vocab_size)
+    return CausalLM(model, head, ties_weights=config.boolean("tie_word_embeddings"))

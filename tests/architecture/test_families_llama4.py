@@ -1,0 +1,169 @@
+"""Llama 4 against the published checkpoint and against transformers, with and without images."""
+
+import ast
+import importlib.util
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from model_table import assert_counts_match_the_table, packaged_config
+from tape_probe import predicted_step
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.model import Batch
+from vlmplan.errors import InputError
+
+ALIAS = "llama-4-scout"
+TEXT = {
+    "model_type": "llama4_text",
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "intermediate_size_mlp": 192,
+    "num_hidden_layers": 4,
+    "vocab_size": 1000,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 4,
+    "pad_token_id": None,
+}
+INTERLEAVED = {**TEXT, "interleave_moe_layer_step": 2, "use_qk_norm": False, "attention_bias": True}
+CHUNKED = {**TEXT, "attention_chunk_size": 64, "num_experts_per_tok": 2}
+UNTUNED = {**TEXT, "attn_temperature_tuning": False, "no_rope_layers": [1, 0, 1, 1], "moe_layers": [3]}
+VISION = {
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "image_size": 56,
+    "patch_size": 14,
+    "projector_input_dim": 96,
+    "projector_output_dim": 96,
+    "vision_output_dim": 96,
+}
+IMAGE_TOKEN = 999
+TOKENS = {"image_token_index": IMAGE_TOKEN, "boi_token_index": 997, "eoi_token_index": 998}
+COMPOSITE = {"model_type": "llama4", "text_config": TEXT, "vision_config": VISION, **TOKENS}
+PREPROCESSOR = {"size": {"height": 56, "width": 56}, "max_patches": 4}
+CONFIGS = {
+    "text": TEXT,
+    "every other layer dense": INTERLEAVED,
+    "short chunks": CHUNKED,
+    "lists": UNTUNED,
+    "with images": COMPOSITE,
+}
+SIZES = (20, 20), (336, 336), (337, 300), (640, 480), (480, 640), (5000, 90), (2011, 1499), (90, 999)
+BATCH = Batch(micro_batch=2, num_tokens=150)
+
+
+def test_counts_are_those_of_the_published_checkpoint():
+    assert_counts_match_the_table(ALIAS)
+
+
+WHOLE = pytest.param(packaged_config(ALIAS), marks=pytest.mark.sweep)
+
+
+@pytest.mark.parametrize("config", [WHOLE, *CONFIGS.values()], ids=[ALIAS, *CONFIGS])
+def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(config):
+    pytest.importorskip("transformers")
+    from family_checks import assert_parameters_and_linears_match
+
+    assert_parameters_and_linears_match(config)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("config", "attention"), [(TEXT, "eager"), (INTERLEAVED, "sdpa"), (CHUNKED, "sdpa"), (UNTUNED, "sdpa")]
+)
+def test_a_step_keeps_and_peaks_as_in_transformers(config, attention):
+    pytest.importorskip("transformers")
+    from family_checks import assert_step_matches, text_inputs
+
+    assert_step_matches(config, BATCH, text_inputs(BATCH), attention=attention, tolerance=0.001)
+
+
+def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers():
+    pytest.importorskip("transformers")
+    from family_checks import assert_checkpointed_step_matches, text_inputs
+
+    assert_checkpointed_step_matches(CHUNKED, BATCH, text_inputs(BATCH))
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("frozen", "checkpoints"), [((), False), (("vision_model",), True), (("language_model",), False)]
+)
+def test_a_step_with_images_keeps_and_peaks_as_in_transformers(frozen, checkpoints):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from family_checks import assert_step_matches
+
+    image = image_shape(COMPOSITE, PREPROCESSOR, width=100, height=100)
+    num_tokens = image.num_tokens + 40
+    batch = Batch(micro_batch=2, num_tokens=num_tokens, images_per_sample=1, image=image)
+    ids = torch.arange(2 * num_tokens).reshape(2, num_tokens) % 900
+    ids[:, 5 : 5 + image.num_placeholder_tokens] = IMAGE_TOKEN
+    inputs = {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
+    pixels = {"pixel_values": (2 * image.num_vision_sequences, 3, 56, 56)}
+    options = {"frozen": frozen, "checkpoints": checkpoints, "tolerance": 0.006 if frozen else 0.001}
+    assert_step_matches(COMPOSITE, batch, inputs, pixels, **options)
+
+
+def test_a_canvas_is_that_of_transformers():
+    """The functions alone: their file wants torchvision."""
+    torch = pytest.importorskip("torch")
+    found = importlib.util.find_spec("transformers")
+    if found is None or found.origin is None:
+        pytest.skip("needs transformers")
+    source = Path(found.origin).parent / "models" / "llama4" / "image_processing_llama4.py"
+    names = {"get_factors", "find_supported_resolutions", "get_best_fit"}
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    for node in functions:
+        node.decorator_list, node.returns = [], None
+        for argument in node.args.args:
+            argument.annotation = None
+    space = {"torch": torch, "defaultdict": defaultdict}
+    exec(compile(ast.Module(functions, []), str(source), "exec"), space)
+    square = type("Square", (), {"height": 336, "width": 336})
+    grids = torch.tensor(space["find_supported_resolutions"](16, square))
+    config = packaged_config(ALIAS)
+    for width, height in SIZES:
+        for largest in (False, True):
+            canvas = space["get_best_fit"]((height, width), grids, largest)
+            shape = image_shape(config, {"resize_to_max_canvas": largest}, width=width, height=height)
+            assert [shape.resized_height, shape.resized_width] == canvas.tolist()
+
+
+def test_an_image_of_several_tiles_has_one_more_of_the_whole_and_a_separator_behind_each():
+    shape = image_shape(packaged_config(ALIAS), None, width=700, height=300)
+    features = (336 // 14) ** 2 // 4
+    assert (shape.num_tile_columns, shape.num_tile_rows) == (3, 1)
+    assert shape.num_placeholder_tokens == (3 + 1) * features
+    assert shape.num_tokens == (3 + 1) * features + 3 + 3
+    one = image_shape(packaged_config(ALIAS), None, width=336, height=336)
+    assert one.num_tokens == features + 3
+
+
+def test_an_adapted_router_is_refused_with_what_to_give_instead():
+    from cli_calls import call
+
+    setup = ("--model", ALIAS, "--gpu", "h100-sxm:8", "--method", "lora", "--seq-len", "1024")
+    assert "give --lora-exclude router with it" in " ".join(call("estimate", *setup).err.split())
+    named = call("estimate", *setup, "--lora-targets", "router").err
+    assert "Llama 4's router cannot take an adapter" in " ".join(named.split())
+    assert call("estimate", *setup, "--lora-exclude", "router", "--json").document["verdict"]
+
+
+def test_widths_that_do_not_meet_are_refused_where_there_are_images():
+    config = {**COMPOSITE, "vision_config": {**VISION, "intermediate_size": 100}}
+    image = image_shape(config, PREPROCESSOR, width=56, height=56)
+    predicted_step(config, BATCH)
+    with pytest.raises(InputError, match="intermediate_size is 100; 256, as wide as merged patches are, is needed"):
+        predicted_step(config, Batch(micro_batch=1, num_tokens=40, images_per_sample=1, image=image))
+
+
+def test_lists_of_another_length_than_the_layers_are_refused():
+    with pytest.raises(InputError, match="a list of 4 numbers, one a layer"):
+        build_model({**TEXT, "no_rope_layers": [1, 0]})
