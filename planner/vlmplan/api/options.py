@@ -125,6 +125,21 @@ class EvaluationOptions(TypedDict, total=False):
     eval_loss: bool | None
 
 
+class TaskOptions(TypedDict, total=False):
+    """What is trained for: samples as they are (``sft``), preferences (``dpo``) or rewards (``grpo``)."""
+
+    task: Literal["sft", "dpo", "grpo"] | None
+    reference: Literal["none", "adapter-off", "copy", "precomputed"] | None
+    max_completion_tokens: int | None
+    num_generations: int | None
+    steps_per_generation: int | None
+    generation: Literal["transformers", "vllm", "server"] | None
+    vllm_memory_utilization: float | None
+    vllm_sleep_level: int | None
+    vllm_tensor_parallel: int | None
+    reward_model_parameters: int | None
+
+
 class CatalogOptions(TypedDict, total=False):
     """Catalogs of your own on top of the others; later ones win."""
 
@@ -158,6 +173,7 @@ class CompareOptions(
     MachineOptions,
     RecipeOptions,
     EvaluationOptions,
+    TaskOptions,
     CatalogOptions,
     total=False,
 ):
@@ -178,6 +194,7 @@ class RecommendOptions(
     SearchOptions,
     RecipeOptions,
     EvaluationOptions,
+    TaskOptions,
     CatalogOptions,
     total=False,
 ):
@@ -189,7 +206,14 @@ class RecommendOptions(
 
 
 class AdviseOptions(
-    WorkloadOptions, MachineOptions, SearchOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
+    WorkloadOptions,
+    MachineOptions,
+    SearchOptions,
+    RecipeOptions,
+    EvaluationOptions,
+    TaskOptions,
+    CatalogOptions,
+    total=False,
 ):
     """Those of ``vlmplan advise``."""
 

@@ -38,6 +38,7 @@ from vlmplan.cli.other_trainer import ForTrainer, for_trainer, next_steps
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.cli.task_options import TASK
 from vlmplan.errors import InputError
+from vlmplan.training_task import Generation
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -230,21 +231,22 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
     """Write the winner's files where ``out`` says so; how to train it, in lines for the user."""
     if not found.plans:
         return []
-    task = found.plans[0].estimate.recipe.task
-    if task is not None:
-        if out is None:
-            return []
-        raise InputError(f"--out writes files for the bundled trainer, which trains no --task {task.kind.value}")
     if out is None:
         return ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
     from vlmplan.emit import is_for_skypilot, launch_text, sky_problem, write_files
 
-    plan = plan_of(found.plans[0], request)
+    plan, task = plan_of(found.plans[0], request), found.plans[0].estimate.recipe.task
+    if task is not None and task.is_grpo and task.generation is not Generation.TRANSFORMERS:
+        raise InputError(
+            f"--out writes what vlmplan launches, and --generation {task.generation.value} is planned alone; "
+            f"leave --out off, or give --generation transformers"
+        )
+    rewards = " --rewards FILE" if task is not None and task.is_grpo else ""
     written = write_files(plan, out, force=force)
     problem = sky_problem(plan) if is_for_skypilot(plan) else None
     return [
         f"written: {', '.join(str(path) for path in written)}",
-        f"train with: bash {shlex.quote(str(out / 'launch.sh'))} --train-data FILE --output-dir DIR",
+        f"train with: bash {shlex.quote(str(out / 'launch.sh'))} --train-data FILE{rewards} --output-dir DIR",
         f"which runs: {launch_text(plan, plan_path=str(out / 'plan.json'))}",
         *([] if problem is None else [f"no sky.yaml: {problem}"]),
         *_wheel_notes(written),
