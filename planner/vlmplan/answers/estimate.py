@@ -1,7 +1,6 @@
 """One estimate: its document, and for people verdict, a bar per phase, components at the peak, host, disk and time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 
 import click
 
@@ -9,7 +8,7 @@ from vlmplan.answers.host_and_disk import host_and_disk_json, host_and_disk_line
 from vlmplan.answers.setups import TASK_TITLES, recipe_text
 from vlmplan.answers.used_calibration import reference_json, reference_line
 from vlmplan.communication import volume_json
-from vlmplan.engines.components import Components
+from vlmplan.engines.components import COMPONENT_NAMES, Components
 from vlmplan.estimation import Estimate, VaryingLengths
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import cluster_text
@@ -249,8 +248,7 @@ def print_memory(estimate: Estimate) -> None:
     click.echo(texts[0] + next(title for title in titles if len(texts[0] + title) <= width))
     for phase, text in zip(phases, texts[1:], strict=True):
         click.echo(text + bar(phase.peak.as_json(), limit_bytes=limit, bytes_per_cell=bytes_per_cell))
-    names_in_order = [item.name for item in fields(Components)]
-    shown = [name for name in names_in_order if any(_has(phase.peak, name) for phase in phases)]
+    shown = [name for name in COMPONENT_NAMES if any(_has(phase.peak, name) for phase in phases)]
     click.echo(legend(shown, width))
 
 

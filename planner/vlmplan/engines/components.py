@@ -49,6 +49,8 @@ class Components:
         return values
 
 
+COMPONENT_NAMES = tuple(field.name for field in fields(Components))
+"""All of them, those that most GPUs have nothing of too."""
 NOTHING = Components()
 
 

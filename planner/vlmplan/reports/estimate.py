@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from vlmplan.answers import modules
 from vlmplan.answers.drawn import drawn
 from vlmplan.answers.estimate import component_table, document
-from vlmplan.engines.components import Components
+from vlmplan.engines.components import COMPONENT_NAMES
 from vlmplan.estimation import Estimate
 from vlmplan.json_reader import JsonDict
 from vlmplan.render.tables import Table
@@ -79,9 +79,9 @@ def module_table(found: Estimate) -> Table:
 
 def phase_table(phases: Mapping[str, Mapping[str, int]]) -> Table:
     """What every phase holds at its peak, a column for each component that any has."""
-    names = [name for name in Components().as_json() if any(parts[name] for parts in phases.values())]
+    names = [name for name in COMPONENT_NAMES if any(parts.get(name) for parts in phases.values())]
     rows = [
-        (phase, *(gib_text(parts[name]) for name in names), gib_text(sum(parts.values())))
+        (phase, *(gib_text(parts.get(name, 0)) for name in names), gib_text(sum(parts.values())))
         for phase, parts in phases.items()
     ]
     titles = ("at the peak of", *(name.replace("_", " ") for name in names), "in all")
