@@ -36,7 +36,7 @@ class UnknownRead:
 @dataclass(frozen=True)
 class ScriptRehearsal(RehearsedDevice):
     """``unknown``: where unknown values read as zero; ``bounded``: where a shape is an upper bound; ``host_rss_bytes``:
-    the most of this machine's memory that it took."""
+    the most of this machine's memory that it took; ``allocator_settings``: those of torch when it ended."""
 
     rehearsed: Rehearsed
     machine: Cluster
@@ -44,6 +44,7 @@ class ScriptRehearsal(RehearsedDevice):
     unknown: tuple[UnknownRead, ...]
     bounded: tuple[UnknownRead, ...]
     notes: tuple[str, ...]
+    allocator_settings: tuple[str, ...]
     host_rss_bytes: int
 
     @property
@@ -52,8 +53,7 @@ class ScriptRehearsal(RehearsedDevice):
 
     @property
     def has_expandable_segments(self) -> bool:
-        variables = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-        return any("expandable_segments:True" in os.environ.get(name, "") for name in variables)
+        return any("expandable_segments:True" in text for text in self.allocator_settings)
 
     @property
     def uses_deepspeed(self) -> bool:
@@ -120,6 +120,7 @@ def rehearse_script(
         unknown=tuple(_read(one) for one in answer.objects("unknown_values")),
         bounded=tuple(_read(one) for one in answer.objects("bounded_shapes")),
         notes=tuple(str(note) for note in answer.raw("notes")),
+        allocator_settings=tuple(str(text) for text in answer.raw("allocator_settings")),
         host_rss_bytes=answer.count("host_rss_bytes"),
     )
 

@@ -2,6 +2,7 @@
 
 run             the whole rehearsal; __main__ is its process
 launchers       what torchrun, accelerate and others would start, by their own parsers
+programs        what a program would start as ranks runs here instead
 card            CUDA for a torch without a card: device guard and accelerator; queries answers torch.cuda's questions
 mode            what is unknown reads as zero, and who asked; bounds for shapes that depend on data
 generation      runs to its length limit

@@ -66,6 +66,7 @@ def _rehearsed(request: dict[str, Any]) -> dict[str, Any]:
     return rehearse_script(
         ScriptRequest(
             launch=launch,
+            understood=lambda words: understood(words, world),
             rank=world.rank,
             num_ranks=world.num_ranks,
             num_steps=request["num_steps"],

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.errors import InputError
+from vlmplan_trainer.script_rehearsal.programs import python_program
 
-KNOWN = "python, torchrun, accelerate launch, deepspeed and trl"
+KNOWN = "python, torchrun, accelerate launch, deepspeed, trl and programs of Python packages that are installed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +27,15 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A script, or a module, with its arguments; ``environment`` is what its launcher sets beside the ranks."""
+    """A script, or a module, with its arguments; ``environment`` is what its launcher sets.
+
+    ``is_program``: it may start the script itself, in processes of its own.
+    """
 
     script: str
     arguments: list[str]
     is_module: bool = False
+    is_program: bool = False
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
 
@@ -38,7 +43,7 @@ def understood(words: Sequence[str], world: World) -> Launch:
     """What ``words`` would run on each rank. Raises InputError for launchers that are not known."""
     program = os.path.basename(words[0])
     if program.startswith("python"):
-        return _python(list(words[1:]))
+        return _python(list(words[1:]), world)
     if program == "torchrun":
         return _torchrun(list(words[1:]), world)
     if program == "accelerate" and words[1:2] == ["launch"]:
@@ -47,11 +52,14 @@ def understood(words: Sequence[str], world: World) -> Launch:
         return _deepspeed(list(words[1:]), world)
     if program == "trl" and len(words) > 1:
         return Launch(script=f"trl.scripts.{words[1]}", arguments=list(words[2:]), is_module=True)
+    path = python_program(words[0])
+    if path is not None:
+        return Launch(script=path, arguments=list(words[1:]), is_program=True)
     raise InputError(f"{' '.join(words[:2])} is not a launcher that rehearse knows: {KNOWN}")
 
 
-def rank_variables(world: World) -> dict[str, str]:
-    """As ``torchrun`` sets them. One rank alone needs none, as ``python train.py`` has none."""
+def rank_variables(world: World, *, is_launched: bool = False) -> dict[str, str]:
+    """As ``torchrun`` sets them. One rank alone needs none unless ``is_launched``, as ``python train.py`` has none."""
     values = {
         "RANK": world.rank,
         "LOCAL_RANK": world.rank % world.gpus_per_node,
@@ -60,10 +68,10 @@ def rank_variables(world: World) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 1,  # never opened
     }
-    return {name: str(value) for name, value in values.items()} if world.num_ranks > 1 else {}
+    return {name: str(value) for name, value in values.items()} if is_launched or world.num_ranks > 1 else {}
 
 
-def _python(words: list[str]) -> Launch:
+def _python(words: list[str], world: World) -> Launch:
     while words and words[0].startswith("-") and words[0] != "-m":
         if words[0] not in ("-u", "-O", "-B", "-I", "-s", "-E"):
             raise InputError(f"python {words[0]} cannot be rehearsed; give a script, or -m and a module")
@@ -71,7 +79,9 @@ def _python(words: list[str]) -> Launch:
     if words[:1] == ["-m"]:
         del words[0]
         if words[:1] == ["torch.distributed.run"]:
-            raise InputError("python -m torch.distributed.run is torchrun; give torchrun")
+            return _torchrun(words[1:], world)
+        if words[:1] == ["accelerate.commands.launch"]:
+            return _accelerate(words[1:], world)
         return _launch(words, is_module=True)
     return _launch(words)
 
@@ -105,7 +115,8 @@ def _torchrun(words: list[str], world: World) -> Launch:
         args = get_args_parser().parse_args(words)
     if str(args.nproc_per_node).isdigit() and "nproc" in " ".join(words):
         _same_ranks("--nproc_per_node", int(args.nproc_per_node), world.gpus_per_node)
-    return _launch([args.training_script, *args.training_script_args], is_module=args.module)
+    script = [args.training_script, *args.training_script_args]
+    return _launch(script, is_module=args.module, environment=rank_variables(world, is_launched=True))
 
 
 def _accelerate(words: list[str], world: World) -> Launch:

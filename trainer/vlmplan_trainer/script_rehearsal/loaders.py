@@ -1,7 +1,8 @@
 """Data loaders of a script: read in this process, at an end once all steps are done or an evaluation has been seen."""
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +48,27 @@ def is_training_loader(loader: Any, phases: ScriptPhases) -> bool:
     """Whether an iterator of a loader has given no batch to an evaluation yet, and gives none now."""
     before = loader.__dict__.setdefault("_evaluated_before", phases.num_evaluated)
     return phases.num_evaluated == before and not _is_evaluating()
+
+
+@contextmanager
+def datasets_in_this_process() -> Iterator[None]:
+    """Hugging Face's datasets are mapped and filtered here: each process of ``num_proc`` would be one as large as this,
+    and the machine that rehearses has fewer cores than the one that trains."""
+    datasets: Any = sys.modules.get("datasets")  # transformers' Trainer has imported it where it is installed
+    if datasets is None:
+        yield
+        return
+
+    def alone(call: Any) -> Any:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            return call(*args, **kwargs | ({"num_proc": None} if "num_proc" in kwargs else {}))
+
+        return told
+
+    with ExitStack() as stack:
+        for name in ("map", "filter"):
+            stack.enter_context(replaced(datasets.Dataset, name, alone(getattr(datasets.Dataset, name))))
+        yield
 
 
 def _is_evaluating() -> bool:

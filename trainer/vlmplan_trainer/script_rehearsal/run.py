@@ -1,13 +1,14 @@
 """One rank of a script, from its first line to its last, on fake tensors."""
 
 import gc
+import importlib.util
 import os
 import runpy
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpo
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
 from vlmplan_trainer.script_rehearsal.launchers import Launch
-from vlmplan_trainer.script_rehearsal.loaders import short_loaders, stopping_trainers
+from vlmplan_trainer.script_rehearsal.loaders import datasets_in_this_process, short_loaders, stopping_trainers
 from vlmplan_trainer.script_rehearsal.longest import longest_batches
 from vlmplan_trainer.script_rehearsal.meter import ScriptMeter
 from vlmplan_trainer.script_rehearsal.mode import (
@@ -45,6 +46,7 @@ from vlmplan_trainer.script_rehearsal.mode import (
     reading_fake_tensors,
 )
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases, inner_model
+from vlmplan_trainer.script_rehearsal.programs import StartedElsewhere, starting_ranks_here
 from vlmplan_trainer.script_rehearsal.queries import Card, answer_as
 from vlmplan_trainer.script_rehearsal.ranks import one_host, running_alone
 from vlmplan_trainer.script_rehearsal.side_effects import Notes, leaving_nothing
@@ -53,6 +55,8 @@ from vlmplan_trainer.script_rehearsal.weights import reading_no_weights
 NAMED_BYTES = 1 << 16
 """Storages from this size on have the line of the script that made them: a small model's weights too."""
 SCHEMA = "vlmplan.rehearsed/1"
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""As launchers and scripts may set them."""
 CPU_SHIMS = (rebuilding_buckets, knowing_used_weights, one_host)
 CUDA_SHIMS = (
     making_numbers_on_the_host,
@@ -67,11 +71,12 @@ CUDA_SHIMS = (
 class ScriptRequest:
     """One rank of ``num_ranks`` of what is launched.
 
-    ``card``: None on the CPU. ``folder`` is a temporary one for what the script writes. ``longest``: every batch that
-    trains is of the longest samples.
+    ``understood``: what a command that the script starts would run on each rank. ``card``: None on the CPU. ``folder``
+    is a temporary one for what the script writes. ``longest``: every batch that trains is of the longest samples.
     """
 
     launch: Launch
+    understood: Callable[[Sequence[str]], Launch]
     rank: int
     num_ranks: int
     num_steps: int
@@ -125,6 +130,7 @@ def rehearse_script(request: ScriptRequest) -> dict[str, Any]:
         "checkpoint_bytes": saved.largest_bytes or None,
         **meter.as_json(),
         **unknowns.as_json(),
+        "allocator_settings": [os.environ.get(name, "") for name in ALLOCATOR_VARIABLES],
         "notes": notes.sentences,
     }
 
@@ -145,6 +151,7 @@ def _enter_surroundings(stack: ExitStack, request: ScriptRequest, phases: Script
     stack.enter_context(short_loaders(phases))
     if request.longest:
         stack.enter_context(longest_batches(phases, notes))
+    stack.enter_context(datasets_in_this_process())
     stack.enter_context(stopping_trainers(phases))
     stack.enter_context(compiling_nothing(notes))
     stack.enter_context(leaving_nothing(request.folder, notes, allows_network=request.allows_network))
@@ -153,13 +160,11 @@ def _enter_surroundings(stack: ExitStack, request: ScriptRequest, phases: Script
 
 def _import_libraries() -> None:
     """Those that look at torch while they are imported see it as it is."""
-    import deepspeed
-    import deepspeed.ops.op_builder.all_ops
-    import deepspeed.runtime.engine
     import transformers
     import transformers.modeling_utils
 
-    assert deepspeed.ops.__compatible_ops__  # asks the accelerator that is there which kernels it has
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        importlib.import_module("bitsandbytes")  # with a card it takes torch's functions of a build for cards
     assert transformers.Trainer
 
 
@@ -205,8 +210,20 @@ def _vocab_size(model: Any) -> int | None:
 
 
 def _run(request: ScriptRequest) -> None:
-    """The script as Python runs it: its own folder first on the path, its name and arguments in ``sys.argv``."""
+    """The script, and what it would start as ranks instead of itself."""
     launch = request.launch
+    while True:
+        try:
+            with starting_ranks_here(is_program=launch.is_program):
+                _run_script(launch)
+            return
+        except StartedElsewhere as start:
+            launch = request.understood(start.words)
+            os.environ.update(start.environment | launch.environment)
+
+
+def _run_script(launch: Launch) -> None:
+    """The script as Python runs it: its own folder first on the path, its name and arguments in ``sys.argv``."""
     sys.argv = [launch.script, *launch.arguments]
     place = os.getcwd() if launch.is_module else str(Path(launch.script).resolve().parent)
     sys.path.insert(0, place)
@@ -220,11 +237,13 @@ def _run(request: ScriptRequest) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise InputError(f"the script ended itself: {end.code}") from None
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StartedElsewhere):
         raise
     except BaseException as error:
         traceback.print_exc()
         raise InputError(_where(error)) from None
+    finally:
+        sys.path.remove(place)
 
 
 def _where(error: BaseException) -> str:
