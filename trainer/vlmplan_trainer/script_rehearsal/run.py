@@ -161,8 +161,9 @@ def _enter_surroundings(stack: ExitStack, request: ScriptRequest, phases: Script
 def _import_libraries() -> None:
     """Those that look at torch while they are imported see it as it is."""
     import transformers
-    import transformers.modeling_utils
 
+    for name in ("deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine", "transformers.modeling_utils"):
+        importlib.import_module(name)
     if importlib.util.find_spec("bitsandbytes") is not None:
         importlib.import_module("bitsandbytes")  # with a card it takes torch's functions of a build for cards
     assert transformers.Trainer
