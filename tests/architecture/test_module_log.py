@@ -14,6 +14,7 @@ SETUPS = [
     {"model": "gpt2", "method": "lora", "activation_checkpointing": False, "loss": "full"},
     {"model": "qwen2-vl-2b", "method": "lora", "zero_stage": "3", "train_vision": True},
     {"model": "gpt-oss-20b", "method": "lora"},
+    {"model": "smollm2-135m", "method": "lora", "task": "dpo"},
     {"model": "qwen3-vl-2b", "method": "full", "activation_checkpointing": False},
 ]
 

@@ -418,7 +418,7 @@ def test_the_exported_page_has_the_same_numbers(page, tmp_path):
     export_page(tmp_path / "site", Path(str(PYODIDE)), force=False)
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "site"))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as files:
-        thread = threading.Thread(target=files.serve_forever)
+        thread = threading.Thread(target=files.serve_forever, daemon=True)
         thread.start()
         started: list[float] = []
         address = f"http://127.0.0.1:{files.server_port}/"
@@ -433,6 +433,12 @@ def test_the_exported_page_has_the_same_numbers(page, tmp_path):
             page.wait_for_selector("body[data-answered=whole], body[data-answered=error]", timeout=60_000)
             is_shown(page, options)
         print(f"first answer after {started[0]:.0f} ms")
+        (tmp_path / "train.yaml").write_text(TRAINER_FILE)
+        page.evaluate("history.pushState({}, '', '?model=gpt2&gpu=a30')")
+        page.evaluate("dispatchEvent(new PopStateEvent('popstate'))")
+        page.locator("#file-config").set_input_files(tmp_path / "train.yaml")
+        page.wait_for_selector("#reading details")
+        is_shown(page, {"gpu": "a30", "config": {"name": "train.yaml", "text": TRAINER_FILE}})
         files.shutdown()
         thread.join()
 

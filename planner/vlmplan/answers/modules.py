@@ -10,8 +10,13 @@ WRAPPED = ".base_layer"
 """What peft puts between an adapted Linear and its weight."""
 OUTSIDE = "outside of modules"
 """Inputs of the model, the loss, and what it computes between them."""
-KINDS = {Kind.ACTIVATION: "activations", Kind.LOGITS: "logits", Kind.GRADIENT: "gradients"}
-"""Components of what forward leaves; temporaries are gone by then."""
+KINDS = {
+    Kind.ACTIVATION: "activations",
+    Kind.LOGITS: "logits",
+    Kind.TEMPORARY: "temporaries",
+    Kind.GRADIENT: "gradients",
+}
+"""Components of what forward leaves; gradients are those of a chunked loss, which makes them in forward."""
 
 
 def document(found: Estimate) -> JsonDict:
