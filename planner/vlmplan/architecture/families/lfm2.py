@@ -20,7 +20,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
 )
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm
+from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.json_reader import not_allowed
@@ -91,7 +91,7 @@ class Lfm2Mlp(Module):
 class Lfm2Layer(Module):
     """``Lfm2DecoderLayer``."""
 
-    def __init__(self, config: Config, shape: DecoderShape, kind: str) -> None:
+    def __init__(self, config: Config, shape: DecoderShape, kind: str, experts: Module | None = None) -> None:
         super().__init__()
         width = shape.hidden_size
         mixer: Any = Lfm2Attention(shape) if kind == ATTENTION else ShortConvolution(config, width)
@@ -100,7 +100,7 @@ class Lfm2Layer(Module):
         else:
             self.conv = mixer
         self.mixer_name = "self_attn" if kind == ATTENTION else "conv"
-        self.feed_forward = Lfm2Mlp(width, shape.intermediate_size)
+        self.feed_forward = experts or Lfm2Mlp(width, shape.intermediate_size)
         self.operator_norm = RMSNorm(width)
         self.ffn_norm = RMSNorm(width)
 
@@ -114,11 +114,11 @@ class Lfm2Layer(Module):
 class Lfm2Decoder(Module):
     """``Lfm2Model``."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, layers: Stack | None = None) -> None:
         super().__init__()
         self.shape = shape = lfm2_shape(config)
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)
-        self.layers = stack_of_kinds(layer_kinds(config), lambda kind: Lfm2Layer(config, shape, kind))
+        self.layers = layers or stack_of_kinds(layer_kinds(config), lambda kind: Lfm2Layer(config, shape, kind))
         self.embedding_norm = RMSNorm(shape.hidden_size)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -174,7 +174,11 @@ def decoder(config: Config) -> Lfm2Decoder:
 
 
 def build(config: Config) -> Lfm2:
-    """``Lfm2ForCausalLM``; the head is tied by ``tie_embedding`` where the file has it."""
-    model = decoder(config)
+    """``Lfm2ForCausalLM``."""
+    return with_head(decoder(config), config)
+
+
+def with_head(model: Lfm2Decoder, config: Config) -> Lfm2:
+    """A decoder and its output head, tied by ``tie_embedding`` where the file has it."""
     head = Linear(model.shape.hidden_size, model.shape.vocab_size)
     return Lfm2(model, head, ties_weights=config.boolean("tie_embedding", config.boolean("tie_word_embeddings")))

@@ -30,6 +30,7 @@ TEXT_FAMILIES = {
     "hunyuan_v1_dense": "hunyuan",
     "internlm3": "internlm3",
     "lfm2": "lfm2",
+    "lfm2_moe": "lfm2_moe",
     "llama": "llama",
     "llama4_text": "llama4",
     "ministral": "ministral",
