@@ -5,7 +5,7 @@ Bytes are of tensors: what cuBLAS takes is left out of estimates, since a rehear
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from statistics import median
 from typing import Any
@@ -25,7 +25,7 @@ OWN_PHASES = ("forward", "backward", "step")
 WITHOUT_WORKSPACES = ("load", "init")
 LAST_STEP = 3
 """Of a rehearsal; phases outside of steps have 0."""
-COMPONENTS = tuple(field.name for field in fields(Components))
+COMPONENTS = tuple(Components().as_json())
 HEADER = """# Estimates beside rehearsals
 
 {num_cases} rehearsals of {num_models} models of {num_families} families, {num_vision} of which see, each on one rank of
