@@ -87,8 +87,6 @@ SCRIPT_WORDS = {
     ),
 }
 """Of each script: words and ranks of its cases."""
-KNOWN_GAPS = {"trainer-images-zero3-checkpointing": 0.08}
-"""Errors above the others', not explained yet: backward of the first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

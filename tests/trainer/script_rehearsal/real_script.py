@@ -9,6 +9,7 @@ import json
 import os
 import runpy
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -29,6 +30,8 @@ from vlmplan_trainer.script_rehearsal.meter import ScriptMeter
 from vlmplan_trainer.script_rehearsal.phases import ScriptPhases
 
 NUM_STEPS = 3
+REST_SECONDS = 0.02
+"""Before a phase, so that gloo's threads have let go of the last one's messages on a busy machine too."""
 
 
 class WholeMeter(Meter):
@@ -51,6 +54,7 @@ class WholeMeter(Meter):
     def phase(self, name: str) -> Iterator[None]:
         self.memory.pop(name, None)
         key = (name, 0 if name in ScriptMeter.outside_steps else self.step)
+        time.sleep(REST_SECONDS)
         gc.collect()
         with collector_at_rest(), super().phase(name):
             yield

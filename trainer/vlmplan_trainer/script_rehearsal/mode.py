@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from vlmplan_trainer.gradient_sums import is_in_place
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
 from vlmplan_trainer.rehearse.components import DDP
 from vlmplan_trainer.rehearse.dispatch import KNOWN_ELEMENTS, VALUE, Rehearsal, value_of
@@ -29,6 +30,9 @@ DRAWN = (*DRAWN_IN_PLACE, aten.randperm.default, aten.randperm.generator)
 DRAWING = (aten.multinomial.default, aten.argmax.default)
 WRAPPER, MAKING_BUCKETS = "/torch/nn/parallel/distributed.py", ("_pre_forward", "_ddp_init_helper")
 SUMS = ("allreduce_", "allreduce_coalesced_")
+COPIED_BY_GLOO = "c10d::_reduce_scatter_base_"
+"""gloo reduces a copy of what it is given, and hands out this rank's part of it (``reduce_scatter_tensor_coalesced``,
+``ProcessGroupGloo.cpp``, torch 2.13). NCCL needs none."""
 GATHERS = ("_allgather_base_", "allgather_")
 
 
@@ -129,11 +133,15 @@ class ScriptRehearsal(Rehearsal):
         return self._counted(make(*args, **kwargs), func)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.add.Tensor and is_in_place(args, kwargs, depth=1):  # asks who called, so not from further in
+            return args[0]
         if func in DRAWN:
             return self._drawn(func, args, kwargs or {})
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if func.namespace == "c10d":
             _tell_of_equal_ranks(func, args, result)
+            if self.ledger.counts_host_as_device and func._schema.name == COPIED_BY_GLOO:
+                self.ledger.pass_through([args[1].numel() * args[1].element_size()])
         elif func in DRAWING and value_of(args[0]) is None:
             with unset_fake_temporarily():
                 setattr(result, VALUE, drawn_tokens(func, args[0], result))
