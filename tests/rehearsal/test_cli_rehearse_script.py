@@ -56,6 +56,7 @@ ANSWER: dict[str, Any] = {
     "bounded_shapes": [{"file": "/home/me/train.py", "line": 40, "what": "nonzero", "count": 1}],
     "notes": ["a note of the script"],
     "host_rss_bytes": 2**30,
+    "allocator_settings": [],
 }
 
 
