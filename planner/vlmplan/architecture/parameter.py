@@ -10,10 +10,11 @@ class Parameter:
     """A weight of the model: a leaf of the graph, whose own bytes the engine model counts, not the tape.
 
     ``dtype`` and ``requires_grad`` are set when a recipe is applied; ``stored_bytes`` only where the weight does not
-    take ``numel`` times the width of ``dtype`` (4-bit weights).
+    take ``numel`` times the width of ``dtype`` (4-bit weights). ``meets_autocast`` is False where no operation that
+    uses it is one that autocast casts for (``grouped_mm``).
     """
 
-    __slots__ = ("dtype", "numel", "requires_grad", "shape", "stored_bytes")
+    __slots__ = ("dtype", "meets_autocast", "numel", "requires_grad", "shape", "stored_bytes")
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
@@ -25,6 +26,7 @@ class Parameter:
         self.dtype = DType.BFLOAT16
         self.requires_grad = True
         self.stored_bytes: int | None = None
+        self.meets_autocast = True
 
     @property
     def num_bytes(self) -> int:

@@ -23,5 +23,6 @@ def cached_casts(table: ParameterTable, recipe: Recipe) -> list[int]:
         and entry.parameter.dtype is DType.FLOAT32
         and entry.layer is not None
         and len(entry.parameter.shape) > 1
+        and entry.parameter.meets_autocast
         and (language if entry.part is Part.LANGUAGE else others)
     ]

@@ -54,6 +54,8 @@ class Experts(AdaptableModule):
             self.down_proj_bias = Parameter(num_experts, down[0])
         self.activation = ops.ACTIVATIONS[activation]
         self.is_transposed, self.has_bias = is_transposed, has_bias
+        for parameter in self.parameters_by_name.values():
+            parameter.meets_autocast = False
 
     def forward(self, x: Tensor, indices: Tensor, scores: Tensor) -> Tensor:
         """x (N, width), expert indices and their scores (N, k); the result (N, width)."""

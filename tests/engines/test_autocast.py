@@ -1,0 +1,38 @@
+"""Copies of weights that autocast keeps: of those that an operation which it casts for uses."""
+
+from vlmplan.architecture.families import build_model
+from vlmplan.engines.autocast import cached_casts
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.recipe import Recipe
+from vlmplan.units import DType
+
+WIDTH, INNER, EXPERTS = 16, 24, 4
+SIZES = {
+    "hidden_size": WIDTH,
+    "intermediate_size": 40,
+    "num_hidden_layers": 1,
+    "vocab_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+RECIPE = Recipe(zero_stage=None, uses_autocast=True, caches_casts=True, activation_checkpointing=True)
+ATTENTION = 4 * WIDTH * WIDTH
+
+
+def cached_elements(config):
+    model = build_model({**SIZES, **config})
+    for entry in model.parameters():
+        entry.parameter.dtype = DType.FLOAT32
+    return sum(cached_casts(ParameterTable(model), RECIPE)) // DType.BFLOAT16.num_bytes
+
+
+def test_experts_of_grouped_products_are_not_cast():
+    moe = {"model_type": "qwen3_moe", "num_experts": EXPERTS, "moe_intermediate_size": INNER}
+    assert cached_elements(moe) == ATTENTION + EXPERTS * WIDTH  # and the router
+
+
+def test_experts_of_batched_products_are_cast():
+    llama4 = {"model_type": "llama4_text", "num_local_experts": EXPERTS, "intermediate_size": INNER}
+    experts, shared = EXPERTS * 3 * WIDTH * INNER, 3 * WIDTH * INNER
+    assert cached_elements(llama4) == ATTENTION + EXPERTS * WIDTH + experts + shared
