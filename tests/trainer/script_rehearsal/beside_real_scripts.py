@@ -35,6 +35,8 @@ MODELS: Mapping[str, Family] = {"llama": "llama", "qwen2_vl": "qwen2_vl"}
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 BUCKETS = {"allgather_bucket_size": 100_000, "reduce_bucket_size": 100_000}
 BATCH = dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto")
+FOUR_BITS = "llama-4bit"
+"""A folder whose weights are quantised already."""
 SCRIPT_WORDS = {
     "plain": ("plain_loop.py", {"alone": ("", 1)}),
     "loop": (
@@ -42,6 +44,7 @@ SCRIPT_WORDS = {
         {
             "alone": ("", 1),
             "qlora": ("--method qlora --accum 2", 1),
+            "qlora-from-4-bits": (f"--method lora --model {FOUR_BITS}", 1),
             "ddp": ("--engine ddp", 2),
             "ddp-lora": ("--engine ddp --method lora --accum 2", 2),
             "ddp-checkpointing": ("--engine ddp --checkpointing", 2),
@@ -138,6 +141,16 @@ def prepared_folder() -> Path:
 _held: list[Any] = []
 
 
+def write_four_bits(folder: Path) -> None:
+    """The tiny Llama as bitsandbytes saves it."""
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32, quantization_config=packed)
+    model.save_pretrained(folder / FOUR_BITS)
+
+
 def rehearsed(case: Case) -> list[dict[str, Any]]:
     """The phases of the first rank."""
     with tempfile.TemporaryDirectory() as folder:
@@ -172,6 +185,8 @@ def really_run(case: Case) -> list[dict[str, Any]]:
 
 def compared(case: Case) -> list[Line]:
     """Every phase of every step. What is saved is counted, and made on a real run alone."""
+    if FOUR_BITS in case.words and not (prepared_folder() / FOUR_BITS).exists():
+        write_four_bits(prepared_folder())
     real = {(one["name"], one["step"]): one["peak_bytes"] for one in really_run(case)}
     found = {(one["name"], one["step"]): one["peak_bytes"] for one in rehearsed(case)}
     assert found.keys() == real.keys(), (sorted(found), sorted(real))
