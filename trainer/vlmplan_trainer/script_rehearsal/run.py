@@ -250,7 +250,7 @@ def _run_script(launch: Launch) -> None:
 def _where(error: BaseException) -> str:
     """The error with the last line of the user's own code, or of any, that it came through."""
     steps = traceback.extract_tb(error.__traceback__)
-    own = [step for step in steps if not any(part in step.filename for part in ("site-packages", "vlmplan", "<frozen"))]
+    own = [step for step in steps if not any(part in step.filename for part in ("site-packages", "vlmplan", "<"))]
     own = [step for step in own if "/lib/python" not in step.filename]
     last = steps[-1]
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
