@@ -10,7 +10,7 @@ from vlmplan.engines.bounds import peak_bound, peak_floor
 from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.engines.shards import Shards
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimator, with_copy
+from vlmplan.estimation import Estimator, has_upper_bound, with_copy
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind, Method, WeightDtype
@@ -112,3 +112,12 @@ def test_a_second_model_is_read_while_the_first_waits_on_the_host_for_deepspeed(
             for one in (Reference.PRECOMPUTED, Reference.COPY)
         )
         assert copied - without == (2 * found.table.num_params * 4 if is_counted else 0), stage
+
+
+def test_what_no_closed_bound_holds_is_left_to_the_timeline():
+    grpo = TrainingTask(kind=TaskKind.GRPO)
+    lora = for_dpo(method=Method.LORA, zero_stage=3)
+    assert [has_upper_bound(one) for one in (SFT, for_dpo(), for_dpo(zero_stage=3))] == [True, True, True]
+    assert not has_upper_bound(lora)
+    assert not has_upper_bound(SFT.with_changes(task=grpo))
+    assert has_upper_bound(lora.with_changes(zero_stage=2))

@@ -11,7 +11,7 @@ from vlmplan.engines import engine_of
 from vlmplan.engines.bounds import peak_bound
 from vlmplan.engines.profile import MicroBatchProfile, micro_batch_profile
 from vlmplan.errors import InputError
-from vlmplan.estimation import Estimate, Estimator, sized_estimate, sized_recipes, with_copy
+from vlmplan.estimation import Estimate, Estimator, has_upper_bound, sized_estimate, sized_recipes, with_copy
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict, budget_bytes, device_memory
 from vlmplan.memory.disk import DiskSpace
@@ -168,7 +168,8 @@ class Trials:
                 budget = budget_bytes(cluster)
                 if least > budget:
                     continue
-                if most <= budget and recipe.expandable_segments and self._accepts is None:
+                is_held = recipe.expandable_segments and has_upper_bound(recipe)
+                if most <= budget and is_held and self._accepts is None:
                     trial.sized = sized
                     return True
             timeline = estimator.timeline(sized, cluster)

@@ -10,7 +10,7 @@ from vlmplan.estimation.estimator import Estimator
 from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
-from vlmplan.estimation.references import with_copy
+from vlmplan.estimation.references import has_upper_bound, with_copy
 from vlmplan.estimation.rollouts import refuse_parts_of_groups, whole_groups
 from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.memory.device import Verdict
@@ -24,6 +24,7 @@ __all__ = [
     "estimate",
     "estimate_with_sizes",
     "evaluation_hints",
+    "has_upper_bound",
     "keep_last_key",
     "packed_samples",
     "refuse_parts_of_groups",

@@ -64,6 +64,15 @@ def with_copy(states: ModelStates, table: ParameterTable, recipe: Recipe, num_ra
     return replace(states, copies=states.copies + Components(weights=copied)) if copied else states
 
 
+def has_upper_bound(recipe: Recipe) -> bool:
+    """Whether closed bounds hold the recipe's peak: not where answers are generated, which depends on the whole batch,
+    and not where the reference makes stage 3 keep what it gathers."""
+    task = recipe.task
+    if task is None:
+        return True
+    return task.is_dpo and not (recipe.reference is Reference.ADAPTER_OFF and recipe.zero_stage == 3)
+
+
 def beside_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     """Of the models that stand beside the trained one: the reference, and reward models.
 

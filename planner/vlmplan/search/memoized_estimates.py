@@ -14,7 +14,7 @@ from vlmplan.engines import Engine, ModelStates
 from vlmplan.engines.bounds import gathered_bounds, peak_bound, peak_floor
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.zero3 import Zero3
-from vlmplan.estimation import Estimator, with_copy
+from vlmplan.estimation import Estimator, has_upper_bound, with_copy
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import budget_bytes
 from vlmplan.memory.disk import DiskSpace
@@ -265,7 +265,7 @@ class MemoizedEstimates:
         estimator, _ = self.estimator(recipe)
         evaluated = estimator.evaluated(recipe, num_ranks=num_ranks, capability=capability, is_on_cpu=is_on_cpu)
         beside = with_evaluation((0, 0), engine, states, evaluated)
-        if recipe.task is not None and recipe.task.is_grpo:  # whose answers and vLLM depend on the batch
+        if not has_upper_bound(recipe):
             beside = 0, NEVER_BOUNDED
         waiting = estimator.batch_bytes(recipe.with_changes(micro_batch=1)) if recipe.keeps_batches else 0
         batches = self.micro_batches(recipe, capability)
