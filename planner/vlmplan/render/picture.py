@@ -42,7 +42,7 @@ def _styles() -> str:
 
 def svg_file(svg: str) -> str:
     """A whole file of an ``svg`` element, in light colours wherever it is shown."""
-    styled = svg.replace("<title>", f"<style>{_styles()}</style>\n<title>", 1)
+    styled = svg.replace("</title>", f"</title>\n<style>{_styles()}</style>", 1)  # the title has to be the first child
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{styled}\n'
 
 
