@@ -1,10 +1,12 @@
 """Settings of all tests: hypothesis draws the same examples everywhere and takes the time it needs, no width is set,
-Ctrl-C and a hangup are heard, and a process computes with one thread, since as many of them run as there are cores.
+Ctrl-C and a hangup are heard, a process computes with one thread, since as many of them run as there are cores, and
+what it imports is compiled once for all of them.
 """
 
 import gc
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,8 @@ settings.register_profile("vlmplan", derandomize=True, deadline=None, database=N
 settings.load_profile("vlmplan")
 os.environ.pop("COLUMNS", None)
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported; threads that wait for each other take as much time
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test starts would compile torch again: 2.4 s
+sys.dont_write_bytecode = False
 
 TRAINER = Path(__file__).parent / "trainer"
 
