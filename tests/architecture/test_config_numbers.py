@@ -17,9 +17,12 @@ from vlmplan.models.facts import model_facts
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.request import WorkloadRequest, workload_of
+from vlmplan.rules.models import TYPES_WITH_A_ROUTER_OF_TWO_RESULTS
 from vlmplan.workload import ModelFiles
 
 LORA = Recipe(method=Method.LORA)
+WITHOUT_ROUTER = Recipe(method=Method.LORA, lora_exclude="router")
+"""What is asked of models whose router peft cannot adapt."""
 DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer")
 ODD = (0, 1, 2, 3, -1, 0.5, 10**5, 10**9, None, True, "x", [], [0], {}, "left out")
 """Values of a key; the last takes it out."""
@@ -71,7 +74,8 @@ def changed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 def look_at(model: ModelFiles) -> None:
     """What every command does with a model."""
     model_facts(model, width=448, height=448)
-    Estimator(workload_of(model, WorkloadRequest()), LORA).trace(LORA, (8, 9))
+    recipe = WITHOUT_ROUTER if model.config.get("model_type") in TYPES_WITH_A_ROUTER_OF_TWO_RESULTS else LORA
+    Estimator(workload_of(model, WorkloadRequest()), recipe).trace(recipe, (8, 9))
 
 
 def refusal(model: ModelFiles) -> str:

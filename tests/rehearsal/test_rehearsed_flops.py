@@ -1,14 +1,17 @@
 """FLOPs that torch's counter does not know, in unreduced arithmetic, beside what torch counts for the same products."""
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
-from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count  # noqa: E402
 
 from vlmplan_trainer.rehearse.flops import (  # noqa: E402
     attention_backward,
     attention_forward,
     formula_of,
+    grouped_product,
     packed_product,
 )
 
@@ -43,6 +46,47 @@ def test_products_that_are_added_in_place_count_as_others():
     formula = formula_of(torch.ops.aten.addmm_)
     assert formula is not None
     assert formula(kept, left, right, out_val=kept) == 2 * 2 * 3 * 5
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        ((7, 3), (4, 3, 5), 2 * 7 * 3 * 5),
+        ((4, 5, 3), (3, 7), 2 * 5 * 3 * 7),
+        ((3, 7), (7, 5), 2 * 3 * 7 * 5),
+        ((4, 7, 3), (4, 3, 5), 2 * 4 * 7 * 3 * 5),
+    ],
+)
+def test_rows_of_experts_are_counted_once_each(left: tuple[int, ...], right: tuple[int, ...], expected: int):
+    formula = formula_of(torch.ops.aten._grouped_mm)
+    assert formula is not None
+    sides = [torch.empty(shape, device="meta") for shape in (left, right)]
+    assert formula(*sides, torch.empty(4, device="meta"), out_val=None) == expected
+
+
+def test_products_of_experts_count_as_those_of_each_expert_by_itself():
+    weights = torch.ones(4, 16, 24, dtype=torch.bfloat16, requires_grad=True)
+    rows = torch.ones(7, 16, dtype=torch.bfloat16, requires_grad=True)
+    ends = torch.tensor([2, 2, 6, 7], dtype=torch.int32)
+    counted = partial(grouped_product)
+    counted._get_raw = True  # pyright: ignore[reportAttributeAccessIssue]  # torch hands shapes to others
+    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten._grouped_mm: counted}) as together:
+        torch.nn.functional.grouped_mm(rows, weights, offs=ends).backward(torch.ones(7, 24, dtype=torch.bfloat16))
+    with FlopCounterMode(display=False) as one_by_one:
+        parts = [part @ weights[index] for index, part in enumerate(rows.tensor_split(ends[:-1].long()))]
+        torch.cat(parts).backward(torch.ones(7, 24, dtype=torch.bfloat16))
+    assert together.get_total_flops() == one_by_one.get_total_flops()
+
+
+def test_experts_without_the_grouped_kernel_count_the_same():
+    pytest.importorskip("transformers.integrations.moe")
+    rows, weights, ends = (torch.empty(shape, device="meta") for shape in ((7, 3), (4, 3, 5), (4,)))
+    forward = formula_of(torch.ops.transformers.grouped_mm_fallback)
+    backward = formula_of(torch.ops.transformers.grouped_mm_fallback_backward)
+    assert forward is not None
+    assert backward is not None
+    assert forward(rows, weights, ends, out_val=None) == 2 * 7 * 3 * 5
+    assert backward(rows, weights, ends, torch.empty(7, 5, device="meta"), out_val=None) == 2 * (2 * 7 * 3 * 5)
 
 
 @pytest.mark.parametrize(

@@ -109,8 +109,10 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
             if kernel is Kernel.FLASH and k_shape[1] != num_heads:
                 expanded = (batch, num_heads, *k_shape[2:])
                 workspaces += [tape.tensor(expanded, dtype), tape.tensor(expanded, dtype)]
-    # Five products of the forward's size where the forward has two: the scores are computed again.
-    tape.attend(flops * 5 // 2, 4 * g.num_bytes, is_causal=is_causal, num_kernels=num_calls)
+    # Scores again and the gradients of q and k, head_dim wide; the gradients of the scores' softmax and of v, of v's.
+    value_dim = v_shape[-1]
+    backward_flops = flops // (head_dim + value_dim) * (3 * head_dim + 2 * value_dim)
+    tape.attend(backward_flops, 4 * g.num_bytes, is_causal=is_causal, num_kernels=num_calls)
     del workspaces
     return list(result)
 

@@ -1,5 +1,6 @@
-"""FLOPs of the operations that torch's own counter does not know: attention of a backend, products with packed weights
-and products that are added to what is there. The backward of a convolution in groups it counts as if there were one.
+"""FLOPs of the operations that torch's own counter does not know: attention of a backend, products with packed weights,
+products of groups of rows, which are those of experts, and products that are added to what is there. The backward of a
+convolution in groups it counts as if there were one.
 
 As ``torch.utils.flop_counter`` counts: two for each multiplication with its addition, causal attention in full, and
 backward of attention with its scores computed anew.
@@ -68,6 +69,20 @@ def packed_product(inputs: Tensor, packed: Tensor, shape: Any, *args: Any, **kwa
     return 2 * inputs.numel() // inputs.shape[-1] * prod(shape)
 
 
+def grouped_product(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Products of groups of rows, columns or summands, each with a matrix of its own: (S, in) by (E, in, out) and
+    (E, out, in) by (in, S) for experts forward, (out, S) by (S, in) for the gradient of their weights. Each of the S
+    is in one group, so that it is counted once; three dimensions by three are a batched product.
+    """
+    num_batches = left.shape[0] if left.dim() == right.dim() == 3 else 1
+    return 2 * num_batches * left.shape[-2] * left.shape[-1] * right.shape[-1]
+
+
+def grouped_fallback_backward(inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
+    """Gradients of both inputs of transformers' own loop over the groups, each of as many as forward."""
+    return 2 * 2 * inputs.numel() * weight.shape[-1]
+
+
 def added_product(added: Tensor, left: Tensor, right: Tensor, *out_dtype: Any, **kwargs: Any) -> int:
     """``addmm`` with the element type of its result as a fourth argument, which torch's counter does not take."""
     return flop_registry[aten.addmm](added, left, right, **kwargs)
@@ -88,14 +103,18 @@ FORMULAS: dict[Any, Formula] = {
     aten.baddbmm: added_batched_product,
     aten.addmm_: added_product,
     aten.baddbmm_: added_batched_product,
+    aten._grouped_mm: grouped_product,
 }
-PACKED = ("gemm_4bit", "gemv_4bit")
-"""bitsandbytes' products, which are registered with torch when it is imported."""
+BY_NAME: dict[str, Formula] = {
+    "gemm_4bit": packed_product,
+    "gemv_4bit": packed_product,
+    "grouped_mm_fallback": grouped_product,
+    "grouped_mm_fallback_backward": grouped_fallback_backward,
+}
+"""Operations of bitsandbytes, and of transformers for GPUs without ``_grouped_mm``, that are registered with torch when
+those are imported."""
 
 
 def formula_of(packet: Any) -> Formula | None:
     """How the FLOPs of an operation are counted, from its arguments; None for those that multiply no matrices."""
-    known = FORMULAS.get(packet) or flop_registry.get(packet)
-    if known is None and packet.__name__ in PACKED:
-        return packed_product
-    return known
+    return FORMULAS.get(packet) or flop_registry.get(packet) or BY_NAME.get(packet.__name__)

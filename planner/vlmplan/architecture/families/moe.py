@@ -7,9 +7,10 @@ Source: transformers 5.23 ``integrations/moe.py`` (``grouped_mm_experts_forward`
 Neither the experts nor the router are ``nn.Linear``. bitsandbytes therefore leaves them in 16 bit
 (``replace_with_bnb_linear``). LoRA reaches them in Mixtral and Qwen3-MoE, by ``all-linear`` and by the names that the
 layers had in transformers 4 (``parameter_adapters``), but not in Qwen3-VL-MoE, for which peft has no such mapping.
-torch's ``FlopCounterMode`` knows no formula for a grouped product; the floating point operations here are those of the
-k experts of each token. The loss that balances experts is not described: ``output_router_logits`` is off by default,
-and its (N, E) tensors are small beside the (S, width) ones of a layer.
+torch's ``FlopCounterMode`` knows no formula for a grouped product (torch 2.13); the floating point operations here are
+those of the k experts of each token, and a rehearsal counts them likewise. The loss that balances experts is not
+described: ``output_router_logits`` is off by default, and its (N, E) tensors are small beside the (S, width) ones of a
+layer.
 """
 
 from collections.abc import Sequence
