@@ -8,18 +8,19 @@ from planned import shipped_gpus
 from vlmplan.hardware import Gpu, MatmulPeaks, Vendor
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Precision
-from vlmplan.timing import RangedValue, Scenario, gpu_rates, host, peak_flops_per_second, rates, step
+from vlmplan.timing import RangedValue, Scenario, gpu_rates, host, overlap, peak_flops_per_second, rates, rollout
 
 GPUS = shipped_gpus()
 TABLES = {
     f"{name}[{key}]" if key else name: value
-    for module in (rates, host, step)
+    for module in (rates, host, overlap, rollout)
     for name, constant in vars(module).items()
     for key, value in (constant if isinstance(constant, dict) else {None: constant}).items()
     if isinstance(value, RangedValue)
 }
 HOOKS = tuple(f"HOOK_SECONDS[{name}]" for name in rates.HOOK_SECONDS)
-SECONDS = ("RAMP_SECONDS", "KERNEL_SECONDS", "STEP_SECONDS", "IMAGE_SECONDS_PER_MEGAPIXEL", *HOOKS)
+OF_ROLLOUTS = ("TOKEN_OPERATIONS", "VLLM_STEP_SECONDS")
+SECONDS = ("RAMP_SECONDS", "KERNEL_SECONDS", "STEP_SECONDS", "IMAGE_SECONDS_PER_MEGAPIXEL", *OF_ROLLOUTS, *HOOKS)
 """Where more is slower."""
 DATA_CENTRE = {(7, 0), (8, 0), (9, 0), (10, 0)}
 """Their data sheets state a clock that is not exceeded."""

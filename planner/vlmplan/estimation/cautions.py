@@ -5,6 +5,7 @@ from vlmplan.memory.evaluation import EVALUATION, GENERATION
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
 from vlmplan.recipe import Recipe
+from vlmplan.training_task import Generation
 from vlmplan.units import gib_text
 from vlmplan.workload import ModelFiles
 
@@ -37,18 +38,22 @@ def blocks_note(recipe: Recipe) -> str | None:
 
 
 def rollout_note(recipe: Recipe) -> str | None:
-    """What of a step of GRPO no second counts, and what no byte does."""
+    """How long answers are taken to be, and what of GRPO no second and no byte counts."""
     task = recipe.task
     if task is None or not task.is_grpo:
         return None
-    text = "seconds and cost are of forward, backward and update alone: how long answers take to generate and to score"
+    text = "seconds are of answers that are all as long as they may be (--max-completion-tokens)"
+    if task.generation is Generation.SERVER:
+        text = (
+            "how long a server takes to generate answers and to get weights is not known: no second and no cost has it"
+        )
     asleep = (
         "; vLLM asleep is counted with 1.4 GiB, the least that was published, of up to 7.9"
         if (task.uses_vllm_here and task.vllm_sleep_level)
         else ""
     )
     scoring = "; reward models are counted without the activations of their forward" if task.reward_params else ""
-    return f"{text} is not known{asleep}{scoring}"
+    return f"{text}; functions that reward are taken to need no time{asleep}{scoring}"
 
 
 def kernels_note(model: ModelFiles) -> str | None:

@@ -46,7 +46,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import AttentionImplementation, Method
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
-from vlmplan.timing import TimedStep, step_flops, timed_step
+from vlmplan.timing import RolloutWork, TimedStep, step_flops, timed_step
 from vlmplan.training_task import Reference
 from vlmplan.workload import Workload
 
@@ -180,7 +180,14 @@ class Estimator:
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
         """Seconds of a step; None if a speed is not known."""
         trace = self.trace(recipe, cluster.node.gpu.compute_capability)
-        return timed_step(self.table, trace, recipe, cluster, self.workload)
+        return timed_step(self.table, trace, recipe, cluster, self.workload, self.rollout_work(recipe, cluster))
+
+    def rollout_work(self, recipe: Recipe, cluster: Cluster) -> RolloutWork | None:
+        """What GRPO does before its steps; None in other tasks."""
+        if recipe.task is None or not recipe.task.is_grpo:
+            return None
+        backend = self.backend(recipe, cluster.node.gpu.compute_capability)
+        return self._rollouts.work(recipe, backend, num_ranks=cluster.num_gpus)
 
     def device_for_lengths(
         self, recipe: Recipe, cluster: Cluster, lengths: Sequence[int], timeline: Timeline

@@ -19,6 +19,7 @@ from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind
+from vlmplan.timing import GenerationWork, RolloutWork
 from vlmplan.training_task import Generation, Reference, TrainingTask
 from vlmplan.units import DType
 
@@ -67,10 +68,10 @@ class RolloutRuns:
             return None
         one = self._generation(recipe, backend, 1)
         prompt_tokens = self._seq_len - task.answer_tokens(self._seq_len)
-        shared, adapters = task.vllm_tensor_parallel, self._table.num_trained if recipe.trains_adapters else 0
+        shared = task.vllm_tensor_parallel
         return InferenceEngine(
             total_bytes=gpu.cuda_visible_bytes or gpu.usable_bytes,
-            weight_bytes=(self._table.num_params - adapters) * DType.BFLOAT16.num_bytes // shared,
+            weight_bytes=self._vllm_bytes(recipe),
             sequence_bytes=one.cache_bytes * self._seq_len // prompt_tokens // shared,
             num_sequences=recipe.micro_batch * micro_batches(recipe) * shared,
             vocabulary=one.logits,
@@ -78,14 +79,73 @@ class RolloutRuns:
             sleep_level=task.vllm_sleep_level,
         )
 
-    def _generation(self, recipe: Recipe, backend: AttentionBackend, rows: int) -> GenerationPass:
-        """The forward over ``rows`` prompts."""
+    def work(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int) -> RolloutWork:
+        """What the same takes in time on one of ``num_ranks`` GPUs."""
+        task = recipe.task
+        assert task is not None
+        whole_bytes = self._whole_bytes(recipe, num_ranks)
+        weight_bytes = self._vllm_bytes(recipe)
+        rows = micro_batches(recipe) * recipe.micro_batch
+        is_sharded = recipe.zero_stage == 3 and num_ranks > 1
+        return RolloutWork(
+            num_micro_batches=micro_batches(recipe),
+            generation=self._generation_work(recipe, backend, rows),
+            passes=[one.trace for one in self._looked_up(recipe, backend)],
+            whole_bytes=whole_bytes,
+            sent_bytes=weight_bytes if task.uses_vllm_here else 0,
+            slept_bytes=2 * weight_bytes if task.uses_vllm_here and task.vllm_sleep_level == 1 else 0,
+            reward_flops=2 * task.reward_params * rows * self._seq_len,
+            reward_bytes=task.reward_params * recipe.precision.dtype.num_bytes if is_sharded else 0,
+        )
+
+    def _generation_work(self, recipe: Recipe, backend: AttentionBackend, rows: int) -> GenerationWork | None:
+        """Of ``rows`` answers on each GPU; GPUs that share vLLM's weights generate theirs together."""
+        task = recipe.task
+        assert task is not None
+        if task.generation is Generation.SERVER:
+            return None
+        is_vllm = task.generation is Generation.VLLM
+        num_sharing = task.vllm_tensor_parallel if is_vllm else 1
+        prompt = self._generation(recipe, backend, num_sharing * rows, is_merged=is_vllm)
+        answer = task.answer_tokens(self._seq_len)
+        prompt_tokens = self._seq_len - answer
+        return GenerationWork(
+            prompt=prompt.trace,
+            token=self._generation(recipe, backend, num_sharing * rows, num_tokens=1, is_merged=is_vllm).trace,
+            token_cache_bytes=prompt.cache_bytes // prompt_tokens,
+            prompt_tokens=prompt_tokens,
+            new_tokens=answer,
+            is_vllm=is_vllm,
+            num_sharing=num_sharing,
+        )
+
+    def _vllm_bytes(self, recipe: Recipe) -> int:
+        """Of vLLM's weights on one GPU."""
         assert recipe.task is not None
-        key = ("generation", rows, recipe.caches_casts, *self._key_of(recipe, backend))
+        adapters = self._table.num_trained if recipe.trains_adapters else 0
+        return (self._table.num_params - adapters) * DType.BFLOAT16.num_bytes // recipe.task.vllm_tensor_parallel
+
+    def _generation(
+        self,
+        recipe: Recipe,
+        backend: AttentionBackend,
+        rows: int,
+        *,
+        num_tokens: int | None = None,
+        is_merged: bool = False,
+    ) -> GenerationPass:
+        """The forward over ``rows`` prompts, or over ``num_tokens`` of each without their images; ``is_merged``:
+        adapters are part of the weights."""
+        assert recipe.task is not None
+        alike = recipe.with_changes(micro_batch=1)
+        key = ("generation", rows, num_tokens, is_merged, recipe.caches_casts, *self._key_of(alike, backend))
         if key not in self._generations:
             prompt_tokens = self._seq_len - recipe.task.answer_tokens(self._seq_len)
             batch = replace(self._batch_of(recipe), micro_batch=rows, num_tokens=prompt_tokens, scored_tokens=None)
+            if num_tokens is not None:
+                batch = replace(batch, num_tokens=num_tokens, images_per_sample=0, image=None)
             tape = tape_for(Tape, recipe, is_evaluating=True)
+            tape.switches_adapters_off = is_merged
             if recipe.trains_adapters:  # peft's ``generate`` is the base model's, around whose forward is no autocast
                 tape.autocast = None
             self._generations[key] = generation_pass(self._model, tape, batch, backend)

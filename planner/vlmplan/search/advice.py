@@ -144,7 +144,7 @@ def binding(plan: RankedPlan, limits: Limits) -> str | None:
     if over is not None or time is None:
         return over
     parts = {"computing": sum(getattr(time, name) for name in COMPUTING)}
-    parts |= {name: getattr(time, name) for name in ("communication", "optimizer", "offload", "fixed")}
+    parts |= {name: one for name, one in time.as_json().items() if name not in COMPUTING}
     return max(parts, key=parts.__getitem__)
 
 

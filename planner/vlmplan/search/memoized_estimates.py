@@ -355,10 +355,10 @@ class MemoizedEstimates:
         key = (id(alike), id(cluster), size, sends)
         besides = self._besides.get(key)
         if besides is None:
-            table = self.estimator(recipe)[0].table
-            batched = self.with_batch(alike, size)
+            estimator, batched = self.estimator(recipe)[0], self.with_batch(alike, size)
             collectives = self._collectives(alike, batched, cluster) if sends else ()
-            made = besides_computing(table, collectives, batched, cluster, self.workload)
+            rollout = estimator.rollout_work(batched, cluster)
+            made = besides_computing(estimator.table, collectives, batched, cluster, self.workload, rollout)
             besides = self._besides[key] = cluster, made
         return besides[1]
 

@@ -4,10 +4,13 @@ rates.py     how fast a GPU really is: every efficiency with its range, grade an
 roofline.py  one micro batch on one GPU, operation by operation
 update.py    the optimizer on the GPU
 host.py      what the host does: CPU Adam, copies over PCIe and to NVMe, images
+overlap.py   what of communication computation does not hide
+rollout.py   what GRPO does before its steps: answers, log-probabilities, rewards
 step.py      a whole step, by what its seconds are spent on, with a range
 """
 
 from vlmplan.timing.rates import RangedValue, Rates, Scenario, gpu_rates, peak_flops_per_second, speed_note
+from vlmplan.timing.rollout import GenerationWork, RolloutWork
 from vlmplan.timing.roofline import (
     BusySeconds,
     MicroBatchSeconds,
@@ -25,11 +28,13 @@ from vlmplan.timing.update import update_seconds
 __all__ = [
     "BesidesComputing",
     "BusySeconds",
+    "GenerationWork",
     "MicroBatchSeconds",
     "PhaseDemands",
     "PhaseSeconds",
     "RangedValue",
     "Rates",
+    "RolloutWork",
     "Scenario",
     "StepTime",
     "TimedStep",

@@ -1,13 +1,13 @@
 """Seconds per optimizer step, by what they are spent on, with a range.
 
 A micro batch is forward, recomputation and backward of every section (``roofline``); a step is ``grad_accum`` of them,
-the images that the host opens for them, communication and the optimizer.
+the images that the host opens for them, communication and the optimizer; in GRPO also what makes its answers.
 """
 
 from typing import NamedTuple
 
 from vlmplan.architecture.trace import Trace
-from vlmplan.communication import OVERLAP_FRACTION, CommunicationSeconds, communication_seconds, step_collectives
+from vlmplan.communication import CommunicationSeconds, communication_seconds, step_collectives
 from vlmplan.engines import overlapped_fraction
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.parameters import ParameterTable
@@ -15,20 +15,23 @@ from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Offload
 from vlmplan.timing.host import image_seconds, offload_seconds
-from vlmplan.timing.rates import STEP_SECONDS, RangedValue, Scenario, memory_bytes_per_second
+from vlmplan.timing.overlap import shown_seconds
+from vlmplan.timing.rates import STEP_SECONDS, Scenario, memory_bytes_per_second
+from vlmplan.timing.rollout import RolloutSeconds, RolloutWork, rollout_seconds
 from vlmplan.timing.roofline import BusySeconds, PhaseSeconds, micro_batch_seconds
 from vlmplan.timing.update import update_seconds
 from vlmplan.workload import Workload
 
-OVERLAP = RangedValue(0.4, OVERLAP_FRACTION, 0.95)
-"""Part of a collective that hides behind computation where an engine overlaps them. Assumed."""
-LINK_RATE = RangedValue(0.7, 1.0, 1.1)
-"""What links give of what ``communication`` expects of them. Assumed: others share the switch, or nobody does."""
 PARTS = ("forward", "recompute", "backward", "communication", "optimizer", "offload", "images", "fixed")
+OF_ROLLOUTS = ("generation", "scoring")
+"""Parts that only GRPO has."""
 
 
 class StepTime(NamedTuple):
-    """Seconds of one optimizer step by what they are spent on; ``total`` is their sum."""
+    """Seconds of one optimizer step by what they are spent on; ``total`` is their sum.
+
+    ``generation`` and ``scoring`` are those of GRPO's answers, None in other tasks.
+    """
 
     forward: float
     recompute: float
@@ -38,13 +41,16 @@ class StepTime(NamedTuple):
     offload: float
     images: float = 0.0
     fixed: float = STEP_SECONDS.expected
+    generation: float | None = None
+    scoring: float | None = None
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, name) for name in PARTS)
+        return sum(self.as_json().values())
 
     def as_json(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in PARTS}
+        parts = {name: getattr(self, name) for name in PARTS}
+        return parts | {name: one for name in OF_ROLLOUTS if (one := getattr(self, name)) is not None}
 
 
 class TimedStep(NamedTuple):
@@ -72,6 +78,8 @@ class TimedStep(NamedTuple):
             "communication between GPUs": step.communication,
             "offload to the host": step.offload,
             "opening images on the host": step.images,
+            "generating answers": step.generation or 0.0,
+            "scoring answers": step.scoring or 0.0,
         }
         return max(parts, key=lambda name: parts[name])
 
@@ -86,9 +94,15 @@ class TimedStep(NamedTuple):
 
 
 def timed_step(
-    table: ParameterTable, trace: Trace, recipe: Recipe, cluster: Cluster, workload: Workload
+    table: ParameterTable,
+    trace: Trace,
+    recipe: Recipe,
+    cluster: Cluster,
+    workload: Workload,
+    rollout: RolloutWork | None = None,
 ) -> TimedStep | None:
-    """One optimizer step on ``cluster``; None if the speed of the GPU or of a link is not known."""
+    """One optimizer step on ``cluster``, with what GRPO does before; None if the speed of the GPU or of a link is not
+    known."""
     communication = communication_seconds(
         step_collectives(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster
     )
@@ -98,10 +112,10 @@ def timed_step(
         seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe, scenario)
         if seconds is None or communication is None:
             return None
-        step = _step(table, seconds.phases, communication, recipe, cluster, workload, scenario)
-        if step is None:
+        rest = _rest(table, recipe, cluster, workload, rollout, scenario)
+        if rest is None:
             return None
-        steps[scenario] = step
+        steps[scenario] = _step(seconds.phases, communication, rest, recipe, cluster, scenario)
         if scenario is Scenario.EXPECTED:
             work, waiting = sum(seconds.busy, BusySeconds()), seconds.waiting
     n = recipe.grad_accum
@@ -129,41 +143,55 @@ class BesidesComputing(NamedTuple):
         """The expected total of a step with micro batches of (forward, recompute, backward) seconds."""
         forward, recompute, backward = (self.grad_accum * seconds for seconds in micro_batch)
         computing = self.overlapped_fraction * forward, self.overlapped_fraction * (recompute + backward)
-        shown = _shown_seconds(self.communication, *computing, Scenario.EXPECTED)
+        shown = shown_seconds(self.communication, *computing, Scenario.EXPECTED)
         return forward + recompute + backward + shown + self.rest_seconds
 
 
 def besides_computing(
-    table: ParameterTable, collectives: tuple[Collectives, ...], recipe: Recipe, cluster: Cluster, workload: Workload
+    table: ParameterTable,
+    collectives: tuple[Collectives, ...],
+    recipe: Recipe,
+    cluster: Cluster,
+    workload: Workload,
+    rollout: RolloutWork | None = None,
 ) -> BesidesComputing | None:
     """What a step with these ``collectives`` takes apart from its micro batches; None if a speed is not known."""
     communication = communication_seconds(collectives, cluster)
     if communication is None or memory_bytes_per_second(cluster.node.gpu) is None:
         return None
-    rest = _rest(table, recipe, cluster, workload, Scenario.EXPECTED)
+    rest = _rest(table, recipe, cluster, workload, rollout, Scenario.EXPECTED)
     if rest is None:
         return None
     return BesidesComputing(
         communication=communication,
         overlapped_fraction=overlapped_fraction(recipe, cluster.num_gpus),
         grad_accum=recipe.grad_accum,
-        rest_seconds=sum(rest),
+        rest_seconds=rest.total,
     )
 
 
+class _Rest(NamedTuple):
+    """The seconds of a step that neither compute micro batches nor communicate."""
+
+    optimizer: float
+    offload: float
+    images: float
+    fixed: float
+    rollout: RolloutSeconds | None
+
+    @property
+    def total(self) -> float:
+        return self.optimizer + self.offload + self.images + self.fixed + sum(self.rollout or ())
+
+
 def _step(
-    table: ParameterTable,
     micro_batch: PhaseSeconds,
     communication: CommunicationSeconds,
+    rest: _Rest,
     recipe: Recipe,
     cluster: Cluster,
-    workload: Workload,
     scenario: Scenario,
-) -> StepTime | None:
-    rest = _rest(table, recipe, cluster, workload, scenario)
-    if rest is None:
-        return None
-    optimizer, offload, images, fixed = rest
+) -> StepTime:
     forward, recompute, backward = (recipe.grad_accum * seconds for seconds in micro_batch)
     overlapped = overlapped_fraction(recipe, cluster.num_gpus)
     computing = overlapped * forward, overlapped * (recompute + backward)
@@ -171,33 +199,32 @@ def _step(
         forward=forward,
         recompute=recompute,
         backward=backward,
-        communication=_shown_seconds(communication, *computing, scenario),
-        optimizer=optimizer,
-        offload=offload,
-        images=images,
-        fixed=fixed,
+        communication=shown_seconds(communication, *computing, scenario),
+        optimizer=rest.optimizer,
+        offload=rest.offload,
+        images=rest.images,
+        fixed=rest.fixed,
+        generation=None if rest.rollout is None else rest.rollout.generation,
+        scoring=None if rest.rollout is None else rest.rollout.scoring,
     )
 
 
 def _rest(
-    table: ParameterTable, recipe: Recipe, cluster: Cluster, workload: Workload, scenario: Scenario
-) -> tuple[float, float, float, float] | None:
-    """(optimizer, offload, images, fixed): what neither computes micro batches nor communicates; None if a bus is not
-    known."""
+    table: ParameterTable,
+    recipe: Recipe,
+    cluster: Cluster,
+    workload: Workload,
+    work: RolloutWork | None,
+    scenario: Scenario,
+) -> _Rest | None:
+    """None if a bus or a speed is not known."""
     offload = offload_seconds(table, recipe, cluster, scenario)
-    if offload is None:
+    rollout = None if work is None else rollout_seconds(work, recipe, cluster, scenario)
+    if offload is None or (rollout is None and work is not None):
         return None
     optimizer, gpu = 0.0, cluster.node.gpu
     if recipe.offload_optimizer is Offload.NONE:
         num_ranks = cluster.num_gpus
         optimizer = update_seconds(table, recipe, num_ranks=num_ranks, gpu=gpu, scenario=scenario)
-    return optimizer, offload, image_seconds(workload, recipe, scenario, gpu=gpu), STEP_SECONDS.at(scenario)
-
-
-def _shown_seconds(communication: CommunicationSeconds, forward: float, backward: float, scenario: Scenario) -> float:
-    """Communication that computation of the same phase does not hide: ``forward`` and ``backward`` are the seconds of
-    it that run beside communication. Nothing hides what the update sends."""
-    rate = LINK_RATE.at(scenario)
-    fraction = OVERLAP.at(scenario) / rate
-    hidden = min(fraction * communication.forward, forward) + min(fraction * communication.backward, backward)
-    return communication.total / rate - hidden
+    images = image_seconds(workload, recipe, scenario, gpu=gpu)
+    return _Rest(optimizer, offload, images, STEP_SECONDS.at(scenario), rollout)
