@@ -32,7 +32,8 @@ def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> JsonDict:
     """Schema ``vlmplan.estimate/1``; integers are bytes. ``hardware_notes`` come after the notes of the estimate.
 
     Seconds are of one optimizer step: ``step_seconds`` as expected, ``step_seconds_range`` where everything is at the
-    fast or the slow end of what is known of it, ``step_seconds_by_part`` the parts of what is expected (they add up),
+    fast or the slow end of what is known of it, ``step_seconds_by_part`` the parts of what is expected (they add up;
+    ``generation`` and ``scoring`` are those of GRPO's answers, and there in GRPO alone),
     ``gpu_seconds_by_work`` what forward, recomputation and backward are made of, and ``step_bound_by`` in words what
     takes most of the step. All are null where a speed is not known.
     """
