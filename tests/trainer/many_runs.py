@@ -35,8 +35,17 @@ def main(jobs_file: str, results_file: str) -> None:
             results[job["name"]] = trained(["--plan", job["plan"], "--output-dir", job["folder"], *job["words"]])
         except Exception:
             results[job["name"]] = traceback.format_exc()
+        forget_accelerate()
     if RANK == 0:
         Path(results_file).write_text(json.dumps(results))
+
+
+def forget_accelerate() -> None:
+    """What accelerate keeps for a process's one run."""
+    if "accelerate.state" in sys.modules:
+        sys.modules["accelerate.state"].AcceleratorState._reset_state(reset_partial_state=True)
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+        del os.environ[name]
 
 
 def stop(folder: Path, step: int) -> None:

@@ -56,6 +56,12 @@ def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
             f"give --precision bf16, or --zero-stage 1"
         )
 
+    if recipe.changes_base and recipe.zero_stage == 3:
+        yield (
+            f"--lora-init {recipe.lora_init} does not go with --zero-stage 3 and {name}: TRL copies adapters that "
+            f"change the model, for the reference, and copies nothing of sharded ones; give --lora-init default"
+        )
+
 
 def _beta_problems(recipe: Recipe, task: TrainingTask, options: TrainerOptions) -> Iterator[str]:
     if options.beta is None:

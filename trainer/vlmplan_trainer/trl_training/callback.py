@@ -8,11 +8,12 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from vlmplan.training_task import Reference
 from vlmplan_trainer.engines.zero import forget_empty_step
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.progress import ProgressReporter
 from vlmplan_trainer.stopping import StopRequest, agreed
-from vlmplan_trainer.trl_training.planned import PlannedRun
+from vlmplan_trainer.trl_training.planned import PlannedRun, keep_adapters
 
 OWN = ("loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "step", "step_time", "total_flos")
 """Figures of a log that a report of a step has itself."""
@@ -51,9 +52,15 @@ class StepCallback(TrainerCallback):
         self._totals = (0, 0)
         self.on_loaded: Callable[[], None] = lambda: None
         """Called when a checkpoint to go on from has been read."""
+        self.reference: Any = None
+        """A second model, where there is one."""
 
     def on_init_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        self._planned.phases.begin_init(named["model"])
+        recipe, phases = self._planned.plan.recipe, self._planned.phases
+        keep_adapters(named["model"], recipe)
+        phases.begin_init(named["model"])
+        if recipe.reference is Reference.COPY:
+            phases.switch("load")  # which TRL does next
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         """Everything is there, from a checkpoint too where there is one."""
@@ -63,6 +70,8 @@ class StepCallback(TrainerCallback):
         if stage == 0 and state.global_step == 0 and optimizer is not None:
             forget_empty_step(inner_optimizer(optimizer))
         planned.phases.begin_training(named["model"], optimizer)
+        if self.reference is not None:
+            planned.phases.follow_reference(self.reference)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._planned.phases.meter.start_step()

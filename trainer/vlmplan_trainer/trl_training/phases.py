@@ -32,6 +32,18 @@ class TaskPhases(TrainerPhases):
             self._is_held = False
             self.switch(None)
 
+    def count_reference(self, model: torch.nn.Module) -> None:
+        """``model``, a second one, has been loaded since ``load`` was switched to; the engine is made next."""
+        self.meter.count(model)
+        self.switch("init")
+
+    @contextmanager
+    def precomputing(self) -> Generator[None]:
+        """Within, the reference's log-probabilities are computed before training."""
+        self.switch(REFERENCE)
+        yield
+        self.switch("init")
+
     def follow_reference(self, model: torch.nn.Module) -> None:
         """``model`` is a second one, whose calls within the loss are the reference's."""
         self._hooks += [model.register_forward_pre_hook(self._before_reference)]

@@ -6,6 +6,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,23 @@ import torch
 from accelerate.utils import AutocastKwargs
 from torch.optim.lr_scheduler import LambdaLR
 
+from vlmplan.errors import InputError
 from vlmplan.plan import Plan
+from vlmplan.recipe import Recipe
+from vlmplan.units import counted
 from vlmplan_trainer.checkpoint import published
 from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate, trained_of
 from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.loop import Position, Rates
-from vlmplan_trainer.measure import REFERENCE, SCORE
+from vlmplan_trainer.measure import REFERENCE, RESUME, SCORE
 from vlmplan_trainer.models.checkpointing import set_checkpointing
+from vlmplan_trainer.models.load import set_types
 from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.trl_training.phases import TaskPhases
+
+REFERENCE_ADAPTER = "ref"
+"""TRL's copy of the adapters that it is given (``dpo_trainer.py``, ``grpo_trainer.py`` 1.16)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,9 +94,12 @@ class PlannedTrainer:
         return trainer.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        trainer = self._trainer
+        """What is made last before a checkpoint is read, where there is one."""
+        trainer, planned = self._trainer, self.planned
+        if planned.position.step:
+            planned.phases.switch(RESUME)
         if trainer.lr_scheduler is None:
-            rates = self.planned.rates
+            rates = planned.rates
             part = lambda step: rates.at(step) / rates.peak if rates.peak else 1.0  # noqa: E731 - pickled nowhere
             trainer.lr_scheduler = LambdaLR(trainer.optimizer if optimizer is None else optimizer, part)
             trainer._created_lr_scheduler = True
@@ -100,6 +111,10 @@ class PlannedTrainer:
         if handler is not None:
             handler.gradient_as_bucket_view = self.planned.plan.recipe.gradient_as_bucket_view
         return wrapped
+
+    def _precompute_ref_logps(self, *arguments: Any, **named: Any) -> Any:
+        with self.planned.phases.precomputing():
+            return super()._precompute_ref_logps(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     # -- phases ----------------------------------------------------------------------------------------------------
 
@@ -146,6 +161,42 @@ class PlannedTrainer:
                 keep_last=planned.options.keep_last,
                 run=planned.signature,
             )
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Weights under the names that they have in the model, by which a checkpoint is read: ``save_pretrained`` alone
+        has the names of the files on the hub, of which no weight of some models is found again."""
+        write: Any = super()._save  # pyright: ignore[reportAttributeAccessIssue]
+        model = self._trainer.model
+        if self.planned.plan.recipe.trains_adapters:
+            write(output_dir, state_dict)
+            return
+        model.save_pretrained = partial(type(model).save_pretrained, model, save_original_format=False)
+        try:
+            write(output_dir, state_dict)
+        finally:
+            del model.save_pretrained
+
+    def _load_from_checkpoint(self, *arguments: Any, **named: Any) -> None:
+        self.planned.phases.switch(RESUME)
+        super()._load_from_checkpoint(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+        self.planned.phases.switch("init")
+
+    def _issue_warnings_after_load(self, result: Any) -> None:
+        """Every weight of a checkpoint is one of the model's and every one of the model's is read, or nothing is."""
+        missing = set(result.missing_keys) - set(self._trainer.model.all_tied_weights_keys)
+        for what, names in (("lacks", missing), ("has, unlike the model,", set(result.unexpected_keys))):
+            if names:
+                raise InputError(f"--resume: the checkpoint {what} {counted(len(names), 'weight')}: {min(names)} first")
+
+
+def keep_adapters(model: Any, recipe: Recipe) -> None:
+    """Take back what TRL does to adapters that it finds in a model: it keeps a copy of them for the reference, which
+    fresh ones have no use for, as they change nothing until they are trained, and rounds those of 4-bit models."""
+    if not recipe.trains_adapters:
+        return
+    if REFERENCE_ADAPTER in model.peft_config and not recipe.changes_base:
+        model.delete_adapter(REFERENCE_ADAPTER)
+    set_types(model, recipe)
 
 
 def keeping_checkpointing(model: Any, plan: Plan) -> None:

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import logging
 import os
+import shutil
 import signal
 import sys
 import warnings
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from transformers import PrinterCallback
 
 from vlmplan.errors import InputError, MissingPackageError
 from vlmplan.files import write_atomically
@@ -21,7 +24,7 @@ from vlmplan.launch.task_runs import task_problems
 from vlmplan.plan import Plan
 from vlmplan.run_record import data_mark, keep_record
 from vlmplan.training import LENGTHS_FILE, REPORT_FILE
-from vlmplan.training_task import TrainingTask
+from vlmplan.training_task import Reference, TrainingTask
 from vlmplan.units import counted
 from vlmplan.versions import INSTALL_TASKS
 from vlmplan_trainer.checkpoint import UNFINISHED, FoundCheckpoint
@@ -30,7 +33,7 @@ from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.export import export
 from vlmplan_trainer.loop import Position, Rates
 from vlmplan_trainer.measure import Meter
-from vlmplan_trainer.models.load import LoadedModel, load_model, set_types
+from vlmplan_trainer.models.load import LoadedModel, load_model
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.phases import is_first, rank_here, say_phase
@@ -44,7 +47,13 @@ from vlmplan_trainer.stopping import StopRequest, exit_code
 from vlmplan_trainer.trl_training.arguments import peak_rate, steps_of, trl_arguments
 from vlmplan_trainer.trl_training.callback import StepCallback
 from vlmplan_trainer.trl_training.phases import TaskPhases
-from vlmplan_trainer.trl_training.planned import PlannedRun, TokenCounts, keeping_checkpointing, planned_trainer
+from vlmplan_trainer.trl_training.planned import (
+    REFERENCE_ADAPTER,
+    PlannedRun,
+    TokenCounts,
+    keeping_checkpointing,
+    planned_trainer,
+)
 from vlmplan_trainer.trl_training.rewards import reward_functions
 from vlmplan_trainer.trl_training.samples import RowReader, TaskData, gathered_rows
 
@@ -52,8 +61,8 @@ SPEED_STEPS = 20
 """Steps at the end of a run whose speed is reported, the followed ones left out."""
 OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """What a launcher tells a rank."""
-REFERENCE_ADAPTER = "ref"
-"""TRL's copy of the adapters that it is given (``dpo_trainer.py``, ``grpo_trainer.py`` 1.16)."""
+ROWS_FOLDER = "trl-rows"
+"""Rows of a run whose ranks hand each other what is computed of them; gone when it ends."""
 
 
 @dataclass
@@ -230,11 +239,13 @@ def _made_trainer(
         plan, options, task, num_steps=planned.rates.num_steps, folder=folder, is_vision=data.processing.is_vision
     )
     given: dict[str, Any] = {"reward_funcs": list(rewards)} if task.is_grpo else {}
+    os.environ["TQDM_DISABLE"] = "1"
+    logging.getLogger("accelerate.accelerator").setLevel(logging.ERROR)  # it has DeepSpeed's numbers, which are these
     try:
         trainer = planned_trainer(kind)(
             model=loaded.model,
             args=config(**values),
-            train_dataset=_dataset(data, task),
+            train_dataset=_dataset(planned, data, task),
             processing_class=data.processing.processor,
             callbacks=[follows],
             planned=planned,
@@ -242,32 +253,33 @@ def _made_trainer(
         )
     except (ValueError, NotImplementedError) as error:
         raise InputError(f"TRL refuses this run: {' '.join(str(error).split())}") from None
-    _keep_to_the_plan(trainer, plan, options)
+    trainer.remove_callback(PrinterCallback)
+    reference = getattr(trainer, "ref_model", None)
+    if reference is not None:
+        planned.phases.count_reference(reference)
+        follows.reference = reference
     return trainer
 
 
-def _dataset(data: TaskData, task: TrainingTask) -> Any:
-    """TRL's, of rows; preferences of text are tokenised by TRL before training, all others row by row."""
+def _dataset(planned: PlannedRun, data: TaskData, task: TrainingTask) -> Any:
+    """TRL's, of rows; preferences of text are tokenised by TRL before training, all others row by row.
+
+    Where TRL computes the reference's log-probabilities before training, one rank keeps them in a file for all, which
+    it does beside the rows: so those are in a folder (``_precompute_ref_logps`` in ``dpo_trainer.py`` 1.16).
+    """
     datasets = importlib.import_module("datasets")
     datasets.disable_progress_bars()
     if task.is_dpo and not data.sees:
-        return datasets.Dataset.from_list(data.rows)
+        rows = datasets.Dataset.from_list(data.rows)
+        if planned.plan.recipe.reference is not Reference.PRECOMPUTED or planned.ranks.num_ranks == 1:
+            return rows
+        folder = str(planned.options.output_dir / ROWS_FOLDER)
+        if planned.ranks.rank == 0:
+            rows.save_to_disk(folder)
+        planned.ranks.barrier()
+        return datasets.load_from_disk(folder)
     numbers = datasets.Dataset.from_dict({"number": list(range(len(data.rows)))})
     return numbers.with_transform(RowReader(data.rows, data.encoder))
-
-
-def _keep_to_the_plan(trainer: Any, plan: Plan, options: Options) -> None:
-    """Take back what TRL does to adapters that it finds in a model: it keeps a copy of them for the reference, which
-    fresh ones have no use for, as they change nothing until they are trained, and rounds those of 4-bit models."""
-    from transformers import PrinterCallback
-
-    trainer.remove_callback(PrinterCallback)
-    recipe = plan.recipe
-    if not recipe.trains_adapters:
-        return
-    if REFERENCE_ADAPTER in trainer.model.peft_config and not recipe.changes_base:
-        trainer.model.delete_adapter(REFERENCE_ADAPTER)
-    set_types(trainer.model, recipe)
 
 
 def _train(made: TaskRun, found: FoundCheckpoint | None, progress: ProgressReporter) -> None:
@@ -312,6 +324,7 @@ def _finish(made: TaskRun) -> None:
     export(result, made.loaded, made.data.processing, options.output_dir, is_adapter=plan.recipe.trains_adapters)
     if made.ranks.rank != 0:
         return
+    shutil.rmtree(options.output_dir / ROWS_FOLDER, ignore_errors=True)
     reports = made.follows.reports
     late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
     seconds = sum(report.seconds for report in late) / len(late) if late else None
