@@ -17,12 +17,10 @@ from vlmplan.models.facts import model_facts
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
 from vlmplan.request import WorkloadRequest, workload_of
-from vlmplan.rules.models import TYPES_WITH_A_ROUTER_OF_TWO_RESULTS
+from vlmplan.rules import default_lora_exclude
+from vlmplan.rules import model_facts as facts_for_rules
 from vlmplan.workload import ModelFiles
 
-LORA = Recipe(method=Method.LORA)
-WITHOUT_ROUTER = Recipe(method=Method.LORA, lora_exclude="router")
-"""What is asked of models whose router peft cannot adapt."""
 DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer")
 ODD = (0, 1, 2, 3, -1, 0.5, 10**5, 10**9, None, True, "x", [], [0], {}, "left out")
 """Values of a key; the last takes it out."""
@@ -74,7 +72,7 @@ def changed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 def look_at(model: ModelFiles) -> None:
     """What every command does with a model."""
     model_facts(model, width=448, height=448)
-    recipe = WITHOUT_ROUTER if model.config.get("model_type") in TYPES_WITH_A_ROUTER_OF_TWO_RESULTS else LORA
+    recipe = Recipe(method=Method.LORA, lora_exclude=default_lora_exclude(facts_for_rules(model)))
     Estimator(workload_of(model, WorkloadRequest()), recipe).trace(recipe, (8, 9))
 
 

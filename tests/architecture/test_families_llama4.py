@@ -9,10 +9,14 @@ import pytest
 
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
+from vlmplan.architecture.adapters import Linear4bit
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import Method
 
 ALIAS = "llama-4-scout"
 TEXT = {
@@ -146,14 +150,64 @@ def test_an_image_of_several_tiles_has_one_more_of_the_whole_and_a_separator_beh
     assert one.num_tokens == features + 3
 
 
+def test_adapters_leave_the_router_out_where_nothing_is_said_of_it():
+    from cli_calls import call
+
+    setup = ("--model", ALIAS, "--gpu", "h100-sxm:8", "--seq-len", "1024", "--json")
+    estimate = ("estimate", *setup, "--method")
+    assert call(*estimate, "lora", "--zero-stage", "3").document["recipe"]["lora_exclude"] == "router"
+    full = call(*estimate, "full", "--zero-stage", "3", "--offload-optimizer", "cpu").document
+    assert full["recipe"]["lora_exclude"] is None
+    found = call("recommend", *setup).document["plans"]
+    assert {plan["recipe"]["method"]: plan["recipe"]["lora_exclude"] for plan in found}["lora"] == "router"
+
+
 def test_an_adapted_router_is_refused_with_what_to_give_instead():
     from cli_calls import call
 
     setup = ("--model", ALIAS, "--gpu", "h100-sxm:8", "--method", "lora", "--seq-len", "1024")
-    assert "give --lora-exclude router with it" in " ".join(call("estimate", *setup).err.split())
+    everything = call("estimate", *setup, "--lora-targets", "all-linear").err
+    assert "give --lora-exclude router with it" in " ".join(everything.split())
     named = call("estimate", *setup, "--lora-targets", "router").err
     assert "Llama 4's router cannot take an adapter" in " ".join(named.split())
-    assert call("estimate", *setup, "--lora-exclude", "router", "--json").document["verdict"]
+
+
+def test_peft_fails_on_the_router_and_trains_without_it():
+    torch = pytest.importorskip("torch")
+    peft = pytest.importorskip("peft")
+    from family_checks import real_model
+
+    ids = torch.arange(8).reshape(1, 8)
+    config = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+    model = peft.get_peft_model(real_model(TEXT), peft.LoraConfig(**config))
+    with pytest.raises(AttributeError, match="'tuple' object has no attribute 'dtype'"):
+        model(input_ids=ids)
+    model = peft.get_peft_model(real_model(TEXT), peft.LoraConfig(**config, exclude_modules=["router"]))
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert all(weight.grad is not None for name, weight in model.named_parameters() if "lora_" in name)
+
+
+def test_bitsandbytes_leaves_the_router_in_16_bits_as_planned():
+    torch = pytest.importorskip("torch")
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    pytest.importorskip("transformers")
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+
+    from family_checks import real_model
+    from vlmplan_trainer.models.adapters import quantize
+
+    with torch.device("meta"):
+        model = replace_with_bnb_linear(real_model(TEXT), ["lm_head"], BitsAndBytesConfig(load_in_4bit=True))
+    packed = {name for name, module in model.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)}
+    small = real_model(TEXT)
+    quantize(small, torch.float32, torch.device("cpu"))
+    assert {name for name, module in small.named_modules() if isinstance(module, bitsandbytes.nn.Linear4bit)} == packed
+    tree = prepared_model(TEXT, Recipe(method=Method.QLORA, lora_exclude="router"))
+    assert {
+        name.replace(".base_layer", "") for name, module in tree.named_modules() if isinstance(module, Linear4bit)
+    } == packed
+    assert not any("router" in name for name in packed)
 
 
 def test_widths_that_do_not_meet_are_refused_where_there_are_images():

@@ -16,6 +16,7 @@ from model_table import packaged_config
 from tape_probe import Predicted, predicted_step
 from vlmplan import estimate as estimate_module
 from vlmplan.answers.estimate import document
+from vlmplan.architecture.adapters import Linear4bit
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.generic import GenericModel, build_generic, generic_notes, has_attention
 from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes
@@ -494,6 +495,21 @@ def test_equal_layers_are_one_module_and_every_layer_counts():
     layer = 2 * (2 * 3 * 5) + 4 * (2 * 3 * 5) ** 2 + 2 * (2 * 3 * 5) * (7 * 11)
     expected = 2 * (13 * 17) * (2 * 3 * 5) + 2 * 3 * 5 + 3 * layer
     assert sum(numel for _, numel, _ in listed(model)) == expected
+
+
+def test_a_linear_of_a_class_of_its_own_stays_in_16_bits():
+    layout = decoder_layout()
+    modules = [
+        (one.name, "FooLinear" if one.name.endswith("qkv") else one.class_name, one.kind.value)
+        for one in layout.modules
+    ]
+    packed: list[set[str]] = []
+    for each in (layout, decoder_layout(modules=modules)):
+        model = prepared_model(build_generic(each), Recipe(method=Method.QLORA))
+        packed.append({name for name, module in model.named_modules() if isinstance(module, Linear4bit)})
+    every, derived = packed
+    assert every - derived == {f"model.layers.{index}.attn.qkv.base_layer" for index in range(3)}
+    assert derived
 
 
 def test_layers_that_cannot_be_checkpointed_are_not():

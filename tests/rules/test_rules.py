@@ -314,9 +314,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(LORA, model=LLAMA_4),
             case(LORA.with_changes(lora_exclude="lm_head"), model=LLAMA_4),
-            case(LORA.with_changes(method=Method.QLORA, lora_exclude="router"), model=LLAMA_4),
+            case(LORA.with_changes(method=Method.QLORA), model=LLAMA_4),
         ],
         [
+            case(LORA.with_changes(method=Method.QLORA, lora_exclude="router"), model=LLAMA_4),
             case(LORA.with_changes(lora_exclude="feed_forward.router, lm_head"), model=LLAMA_4),
             case(LORA.with_changes(lora_targets="attention"), model=LLAMA_4),
             case(PLAIN, model=LLAMA_4),

@@ -11,7 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.adapter_names import TARGETS_OPTION, ModuleNames, Place, places_of, target_names
 from vlmplan.architecture.dora import DoraLayer, UsedWeights
 from vlmplan.architecture.model import Model, Part
-from vlmplan.architecture.modules import Conv1D, Embedding, Linear, Module, PatchEmbedding
+from vlmplan.architecture.modules import Conv1D, DerivedLinear, Embedding, Linear, Module, PatchEmbedding
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule, adapted_parameters, wrap_parameters
@@ -334,7 +334,9 @@ def _adapted(place: Place, settings: AdapterSettings) -> Module:
 def quantize(model: Model, compute_dtype: DType, *, double_quantises: bool = True) -> None:
     """Turn every Linear but the output head into ``Linear4bit``, as ``load_in_4bit`` does; 1-D convolutions too."""
     for place in places_of(model):
-        if isinstance(place.child, Linear) and place.child is not model.head:
+        if not isinstance(place.child, Linear) or isinstance(place.child, DerivedLinear):
+            continue
+        if place.child is not model.head:
             packed = Linear4bit(place.child, compute_dtype, double_quantises=double_quantises)
             place.parent.replace(place.child_name, packed)
 

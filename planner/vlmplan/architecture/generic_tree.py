@@ -7,9 +7,21 @@ from vlmplan.architecture.generic_groups import BareNorm, EmbeddingGroup, Expert
 from vlmplan.architecture.generic_layers import GenericShape
 from vlmplan.architecture.layout import LaidOutModule, ModelLayout, ModuleKind, is_attention, is_experts
 from vlmplan.architecture.model import Part
-from vlmplan.architecture.modules import Conv1D, Embedding, GemmaRMSNorm, LayerNorm, Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.modules import (
+    Conv1D,
+    DerivedLinear,
+    Embedding,
+    GemmaRMSNorm,
+    LayerNorm,
+    Linear,
+    Module,
+    RMSNorm,
+    Stack,
+)
 from vlmplan.architecture.parameter import Parameter
 
+LINEAR = "Linear"
+"""The class name of ``nn.Linear`` itself."""
 NORMS = (LayerNorm, RMSNorm, GemmaRMSNorm, BareNorm)
 PROJECTOR_WORDS = ("merger", "downsample", "projector", "connector", "resampler", "adapter")
 """Parts of the names of modules inside a vision tower that other families count as projectors."""
@@ -60,7 +72,8 @@ class TreeBuilder:
             return None
         rows, columns = weight.shape
         if described.kind is ModuleKind.LINEAR:
-            return _with_weights(Linear(columns, rows, bias=bias is not None), weight, bias)
+            kind = Linear if described.class_name == LINEAR else DerivedLinear
+            return _with_weights(kind(columns, rows, bias=bias is not None), weight, bias)
         if described.kind is ModuleKind.CONV1D:
             weight.shape = (columns, rows)  # stored (in, out)
             return _with_weights(Conv1D(rows, columns), weight, bias)

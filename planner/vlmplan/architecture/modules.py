@@ -226,6 +226,13 @@ class Linear(Module):
         return ops.linear(x, self.weight, self.bias)
 
 
+class DerivedLinear(Linear):
+    """A class derived from ``nn.Linear``: LoRA takes it for one, but bitsandbytes leaves it in 16 bit.
+
+    Source: transformers 5.23 ``integrations/bitsandbytes.py`` packs where ``type(module) is nn.Linear``.
+    """
+
+
 class Conv1D(Linear):
     """transformers' ``Conv1D`` (GPT-2): a Linear whose weight is stored (in, out)."""
 

@@ -131,7 +131,11 @@ RECIPE: tuple[Decorator, ...] = (
         help="all-linear, attention, names NAME,NAME, regex:PATTERN of whole names; experts.NAME for stacked experts.  "
         "[default: all-linear]",
     ),
-    click.option("--lora-exclude", metavar="NAMES", help="Of these, NAME,NAME or regex:PATTERN take no adapter."),
+    click.option(
+        "--lora-exclude",
+        metavar="NAMES",
+        help="Of these, NAME,NAME or regex:PATTERN take no adapter.  [default: what peft cannot adapt]",
+    ),
     _count("--lora-alpha", "Numerator of the adapters' scale.  [default: twice the rank]"),
     click.option("--lora-dropout", type=float, metavar="P", help="Dropped part of what adapters see.  [default: 0]"),
     _switch("use_rslora", "use-rslora", "no-rslora", "Adapters' scale by the root of the rank."),

@@ -18,11 +18,11 @@ from vlmplan.gpu_choice import LOCAL, GpuChoice, chosen_node
 from vlmplan.hardware import Cluster
 from vlmplan.models import context_length
 from vlmplan.recipe import PLAIN, Recipe, option_name
-from vlmplan.recipe_choices import AttentionImplementation, Method, Offload, Precision
+from vlmplan.recipe_choices import Method, Offload, Precision
 from vlmplan.request.parts import HardwareRequest, WorkloadRequest
 from vlmplan.request.record import Request
 from vlmplan.request.trainer_ways import as_its_trainer, as_usual, refuse_what_is_beyond
-from vlmplan.rules import check, default_attention, model_facts
+from vlmplan.rules import ModelFacts, check, default_attention, default_lora_exclude, model_facts
 from vlmplan.sample_images import image_tokens, sample_image
 from vlmplan.saving import Interval, Saving, saving_of
 from vlmplan.training_task import TrainingTask
@@ -132,7 +132,7 @@ def resolved_recipe(
     that does it. Raises InputError for what cannot run.
     """
     facts, given = model_facts(model), decided.names
-    decided = _completed(decided, cluster, model, default_attention(facts), ds_config, made_for)
+    decided = _completed(decided, cluster, model, facts, ds_config, made_for)
     if ds_config is not None:
         recipe = _merged(ds_config, decided, cluster, model, given=given, global_batch=global_batch)
     else:
@@ -157,7 +157,7 @@ def _completed(
     decided: DecidedRecipe,
     cluster: Cluster,
     model: ModelFiles,
-    attention: AttentionImplementation,
+    facts: ModelFacts,
     ds_config: "DsConfig | None",
     made_for: "Tool | None",
 ) -> DecidedRecipe:
@@ -166,7 +166,7 @@ def _completed(
     decided = as_usual(decided, made_for, model)
     if ds_config is not None:
         decided = decided.completed(DecidedRecipe(zero_stage=ds_config.zero_stage or 0))
-    decided = decided.completed(_defaults(decided, cluster, attention))
+    decided = decided.completed(_defaults(decided, cluster, facts))
     if made_for is not None:
         from vlmplan.other_trainers.writing import behaviour
 
@@ -198,12 +198,14 @@ def _merged(
     )
 
 
-def _defaults(decided: DecidedRecipe, cluster: Cluster, attention: AttentionImplementation) -> DecidedRecipe:
+def _defaults(decided: DecidedRecipe, cluster: Cluster, facts: ModelFacts) -> DecidedRecipe:
     gpu = cluster.node.gpu
+    adapts_all = decided.method in (Method.LORA, Method.QLORA) and decided.lora_targets is None
     return DecidedRecipe(
         zero_stage=_default_stage(decided, cluster),
         precision=Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
-        attention=attention,
+        attention=default_attention(facts),
+        lora_exclude=default_lora_exclude(facts) if adapts_all else None,
         # On a CPU there is no caching allocator: large blocks go back to the system when they are freed.
         expandable_segments=gpu.is_cpu,
         vision_activation_checkpointing=decided.activation_checkpointing,

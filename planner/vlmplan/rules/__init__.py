@@ -20,7 +20,12 @@ optimizer, chunked loss with capped logits (the trainer caps each chunk).
 
 from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity, model_facts
 from vlmplan.rules.check import RULES, check, objection, problems
-from vlmplan.rules.models import TYPES_WITHOUT_OUT_PROJ, attention_implementations, default_attention
+from vlmplan.rules.models import (
+    TYPES_WITHOUT_OUT_PROJ,
+    attention_implementations,
+    default_attention,
+    default_lora_exclude,
+)
 
 __all__ = [
     "RULES",
@@ -33,6 +38,7 @@ __all__ = [
     "attention_implementations",
     "check",
     "default_attention",
+    "default_lora_exclude",
     "model_facts",
     "objection",
     "problems",

@@ -24,6 +24,8 @@ TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "gpt_oss", "llama4", "llama
 TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """On whose ``out_proj`` peft puts no adapters: the kernels of such mixers read its weight themselves."""
 TYPES_WITH_A_ROUTER_OF_TWO_RESULTS = frozenset({"llama4", "llama4_text"})
+ROUTER = "router"
+"""Their name for it."""
 HEAD = "lm_head"
 """The output head's name in every family."""
 ADAPTER_OPTIONS = (
@@ -141,20 +143,21 @@ def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
     )
 
 
+def default_lora_exclude(model: ModelFacts) -> str | None:
+    """What adapters on all Linears leave out where the user names neither: layers that peft cannot adapt."""
+    return ROUTER if model.model_types & TYPES_WITH_A_ROUTER_OF_TWO_RESULTS else None
+
+
 @MODEL_RULES.error(
-    "transformers modeling_llama4.py Llama4Router: a Linear of two results; peft and bitsandbytes (tried)"
+    "transformers modeling_llama4.py Llama4Router: a Linear of two results; peft tuners/lora/layer.py Linear.forward "
+    "(seen: it fails with LoRA and with QLoRA)"
 )
 def a_router_of_two_results_stays_as_it_is(context: RuleContext) -> str | None:
     model, recipe = context.model, context.recipe
     if model is None or not recipe.trains_adapters or not model.model_types & TYPES_WITH_A_ROUTER_OF_TWO_RESULTS:
         return None
-    if recipe.method is Method.QLORA:
-        return (
-            f"--method qlora is not for {model.id}: bitsandbytes would take the place of its router, which returns two "
-            f"results; give --method lora with --lora-exclude router"
-        )
     excluded = [name.strip().rpartition(".")[2] for name in (recipe.lora_exclude or "").split(",")]
-    if recipe.lora_targets != ALL_LINEAR or "router" in excluded or (recipe.lora_exclude or "").startswith(REGEX):
+    if recipe.lora_targets != ALL_LINEAR or ROUTER in excluded or (recipe.lora_exclude or "").startswith(REGEX):
         return None
     return (
         f"--lora-targets all-linear adapts the router of {model.id}, whose two results peft cannot add to; give "

@@ -9,7 +9,7 @@ from vlmplan.engines import stages_on
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe_choices import SEARCHED_LOSSES, LossKind, Method, Offload, Precision
-from vlmplan.rules import default_attention, model_facts, objection
+from vlmplan.rules import default_attention, default_lora_exclude, model_facts, objection
 from vlmplan.search.combined_traces import Switches
 from vlmplan.workload import Workload
 
@@ -115,8 +115,13 @@ class RecipeChoices:
         """What is fixed, with this method and precision, on any engine."""
         key = (method, precision)
         if key not in self._bare:
+            adapts_all = method is not Method.FULL and self._fixed.lora_targets is None
             tried = DecidedRecipe(
-                method=method, attention=self._attention, precision=precision, expandable_segments=True
+                method=method,
+                attention=self._attention,
+                precision=precision,
+                expandable_segments=True,
+                lora_exclude=default_lora_exclude(self._facts) if adapts_all else None,
             )
             self._bare[key] = self._fixed.completed(tried).recipe()
         return self._bare[key]

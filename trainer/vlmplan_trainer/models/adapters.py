@@ -251,7 +251,8 @@ def quantize(model: Any, compute_dtype: torch.dtype, device: torch.device, *, do
 def _linears(model: Any) -> Iterator[tuple[nn.Module, str, Any]]:
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
-        if kind_of(module) in ("linear", "conv1d") and module is not head:
+        # A class derived from Linear stays as it is (transformers' replace_with_bnb_linear).
+        if (type(module) is nn.Linear or kind_of(module) == "conv1d") and module is not head:
             parent, _, child_name = name.rpartition(".")
             yield model.get_submodule(parent), child_name, module
 

@@ -2,7 +2,9 @@
 
 Source: transformers 5.23 ``models/llama4/modeling_llama4.py``. The router's scores, zero for experts that a token did
 not choose, weight what goes into the experts: every expert computes all tokens, N * E rows in two batched products.
-The router is a Linear that returns two tensors, so that neither peft 0.21 nor bitsandbytes can take its place (tried).
+The router is a Linear that returns two tensors, which peft 0.21 cannot add to (its layer asks the result for its dtype
+and fails on a tuple); bitsandbytes leaves it in 16 bit, as it is a class derived from ``nn.Linear``. Seen with a small
+model on CPU: LoRA and QLoRA on all Linears fail, and train where the router is left out.
 """
 
 from collections.abc import Sequence
@@ -24,7 +26,7 @@ from vlmplan.architecture.families.llama import (
 )
 from vlmplan.architecture.families.moe import added_in_place, top
 from vlmplan.architecture.model import CausalLM
-from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.modules import DerivedLinear, Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
@@ -102,7 +104,7 @@ def rotated_as_complex(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor,
     return ops.to(q_out, q.dtype), ops.to(k_out, k.dtype)
 
 
-class Llama4Router(Linear):
+class Llama4Router(DerivedLinear):
     """``Llama4Router``: (scores, logits) of all experts."""
 
     def __init__(self, hidden_size: int, num_experts: int, num_per_token: int) -> None:
@@ -204,8 +206,7 @@ class Llama4Moe(Module):
         """The result, and the router's logits, which live to the end of the layer."""
         if not isinstance(self.router, Llama4Router):
             raise InputError(
-                "Llama 4's router cannot take an adapter or 4-bit weights (peft and bitsandbytes fail on its two "
-                "results); give --method lora with --lora-exclude router"
+                "Llama 4's router cannot take an adapter: peft fails on its two results; give --lora-exclude router"
             )
         width = x.shape[-1]
         flat = x.view(x.numel // width, width)
