@@ -26,18 +26,23 @@ def threads() -> list[dict[str, Any]]:
     return yaml.safe_load((HERE / "threads.yaml").read_text(encoding="utf-8"))
 
 
-def replayed(thread: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a thread's log beside its setup, in the folder where this is called."""
+def on_the_day() -> Any:
+    """Within, prices are asked for on ``DAY``."""
 
     class Day(date):
         @classmethod
         def today(cls) -> date:
             return DAY
 
+    return mock.patch("vlmplan.cli.options.date", Day)
+
+
+def replayed(thread: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a thread's log beside its setup, in the folder where this is called."""
     for name, content in {"log.txt": thread["log"], **thread.get("files", {})}.items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(content, encoding="utf-8")
-    with mock.patch("vlmplan.cli.options.date", Day):
+    with on_the_day():
         answer = call("diagnose", "log.txt", *thread["options"], "--json")
     assert answer.code == DONE, answer.err
     return answer.document

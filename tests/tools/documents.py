@@ -316,6 +316,13 @@ def published_threads() -> str:
     return table()
 
 
+def asked_threads() -> str:
+    """What commands answer to published threads about the memory of GRPO."""
+    from diagnosis.asked import section
+
+    return section()
+
+
 def type_counts() -> str:
     """How many model types of transformers are planned in which way."""
     from model_types import counts
@@ -348,6 +355,7 @@ MADE = {
     "scripts": scripts,
     "shipped": shipped_configurations,
     "threads": published_threads,
+    "asked": asked_threads,
     "typecounts": type_counts,
     "types": types,
 }
