@@ -187,6 +187,12 @@ class Recipe:
         return self.micro_batch if self.task is None else self.micro_batch * self.task.rows_per_sample
 
     @property
+    def micro_batches_at_once(self) -> int:
+        """Of GRPO: micro batches whose answers are generated together."""
+        assert self.task is not None
+        return self.grad_accum if self.task.steps_per_generation is None else self.task.steps_per_generation
+
+    @property
     def reference(self) -> Reference:
         """Where the task's reference is; where it says nothing, as TRL's trainers have it (``dpo_trainer.py``: adapters
         are switched off, else there is a second model; ``grpo_config.py``: ``beta`` is 0)."""

@@ -102,8 +102,8 @@ def task_words(recipe: Recipe) -> list[str]:
     words += [] if task.completion_tokens is None else [f"answers of {task.completion_tokens:,} tokens"]
     if not task.is_grpo:
         return words
-    steps = recipe.grad_accum if task.steps_per_generation is None else task.steps_per_generation
-    words.append(f"{task.num_generations} answers a prompt, {steps * recipe.micro_batch} generated at once")
+    at_once = recipe.micro_batches_at_once * recipe.micro_batch
+    words.append(f"{task.num_generations} answers a prompt, {at_once} generated at once")
     words.append(_generation_text(task))
     if task.reward_params:
         words.append(f"reward models of {task.reward_params:,} parameters")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
+from vlmplan.estimation import fewer_at_once, with_answers_of
 from vlmplan.evaluation import Kept
 from vlmplan.recipe import PLAIN, Recipe, engine_name
 from vlmplan.recipe_choices import (
@@ -199,9 +200,34 @@ def _evaluation_accumulation(at: RequestedSetup) -> Levels:
     return (Change(name="evaluation's outputs to the host after every batch", options={"eval_accumulation": 1}),)
 
 
+def _answers_at_once(at: RequestedSetup) -> Levels:
+    """GRPO: fewer micro batches whose answers are generated together, each time the next that makes whole groups."""
+    levels: list[Change] = []
+    recipe, num_gpus = at.recipe, at.cluster.num_gpus
+    while (steps := fewer_at_once(recipe, num_gpus)) is not None:
+        name = f"{steps * recipe.micro_batch} answers generated at once"
+        levels.append(Change(name=name, options={"steps_per_generation": steps}))
+        recipe = with_answers_of(recipe, steps)
+    return tuple(levels)
+
+
+def _shared_vllm(at: RequestedSetup) -> Levels:
+    """GRPO: more GPUs that share vLLM's weights, of those of a node."""
+    task, per_node = at.recipe.task, at.cluster.node.num_gpus
+    if task is None or not task.uses_vllm_here:
+        return ()
+    wider = [count for count in divisors(per_node) if count > task.vllm_tensor_parallel]
+    return tuple(
+        Change(name=f"vLLM's weights shared by {count} GPUs", options={"vllm_tensor_parallel": count}, is_larger=True)
+        for count in wider
+    )
+
+
 KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _activations_on_host,
     _text_checkpointing,
+    _answers_at_once,
+    _shared_vllm,
     _micro_batch,
     _vision_checkpointing,
     _chunked_loss,

@@ -4,6 +4,13 @@
 for many clusters and sizes cheaply.
 """
 
+from vlmplan.estimation.answers_at_once import (
+    fewer_at_once,
+    is_too_large_by_answers,
+    refuse_parts_of_groups,
+    whole_groups,
+    with_answers_of,
+)
 from vlmplan.estimation.cautions import evaluation_hints
 from vlmplan.estimation.disk_room import disk_caveat, keep_last_key
 from vlmplan.estimation.estimator import Estimator
@@ -11,7 +18,6 @@ from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estim
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
 from vlmplan.estimation.references import has_upper_bound, with_copy
-from vlmplan.estimation.rollouts import refuse_parts_of_groups, whole_groups
 from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.memory.device import Verdict
 
@@ -24,7 +30,9 @@ __all__ = [
     "estimate",
     "estimate_with_sizes",
     "evaluation_hints",
+    "fewer_at_once",
     "has_upper_bound",
+    "is_too_large_by_answers",
     "keep_last_key",
     "packed_samples",
     "refuse_parts_of_groups",
@@ -32,5 +40,6 @@ __all__ = [
     "sized_estimate",
     "sized_recipes",
     "whole_groups",
+    "with_answers_of",
     "with_copy",
 ]

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import gcd
 from typing import Any
 
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -10,7 +9,6 @@ from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass, eval
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.errors import InputError
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.references import ReferenceRuns
 from vlmplan.hardware import Gpu
@@ -20,7 +18,7 @@ from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import LossKind
 from vlmplan.timing import GenerationWork, RolloutWork
-from vlmplan.training_task import Generation, Reference, TrainingTask
+from vlmplan.training_task import Generation, Reference
 from vlmplan.units import DType
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
@@ -49,7 +47,7 @@ class RolloutRuns:
         assert task is not None
         generated = None
         if task.generation is Generation.TRANSFORMERS:
-            prompt = self._generation(recipe, backend, micro_batches(recipe) * recipe.micro_batch)
+            prompt = self._generation(recipe, backend, recipe.micro_batches_at_once * recipe.micro_batch)
             answer = task.answer_tokens(self._seq_len)
             generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer)
         return Rollout(
@@ -73,7 +71,7 @@ class RolloutRuns:
             total_bytes=gpu.cuda_visible_bytes or gpu.usable_bytes,
             weight_bytes=self._vllm_bytes(recipe),
             sequence_bytes=one.cache_bytes * self._seq_len // prompt_tokens // shared,
-            num_sequences=recipe.micro_batch * micro_batches(recipe) * shared,
+            num_sequences=recipe.micro_batch * recipe.micro_batches_at_once * shared,
             vocabulary=one.logits,
             utilization=task.vllm_memory,
             sleep_level=task.vllm_sleep_level,
@@ -85,10 +83,10 @@ class RolloutRuns:
         assert task is not None
         whole_bytes = self._whole_bytes(recipe, num_ranks)
         weight_bytes = self._vllm_bytes(recipe)
-        rows = micro_batches(recipe) * recipe.micro_batch
+        rows = recipe.micro_batches_at_once * recipe.micro_batch
         is_sharded = recipe.zero_stage == 3 and num_ranks > 1
         return RolloutWork(
-            num_micro_batches=micro_batches(recipe),
+            num_micro_batches=recipe.micro_batches_at_once,
             generation=self._generation_work(recipe, backend, rows),
             passes=[one.trace for one in self._looked_up(recipe, backend)],
             whole_bytes=whole_bytes,
@@ -156,7 +154,9 @@ class RolloutRuns:
         always, and where a generation is not of one step), and those of the reference."""
         task = recipe.task
         assert task is not None
-        needs_old = task.generation is not Generation.TRANSFORMERS or recipe.grad_accum % micro_batches(recipe) != 0
+        needs_old = (
+            task.generation is not Generation.TRANSFORMERS or recipe.grad_accum % recipe.micro_batches_at_once != 0
+        )
         references = [Reference.NONE] if needs_old else []
         references += [recipe.reference] if recipe.reference is not Reference.NONE else []
         return [self._pass(recipe, backend, reference) for reference in references]
@@ -191,33 +191,3 @@ class RolloutRuns:
             merged = largest * recipe.trained_dtype.num_bytes
             return self._whole_bytes(recipe, num_ranks) + merged
         return largest * recipe.trained_dtype.num_bytes if recipe.zero_stage == 3 and num_ranks > 1 else 0
-
-
-def micro_batches(recipe: Recipe) -> int:
-    """Micro batches whose answers are generated together."""
-    assert recipe.task is not None
-    return recipe.grad_accum if recipe.task.steps_per_generation is None else recipe.task.steps_per_generation
-
-
-def whole_groups(task: TrainingTask | None, micro_batch: int, num_gpus: int) -> int:
-    """The least accumulation with which the answers that are generated at once are whole groups."""
-    if task is None or not task.is_grpo or task.steps_per_generation is not None:
-        return 1
-    at_once = micro_batch * num_gpus
-    return task.num_generations // gcd(task.num_generations, at_once)
-
-
-def refuse_parts_of_groups(recipe: Recipe, num_gpus: int) -> None:
-    """Raise InputError where the answers that are generated at once are not whole groups (TRL 1.16 ``grpo_config.py``:
-    "generation_batch_size must be divisible by num_generations")."""
-    task = recipe.task
-    if task is None or not task.is_grpo:
-        return
-    steps = micro_batches(recipe)
-    answers = recipe.micro_batch * num_gpus * steps
-    if answers % task.num_generations:
-        raise InputError(
-            f"--num-generations {task.num_generations} does not divide the {answers} answers that are generated at "
-            f"once: micro batch {recipe.micro_batch} x {steps} x {num_gpus} GPU(s); give a divisor, or another "
-            f"--micro-batch, --grad-accum or --steps-per-generation"
-        )

@@ -42,7 +42,7 @@ def _num_waiting(recipe: Recipe, phase: str) -> int:
     task = recipe.task
     if task is None or not task.is_grpo:
         return recipe.num_waiting + (phase not in MICRO_BATCH_PHASES)
-    generated = recipe.grad_accum if task.steps_per_generation is None else task.steps_per_generation
+    generated = recipe.micro_batches_at_once
     if phase == REFERENCE_PHASE:
         return 2 * generated - 1
     return generated - (phase in MICRO_BATCH_PHASES)

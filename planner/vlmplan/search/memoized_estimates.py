@@ -176,7 +176,7 @@ class MemoizedEstimates:
 
     def with_batch(self, recipe: Recipe, size: BatchSize) -> Recipe:
         """The recipe with this batch, one object."""
-        return self._batched.get(self._any_batch(recipe), size)
+        return self._batched.get(self.any_batch(recipe), size)
 
     def _new_with_batch(self, recipe: Recipe, size: BatchSize) -> Recipe:
         micro_batch, grad_accum = size
@@ -184,7 +184,7 @@ class MemoizedEstimates:
         self._unbatched[id(batched)] = recipe
         return batched
 
-    def _any_batch(self, recipe: Recipe) -> Recipe:
+    def any_batch(self, recipe: Recipe) -> Recipe:
         """The one object for the recipe with all its batches."""
         return self._unbatched.get(id(recipe), recipe)
 
@@ -229,7 +229,7 @@ class MemoizedEstimates:
 
     def states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         """What a GPU holds throughout the step."""
-        return self._states.get(self._any_batch(recipe), num_ranks)
+        return self._states.get(self.any_batch(recipe), num_ranks)
 
     def _new_states(self, recipe: Recipe, num_ranks: int) -> ModelStates:
         estimator, states = self.estimator(recipe)
@@ -237,7 +237,7 @@ class MemoizedEstimates:
 
     def _engine(self, recipe: Recipe, num_ranks: int) -> Engine:
         """The engine on the rank that holds most, for what it says of any micro batch."""
-        return self._engines.get(self._any_batch(recipe), num_ranks)
+        return self._engines.get(self.any_batch(recipe), num_ranks)
 
     def _new_engine(self, recipe: Recipe, num_ranks: int) -> Engine:
         return self.estimator(recipe)[1].engine(recipe, num_ranks)
@@ -249,7 +249,7 @@ class MemoizedEstimates:
         key = (id(recipe), id(cluster))
         known = self._bounds_on.get(key)
         if known is None:
-            known = self._bounds_on[key] = recipe, cluster, self._shared_bounds(self._any_batch(recipe), cluster)
+            known = self._bounds_on[key] = recipe, cluster, self._shared_bounds(self.any_batch(recipe), cluster)
         return known[2]
 
     def _shared_bounds(self, recipe: Recipe, cluster: Cluster) -> "RecipeBounds":
@@ -305,7 +305,7 @@ class MemoizedEstimates:
 
     def disk(self, recipe: Recipe) -> DiskSpace:
         """Disk space of the run, on any cluster."""
-        return self._disk_of.get(self._any_batch(recipe))
+        return self._disk_of.get(self.any_batch(recipe))
 
     def _new_disk(self, recipe: Recipe) -> DiskSpace:
         estimator, _ = self.estimator(recipe)
@@ -330,7 +330,7 @@ class MemoizedEstimates:
 
     def seconds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> float | None:
         """Seconds of the whole run with another batch, by secants; None if a speed is not known."""
-        recipe = self._any_batch(recipe)
+        recipe = self.any_batch(recipe)
         micro_batch = self._micro_batch_seconds(recipe, cluster, size[0])
         besides = None if micro_batch is None else self.besides_computing(recipe, cluster, size)
         if micro_batch is None or besides is None:
@@ -350,7 +350,7 @@ class MemoizedEstimates:
     ) -> BesidesComputing | None:
         """The same for all ways to compute a micro batch that use weights in the same order. What a GPU sends to itself
         takes no time."""
-        recipe = self._any_batch(recipe)
+        recipe = self.any_batch(recipe)
         alike, sends = self._alike.get(recipe), sends and cluster.num_gpus > 1
         key = (id(alike), id(cluster), size, sends)
         besides = self._besides.get(key)
@@ -369,7 +369,7 @@ class MemoizedEstimates:
         """
         estimator, _ = self.estimator(recipe)
         runs_again = recipe.zero_stage == 3 or recipe.sequence_parallel > 1
-        key = id(estimator), recipe.engine_key, checkpoints(recipe) if runs_again else None
+        key = id(estimator), recipe.engine_key, checkpoints(recipe) if runs_again else None, recipe.task
         return self._firsts.setdefault(key, recipe)
 
     def _collectives(self, alike: Recipe, recipe: Recipe, cluster: Cluster) -> tuple[Collectives, ...]:

@@ -215,7 +215,13 @@ class Search:
 
     def _with_smaller_batch(self, entry: ScoredSetup) -> ScoredSetup | None:
         """The same with the next smaller micro batch, where there is one within the limits."""
-        setup = self.space.smaller(entry.setup, entry.cluster)
+        return self._with_setup(entry, self.space.smaller(entry.setup, entry.cluster))
+
+    def _with_fewer_answers(self, entry: ScoredSetup) -> ScoredSetup | None:
+        """What does not fit, with fewer of GRPO's answers generated at once, where that may help within the limits."""
+        return self._with_setup(entry, self.space.with_fewer_answers(entry.setup, entry.cluster))
+
+    def _with_setup(self, entry: ScoredSetup, setup: BoundedSetup | None) -> ScoredSetup | None:
         if setup is None:
             return None
         scored = self._scorer.score(entry.candidate, entry.cluster, entry.offer, setup)
@@ -261,8 +267,9 @@ class Search:
                 continue
             if not entry.is_measured:
                 self._measure(entry)
-                if not entry.has_failed:
-                    push(entry)
+                other = self._with_fewer_answers(entry) if entry.has_failed else entry
+                if other is not None:
+                    push(other)
                 continue
             plan = self._exact_plan(entry)
             if plan is None:

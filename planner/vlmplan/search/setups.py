@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.decided_recipe import DecidedRecipe
-from vlmplan.estimation import Estimate, sized_estimate
+from vlmplan.estimation import Estimate, fewer_at_once, is_too_large_by_answers, sized_estimate, with_answers_of
 from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
@@ -62,6 +62,7 @@ class SetupSpace:
         self._sizes: dict[Any, ZeroSettings] = {}
         self._sized_recipes: dict[tuple[int, int, bool], Recipe] = {}
         self._with_sizes = IdentityCache[Recipe, Recipe](_with_sizes)
+        self._with_fewer = IdentityCache[Recipe, Recipe](with_answers_of)
         self._heaviest_of = IdentityCache[Engine, list[Recipe]](_heaviest)
         self._others: dict[Method, SetupSpace] = {}
 
@@ -273,9 +274,11 @@ class SetupSpace:
         budget = self.models.budget_bytes(cluster)
         attempts = [setup for setup in self.lightest(cluster, method) if setup.least_bytes <= budget]
         for setup in sorted(attempts, key=lambda setup: setup.most_bytes):
-            closer = setup if setup.fits else self.closer(setup, cluster)
-            if closer.fits or self.needed_bytes(closer, cluster) <= budget:
-                return replace(closer, fits=True)
+            closer: BoundedSetup | None = setup if setup.fits else self.closer(setup, cluster)
+            while closer is not None:
+                if closer.fits or self.needed_bytes(closer, cluster) <= budget:
+                    return replace(closer, fits=True)
+                closer = self.with_fewer_answers(closer, cluster)
         return None
 
     def closer(self, setup: BoundedSetup, cluster: Cluster) -> BoundedSetup:
@@ -290,6 +293,17 @@ class SetupSpace:
         if setup.least_bytes > self.models.budget_bytes(cluster):
             return setup.least_bytes
         return self.models.timeline(setup.recipe, cluster).peak.total - workspace_bytes(cluster.node.gpu)
+
+    def with_fewer_answers(self, setup: BoundedSetup, cluster: Cluster) -> BoundedSetup | None:
+        """A setup of GRPO that does not fit, with fewer answers generated at once; None where that helps nothing."""
+        recipe, budget = setup.recipe, self.models.budget_bytes(cluster)
+        steps = fewer_at_once(recipe, cluster.num_gpus)
+        size = recipe.micro_batch, recipe.grad_accum
+        if steps is None or self.models.bounds(recipe, cluster).close_at(size).least > budget:
+            return None
+        if not is_too_large_by_answers(recipe, self.models.timeline(recipe, cluster)):
+            return None
+        return self._setup(self._with_fewer.get(self.models.any_batch(recipe), steps), cluster, size, fits=False)
 
     def smaller(self, setup: BoundedSetup, cluster: Cluster) -> BoundedSetup | None:
         """The setup with the next smaller micro batch; None where there is none."""

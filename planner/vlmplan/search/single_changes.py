@@ -15,8 +15,8 @@ from vlmplan.units import counted
 HALF = (1, 2)
 FACTORS = (2, 4)
 """By how much more hardware is tried. A choice."""
-OWN_TO_NOBODY = {"attention"}
-"""Options of a recipe that keep the results and that the search leaves as they are."""
+OWN_TO_NOBODY = {"attention", "vllm_tensor_parallel"}
+"""Options of a recipe or a task that keep the results and that the search leaves as they are."""
 OWN_CHOICES = ("micro_batch", "grad_accum", "zero_stage", "offload_optimizer", "offload_params", "hpz", "loss")
 OWN_SWITCHES = ("activation_checkpointing", "vision_activation_checkpointing", "expandable_segments")
 """Options and switches that the search decides unless the user does."""

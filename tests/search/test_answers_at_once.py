@@ -1,0 +1,70 @@
+"""Where the answers of a step take more than there is, fewer are generated at once; nothing that fits is called
+impossible for them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli_calls import call
+from vlmplan.estimation import fewer_at_once, with_answers_of
+from vlmplan.recipe import Recipe
+from vlmplan.training_task import TaskKind, TrainingTask
+
+GROUPS = ("--task", "grpo", "--num-generations", "8", "--seq-len", "2048", "--max-completion-tokens", "64")
+ON_SMALL_CARDS = ("--model", "qwen3-4b", "--gpu", "v100-sxm2-16gb:2", *GROUPS)
+
+
+@given(st.integers(1, 8), st.integers(1, 64), st.integers(1, 8), st.integers(2, 16))
+def test_fewer_answers_are_whole_groups_of_parts_of_a_step(micro_batch: int, accum: int, gpus: int, group: int):
+    task = TrainingTask(kind=TaskKind.GRPO, num_generations=group)
+    recipe, seen = Recipe(micro_batch=micro_batch, grad_accum=accum, task=task), [accum]
+    while (steps := fewer_at_once(recipe, gpus)) is not None:
+        assert steps < seen[-1]
+        assert accum % steps == 0
+        assert micro_batch * gpus * steps % group == 0
+        seen.append(steps)
+        recipe = with_answers_of(recipe, steps)
+    wholes = [one for one in range(1, accum) if accum % one == 0 and micro_batch * gpus * one % group == 0]
+    assert seen[1:] == wholes[::-1]
+
+
+def test_a_search_generates_in_more_goes_where_one_is_too_large_and_estimate_agrees():
+    plan, *_ = call("recommend", *ON_SMALL_CARDS, "--method", "qlora", "--json").document["plans"]
+    recipe = plan["recipe"]
+    assert recipe["task"]["steps_per_generation"] < recipe["grad_accum"]
+    found = call(
+        *("estimate", *ON_SMALL_CARDS, "--method", "qlora", "--zero-stage", str(recipe["zero_stage"])),
+        *("--micro-batch", str(recipe["micro_batch"]), "--grad-accum", str(recipe["grad_accum"])),
+        *("--steps-per-generation", str(recipe["task"]["steps_per_generation"]), "--expandable-segments"),
+        *("--activation-checkpointing" if recipe["activation_checkpointing"] else "--no-activation-checkpointing",),
+        *("--offload-optimizer", recipe["offload_optimizer"], "--json"),
+    ).document
+    assert found["peak_allocated_bytes"] == plan["estimate"]["peak_allocated_bytes"]
+    assert found["step_seconds"] == plan["estimate"]["step_seconds"]
+    assert found["verdict"] == "fits"
+
+
+def test_where_answers_of_a_step_do_not_fit_fewer_at_once_are_proposed():
+    words = ("--method", "qlora", "--zero-stage", "2", "--micro-batch", "1", "--grad-accum", "8")
+    told = call("estimate", *ON_SMALL_CARDS, *words)
+    assert told.code == 3
+    assert "4 answers generated at once" in told.out
+    assert "--steps-per-generation 4" in told.out
+
+
+def test_vllm_that_is_too_large_for_a_gpu_is_shared():
+    words = (
+        "--model",
+        "mistral-7b",
+        "--gpu",
+        "rtx-4090:2",
+        "--task",
+        "grpo",
+        "--seq-len",
+        "1024",
+        "--num-generations",
+        "4",
+    )
+    told = call("estimate", *words, "--generation", "vllm", "--method", "lora", "--grad-accum", "4")
+    assert told.code == 3
+    assert "shared by 2 GPUs" in told.out
+    assert "--vllm-tensor-parallel 2" in told.out
