@@ -68,3 +68,23 @@ def test_vllm_that_is_too_large_for_a_gpu_is_shared():
     assert told.code == 3
     assert "shared by 2 GPUs" in told.out
     assert "--vllm-tensor-parallel 2" in told.out
+
+
+def test_a_search_that_finds_nothing_says_that_vllm_can_be_shared():
+    words = (
+        "--model",
+        "mistral-7b",
+        "--gpu",
+        "v100-sxm2-16gb:2",
+        "--task",
+        "grpo",
+        "--seq-len",
+        "2048",
+        "--num-generations",
+        "4",
+    )
+    vllm = ("--max-completion-tokens", "64", "--generation", "vllm", "--vllm-sleep-level", "1", "--method", "qlora")
+    told = call("recommend", *words, *vllm)
+    assert told.code == 3
+    assert "shared by 2 GPUs" in told.out
+    assert call("recommend", *words, *vllm, "--vllm-tensor-parallel", "2").code == 0

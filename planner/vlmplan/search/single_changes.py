@@ -84,8 +84,9 @@ def searched_changes(at: RequestedSetup, request: Request) -> Space:
 
 def freed_changes(request: Request) -> Iterator[Change]:
     """Options of the user that the search would decide by itself, taken away."""
+    own_to_the_task = {"expandable_segments"} if request.task.vllm_sleep_level else set[str]()  # vLLM refuses them
     for name in (*OWN_CHOICES, *OWN_SWITCHES):
-        if request.option(name) is not None:
+        if request.option(name) is not None and name not in own_to_the_task:
             yield Change(name=f"--{name.replace('_', '-')} left to the search", options={name: None})
 
 
