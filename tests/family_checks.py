@@ -77,7 +77,7 @@ def assert_step_matches(
             model.disable_input_require_grads()
         return model
 
-    measured = measured_step(build, dict(inputs), floats=dict(floats or {}), keeps_labels=True)
+    measured = measured_step(build, dict(inputs), floats=dict(floats or {}))
     tree: Model = build_model(config)
     for entry in tree.parameters():
         if entry.name.startswith(frozen) and frozen:

@@ -6,7 +6,7 @@ has no backward workspaces, and a dispatch mode makes autograd sum gradients int
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,27 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter, tree_map
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils._pytree import tree_map
+
+from vlmplan_trainer.rehearse.shapes import (
+    KnownOutputs,
+    UnknownShapeError,
+    is_rememberable,
+    made,
+    remembered,
+    signature,
+)
+
+aten = torch.ops.aten
+VALUE = "_probed_value"
+"""The attribute of a fake tensor that holds its real value."""
+FAKE_MODE = FakeTensorMode(allow_non_fake_inputs=True)
+FAKE_MODE.cache_enabled = False
+FILLS = frozenset((aten.normal_.default, aten.uniform_.default, aten.fill_.Scalar, aten.zero_.default))
+"""What gives weights their first values: of no shape but their own."""
+SHAPES: dict[Any, KnownOutputs] = {}
+"""What operations return, by the shapes of what they are given, of all steps in this mode: torch's own memory of them
+takes much longer."""
 
 
 class ByteCounter(TorchDispatchMode):
@@ -32,10 +51,14 @@ class ByteCounter(TorchDispatchMode):
         self.fake_mode = fake_mode
         self.sizes: dict[int, int] = {}
         self.labels: dict[int, tuple[Any, ...]] = {}
-        self.values = WeakTensorKeyDictionary()
         self.live_bytes = self.peak_bytes = 0
         self.keeps_labels = False
         self.peak_labels: list[tuple[int, Any]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; the guard against it would run at every operation."""
+        return False
 
     def reset_peak(self) -> None:
         self.peak_bytes = self.live_bytes
@@ -65,59 +88,109 @@ class ByteCounter(TorchDispatchMode):
 
     def fake(self, real: torch.Tensor) -> torch.Tensor:
         fake = self.fake_mode.from_tensor(real)
-        self.values[fake] = real
+        setattr(fake, VALUE, real)
         self.count(fake)
         return fake
 
     def as_positions(self, index: Any) -> list[Any]:
         """A mask whose values are known, as the positions (one tensor a dimension) that indexing makes of it."""
-        if index is None or index.dtype != torch.bool or index not in self.values:
+        if index is None or index.dtype != torch.bool or not is_known(index):
             return [index]
         with unset_fake_temporarily():
-            positions = self.values[index].nonzero().unbind(1)
+            positions = value_of(index).nonzero().unbind(1)
         return [self.fake(position.contiguous()) for position in positions]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.prim.device.default:  # which comes more often than all others together
+            return args[0]._fake_device
         kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default:
-            with unset_fake_temporarily():
-                source = self.values.get(args[0], None if isinstance(args[0], FakeTensor) else args[0])
-                if source is not None:
-                    return source.item()
-            return False if args[0].dtype == torch.bool else (0.0 if args[0].dtype.is_floating_point else 0)
-        if func is torch.ops.aten.index.Tensor:
+        if func is aten._local_scalar_dense.default:
+            return read_number(args[0])
+        if func is aten.index.Tensor:
             args = (args[0], [position for index in args[1] for position in self.as_positions(index)], *args[2:])
-        inputs = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
-        known = all(not isinstance(t, FakeTensor) or t in self.values for t in inputs)
-
-        def real_result() -> Any:
-            real_args, real_kwargs = tree_map(
-                lambda x: self.values.get(x, x) if isinstance(x, torch.Tensor) else x, (args, kwargs)
-            )
-            with unset_fake_temporarily():
-                return func(*real_args, **real_kwargs)
-
+        known = all(map(is_known, tensors_in((*args, *kwargs.values()))))
         try:
-            result = func(*args, **kwargs)
+            result = self.shaped(func, args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             if not known:
                 raise
-            return tree_map(lambda x: self.fake(x) if isinstance(x, torch.Tensor) else x, real_result())
-        outputs = [t for t in tree_iter(result) if isinstance(t, torch.Tensor)]
-        if func is torch.ops.aten.eq.Scalar and args[1] == 0 and not known:
+            return tree_map(lambda x: self.fake(x) if isinstance(x, torch.Tensor) else x, real(func, args, kwargs))
+        outputs = list(tensors_in((result,)))
+        if known:
+            follow(func, args, kwargs, outputs)
+        elif func is aten.eq.Scalar and args[1] == 0:
             # Numbers that nobody knows, such as pixels, are taken not to be zero.
             with unset_fake_temporarily():
-                self.values[outputs[0]] = torch.zeros((), dtype=torch.bool).expand(outputs[0].shape)
-        small = all(t.numel() < ((1 << 18) if t.dtype.is_floating_point else 20_000_000) for t in outputs)
-        is_random = "rand" in str(func) or "empty" in str(func)
-        if known and small and not is_random and outputs and all(isinstance(t, FakeTensor) for t in outputs):
-            for fake, real in zip(
-                outputs, [t for t in tree_iter(real_result()) if isinstance(t, torch.Tensor)], strict=False
-            ):
-                self.values[fake] = real
+                setattr(outputs[0], VALUE, torch.zeros((), dtype=torch.bool).expand(outputs[0].shape))
         for tensor in outputs:
             self.count(tensor, func)
         return result
+
+    def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result by torch's shape function, or as it was for the same shapes before."""
+        if func in FILLS:
+            return args[0]
+        inputs: list[FakeTensor] = []
+        try:
+            key = (func, signature(args, kwargs, inputs)) if is_rememberable(func) else None
+        except UnknownShapeError:
+            key = None
+        found = None if key is None else SHAPES.get(key)
+        if found is None:
+            result = func(*args, **kwargs)
+            if key is not None and (new := remembered(result, inputs)) is not None:
+                SHAPES[key] = new
+            return result
+        if found.outputs is None:
+            return None
+        again = [made(output, inputs) for output in found.outputs]
+        return again[0] if found.kind is None else found.kind(again)
+
+
+def real(func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operation whose inputs are known."""
+    args, kwargs = tree_map(lambda x: value_of(x) if isinstance(x, torch.Tensor) else x, (args, kwargs))
+    with unset_fake_temporarily():
+        return func(*args, **kwargs)
+
+
+def follow(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> None:
+    """Keep the real values of ``outputs`` where they are small and no random numbers."""
+    is_random = "rand" in str(func) or "empty" in str(func)
+    if outputs and not is_random and all(isinstance(t, FakeTensor) and is_small(t) for t in outputs):
+        for fake, value in zip(outputs, tensors_in((real(func, args, kwargs),)), strict=False):
+            setattr(fake, VALUE, value)
+
+
+def read_number(tensor: torch.Tensor) -> Any:
+    """What ``item()`` reads; zero where it is not known."""
+    if is_known(tensor):
+        with unset_fake_temporarily():
+            return value_of(tensor).item()
+    return False if tensor.dtype == torch.bool else (0.0 if tensor.dtype.is_floating_point else 0)
+
+
+def is_known(tensor: torch.Tensor) -> bool:
+    """Whether the values of a tensor are known: of one that is not fake they are."""
+    return not isinstance(tensor, FakeTensor) or hasattr(tensor, VALUE)
+
+
+def value_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The real values of a tensor that ``is_known``."""
+    return getattr(tensor, VALUE, tensor)
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    return tensor.numel() < ((1 << 18) if tensor.dtype.is_floating_point else 20_000_000)
+
+
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among values, and in lists of them: no operation takes or gives deeper ones."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
 
 
 @dataclass
@@ -148,7 +221,7 @@ def measured_step(
     """
     # transformers takes fake tensors for a graph capture and then builds masks that a real run does not have.
     transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake_mode, ByteCounter(fake_mode) as counter:
+    with FAKE_MODE, ByteCounter(FAKE_MODE) as counter:
         counter.keeps_labels = keeps_labels
         model = build()
         model.train()

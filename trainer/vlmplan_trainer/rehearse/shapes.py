@@ -54,8 +54,11 @@ class KnownOutputs:
 
 
 def signature(args: Sequence[Any], kwargs: dict[str, Any], tensors: list[FakeTensor]) -> tuple[Any, ...]:
-    """What tells the shapes of a result; ``tensors`` gets the fake tensors in order. Raises Unknown."""
-    key: list[Any] = []
+    """What tells the shapes of a result; ``tensors`` gets the fake tensors in order. Raises Unknown.
+
+    Operations that make a tensor and are told no element type take the default, which is the model's while it is built.
+    """
+    key: list[Any] = [torch.get_default_dtype()]
     _describe(args, key, tensors)
     if kwargs:
         key.extend(kwargs)
