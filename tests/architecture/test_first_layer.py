@@ -24,6 +24,7 @@ from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.models import brings_own_code, packaged_models
 from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import Method
+from vlmplan.rules import default_lora_exclude, model_facts
 from vlmplan.units import DType
 from vlmplan.workload import Workload
 
@@ -84,8 +85,10 @@ def both(asked: Workload, recipe: Recipe) -> tuple[Trace, Trace]:
 def test_a_first_layer_leaves_the_trace_of_a_later_one(
     alias: str, method: Method, stage: int | None, checkpoints: bool
 ):
+    adapts = method is not Method.FULL
     recipe = Recipe(
         method=method,
+        lora_exclude=default_lora_exclude(model_facts(model_files(alias))) if adapts else None,
         zero_stage=stage,
         micro_batch=2,
         activation_checkpointing=checkpoints,

@@ -52,6 +52,15 @@ def dtypes_under_autocast(mode: Rehearsal) -> dict[str, str]:
     return {name: str(result.dtype).removeprefix("torch.") for name, result in results.items() if result is not None}
 
 
+def types_by_default(mode: Rehearsal) -> list[str]:
+    """Of two tensors that are made in the same words, the first while the default is a model's type."""
+    found: list[str] = []
+    for default in (torch.bfloat16, torch.float32):
+        torch.set_default_dtype(default)
+        found.append(str(torch.rand(3, device=NAME).sum().dtype))
+    return found
+
+
 def casts_of_a_weight(mode: Rehearsal) -> dict[str, int]:
     """How often its copy is made in two uses."""
     weight, size = gpu(500, 300, requires_grad=True), 2 * 500 * 300
@@ -220,6 +229,7 @@ CHECKS = {
         check.__name__: partial(in_world, check)
         for check in (
             dtypes_under_autocast,
+            types_by_default,
             casts_of_a_weight,
             inside_flash_backward,
             summed_gradients,

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 CAPABILITIES = ("7.0", "7.5", "8.0", "9.0")
 CHECKS = [
     "dtypes_under_autocast",
+    "types_by_default",
     "casts_of_a_weight",
     "inside_flash_backward",
     "summed_gradients",
@@ -87,6 +88,10 @@ def test_autocast_treats_results_as_cudas_does(found):
         "mul": "bfloat16",
         "interpolate": "float32",
     }
+
+
+def test_what_is_made_without_a_type_has_the_default_of_the_moment(found):
+    assert found["types_by_default"] == ["torch.bfloat16", "torch.float32"]
 
 
 def test_autocast_copies_a_weight_once_where_it_caches(found):
