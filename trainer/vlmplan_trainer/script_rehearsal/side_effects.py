@@ -1,9 +1,7 @@
 """What a script does besides training leaves nothing behind: its folders are in a temporary one, trackers and networks
 are off. Each thing that it tried is told once."""
 
-import builtins
 import errno
-import io
 import os
 import socket
 import sys
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.script_rehearsal.overlay import Overlay, files_elsewhere
 
 TRACKERS_OFF = {
     "WANDB_MODE": "disabled",
@@ -26,9 +25,10 @@ TRACKERS_OFF = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-WRITING = frozenset("wax+")
 BLOCKED = ("os.remove", "os.rmdir", "os.rename", "shutil.rmtree", "os.truncate")
 """Events of ``sys.addaudithook`` that change files which are there."""
+TAKING_DESCRIPTORS = ("os.remove", "os.rmdir")
+"""Their second argument is the descriptor of the folder, or -1."""
 
 
 class Notes:
@@ -43,67 +43,19 @@ class Notes:
 
 
 def set_environment(folder: Path, *, allows_network: bool) -> None:
-    """Before libraries are imported: they read these variables then. Caches that are written go to ``folder``."""
+    """Before libraries are imported: they read these variables then. Modules that libraries copy are imported from
+    ``folder``."""
     os.environ.update(TRACKERS_OFF if allows_network else TRACKERS_OFF | OFFLINE)
-    os.environ["HF_DATASETS_CACHE"] = str(folder / "datasets")
+    os.environ["HF_MODULES_CACHE"] = str(folder / "modules")
     os.environ["TMPDIR"] = str(folder)
-
-
-class Elsewhere:
-    """Files of the script that are written lie below ``folder``, by their whole path."""
-
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
-        self.folder, self._say = folder, say
-
-    def place(self, path: Any) -> Any:
-        """Where ``path`` is written: as it is for devices, pipes and what lies in the temporary folder."""
-        if isinstance(path, int):
-            return path
-        whole = os.path.abspath(os.fsdecode(path))
-        if whole.startswith((f"{self.folder}{os.sep}", "/dev/", "/proc/")):
-            return path
-        self._say(f"files that it writes are in a temporary folder that is gone now (the first: {path})")
-        return str(self.folder / "written" / whole.lstrip(os.sep))
-
-    def made_by(self, make_folder: Any) -> Any:
-        def made(path: Any, *args: Any, **kwargs: Any) -> None:
-            if os.path.isdir(path):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            place = self.place(path)
-            parents = Path(place).parents
-            for parent in reversed(parents):
-                if not parent.is_dir():
-                    make_folder(str(parent))
-            if not os.path.isdir(place):
-                make_folder(place, *args, **kwargs)
-
-        return made
-
-    def open(self, open_file: Any) -> Any:
-        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if WRITING & set(mode):
-                place = self.place(file)
-                if place is not file:
-                    os.makedirs(os.path.dirname(place), exist_ok=True)
-                    file = place
-            elif not isinstance(file, int) and not os.path.exists(file):
-                written = self.folder / "written" / os.path.abspath(os.fsdecode(file)).lstrip(os.sep)
-                file = str(written) if written.exists() else file
-            return open_file(file, mode, *args, **kwargs)
-
-        return opened
 
 
 @contextmanager
 def leaving_nothing(folder: Path, say: Callable[[str], None], *, allows_network: bool) -> Iterator[None]:
     """Within, the script writes below ``folder``, removes nothing and reaches no network unless it may."""
-    elsewhere = Elsewhere(folder, say)
     _watch_files(folder, say)
-    opened = elsewhere.open(builtins.open)
     with ExitStack() as stack:
-        stack.enter_context(replaced(builtins, "open", opened))
-        stack.enter_context(replaced(io, "open", opened))
-        stack.enter_context(replaced(os, "mkdir", elsewhere.made_by(os.mkdir)))
+        stack.enter_context(files_elsewhere(Overlay(folder, say)))
         if not allows_network:
             stack.enter_context(refusing_networks(say))
         _redirect_trainers(stack, folder, say)
@@ -130,12 +82,19 @@ def _watch_files(folder: Path, say: Callable[[str], None]) -> None:
     def audit(event: str, args: tuple[Any, ...]) -> None:
         if event not in BLOCKED or not args or isinstance(args[0], int):
             return
-        path = os.path.abspath(os.fsdecode(args[0]))
+        path = os.path.abspath(os.path.join(_folder_of(event, args), os.fsdecode(args[0])))
         if not path.startswith((str(folder), tempfile.gettempdir())):
             say(f"it would change files that are there, which a rehearsal does not let it: {event} {args[0]}")
             raise PermissionError(errno.EACCES, "a rehearsal changes no files", args[0])
 
     sys.addaudithook(audit)
+
+
+def _folder_of(event: str, args: tuple[Any, ...]) -> str:
+    """The folder that an event's descriptor is of, as ``shutil.rmtree`` gives it; empty where there is none."""
+    has_descriptor = event in TAKING_DESCRIPTORS and isinstance(args[1], int)
+    descriptor = args[1] if has_descriptor else -1
+    return os.path.realpath(f"/proc/self/fd/{descriptor}") if descriptor >= 0 else ""
 
 
 def _redirect_trainers(stack: ExitStack, folder: Path, say: Callable[[str], None]) -> None:
