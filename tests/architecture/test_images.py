@@ -45,6 +45,8 @@ TABLE_TOKENS = {
     "internvl3-1b": INTERNVL,
     "internvl3-2b": INTERNVL,
     "internvl3-8b": INTERNVL,
+    # an image alone, and 2 x 2 tiles with the whole image
+    "lfm2-vl-1.6b": (14 * 14, (2 * 2 + 1) * 16 * 16),
     "llama-3.2-11b-vision": (1 * (40 * 40 + 1), 2 * 2 * (40 * 40 + 1)),
     # 2 x 2 and 4 x 4 tiles and the whole image
     "llama-4-scout": ((4 + 1) * 144, (16 + 1) * 144),

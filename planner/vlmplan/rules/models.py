@@ -19,7 +19,7 @@ from vlmplan.units import DType
 MODEL_RULES = RuleBook()
 
 TYPES_WITHOUT_SDPA = frozenset({"gemma2", "gpt_oss"})
-TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "gpt_oss", "llama4", "llama4_text", "mllama"})
+TYPES_WITHOUT_FLASH_ATTENTION = frozenset({"blip-2", "gpt_oss", "lfm2_vl", "llama4", "llama4_text", "mllama"})
 """gpt_oss: transformers puts kernels that it downloads in the place of every other flash implementation."""
 TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 """On whose ``out_proj`` peft puts no adapters: the kernels of such mixers read its weight themselves."""

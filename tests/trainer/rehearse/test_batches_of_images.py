@@ -28,6 +28,7 @@ ALIASES = {
     "idefics3": "smolvlm-256m",
     "instructblip": "instructblip-vicuna-7b",
     "internvl": "internvl3-1b",
+    "lfm2_vl": "lfm2-vl-1.6b",
     "llama4": "llama-4-scout",
     "llava": "llava-1.5-7b",
     "llava_next": "llava-v1.6-mistral-7b",

@@ -193,6 +193,19 @@ def _padded_patches(config: Any, samples: Samples, image: ImageSpec, ids: torch.
     return values, {"pixel_values": (samples.num_images, len(places), 3 * config.vision_config.patch_size**2)}
 
 
+def _lfm2_vl(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
+    """Patches of tiles and of the whole image behind them, or of an image alone, filled up to one number for all."""
+    own = [image.num_patch_rows, image.num_patch_columns]
+    shapes = [own] * image.num_vision_sequences
+    if image.num_unpadded_rows:
+        shapes[-1] = [image.num_unpadded_rows, image.num_unpadded_columns]
+    num_patches = own[0] * own[1] + image.num_padding_patches
+    spatial = torch.tensor(shapes * samples.num_images)
+    mask = (torch.arange(num_patches) < spatial.prod(dim=1)[:, None]).int()
+    values = {"pixel_attention_mask": mask, "spatial_shapes": spatial}
+    return values, {"pixel_values": (len(spatial), num_patches, 3 * config.vision_config.patch_size**2)}
+
+
 def _llama4(config: Any, samples: Samples, image: ImageSpec, ids: torch.Tensor, token: int) -> Made:
     """Square tiles of all images in one tensor."""
     side = config.vision_config.image_size
@@ -266,6 +279,7 @@ _FAMILIES: Mapping[str, Callable[..., Made]] = {
     **dict.fromkeys(("blip-2", "instructblip"), _queries),
     "gemma4": _padded_patches,
     "idefics2": _idefics2,
+    "lfm2_vl": _lfm2_vl,
     "llama4": _llama4,
     "mllama": _mllama,
 }

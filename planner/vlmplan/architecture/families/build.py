@@ -20,6 +20,7 @@ VISION_FAMILIES = {
     "idefics3": "idefics3",
     "instructblip": "instructblip",
     "internvl": "internvl",
+    "lfm2_vl": "lfm2_vl",
     "llama4": "llama4_vl",
     "llava": "llava",
     "llava_next": "llava_next",

@@ -19,6 +19,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "idefics3": ("idefics", "idefics3_shape"),
     "instructblip": ("fixed", "query_shape"),
     "internvl": ("dynamic_tiles", "internvl_shape"),
+    "lfm2_vl": ("lfm2_vl", "lfm2_vl_shape"),
     "llama4": ("llama4", "llama4_shape"),
     "llava": ("pixtral", "llava_or_pixtral_shape"),
     "llava_next": ("anyres", "llava_next_shape"),
@@ -37,6 +38,9 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "smolvlm": ("idefics", "idefics3_shape"),
 }
 """The module of this package and its function, which is imported when a model of the type is asked about."""
+
+RESIZED_ANYWAY = frozenset({"lfm2_vl"})
+"""Whose processors do not look at ``do_resize``."""
 
 IMAGE_MODEL_TYPES = tuple(_SHAPES)
 """The ``model_type`` values of config.json that ``image_shape`` knows."""
@@ -79,7 +83,7 @@ def image_shape(
     if model_type not in _SHAPES:
         raise UnknownNameError("model type with images", model_type, _SHAPES)
     named_config, preprocessor = image_settings(config, preprocessor_config)
-    if preprocessor.get("do_resize") is False:
+    if preprocessor.get("do_resize") is False and model_type not in RESIZED_ANYWAY:
         raise InputError("preprocessor_config.json: do_resize is False; images that are not resized are not supported")
     image = Image(
         config=named_config,

@@ -1,0 +1,105 @@
+"""The vision tower of SigLIP 2 for images of any proportions: SigLIP's layers over patches that are filled up.
+
+Source: transformers 5.23 ``models/siglip2/modeling_siglip2.py``, ``Siglip2VisionModel``. Patches come cut out, all
+images with as many; learned positions are resized for each image.
+"""
+
+from vlmplan.architecture import ops
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.gemma4_vl import ReadWeight
+from vlmplan.architecture.families.idefics import VisionAttention, VisionContext, padding_mask
+from vlmplan.architecture.families.siglip_vision import PoolingHead, SiglipLayer
+from vlmplan.architecture.images.shape import ImageShape
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.ops import Grads
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import GraphNode, Tensor
+from vlmplan.architecture.trace import Kind
+
+
+class Siglip2Layer(SiglipLayer):
+    """``Siglip2EncoderLayer``: takes a ``VisionContext`` in the place of the backend."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.self_attn = VisionAttention(config.integer("hidden_size"), config.integer("num_attention_heads"))
+
+
+class Siglip2Embeddings(Module):
+    """``Siglip2VisionEmbeddings``: reads the weight of the positions without calling their module."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config.integer("hidden_size")
+        self.patch_numel = config.integer("num_channels") * config.integer("patch_size") ** 2
+        self.patch_embedding = Linear(self.patch_numel, width, bias=True)
+        self.position_embedding = Embedding(config.integer("num_patches"), width)
+        self._read = [ReadWeight(self.position_embedding)]
+
+    def forward(self, pixels: Tensor, image: ImageShape) -> Tensor:
+        tape, (read,) = pixels.tape, self._read
+        if tape.follows_weights:
+            tape.fetch(read)
+        patches = self.patch_embedding(ops.to(pixels, self.patch_embedding.weight.dtype))
+        positions = _resized_positions(read.weight, pixels, image)
+        result = ops.add(patches, positions)
+        if tape.follows_weights:
+            tape.release(read)
+        return result
+
+
+def _resized_positions(weight: Parameter, pixels: Tensor, image: ImageShape) -> Tensor:
+    """``resize_positional_embeddings``: the table resized for each image and copied into one tensor, in place."""
+    tape, width = pixels.tape, weight.shape[1]
+    node = tape.node((weight,), _resized_backward, meta=(weight.shape, weight.dtype))
+    out = tape.tensor((*pixels.shape[:-1], width), weight.dtype, node)
+    resized = tape.tensor((image.num_patches_per_sequence, width), weight.dtype)
+    tape.move(2 * out.num_bytes + weight.num_bytes)
+    del resized
+    return out
+
+
+def _resized_backward(node: GraphNode, grads: Grads) -> Grads:
+    """Each copy in place makes one of the whole gradient, without its own part."""
+    (g,) = grads
+    assert g is not None
+    tape = g.tape
+    with tape.charged_to(Kind.TEMPORARY):
+        rest = tape.tensor(g.shape, g.dtype)
+    tape.move(2 * rest.num_bytes * g.shape[0])
+    del rest
+    return [tape.gradient(*node.meta)]
+
+
+class Siglip2Encoder(Module):
+    """``Siglip2Encoder``."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.layers = Stack.of(Siglip2Layer(config), config.integer("num_hidden_layers"), label="vision")
+
+
+class Siglip2Vision(Module):
+    """``Siglip2VisionModel``: pixels (sequences, patches, values) to hidden states (sequences, patches, width)."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.embeddings = Siglip2Embeddings(config)
+        self.encoder = Siglip2Encoder(config)
+        self.post_layernorm = LayerNorm(config.integer("hidden_size"))
+        self.head = PoolingHead(config) if config.boolean("vision_use_head") else None
+
+    def forward(self, pixels: Tensor, image: ImageShape, backend: AttentionBackend) -> Tensor:
+        tape = pixels.tape
+        with tape.section("vision.embedding"):
+            embedded = self.embeddings(pixels, image)
+            num_patches = embedded.shape[1]
+            context = VisionContext(backend, padding_mask(embedded, num_patches, num_patches, image, backend))
+        # The embeddings stay in a local variable of the original until it returns.
+        last = self.encoder.layers.run(embedded, lambda layer, x: layer(x, context))
+        with tape.section("vision.pooling"):
+            last = self.post_layernorm(last)
+            if self.head is not None:
+                self.head(last)
+            return last
