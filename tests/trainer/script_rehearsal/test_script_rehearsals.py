@@ -90,7 +90,8 @@ def test_storages_name_the_lines_of_the_users_script():
 
 
 @SWEEP
-def test_buckets_of_ddp_are_communication_buffers_and_not_activations():
+def test_buckets_of_ddp_are_communication_buffers_and_not_activations(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")  # as some launch scripts have it
     found = rehearsed(
         "torchrun",
         str(SCRIPTS / "own_loop.py"),

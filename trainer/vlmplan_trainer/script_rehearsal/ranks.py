@@ -50,6 +50,7 @@ def _groups(rank: int, num_ranks: int, device: str | None) -> dict[str, Callable
 
     def started(*args: Any, **kwargs: Any) -> None:
         if not dist.is_initialized():
+            dist.set_debug_level(dist.DebugLevel.OFF)  # TORCH_DISTRIBUTED_DEBUG=DETAIL compares what ranks send
             start(collectives.BACKEND, store=FakeStore(), rank=rank, world_size=num_ranks)
 
     def made(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:

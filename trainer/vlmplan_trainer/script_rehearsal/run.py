@@ -33,6 +33,7 @@ from vlmplan_trainer.resized_storages import telling_of_resized_storages
 from vlmplan_trainer.script_rehearsal.card import make_cuda_known
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
+from vlmplan_trainer.script_rehearsal.flash_package import flash_attn_package
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
 from vlmplan_trainer.script_rehearsal.launchers import Launch
 from vlmplan_trainer.script_rehearsal.loaders import datasets_in_this_process, short_loaders, stopping_trainers
@@ -64,6 +65,7 @@ CUDA_SHIMS = (
     knowing_used_weights,
     recording_no_streams,
     flash_attention_from_torch,
+    flash_attn_package,
 )
 
 

@@ -55,7 +55,9 @@ def leaving_nothing(folder: Path, say: Callable[[str], None], *, allows_network:
     """Within, the script writes below ``folder``, removes nothing and reaches no network unless it may."""
     _watch_files(folder, say)
     with ExitStack() as stack:
-        stack.enter_context(files_elsewhere(Overlay(folder, say)))
+        overlay = Overlay(folder, say)
+        stack.enter_context(files_elsewhere(overlay))
+        _redirect_tokenizers(stack, overlay)
         if not allows_network:
             stack.enter_context(refusing_networks(say))
         _redirect_trainers(stack, folder, say)
@@ -95,6 +97,19 @@ def _folder_of(event: str, args: tuple[Any, ...]) -> str:
     has_descriptor = event in TAKING_DESCRIPTORS and isinstance(args[1], int)
     descriptor = args[1] if has_descriptor else -1
     return os.path.realpath(f"/proc/self/fd/{descriptor}") if descriptor >= 0 else ""
+
+
+def _redirect_tokenizers(stack: ExitStack, overlay: Overlay) -> None:
+    """Tokenizers are written by the Rust library ``tokenizers``, which asks no function of Python for its files."""
+    from transformers import PreTrainedTokenizerBase
+
+    save = PreTrainedTokenizerBase.save_pretrained
+
+    def told(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        os.makedirs(save_directory, exist_ok=True)
+        return save(self, overlay.place(save_directory), *args, **kwargs)
+
+    stack.enter_context(replaced(PreTrainedTokenizerBase, "save_pretrained", told))
 
 
 def _redirect_trainers(stack: ExitStack, folder: Path, say: Callable[[str], None]) -> None:

@@ -22,6 +22,13 @@ for (batch,) in torch.utils.data.DataLoader(inputs, batch_size=16, shuffle=True)
 if os.environ.get("TRIES_EVERYTHING"):
     Path("written.txt").write_text("a result")
     torch.save(network.state_dict(), "network.pt")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained("tokenizer")
+    assert Path("tokenizer/tokenizer.json").is_file()
     try:
         socket.create_connection(("192.0.2.1", 80), timeout=1)
     except OSError:
