@@ -104,3 +104,11 @@ def test_buckets_of_ddp_are_communication_buffers_and_not_activations(monkeypatc
     buckets = [one for one in found["largest"] if one["maker"].startswith("ddp ")]
     assert buckets
     assert {one["component"] for one in buckets} == {"communication_buffers"}
+
+
+@SWEEP
+def test_a_script_that_measures_the_card_draws_there_and_compiles_is_rehearsed():
+    found = rehearsed("python", str(SCRIPTS / "own_ways.py"), gpu="l4:1")
+    width, size, element_bytes = 512, 2048, 4
+    assert found["largest"][0]["num_bytes"] == size * 4 * width * element_bytes
+    assert any("torch.compile is off" in note for note in found["notes"])

@@ -30,6 +30,9 @@ class MemoryLedger:
 
     live_bytes: int = 0
     peak_bytes: int = 0
+    """Of the phase."""
+    peak_since_reset_bytes: int = 0
+    """Since the code that runs reset it, as ``torch.cuda.max_memory_allocated`` counts."""
     events: list[tuple[int, int]] = field(default_factory=list)
     streams: dict[int, int] = field(default_factory=dict)
 
@@ -150,6 +153,8 @@ class Ledger:
             self.made[number] = entry
         if num_bytes > 0 and (stream := current_number()):
             place.streams[number] = stream
+        if place.live_bytes > place.peak_since_reset_bytes:
+            place.peak_since_reset_bytes = place.live_bytes
         if place.live_bytes > place.peak_bytes:
             place.peak_bytes = place.live_bytes
             if self.watched_bytes is not None and self.device.live_bytes >= self.watched_bytes and self.snapshot:

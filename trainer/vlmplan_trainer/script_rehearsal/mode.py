@@ -243,6 +243,9 @@ def reading_fake_tensors(unknowns: Unknowns) -> Any:
         with unset_fake_temporarily():
             return real(self).detach().numpy()
 
+    def formatted(self: Any, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
     def as_array(self: Any, dtype: Any = None, copy: Any = None) -> Any:
         found = array(self)
         return found if dtype is None else found.astype(dtype)
@@ -252,5 +255,6 @@ def reading_fake_tensors(unknowns: Unknowns) -> Any:
         replaced(FakeTensor, "tolist", listed),
         replaced(FakeTensor, "numpy", array),
         replaced(FakeTensor, "__array__", as_array),
+        replaced(FakeTensor, "__format__", formatted),
     ):
         yield

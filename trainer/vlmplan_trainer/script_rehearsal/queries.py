@@ -96,7 +96,10 @@ def _memory_answers(card: Card, ledger: Ledger) -> dict[str, Any]:
         return ledger.device.live_bytes
 
     def peak(*args: Any, **kwargs: Any) -> int:
-        return ledger.device.peak_bytes
+        return ledger.device.peak_since_reset_bytes
+
+    def reset_peak(*args: Any, **kwargs: Any) -> None:
+        ledger.device.peak_since_reset_bytes = live()
 
     def stats(*args: Any, **kwargs: Any) -> dict[str, int]:
         found = {"current": live(), "peak": peak()}
@@ -118,10 +121,10 @@ def _memory_answers(card: Card, ledger: Ledger) -> dict[str, Any]:
         "memory_snapshot": _always([]),
         "mem_get_info": lambda device=None: (card.total_bytes - live(), card.total_bytes),
         "empty_cache": empty_cache,
-        # the phases of the rehearsal are its own
-        "reset_peak_memory_stats": _nothing,
-        "reset_max_memory_allocated": _nothing,
-        "reset_max_memory_cached": _nothing,
+        # the peaks of the rehearsal's phases are its own
+        "reset_peak_memory_stats": reset_peak,
+        "reset_max_memory_allocated": reset_peak,
+        "reset_max_memory_cached": reset_peak,
         "reset_accumulated_memory_stats": _nothing,
         "set_per_process_memory_fraction": _nothing,
         "_record_memory_history": _nothing,

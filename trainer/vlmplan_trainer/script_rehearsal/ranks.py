@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from vlmplan_trainer.rehearse import collectives
-from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.rehearse.replaced import replaced, replaced_wherever_imported
 
 HOST = torch.device("cpu")
 
@@ -18,12 +18,17 @@ HOST = torch.device("cpu")
 @contextmanager
 def running_alone(rank: int, num_ranks: int, *, device: str | None) -> Iterator[None]:
     """``init_process_group`` of any backend makes groups of which only this rank runs."""
+    import accelerate.utils.random as random_states
+
     collectives.register(device)
     answers = _groups(rank, num_ranks, device) | _objects(rank)
     with ExitStack() as stack:
         for name, value in answers.items():
             for module in (dist, dist.distributed_c10d):
                 stack.enter_context(replaced(module, name, value))
+        # the first rank's random numbers are sent to the others
+        synchronise = replaced_wherever_imported(random_states, "synchronize_rng_states", _nothing)
+        stack.enter_context(synchronise)
         # a reducer's clock for cards is not in a torch for CPUs (``c10d/logger.cpp``)
         stack.enter_context(replaced(dist.Logger, "set_runtime_stats_and_log", _nothing))
         yield

@@ -35,6 +35,8 @@ from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpo
 from vlmplan_trainer.script_rehearsal.compiling import compiling_nothing
 from vlmplan_trainer.script_rehearsal.flash_package import flash_attn_package
 from vlmplan_trainer.script_rehearsal.generation import generating_to_the_limit
+from vlmplan_trainer.script_rehearsal.generators import generators_of_the_card
+from vlmplan_trainer.script_rehearsal.inference import inferring_without_gradients
 from vlmplan_trainer.script_rehearsal.launchers import Launch
 from vlmplan_trainer.script_rehearsal.loaders import datasets_in_this_process, short_loaders, stopping_trainers
 from vlmplan_trainer.script_rehearsal.longest import longest_batches
@@ -58,14 +60,16 @@ NAMED_BYTES = 1 << 16
 SCHEMA = "vlmplan.rehearsed/1"
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """As launchers and scripts may set them."""
-CPU_SHIMS = (rebuilding_buckets, knowing_used_weights, one_host)
+CPU_SHIMS = (rebuilding_buckets, knowing_used_weights, inferring_without_gradients, one_host)
 CUDA_SHIMS = (
     making_numbers_on_the_host,
     rebuilding_buckets,
     knowing_used_weights,
+    inferring_without_gradients,
     recording_no_streams,
     flash_attention_from_torch,
     flash_attn_package,
+    generators_of_the_card,
 )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan_trainer.rehearse.replaced import replaced
+from vlmplan_trainer.script_rehearsal.compiling import AS_IT_IS
 from vlmplan_trainer.script_rehearsal.overlay import Overlay, files_elsewhere
 
 TRACKERS_OFF = {
@@ -125,6 +126,8 @@ def _redirect_trainers(stack: ExitStack, folder: Path, say: Callable[[str], None
         if self.push_to_hub:
             say("push_to_hub is off: nothing is uploaded")
         self.push_to_hub, self.report_to = False, "none"
+        if self.torch_compile:
+            say(AS_IT_IS)
         self.torch_compile = False
         finish(self)
 
