@@ -35,11 +35,15 @@ class GatheredWeight:
 
 @dataclass(slots=True, eq=False)
 class GatheredModule:
-    """A module of one layer; ``weights`` are those that are gathered and released, ``numel`` counts all."""
+    """A module of one layer; ``weights`` are those that are gathered and released, ``numel`` counts all.
+
+    ``is_leaf``: they are those of the modules inside too.
+    """
 
     key: Key
     weights: list[GatheredWeight]
     numel: int
+    is_leaf: bool = False
 
 
 @dataclass(slots=True, eq=False)

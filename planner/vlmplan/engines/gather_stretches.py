@@ -155,9 +155,11 @@ def places_of(trace: Trace) -> dict[Key, tuple[int, int]]:
 
 
 def _numel(uses: SectionUses) -> int:
-    """Elements of the modules that are used, as often as they are in forward."""
+    """Elements of the modules that are used, as often as they are in forward, without those of leaves, which are not
+    counted between two uses of others' weights."""
     modules = [event.module for event in uses.forward if isinstance(event, Fetch)]
-    return sum([one.numel for module in modules for one in module.parameters_by_name.values()])
+    counted = [module for module in modules if not getattr(module, "is_leaf", False)]
+    return sum([one.numel for module in counted or modules for one in module.parameters_by_name.values()])
 
 
 def _used(uses: SectionUses) -> list[Any]:

@@ -14,7 +14,7 @@ from vlmplan.architecture.trace import Drop, Fetch, Hold, Release, Run, Trace
 from vlmplan.engines.gather_counts import GatherCounts
 from vlmplan.engines.gather_records import Key
 from vlmplan.engines.gather_stretches import SectionUses, Stretch, WeightUse, places_of, section_uses, shortened
-from vlmplan.engines.gathering import GatheredWeights, notify
+from vlmplan.engines.gathering import GatheredWeights, Passed, notify, passed_by
 from vlmplan.zero_settings import ZeroSettings
 
 EventBytes = tuple[int, int, Sequence[tuple[int, int]]]
@@ -112,7 +112,7 @@ class _Shape:
         self._modules: dict[int, int] = {}
         self._weights: dict[int, int] = {}
         self._views: dict[int, int] = {}
-        self._members: list[tuple[tuple[int, int, int, bool], ...]] = []
+        self._members: list[tuple[tuple[int, int, int, bool, bool], ...]] = []
         sections: list[Any] = []
         for key, section in trace.sections.items():
             uses = section_uses(section)
@@ -137,9 +137,10 @@ class _Shape:
         if number == len(self._members):
             own = module.parameters_by_name.values()
             places = [self._weights.setdefault(id(weight), len(self._weights)) for weight in own]
+            is_leaf = getattr(module, "is_leaf", False)
             self._members.append(
                 tuple(
-                    (place, weight.numel, weight.dtype.num_bytes, weight.requires_grad)
+                    (place, weight.numel, weight.dtype.num_bytes, weight.requires_grad, is_leaf)
                     for place, weight in zip(places, own, strict=True)
                 )
             )
@@ -201,15 +202,16 @@ class WalkedSchedule:
             self._left.append(self._gathered.live_bytes)
         self._gathered.partition_all()
 
-    def _omitted(self, schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> dict[int, int]:
+    def _omitted(self, schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> dict[int, Passed]:
         """Elements of the modules that are left out before a step."""
-        omitted: dict[int, int] = {}
+        omitted: dict[int, Passed] = {}
         for stretch in self._stretches:
             runs = [uses[run.key] for run in schedule[stretch.cut - stretch.period : stretch.cut]]
             for phase in (0, 1):
                 modules = [event.module for run in runs for event in run[phase] if isinstance(event, Fetch)]
-                numel = sum([one.numel for module in modules for one in module.parameters_by_name.values()])
-                omitted[self._first_steps[phase][stretch.cut]] = stretch.num_omitted * numel
+                numels = [_passed(module) for module in modules]
+                own, whole = (stretch.num_omitted * sum([one[is_leaf] for one in numels]) for is_leaf in (False, True))
+                omitted[self._first_steps[phase][stretch.cut]] = own, whole
         return omitted
 
     def _moment(self, stretch: Stretch, edge: int, phase: int) -> _Moment:
@@ -304,3 +306,8 @@ def _live_bytes(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run
         else:
             changes.append((after - start, highest - start, ()))
     return RunBytes(start, least - start, most - start, changes)
+
+
+def _passed(module: Any) -> Passed:
+    numel = sum([one.numel for one in module.parameters_by_name.values()])
+    return passed_by(numel, is_leaf=getattr(module, "is_leaf", False))

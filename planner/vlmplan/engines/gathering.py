@@ -23,6 +23,17 @@ _WRAPPERS, _ADAPTER_WRAPPERS = 3, 2
 without; peft's two around the model. Each prefetches before it runs, forward and backward."""
 
 
+Passed = tuple[int, int]
+"""Elements between two uses of a weight: as a module that is no leaf counts them, and as a leaf does."""
+NOTHING: Passed = (0, 0)
+
+
+def passed_by(numel: int, *, is_leaf: bool) -> Passed:
+    """What a module of ``numel`` elements adds: ``__params_to_release`` looks into the modules inside others only where
+    the one that is released is a leaf, so that to others a leaf, whose weights are all inside, adds nothing."""
+    return (0 if is_leaf else numel, numel)
+
+
 def num_wrappers(recipe: Recipe) -> int:
     """Modules without weights of their own around the first that has some."""
     return _WRAPPERS + (_ADAPTER_WRAPPERS if recipe.trains_adapters else 0)
@@ -46,7 +57,7 @@ class GatheredWeights:
         num_wrappers: int = _WRAPPERS,
         offloads: bool = False,
         sink: Sink = NULL_SINK,
-        omitted: Mapping[int, int] | None = None,
+        omitted: Mapping[int, Passed] | None = None,
     ) -> None:
         """``num_wrappers``: what the function of that name says of the recipe. ``offloads``: this rank's shards are on
         the host, and come to the GPU before they are sent. ``omitted``: elements that the modules have which the
@@ -67,10 +78,16 @@ class GatheredWeights:
         self._steps = steps = forward + backward
         self._outermost_steps = (0, len(forward))
         self._order = [(weight, step) for step, module in enumerate(steps) for weight in module.weights]
-        passed = omitted or {}
-        self._traversed = list(
-            accumulate((m.numel + passed.get(step + 1, 0) for step, m in enumerate(steps)), initial=0)
+        passed, numels = omitted or {}, [passed_by(module.numel, is_leaf=module.is_leaf) for module in steps]
+        self._traversed = tuple(
+            list(
+                accumulate(
+                    (m[is_leaf] + passed.get(step + 1, NOTHING)[is_leaf] for step, m in enumerate(numels)), initial=0
+                )
+            )
+            for is_leaf in (False, True)
         )
+        """Up to each step, as a module that is no leaf counts and as a leaf does."""
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
         self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
         self._decisions: dict[tuple[int, Key], bool] | None = None
@@ -105,7 +122,8 @@ class GatheredWeights:
             if template is None:
                 template = self._templates[id(module)] = self._template(module)
             gathered, numel = template
-            known = self._modules[key] = GatheredModule(key, [self._weight(one, layer) for one in gathered], numel)
+            weights, is_leaf = [self._weight(one, layer) for one in gathered], getattr(module, "is_leaf", False)
+            known = self._modules[key] = GatheredModule(key, weights, numel, is_leaf)
         return known
 
     def _template(self, module: Any) -> tuple[list[Any], int]:
@@ -196,7 +214,7 @@ class GatheredWeights:
             users.discard(module)
             if storage is None or users:
                 continue
-            if event.ends_recomputation or not self._stays(weight):
+            if event.ends_recomputation or not self._stays(weight, is_leaf=module.is_leaf):
                 self._take(weight, storage)
 
     def end_backward(self) -> None:
@@ -326,17 +344,17 @@ class GatheredWeights:
         if chosen:
             self._gather(list(chosen))
 
-    def _stays(self, weight: GatheredWeight) -> bool:
+    def _stays(self, weight: GatheredWeight, *, is_leaf: bool) -> bool:
         """As ``_is_kept``, which DeepSpeed asks once for each step and remembers (``lru_cache`` of
         ``__params_to_release``): a later forward releases what the first one released."""
         if self._decisions is None:
-            return self._is_kept(weight)
+            return self._is_kept(weight, is_leaf=is_leaf)
         key = self._step, weight.key
         if key not in self._decisions:
-            self._decisions[key] = self._is_kept(weight)
+            self._decisions[key] = self._is_kept(weight, is_leaf=is_leaf)
         return self._decisions[key]
 
-    def _is_kept(self, weight: GatheredWeight) -> bool:
+    def _is_kept(self, weight: GatheredWeight, *, is_leaf: bool) -> bool:
         """Whether the weight stays: prefetch counted on it, or it is used again within the reuse distance."""
         if weight.fetched_for > self._step:
             return True
@@ -345,7 +363,8 @@ class GatheredWeights:
             uses.popleft()
         if not uses:
             return False
-        return self._traversed[uses[0]] - self._traversed[self._step] < self._zero.stage3_max_reuse_distance
+        traversed = self._traversed[is_leaf]
+        return traversed[uses[0]] - traversed[self._step] < self._zero.stage3_max_reuse_distance
 
 
 def notify(gathered: GatheredWeights, event: Any, run: Run) -> int:
