@@ -21,7 +21,7 @@ from trainer_runs import Outcome, planned, start, train_all, train_here
 
 from vlmplan_trainer.models.tiny import write_tiny_model
 
-COMMON = ("--learning-rate", "1e-3", "--measured-steps", "2")
+COMMON = ("--learning-rate", "1e-3", "--measured-steps", "4")
 DPO = {"task": "dpo", "micro_batch": 2, "grad_accum": 2, "max_completion_tokens": 42}
 GRPO = {"task": "grpo", "micro_batch": 2, "grad_accum": 2, "num_generations": 4, "max_completion_tokens": 16}
 ON_TWO = {
@@ -96,7 +96,7 @@ def test_every_phase_of_the_plan_is_measured_and_states_are_as_planned(outcomes,
     phases += ["generate, peak", "score, peak"] if name.startswith("grpo") else []
     for phase in phases:
         assert report[phase]["measured"] > 0
-    for phase in ("init, peak", "step, peak"):
+    for phase in ("init, peak", "step, peak", "save, peak"):
         assert report[phase]["error"] == pytest.approx(0, abs=0.03)
 
 

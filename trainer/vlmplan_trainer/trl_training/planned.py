@@ -162,6 +162,11 @@ class PlannedTrainer:
                 run=planned.signature,
             )
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """DeepSpeed's own files of a checkpoint have the weights, and are what is read of it: no second copy is."""
+        if not (_internal_call and self.planned.plan.recipe.uses_deepspeed):
+            super().save_model(output_dir, _internal_call)  # pyright: ignore[reportAttributeAccessIssue]
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Weights under the names that they have in the model, by which a checkpoint is read: ``save_pretrained`` alone
         has the names of the files on the hub, of which no weight of some models is found again."""
