@@ -1,7 +1,7 @@
 """A walk over gathered weights that leaves equal layers out says the same as one through all of them."""
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import strategies as st
@@ -33,6 +33,19 @@ LLAMA = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
+EXPERTS = {
+    **{key: LLAMA[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")},
+    "model_type": "qwen3_moe",
+    "head_dim": 32,
+    "num_key_value_heads": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 192,
+    "tie_word_embeddings": True,
+}
+"""Whose sparse blocks are leaf modules."""
+ATTENTION_NUMEL = 2 * 128 * 128 + 2 * 64 * 128
+EXPERTS_NUMEL = 8 * 3 * 128 * 192 + 8 * 128
 LAYER_NUMEL = 128 * 128 + 2 * 64 * 128 + 128 * 128 + 3 * 352 * 128
 
 
@@ -42,7 +55,9 @@ class Made(NamedTuple):
     trace: Trace
 
 
-def made(*, is_efficient: bool, checkpoints: bool, method: Method = Method.FULL) -> Made:
+def made(
+    *, is_efficient: bool, checkpoints: bool, method: Method = Method.FULL, config: Mapping[str, Any] = LLAMA
+) -> Made:
     recipe = Recipe(
         method=method,
         zero_stage=3,
@@ -50,7 +65,7 @@ def made(*, is_efficient: bool, checkpoints: bool, method: Method = Method.FULL)
         activation_checkpointing=checkpoints,
         vision_activation_checkpointing=checkpoints,
     )
-    model = prepared_model(LLAMA, recipe)
+    model = prepared_model(config, recipe)
     set_checkpointing(list(model.stacks()), recipe)
     tape = Tape(keeps_linear_inputs=recipe.keeps_linear_inputs)
     trace = model.run(tape, Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.CHUNKED)
@@ -64,6 +79,7 @@ MADE = [
     for method in (Method.FULL, Method.LORA)
 ]
 TRACES = [one.trace for one in MADE]
+OF_LEAVES = [made(is_efficient=True, checkpoints=checkpoints, config=EXPERTS).trace for checkpoints in (True, False)]
 SIZES = st.sampled_from(
     [0, 1, 128, 40_000, LAYER_NUMEL, LAYER_NUMEL + 1, 3 * LAYER_NUMEL, 50 * LAYER_NUMEL]
 ) | st.integers(0, 8 * LAYER_NUMEL)
@@ -74,7 +90,7 @@ def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2) -> WalkKey:
 
 
 @law(
-    trace=st.sampled_from(TRACES),
+    trace=st.sampled_from(TRACES + OF_LEAVES),
     prefetch=SIZES,
     live=SIZES,
     reuse=SIZES,
@@ -92,6 +108,26 @@ def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, 
     )
     through_all = WalkedSchedule(key_of(trace, zero, num_ranks=num_ranks), trace.schedule, []).whole()
     assert gather_walk(trace, zero, num_wrappers=3, num_ranks=num_ranks) == through_all
+
+
+def test_experts_of_a_leaf_lie_between_no_two_uses_of_others():
+    """Between a layer's computing anew and its backward its experts run twice. Within a distance far below theirs stay
+    o_proj, with nothing else in between, and v_proj, with o_proj twice; q_proj and k_proj do not."""
+    reuse = ATTENTION_NUMEL
+    assert 2 * 128 * 128 + 2 * 64 * 128 == reuse < EXPERTS_NUMEL
+    q_or_o, k_or_v = 128 * 128 * 2, 64 * 128 * 2
+
+    def sent(distance: int) -> dict[int, int]:
+        zero = ZeroSettings(
+            stage3_prefetch_bucket_size=0,
+            stage3_max_live_parameters=0,
+            stage3_max_reuse_distance=distance,
+            stage3_param_persistence_threshold=1280,
+        )
+        return gather_walk(OF_LEAVES[0], zero, num_wrappers=3).backward.sent.trained
+
+    assert [sent(0)[size] for size in (q_or_o, k_or_v)] == [NUM_LAYERS * (2 + 2), NUM_LAYERS * (2 + 2)]
+    assert [sent(reuse)[size] for size in (q_or_o, k_or_v)] == [NUM_LAYERS * (2 + 1), NUM_LAYERS * (2 + 1)]
 
 
 @pytest.mark.parametrize("trace", TRACES)
