@@ -131,6 +131,15 @@ def test_a_killed_run_of_a_model_that_sees_goes_on_as_if_nothing_had_happened(fi
     assert [line[0] for line in found] == [1, 2, 3, 4, 5]
 
 
+def test_data_of_which_nothing_can_be_trained_on_is_refused_with_the_reason(files, tmp_path):
+    plan = planned(files / "llama", num_ranks=1, zero_stage="none", **GRPO)
+    given = ("--train-data", str(files / "prompts-seen.jsonl"), "--rewards", str(files / "rewards.py"))
+    done = train_here(plan, tmp_path, *given)
+    assert done.code == 1
+    assert "0 samples can be trained on, but one generation of the plan answers 1; left out: " in done.err
+    assert "images" in done.err.partition("left out: ")[2]
+
+
 def launch(*arguments: str, kill_in_step: int | None = None) -> Outcome:
     """``vlmplan launch``, whose ranks get SIGKILL in the middle of a step."""
     folder = Path(arguments[arguments.index("--output-dir") + 1])

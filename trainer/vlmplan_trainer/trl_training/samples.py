@@ -61,8 +61,8 @@ def gathered_rows(plan: Plan, options: TrainerOptions, task: TrainingTask) -> Ta
     else:
         encoder.seq_len -= task.answer_tokens(plan.workload.seq_len)
         rows, scan = _prompt_rows(encoder, prompts)
-    _refuse_too_few(plan, task, len(rows))
     account = account_of(str(options.train_data), report, scan, seq_len=plan.workload.seq_len)
+    _refuse_too_few(plan, task, account)
     rows = _alike(rows, is_vision=processing.is_vision)
     return TaskData(processing=processing, encoder=encoder, rows=rows, account=account, lengths=scan.lengths)
 
@@ -142,11 +142,12 @@ def _alike(rows: list[Row], *, is_vision: bool) -> list[Row]:
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def _refuse_too_few(plan: Plan, task: TrainingTask, num_rows: int) -> None:
+def _refuse_too_few(plan: Plan, task: TrainingTask, account: SampleCounts) -> None:
     needed = plan.samples_per_step if task.is_dpo else num_prompts_at_once(plan, task)
-    if num_rows < needed:
+    if account.num_samples < needed:
         what = "one step of the plan takes" if task.is_dpo else "one generation of the plan answers"
-        raise InputError(f"{counted(num_rows, 'sample')} can be trained on, but {what} {needed}")
+        left_out = "".join(f"; left out: {sentence}" for sentence in account.sentences)
+        raise InputError(f"{counted(account.num_samples, 'sample')} can be trained on, but {what} {needed}{left_out}")
 
 
 class RowReader:
