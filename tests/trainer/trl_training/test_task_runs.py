@@ -136,7 +136,10 @@ def test_data_of_which_nothing_can_be_trained_on_is_refused_with_the_reason(file
     given = ("--train-data", str(files / "prompts-seen.jsonl"), "--rewards", str(files / "rewards.py"))
     done = train_here(plan, tmp_path, *given)
     assert done.code == 1
-    assert "0 samples can be trained on, but one generation of the plan answers 1; left out: " in done.err
+    assert (
+        "0 samples can be trained on, but one generation of the plan answers 1; the first that is left out: "
+        in done.err
+    )
     assert "images" in done.err.partition("left out: ")[2]
 
 

@@ -146,7 +146,7 @@ def _refuse_too_few(plan: Plan, task: TrainingTask, account: SampleCounts) -> No
     needed = plan.samples_per_step if task.is_dpo else num_prompts_at_once(plan, task)
     if account.num_samples < needed:
         what = "one step of the plan takes" if task.is_dpo else "one generation of the plan answers"
-        left_out = "".join(f"; left out: {sentence}" for sentence in account.sentences)
+        left_out = "".join(f"; the first that is left out: {sentence}" for sentence in account.sentences[:1])
         raise InputError(f"{counted(account.num_samples, 'sample')} can be trained on, but {what} {needed}{left_out}")
 
 
