@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -156,3 +157,9 @@ def test_what_the_console_script_imports_before_it_is_ready_for_ctrl_c_is_next_t
     code = "import sys; before = set(sys.modules); import vlmplan; print(*sorted(set(sys.modules) - before))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["vlmplan"]
+
+
+def test_test_files_have_names_of_their_own():
+    """Test folders are no packages, so pytest imports a test file by its bare name, and refuses a second of that name."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
