@@ -160,6 +160,6 @@ def test_what_the_console_script_imports_before_it_is_ready_for_ctrl_c_is_next_t
 
 
 def test_test_files_have_names_of_their_own():
-    """Test folders are no packages, so pytest imports a test file by its bare name, and refuses a second of that name."""
+    """Test folders are no packages, so pytest imports a test file by its bare name and refuses a second."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, number in names.items() if number > 1] == []
