@@ -111,4 +111,7 @@ def train(rank: int, folder: str, directory: str) -> None:
 
 
 if __name__ == "__main__":
+    from vlmplan_trainer.starting import leave_ranks
+
     train(int(os.environ["RANK"]), *sys.argv[1:])
+    leave_ranks()

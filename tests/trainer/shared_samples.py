@@ -87,4 +87,7 @@ def main(kinds: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    from vlmplan_trainer.starting import leave_ranks
+
     main(sys.argv[1])
+    leave_ranks()

@@ -1,6 +1,8 @@
 """The rank that fails says why, on its own standard error; what all find is said by the first."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -62,3 +64,29 @@ def test_a_plan_for_one_is_rank_0_in_a_shell_of_another_launcher(monkeypatch, tm
     monkeypatch.setenv("LOCAL_RANK", "5")
     trainer.started(["--plan", str(tmp_path / "plan.json"), "--output-dir", str(tmp_path), "--dummy-data", "8"])
     assert (os.environ["RANK"], os.environ["LOCAL_RANK"]) == ("0", "0")
+
+
+RUN_OF_ONE = """
+import sys
+from types import SimpleNamespace
+import torch
+import vlmplan_trainer.__main__ as trainer
+import vlmplan_trainer.run
+
+def run(plan, options):
+    torch.distributed.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=1)
+    return 0
+
+vlmplan_trainer.run.run = run
+plan = SimpleNamespace(has_ranks=False, ds_config=None, recipe=SimpleNamespace(task=None))
+trainer.started = lambda arguments: ({}, plan)
+assert trainer.main([]) == 0
+print(torch.distributed.is_initialized())
+"""
+
+
+def test_a_run_that_has_ended_leaves_its_process_groups(tmp_path):
+    """What gloo's threads hold is released while Python runs, not while it shuts down."""
+    command = [sys.executable, "-c", RUN_OF_ONE, f"file://{tmp_path}/store"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.split()[-1:]) == (0, ["False"]), done.stderr[-2000:]

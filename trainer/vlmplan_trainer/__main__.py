@@ -37,9 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             from vlmplan_trainer.trl_training.run import run
 
+        from vlmplan_trainer.starting import leave_ranks
+
         logging.disable_progress_bar()  # of reading weights: one from every rank
 
-        return run(plan, options)
+        code = run(plan, options)
+        leave_ranks()
+        return code
     except VlmplanError as error:
         _say_failure(str(error))
         return EXIT_MENDABLE

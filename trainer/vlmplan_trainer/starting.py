@@ -35,6 +35,18 @@ def join_ranks(plan: Plan, *, is_needed: bool = False) -> None:
         raise UnavailableError(f"the ranks cannot meet at {place}: {reason}") from None
 
 
+def leave_ranks() -> None:
+    """End this rank's process groups, where it has any, while Python still runs.
+
+    gloo's threads hold tensors of what they have sent. Where they release them while the interpreter shuts down, the
+    process ends with SIGABRT, and a run that is done looks as if it had failed
+    (https://github.com/pytorch/pytorch/pull/179291). Only for a run that has ended as it should: with ranks that are
+    gone, ending a group may wait for them (https://github.com/pytorch/torchtitan/pull/1342).
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def checkpoint_to_go_on_from(plan: Plan, options: Options, signature: Mapping[str, Any]) -> FoundCheckpoint:
     """The checkpoint to go on from, looked at before anything is loaded."""
     say_phase("checking the checkpoints")

@@ -113,4 +113,7 @@ def main(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    from vlmplan_trainer.starting import leave_ranks
+
     main(json.loads(sys.argv[1]))
+    leave_ranks()
