@@ -10,6 +10,7 @@ from vlmplan.recipe_choices import (
     AttentionImplementation,
     BatchesOnGpu,
     Batching,
+    LinearAttention,
     LossKind,
     Method,
     Offload,
@@ -89,7 +90,9 @@ class DecidedRecipe:
     activation_checkpointing: bool | None = None
     vision_activation_checkpointing: bool | None = None
     offload_activations: bool | None = None
+    tiled_mlp: bool | None = None
     attention: AttentionImplementation | None = None
+    linear_attention: LinearAttention | None = None
     loss: LossKind | None = None
     gradient_clipping: float | None = None
     zero: ZeroSettings | None = None

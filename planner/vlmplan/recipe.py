@@ -35,6 +35,7 @@ from vlmplan.recipe_choices import (
     AttentionImplementation,
     BatchesOnGpu,
     Batching,
+    LinearAttention,
     LossKind,
     Method,
     Offload,
@@ -135,7 +136,10 @@ class Recipe:
     vision_activation_checkpointing: bool = True
     offload_activations: bool = False
     """Inputs of checkpointed layers wait for backward in pinned host memory."""
+    tiled_mlp: bool = False
+    """MLPs of the language model run on a tile of the tokens at a time (DeepSpeed's TiledMLP)."""
     attention: AttentionImplementation = AttentionImplementation.SDPA
+    linear_attention: LinearAttention = LinearAttention.TORCH
     loss: LossKind = LossKind.CHUNKED
     gradient_clipping: float = 1.0
     zero: ZeroSettings = DEFAULT_ZERO_SETTINGS
@@ -381,9 +385,9 @@ ENGINE_FIELDS = (
 )
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
-    *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "loss"),
-    *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "evaluation"),
-    "task",
+    *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "linear_attention", "loss"),
+    *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
+    *("evaluation", "task"),
 )
 """How a micro batch is computed, and how many there are, of evaluation and of what is generated too."""
 PROCESS_FIELDS = ("caches_casts", "expandable_segments")

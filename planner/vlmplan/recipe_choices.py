@@ -90,6 +90,15 @@ class AttentionImplementation(Choice):
     EAGER = "eager"
 
 
+class LinearAttention(Choice):
+    """What computes gated delta nets."""
+
+    TORCH = "torch"
+    """transformers' own operations, which run where the packages below are not installed."""
+    FLA = "fla"
+    """The kernels of flash-linear-attention and causal-conv1d."""
+
+
 class Batching(Choice):
     """How the samples of a micro batch lie in its tensors."""
 

@@ -7,6 +7,7 @@ from vlmplan.recipe_choices import (
     DEFAULT_INIT,
     BatchesOnGpu,
     Batching,
+    LinearAttention,
     LossKind,
     Method,
     Offload,
@@ -40,7 +41,10 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     words.append(f"micro batch {recipe.micro_batch} x {recipe.grad_accum}{_batch_text(recipe, sees=sees)}")
     words.append(_checkpointing_text(recipe, sees=sees))
     words += ["layer inputs on the host"] if recipe.offload_activations else []
-    words += [f"{recipe.attention.value} attention", LOSS_WORDS[recipe.loss]]
+    words += ["tiled MLPs"] if recipe.tiled_mlp else []
+    words += [f"{recipe.attention.value} attention"]
+    words += ["fla's delta nets"] if recipe.linear_attention is LinearAttention.FLA else []
+    words += [LOSS_WORDS[recipe.loss]]
     words += ["Liger's layers"] if recipe.liger_layers else []
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
     words += [] if recipe.evaluation is None else [evaluation_text(recipe.evaluation)]

@@ -107,8 +107,10 @@ class RecipeOptions(TypedDict, total=False):
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
     offload_activations: bool | None
+    tiled_mlp: bool | None
     batching: Literal["padded", "padding-free", "packed"] | None
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
+    linear_attention: Literal["torch", "fla"] | None
     loss: Literal["chunked", "full", "model", "trl", "liger"] | None
     liger_layers: bool | None
 

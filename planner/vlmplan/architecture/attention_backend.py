@@ -42,6 +42,8 @@ class AttentionBackend:
     has_workspaces: bool = True
     sequence_parallel: int = 1
     sequences: PackedLengths | None = None
+    uses_fla: bool = False
+    """Whether gated delta nets are the kernels of flash-linear-attention and causal-conv1d."""
 
     @property
     def is_packed(self) -> bool:

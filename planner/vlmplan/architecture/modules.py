@@ -14,12 +14,16 @@ from vlmplan.architecture.checkpointing import as_tuple, checkpoint
 from vlmplan.architecture.first_layer import LayerReuse
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.tiled_mlp import tiled
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 
 class Module:
     """A node of the tree. Subclasses set parameters and modules as attributes and define ``forward``."""
+
+    can_be_tiled = False
+    """Whether it is an MLP of the language model without weights of its own, see ``tiled_mlp``."""
 
     def __init__(self) -> None:
         self.parameters_by_name: dict[str, Parameter] = {}
@@ -34,6 +38,8 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.parameters_by_name:
+            if self.can_be_tiled and args[0].tape.tiles_mlps:
+                return tiled(self, *args)
             return self.forward(*args, **kwargs)
         tape = _tape_of(args)
         if not tape.fetches_weights:

@@ -3,7 +3,7 @@
 The steps and their order are those of the trainer: load (quantised or not), freeze, add adapters, set types.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from vlmplan.architecture.adapter_names import split_layers
@@ -27,6 +27,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     frozen = frozen_parts(model, recipe)
     if recipe.liger_layers:
         use_liger_layers(model)
+    mark_tileable_mlps(model)
     if recipe.trains_adapters:
         split_layers(model, recipe.lora_targets, recipe.lora_exclude)
     set_checkpointing(model.stacks(), recipe)
@@ -63,6 +64,21 @@ def set_checkpointing(stacks: Iterable[tuple[Part, Stack]], recipe: Recipe) -> N
     for part, stack in stacks:
         is_language = part is Part.LANGUAGE
         stack.checkpoints = recipe.activation_checkpointing if is_language else recipe.vision_activation_checkpointing
+
+
+def mark_tileable_mlps(model: Model) -> None:
+    """The dense MLPs of the language model's layers, which ``--tiled-mlp`` runs tile by tile: modules ``mlp`` with a
+    gate and a projection back. The trainer's ``models/tiled_mlp.py`` finds them by the same names."""
+    for part, stack in model.stacks():
+        for layer in stack.kinds if part is Part.LANGUAGE else ():
+            mlp = layer.modules_by_name.get("mlp")
+            if mlp is not None and is_gated(mlp.modules_by_name):
+                mlp.can_be_tiled = True
+
+
+def is_gated(names: Container[str]) -> bool:
+    """Whether a module with these modules inside is a gated MLP."""
+    return "down_proj" in names and ("gate_proj" in names or "gate_up_proj" in names)
 
 
 def frozen_parts(model: Model, recipe: Recipe) -> frozenset[Part]:

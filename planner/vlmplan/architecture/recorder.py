@@ -190,11 +190,21 @@ class Recorder:
         if not self.follows_weights or self._is_phantom:
             return
         if self._recomputed is not None and _is_frozen(module):
-            self._recomputed.append(module)
-            self._sections[self._key].recomputed_bytes += _weight_bytes(module)
+            if not any(one is module for one in self._recomputed):  # tiles use it once each
+                self._recomputed.append(module)
+                self._sections[self._key].recomputed_bytes += _weight_bytes(module)
             return
         self._flush()
         self._events.append(Release(module))
+
+    @contextmanager
+    def holding_frozen_weights(self) -> Generator[None]:
+        """What runs inside runs forward in the backward of one module: frozen weights that it uses stay until that is
+        over, as those of a checkpointed layer do."""
+        outside, self._recomputed = self._recomputed, []
+        yield
+        modules, self._recomputed = self._recomputed, outside
+        self.end_recomputation(modules)
 
     def end_recomputation(self, modules: Sequence[Any]) -> None:
         """The module in whose backward a checkpointed layer was run again is done: frozen weights of the layer go.

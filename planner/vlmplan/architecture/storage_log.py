@@ -86,7 +86,8 @@ class LoggingTape(Tape):
         storage.is_taken = True
         handle = storage.handle
         del storage, buffers[use]
-        self._events.append(GradientTaken(parameter, parameter.numel * parameter.dtype.num_bytes, handle))
+        num_bytes = parameter.numel * parameter.dtype.num_bytes
+        self._events.append(GradientTaken(parameter, num_bytes, handle, self.gradient_part))
 
 
 StorageChange = tuple[int, int]

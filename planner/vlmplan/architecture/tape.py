@@ -22,7 +22,7 @@ from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.tensor import ForwardTape, GradientView, GraphNode, Tensor
-from vlmplan.architecture.trace import Drop, GradientReady
+from vlmplan.architecture.trace import WHOLE, Drop, GradientPart, GradientReady
 from vlmplan.errors import InputError
 
 ParameterUse = tuple[Parameter, str]
@@ -104,6 +104,9 @@ class Tape(ForwardTape):
     sum is a new tensor.
     """
 
+    gradient_part: GradientPart = WHOLE
+    """Of the gradients of weights that the running backward makes."""
+
     def again(self) -> "Tape":
         """A new tape like this one, which runs every layer of a stack."""
         tape = type(self)(
@@ -117,7 +120,7 @@ class Tape(ForwardTape):
             caches_casts=self.cached_casts is not None,
         )
         tape.reuses_layers = False
-        tape.offloads_inputs = self.offloads_inputs
+        tape.offloads_inputs, tape.tiles_mlps = self.offloads_inputs, self.tiles_mlps
         tape.switches_adapters_off = self.switches_adapters_off
         return tape
 
@@ -217,7 +220,8 @@ class Tape(ForwardTape):
         """
         parameter, kind = use[0], buffers[use].storage.kind
         del buffers[use]
-        self._events.append(GradientReady(parameter, parameter.numel * parameter.dtype.num_bytes, kind))
+        num_bytes = parameter.numel * parameter.dtype.num_bytes
+        self._events.append(GradientReady(parameter, num_bytes, kind, self.gradient_part))
         self._begin_span()
 
     def _parameter_use(self, parameter: Parameter, node: GraphNode) -> ParameterUse:

@@ -164,6 +164,10 @@ class ForwardTape(Recorder):
         self.makes_loss_inside = makes_loss_inside
         self.offloads_inputs = False
         """Whether inputs of checkpointed layers wait for backward in host memory."""
+        self.tiles_mlps = False
+        """Whether MLPs run on a tile of the tokens at a time (``tiled_mlp``)."""
+        self.has_no_graph = False
+        """Whether what runs is under ``torch.no_grad()`` although training goes on."""
         self.switches_adapters_off = False
         """Whether only base layers run (peft's ``disable_adapter``)."""
         self.frees_saved = False
@@ -236,7 +240,7 @@ class ForwardTape(Recorder):
         ``view_of``: a weight that torch saves as a view, which keeps the storage when ZeRO-3 takes the weight away. A
         weight saved as itself does not.
         """
-        if self.is_evaluating:
+        if self.is_evaluating or self.has_no_graph:
             return None
         edges: list[Edge] = []
         needs: list[bool] = []

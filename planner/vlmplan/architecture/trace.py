@@ -55,8 +55,19 @@ class Span(NamedTuple):
 NO_SPAN = Span(NO_PARTS, NO_PARTS)
 
 
+class GradientPart(NamedTuple):
+    """Which part of a weight's gradient arrives. Tiles of a module each make one (``tiled_mlp``): the first stays where
+    gradients are, the others are added to it, and with the last the gradient is whole."""
+
+    is_first: bool = True
+    is_last: bool = True
+
+
+WHOLE = GradientPart()
+
+
 class GradientReady(NamedTuple):
-    """The whole gradient of ``parameter`` is there and passes to the engine.
+    """The gradient of ``parameter``, or a part of it, is there and passes to the engine.
 
     The spans before count its ``num_bytes`` as live, as ``kind``; what becomes of them from here on is the engine's to
     say.
@@ -65,6 +76,7 @@ class GradientReady(NamedTuple):
     parameter: Any
     num_bytes: int
     kind: int
+    part: GradientPart = WHOLE
 
 
 class Fetch(NamedTuple):
@@ -115,6 +127,7 @@ class GradientTaken(NamedTuple):
     parameter: Any
     num_bytes: int
     handle: int
+    part: GradientPart = WHOLE
 
 
 WeightUse = Fetch | Release | Hold | Drop

@@ -228,6 +228,9 @@ RECIPE: tuple[Decorator, ...] = (
         "no-offload-activations",
         "Inputs of checkpointed layers wait in host memory.",
     ),
+    _switch(
+        "tiled_mlp", "tiled-mlp", "no-tiled-mlp", "MLPs run on a tile of the tokens at a time (DeepSpeed's TiledMLP)."
+    ),
     _choice(
         "--batching",
         ("padded", "padding-free", "packed"),
@@ -235,6 +238,11 @@ RECIPE: tuple[Decorator, ...] = (
         "--seq-len with several samples before that.  [default: padded]",
     ),
     _choice("--attention", ("sdpa", "flash_attention_2", "eager"), "Attention implementation."),
+    _choice(
+        "--linear-attention",
+        ("torch", "fla"),
+        "Gated delta nets: transformers' own operations, or the kernels of flash-linear-attention and causal-conv1d.",
+    ),
     _choice(
         "--loss",
         ("chunked", "full", "model", "trl", "liger"),

@@ -74,7 +74,11 @@ def arrivals(trace: Trace) -> Sequence[tuple[Parameter, int | None]]:
     """The trained parameters with their layers as their gradients arrive. One that no output depends on has none."""
     if arrivals not in trace.memo:
         trained = {
-            key: [event.parameter for event in section.backward if isinstance(event, GradientReady | GradientTaken)]
+            key: [
+                event.parameter
+                for event in section.backward
+                if isinstance(event, GradientReady | GradientTaken) and event.part.is_last
+            ]
             for key, section in trace.sections.items()
         }
         trace.memo[arrivals] = [(one, run.layer) for run, _ in trace.backward() for one in trained[run.key]]

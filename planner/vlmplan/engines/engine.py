@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from vlmplan.architecture.adapters import NF4_BLOCK
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.trace import Run, Trace
+from vlmplan.architecture.trace import GradientPart, Run, Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.collectives import Collectives
 from vlmplan.engines.components import NOTHING, Components
@@ -134,6 +134,16 @@ class Engine:
 
     def expect_gradient(self) -> None:
         """A gradient is about to reach the engine; autograd's tensor is still there."""
+
+    def take_part(self, ordinal: int, part: GradientPart) -> None:
+        """A gradient, or a part of it, is in place, added to an earlier one if there was one."""
+        if part.is_last:
+            self.take_gradient(ordinal)
+        else:
+            self.hold_gradient(ordinal)
+
+    def hold_gradient(self, ordinal: int) -> None:
+        """More parts of this gradient come: DeepSpeed's hooks leave it where it is (``ds_grad_is_ready``)."""
 
     def take_gradient(self, ordinal: int) -> None:
         """The gradient is in place, added to an earlier one if there was one. Here it stays until the step."""

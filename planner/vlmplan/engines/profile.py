@@ -113,8 +113,9 @@ def _norms(events: Iterable[Event]) -> Norms:
             live += sum(event.delta)
         elif isinstance(event, GradientReady):
             within, highest = max(within, live + largest), max(highest, live)
-            largest = max(largest, NORM_BYTES * event.parameter.numel)
-            live -= event.num_bytes
+            if event.part.is_last:
+                largest = max(largest, NORM_BYTES * event.parameter.numel)
+            live -= _freed_bytes(event)
     return Norms(within, largest, highest)
 
 
@@ -153,9 +154,15 @@ def _rise(events: Iterable[Event]) -> Rise:
             peak, kept_peak = max(peak, high), max(kept_peak, high + gradients)
             live += sum(event.delta)
         elif isinstance(event, GradientReady):
-            live -= event.num_bytes
-            gradients += event.num_bytes
+            live -= _freed_bytes(event)
+            gradients += event.num_bytes if event.part.is_last else 0
     return Rise(peak, kept_peak, live, gradients)
+
+
+def _freed_bytes(event: GradientReady) -> int:
+    """What goes if a gradient vanishes once it is whole: its first part stays until then, later ones are added to it."""
+    is_first, is_last = event.part
+    return (0 if is_first and not is_last else event.num_bytes) + (event.num_bytes if is_last and not is_first else 0)
 
 
 def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) -> MicroBatchProfile:

@@ -118,6 +118,11 @@ class Zero12(Engine):
     def expect_gradient(self) -> None:
         self._set_up_buckets()
 
+    def hold_gradient(self, ordinal: int) -> None:
+        """What waits is reduced already where this gradient will not find room."""
+        if self._reduces_on_arrival:
+            self._make_room(ordinal)
+
     def take_gradient(self, ordinal: int) -> None:
         if self._reduces_on_arrival:
             self._reduce_later(ordinal)
@@ -201,14 +206,17 @@ class Zero12(Engine):
         """A gradient moves into the bucket; one that is larger waits beside it, as a copy where gradients go to the
         host (``grad_reduc.detach().clone()``)."""
         numel = self.table.numels[ordinal]
-        if overfills(self._num_waiting, numel, self._bucket_elements):
-            self._reduce_waiting()
+        self._make_room(ordinal)
         if self._is_contiguous and numel <= self._bucket_elements:
             self.sink.free(ordinal)
         elif self.offloads_optimizer:
             self.sink.clone(ordinal)
         self._waiting.append(ordinal)
         self._num_waiting += numel
+
+    def _make_room(self, ordinal: int) -> None:
+        if overfills(self._num_waiting, self.table.numels[ordinal], self._bucket_elements):
+            self._reduce_waiting()
 
     def _reduce_waiting(self) -> None:
         """All-reduce what waits, of several owners from a copy, and keep this rank's share, on the host by way of its

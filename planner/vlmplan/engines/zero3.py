@@ -183,12 +183,16 @@ class Zero3(Engine):
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """Earlier gradients are in the shards."""
 
+    def hold_gradient(self, ordinal: int) -> None:
+        """What waits is reduced already where this gradient will not find room."""
+        if overfills(self._num_waiting, self.table.numels[ordinal], self.recipe.zero.reduce_bucket_size):
+            self.end_backward()
+
     def take_gradient(self, ordinal: int) -> None:
         """Into the bucket, where there is room; a larger one waits beside it
         (``reduce_independent_p_g_buckets_and_remove_grads``)."""
         zero, numel = self.recipe.zero, self.table.numels[ordinal]
-        if overfills(self._num_waiting, numel, zero.reduce_bucket_size):
-            self.end_backward()
+        self.hold_gradient(ordinal)
         if zero.contiguous_gradients and self._num_waiting + numel <= zero.reduce_bucket_size:
             self.sink.free(ordinal)
             self._num_in_bucket += numel

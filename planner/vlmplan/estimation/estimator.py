@@ -43,7 +43,7 @@ from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import AttentionImplementation, Method
+from vlmplan.recipe_choices import AttentionImplementation, LinearAttention, Method
 from vlmplan.sample_images import sample_image
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import RolloutWork, TimedStep, step_flops, timed_step
@@ -105,7 +105,7 @@ class Estimator:
         keeps = recipe.keeps_linear_inputs
         batch = (recipe.micro_batch, recipe.batching, recipe.task, recipe.reference)
         computed = (recipe.loss, recipe.autocast, recipe.pixel_dtypes)
-        return (*batch, checkpoints, backend, *computed, keeps, is_sharded)
+        return (*batch, checkpoints, recipe.tiled_mlp, backend, *computed, keeps, is_sharded)
 
     def checkpoints_others(self, recipe: Recipe) -> bool:
         """Whether layers beside the language model's run again in backward: some models' vision encoders never do."""
@@ -209,7 +209,7 @@ class Estimator:
 
     def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
         """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""
-        key = (recipe.attention, capability, recipe.sequence_parallel)
+        key = (recipe.attention, capability, recipe.sequence_parallel, recipe.linear_attention)
         if key not in self._backends:
             self._backends[key] = self._new_backend(recipe, capability)
         return self._backends[key]
@@ -219,6 +219,7 @@ class Estimator:
             implementation=recipe.attention.value,
             compute_capability=capability or (8, 0),
             sequence_parallel=recipe.sequence_parallel,
+            uses_fla=recipe.linear_attention is LinearAttention.FLA,
         )
         common = replace(backend, compute_capability=(8, 0))
         if recipe.attention is not AttentionImplementation.SDPA:

@@ -22,7 +22,7 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
         is_evaluating=is_evaluating,
         caches_casts=recipe.caches_casts,
     )
-    tape.offloads_inputs = recipe.offload_activations
+    tape.offloads_inputs, tape.tiles_mlps = recipe.offload_activations, recipe.tiled_mlp
     return tape
 
 

@@ -212,6 +212,6 @@ class MicroBatchReplay:
                 ordinal = engine.table.ordinal(event.parameter, run.layer)
                 engine.expect_gradient()
                 tracker.hand_over(event, ordinal)
-                engine.take_gradient(ordinal)
+                engine.take_part(ordinal, event.part)
             else:
                 tracker.gather(*next(gathered))

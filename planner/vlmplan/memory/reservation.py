@@ -236,7 +236,7 @@ class Reservation:
         block = self._storages.pop(operation.handle, None)
         if block is not None:
             self._blocks.hand_over(ordinal, block)
-        self._engine.take_gradient(ordinal)
+        self._engine.take_part(ordinal, event.part)
 
 
 def _forward_changes(gathered: "GatheredWeights | None", operations: Operations, log: BlockLog) -> Iterator[Changes]:

@@ -10,6 +10,7 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     liger     what Liger's kernels run on, and for which models
     models    attention, loss, adapters, batch
     sequences what GPUs that share a sample can do
+    tiles     MLPs and gated delta nets of long samples
     batches   rows without padding
     tasks     preferences and rewards (DPO, GRPO)
 

@@ -14,6 +14,7 @@ from vlmplan.rules.liger import LIGER_RULES
 from vlmplan.rules.models import MODEL_RULES
 from vlmplan.rules.sequences import SEQUENCE_RULES
 from vlmplan.rules.tasks import TASK_RULES
+from vlmplan.rules.tiles import TILE_RULES
 
 RULES: tuple[Rule, ...] = (
     *ENGINE_RULES,
@@ -22,6 +23,7 @@ RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *LIGER_RULES,
     *SEQUENCE_RULES,
+    *TILE_RULES,
     *BATCH_RULES,
     *TASK_RULES,
 )

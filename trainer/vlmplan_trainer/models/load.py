@@ -26,6 +26,7 @@ from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
+from vlmplan_trainer.models.tiled_mlp import tile_mlps
 from vlmplan_trainer.probe import RefusedModelError, configuration, model_class, name_of
 
 TRAINED_COPY = ".modules_to_save."
@@ -118,6 +119,7 @@ def load_model(
         _without_cache(model.config)
         taken_out: dict[str, torch.Tensor] = {}
         prepared = prepare(model, recipe, taken_out)
+        tile_mlps(model, recipe, plan.workload.seq_len)
         if adapter is not None:
             load_adapter(prepared, adapter, recipe)
     _check_size(prepared, plan)

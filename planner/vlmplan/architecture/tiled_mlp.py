@@ -1,0 +1,104 @@
+"""An MLP on a tile of the tokens at a time: forward keeps its input alone, and backward runs each tile again.
+
+Source: deepspeed 0.19.8, ``TiledMLP`` in ``runtime/sequence_parallel/ulysses_sp.py``. There are as many tiles as the
+tokens of a sample are wide, ceil(tokens / width), as Arctic Long Sequence Training has them, so that a tile is at most
+as long as it is wide (Bekman et al. 2025, arXiv 2506.13996, section 3.1.1). What that does, with T tokens of width h,
+inner width f, n tiles and 16-bit elements:
+
+- forward, without a graph: the results of all tiles and their concatenation (4hT), and of one tile at a time what the
+  MLP makes of it, instead of about 6fT;
+- kept for backward: the input;
+- backward: the gradient of the input (2hT), filled tile by tile. Every tile runs forward again, with a graph, so that
+  under activation checkpointing an MLP runs forward three times;
+- gradients of weights: each tile makes whole ones, which are added to that of the first tile. DeepSpeed's hooks take no
+  notice until the last one (``ds_grad_is_ready``);
+- under ZeRO-3 every tile fetches and releases the weights, forward and backward. Frozen ones that are fetched while
+  backward runs stay until the backward of the MLP is over (``update_recompute_parameters``).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.tensor import GraphNode, Tensor
+from vlmplan.architecture.trace import WHOLE, GradientPart
+
+
+def num_tiles(num_tokens: int, width: int) -> int:
+    """Tiles of samples of ``num_tokens``; 1: there is nothing to be tiled.
+
+    >>> num_tiles(131072, 4096), num_tiles(4096, 4096), num_tiles(4097, 4096)
+    (32, 1, 2)
+    """
+    return -(-num_tokens // width)
+
+
+def tiled(mlp: Any, x: Tensor) -> Tensor:
+    """``TiledMLP.apply`` of a module whose ``forward`` takes x (samples, tokens, width) and returns its like."""
+    tape = x.tape
+    batch, num_tokens, width = x.shape
+    count = num_tiles(num_tokens, width)
+    if count == 1:
+        return mlp.forward(x)
+    trained = next((weight for _, weight in mlp.named_parameters() if weight.requires_grad), None)
+    # An input without a gradient gets one where the MLP is trained, or its weights would not (the trainer's tiled_mlp).
+    source = x if x.requires_grad else trained
+    tape.enter_block()
+    parts: list[Tensor] = []
+    outside, tape.has_no_graph = tape.has_no_graph, True
+    for start, stop in _tiles(num_tokens, count):
+        tile = Tensor(x.storage, (batch, stop - start, width), x.dtype)
+        parts.append(mlp.forward(tile))
+        del tile
+    tape.has_no_graph = outside
+    node = tape.node((source,), _tiled_backward, meta=(mlp, count))
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.move(2 * out.num_bytes)
+    parts.clear()
+    tape.save(node, x)
+    tape.leave_block()
+    return out
+
+
+def _tiles(num_rows: int, count: int) -> Iterator[tuple[int, int]]:
+    """Where tiles begin and end: ``torch.chunk``."""
+    step = -(-num_rows // count)
+    return ((start, min(start + step, num_rows)) for start in range(0, num_rows, step))
+
+
+def _tiled_backward(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    (g,) = grads
+    assert g is not None
+    mlp, count = node.meta
+    (x,) = node.saved
+    assert isinstance(x, Tensor)
+    tape: Any = g.tape
+    grad_x = tape.tensor(x.shape, x.dtype)
+    tape.move(grad_x.num_bytes)
+    width = x.shape[-1]
+    tiles = list(_tiles(x.numel // width, count))
+    out: Tensor | None = None
+    outside, tape.frees_saved = tape.frees_saved, False
+    with tape.holding_frozen_weights():
+        for place, (start, stop) in enumerate(tiles):
+            shape = (stop - start, width)
+            leaf = GraphNode((), (), (), _added, grad_x)
+            leaf.section, leaf.sequence = node.section, -1
+            out = mlp.forward(Tensor(x.storage, shape, x.dtype, leaf))  # the last tile's result lives until here
+            assert out is not None
+            root, index, incoming = out.node, out.output_index, [Tensor(g.storage, shape, g.dtype)]
+            out.node = None
+            tape.gradient_part = GradientPart(is_first=place == 0, is_last=place == len(tiles) - 1)
+            tape.backpropagate(root, incoming, index)
+            tape.gradient_part = WHOLE
+            del root
+    tape.frees_saved = outside
+    return (None if isinstance(node.inputs[0], Parameter) else grad_x,)
+
+
+def _added(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    """The gradient of a tile is added to its place in that of the input."""
+    (g,) = grads
+    assert g is not None
+    g.tape.move(3 * g.num_bytes)
+    return ()

@@ -1,0 +1,63 @@
+"""What runs MLPs tile by tile, and gated delta nets as kernels: what makes room for long samples."""
+
+from vlmplan.recipe import engine_name
+from vlmplan.recipe_choices import LinearAttention
+from vlmplan.rules.base import RuleBook, RuleContext
+from vlmplan.rules.sequences import RECURRENT_TYPES
+
+TILE_RULES = RuleBook()
+
+UNGATED_TYPES = frozenset(
+    {"deepseek_v4", "gpt2", "gpt_oss", "kimi_linear", "lfm2", "lfm2_moe", "lfm2_vl", "llama4", "llama4_text", "mixtral"}
+    | {"opt", "qwen", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_vl_moe", "seed_oss", "starcoder2"}
+)
+"""Models whose layers have no ``mlp`` with a gate and a projection back: experts, or MLPs of another shape."""
+
+
+@TILE_RULES.error("deepspeed ulysses_sp.py TiledMLP.backward: 'DDP, FSDP will need something similar to make it work'")
+def tiles_reduce_gradients_once(context: RuleContext) -> str | None:
+    """Every tile runs the hooks of each weight, of which only DeepSpeed's wait for the last (``ds_grad_is_ready``)."""
+    recipe, num_gpus = context.recipe, context.num_gpus
+    if not recipe.tiled_mlp or recipe.zero_stage is not None or num_gpus in (None, 1):
+        return None
+    return (
+        f"--tiled-mlp hands over a gradient for every tile, of which {engine_name(recipe, 2)} would reduce the first; "
+        f"give --zero-stage 1, 2 or 3"
+    )
+
+
+@TILE_RULES.error("deepspeed ulysses_sp.py TiledMLP.backward runs a tile again outside torch.autocast")
+def tiles_have_no_autocast(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not recipe.tiled_mlp or recipe.autocast is None:
+        return None
+    return (
+        "--tiled-mlp does not go with torch.autocast, which backward, where every tile runs again, is not under; give "
+        "--zero-stage 1, 2 or 3, or --no-autocast"
+    )
+
+
+@TILE_RULES.error("vlmplan_trainer models/tiled_mlp.py: an MLP is a module mlp with a gate and a projection back")
+def tiled_models_have_gated_mlps(context: RuleContext) -> str | None:
+    model = context.model
+    if not context.recipe.tiled_mlp or model is None or not model.model_types & UNGATED_TYPES:
+        return None
+    return f"--tiled-mlp is for gated MLPs, which the layers of {model.id} do not have; leave it off"
+
+
+@TILE_RULES.error("transformers 5.23 integrations/hub_kernels.py: packages are for gated delta nets alone")
+def delta_kernels_are_for_delta_nets(context: RuleContext) -> str | None:
+    model = context.model
+    if context.recipe.linear_attention is LinearAttention.TORCH or model is None:
+        return None
+    if model.model_types & RECURRENT_TYPES:
+        return None
+    known = ", ".join(sorted(RECURRENT_TYPES))
+    return f"--linear-attention {context.recipe.linear_attention.value} is for models of {known}, not {model.id}"
+
+
+@TILE_RULES.error("flash-linear-attention 0.6.0 is made of Triton kernels, causal-conv1d of CUDA's")
+def delta_kernels_need_a_gpu(context: RuleContext) -> str | None:
+    if context.recipe.linear_attention is LinearAttention.TORCH or not context.is_on_cpu:
+        return None
+    return "--linear-attention fla is made of a GPU's kernels, which do not run on a CPU; leave it off"
