@@ -90,12 +90,16 @@ def rehearsed_timeline(
         image = image_shape(files.config, files.preprocessor, width=image_side, height=image_side)
     batch = Batch(
         micro_batch=recipe.micro_batch,
-        num_tokens=seq_len,
+        num_tokens=-(-seq_len // recipe.sequence_parallel),
         images_per_sample=1 if image else 0,
         image=image,
+        sequence_parallel=recipe.sequence_parallel,
     )
-    backend = AttentionBackend(implementation=recipe.attention.value, has_workspaces=False)
+    backend = AttentionBackend(
+        implementation=recipe.attention.value, has_workspaces=False, sequence_parallel=recipe.sequence_parallel
+    )
     recorder = Tape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs, **tape)
+    recorder.tiles_mlps = recipe.tiled_mlp
     trace = model.run(recorder, batch, backend, loss=recipe.loss)
     return memory_timeline(ParameterTable(model), trace, recipe, num_ranks=num_ranks, rank=0)
 

@@ -33,6 +33,7 @@ def predicted_step(
     loss: LossKind = LossKind.FULL,
     autocast: DType | None = None,
     keeps_gradients: bool = False,
+    uses_fla: bool = False,
 ) -> Predicted:
     """As on CPU under a dispatch mode: no kernel workspaces, gradients summed into new tensors, wide dropout masks."""
     tree = model if isinstance(model, Model) else build_model(model)
@@ -40,7 +41,7 @@ def predicted_step(
         stack.checkpoints = checkpoints
     ways = {"accumulates_in_place": False, "fuses_dropout": False, "makes_loss_inside": True}
     tape = Tape(autocast=autocast, follows_weights=False, **ways)
-    backend = AttentionBackend(implementation=implementation, has_workspaces=False)
+    backend = AttentionBackend(implementation=implementation, has_workspaces=False, uses_fla=uses_fla)
     trace = tree.run(tape, batch, backend, loss=loss)
     result = Predicted(trace=trace)
     live = peak = 0

@@ -160,7 +160,7 @@ def _rise(events: Iterable[Event]) -> Rise:
 
 
 def _freed_bytes(event: GradientReady) -> int:
-    """What goes if a gradient vanishes once it is whole: its first part stays until then, later ones are added to it."""
+    """What goes if a gradient vanishes once it is whole: its first part stays, and later ones are added to it."""
     is_first, is_last = event.part
     return (0 if is_first and not is_last else event.num_bytes) + (event.num_bytes if is_last and not is_first else 0)
 

@@ -93,6 +93,11 @@ def added_batched_product(added: Tensor, left: Tensor, right: Tensor, *out_dtype
     return flop_registry[aten.baddbmm](added, left, right, **kwargs)
 
 
+def told(x: Tensor, flops: int, **kwargs: Any) -> int:
+    """What a kernel that torch does not see takes (``fla``)."""
+    return flops
+
+
 FORMULAS: dict[Any, Formula] = {
     aten._scaled_dot_product_fused_attention_overrideable: attention_forward,
     aten._scaled_dot_product_fused_attention_overrideable_backward: attention_backward,
@@ -106,13 +111,14 @@ FORMULAS: dict[Any, Formula] = {
     aten._grouped_mm: grouped_product,
 }
 BY_NAME: dict[str, Formula] = {
+    "kernel_products": told,
     "gemm_4bit": packed_product,
     "gemv_4bit": packed_product,
     "grouped_mm_fallback": grouped_product,
     "grouped_mm_fallback_backward": grouped_fallback_backward,
 }
-"""Operations of bitsandbytes, and of transformers for GPUs without ``_grouped_mm``, that are registered with torch when
-those are imported."""
+"""Operations of bitsandbytes, of transformers for GPUs without ``_grouped_mm``, and of ``fla`` beside this, that are
+registered with torch when those are imported."""
 
 
 def formula_of(packet: Any) -> Formula | None:

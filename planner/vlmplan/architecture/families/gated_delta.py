@@ -2,7 +2,8 @@
 
 Source: transformers 5.23 ``models/qwen3_5/modeling_qwen3_5.py`` (``torch_chunk_gated_delta_rule``,
 ``Qwen3_5GatedDeltaNet``, ``Qwen3_5RMSNormGated``). It is what runs without flash-linear-attention and causal-conv1d:
-everything in float32, and a loop over chunks that writes each chunk's result into one tensor.
+everything in float32, and a loop over chunks that writes each chunk's result into one tensor. With them the convolution
+and the rule are one operation each (``ops.delta_kernels``).
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,9 @@ from typing import NamedTuple
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.llama import RotaryContext
 from vlmplan.architecture.modules import Linear, Module
-from vlmplan.architecture.ops import chunks
+from vlmplan.architecture.ops import chunks, delta_kernels
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, Tensor
 from vlmplan.units import DType
@@ -122,19 +124,21 @@ class GatedDeltaNet(Module):
         """What the Linears make of x."""
         return Projections(self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x))
 
-    def forward(self, x: Tensor, _context: object = None) -> Tensor:
+    def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         batch, num_tokens, _ = x.shape
         shape = self.shape
         keys = (batch, num_tokens, shape.num_key_heads, shape.key_dim)
         values = (batch, num_tokens, shape.num_value_heads, shape.value_dim)
         # Of what is projected, ``held`` lives to the end, ``joined`` until the convolution is over.
         mixed, z, b, a, joined, _held = self.projected(x)
-        mixed = self._convolved(mixed.view(batch, mixed.shape[-1], num_tokens))
+        uses_fla = context.backend.uses_fla
+        mixed = mixed.view(batch, mixed.shape[-1], num_tokens)
+        mixed = delta_kernels.causal_convolution(mixed, self.conv1d.weight) if uses_fla else self._convolved(mixed)
         q, k, v = ops.split(mixed, keys, keys, values)
         del joined
         beta = ops.sigmoid(b)
         decay = self._decay(a)
-        out = chunked_delta_rule(q, k, v, decay, beta)
+        out = (delta_kernels.fla_delta_rule if uses_fla else chunked_delta_rule)(q, k, v, decay, beta)
         rows = batch * num_tokens * shape.num_value_heads
         out = self.norm(out.view(rows, shape.value_dim), z.view(rows, shape.value_dim))
         return self.out_proj(out.view(batch, num_tokens, shape.value_width))
