@@ -18,6 +18,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
+    LinearAttention,
     LossKind,
     Method,
     Offload,
@@ -76,6 +77,8 @@ ANY_RECIPE = st.fixed_dictionaries(
         "offload_params": st.sampled_from(Offload),
         "liger_layers": st.booleans(),
         "offload_activations": st.booleans(),
+        "tiled_mlp": st.booleans(),
+        "linear_attention": st.sampled_from(LinearAttention),
         "hpz": st.sampled_from((1, 1, 2)),
         "nvme_path": st.just("/nvme"),
         "micro_batch": st.integers(1, 64),

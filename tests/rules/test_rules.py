@@ -17,6 +17,7 @@ from vlmplan.recipe_choices import (
     AdapterDtype,
     AttentionImplementation,
     Batching,
+    LinearAttention,
     LossKind,
     Method,
     Offload,
@@ -60,6 +61,7 @@ PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
 FSDP = Recipe(fsdp=True)
 LORA = Recipe(method=Method.LORA)
 SHARED = Recipe(zero_stage=3, sequence_parallel=2)
+TILED, KERNELS = Recipe(zero_stage=3, tiled_mlp=True), Recipe(zero_stage=3, linear_attention=LinearAttention.FLA)
 LLAMA = ModelFacts(id="a-llama", model_types=frozenset({"llama"}), num_heads=32, num_kv_heads=8)
 SLIDING = ModelFacts(id="slides", model_types=frozenset({"mistral"}), has_windows=True)
 QWEN_3_5 = ModelFacts(id="qwen3.5", model_types=frozenset({"qwen3_5", "qwen3_5_text"}))
@@ -455,6 +457,26 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(SHARED.with_changes(evaluation=Evaluation(batch=3), micro_batch=3)),
             case(ZERO_3.with_changes(evaluation=Evaluation(batch=3))),
         ],
+    ),
+    "tiles_reduce_gradients_once": (
+        [case(TILED.with_changes(zero_stage=None), cluster(2)), case(FSDP.with_changes(tiled_mlp=True), cluster(2))],
+        [case(TILED, cluster(2)), case(TILED.with_changes(zero_stage=None), cluster(1)), case(PLAIN, cluster(2))],
+    ),
+    "tiles_have_no_autocast": (
+        [case(PLAIN.with_changes(tiled_mlp=True))],
+        [case(TILED), case(PLAIN.with_changes(tiled_mlp=True, precision=Precision.BF16_PURE)), case(PLAIN)],
+    ),
+    "tiled_models_have_gated_mlps": (
+        [case(TILED, model=GPT_OSS), case(TILED, model=MAMBA)],
+        [case(TILED, model=LLAMA), case(TILED, model=QWEN), case(TILED), case(ZERO_3, model=GPT_OSS)],
+    ),
+    "delta_kernels_are_for_delta_nets": (
+        [case(KERNELS, model=LLAMA)],
+        [case(KERNELS, model=QWEN_3_5), case(KERNELS), case(ZERO_3, model=LLAMA)],
+    ),
+    "delta_kernels_need_a_gpu": (
+        [case(KERNELS, cluster(1, **CPU))],
+        [case(KERNELS, cluster(1)), case(ZERO_3, cluster(1, **CPU))],
     ),
     "samples_of_a_row_are_told_apart": (
         [

@@ -38,6 +38,7 @@ from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.export import export, merge
 from vlmplan_trainer.loop import Rates, StepReport, Trainer
 from vlmplan_trainer.measure import RESUME, Meter
+from vlmplan_trainer.models.delta_kernels import require_delta_kernels
 from vlmplan_trainer.models.load import LoadedModel, load_model, torch_dtype
 from vlmplan_trainer.monitors import Monitors, check_monitors
 from vlmplan_trainer.options import Options
@@ -128,6 +129,7 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
     signature = run_signature(plan, options, num_samples=len(data.train.samples))
     found = checkpoint_to_go_on_from(plan, options, signature) if options.resume else None
     say_phase(f"building the model, {weights}")
+    require_delta_kernels(plan.recipe)
     with meter.phase("load"):
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed, adapter=options.adapter)
         meter.count(loaded.model)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.tiled_mlp import num_tiles
 from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
 from vlmplan.estimation import fewer_at_once, with_answers_of
@@ -20,6 +22,7 @@ from vlmplan.evaluation import Kept
 from vlmplan.recipe import PLAIN, Recipe, engine_name
 from vlmplan.recipe_choices import (
     AttentionImplementation,
+    LinearAttention,
     LossKind,
     Method,
     Offload,
@@ -29,6 +32,7 @@ from vlmplan.recipe_choices import (
 )
 from vlmplan.request import Options, OptionValue, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
+from vlmplan.rules.sequences import RECURRENT_TYPES
 from vlmplan.sample_images import image_tokens
 from vlmplan.units import divisors
 
@@ -122,6 +126,24 @@ def _activations_on_host(at: RequestedSetup) -> Levels:
         return ()
     options = {"offload_activations": True}
     return (Change(name="layer inputs on the host", options=options, is_larger=True),)
+
+
+def _tiled_mlps(at: RequestedSetup) -> Levels:
+    """Of samples that are longer than they are wide."""
+    config = Config(at.workload.model.config)
+    text = config.section("text_config") if "text_config" in config else config
+    num_tokens = -(-at.workload.seq_len // at.recipe.sequence_parallel)
+    if at.recipe.tiled_mlp or "hidden_size" not in text or num_tiles(num_tokens, text.integer("hidden_size")) == 1:
+        return ()
+    return (Change(name="tiled MLPs", options={"tiled_mlp": True}),)
+
+
+def _delta_kernels(at: RequestedSetup) -> Levels:
+    """Of gated delta nets, of which only the packages are asked for."""
+    is_recurrent = model_facts(at.workload.model).model_types & RECURRENT_TYPES
+    if at.recipe.linear_attention is LinearAttention.FLA or not is_recurrent:
+        return ()
+    return (Change(name="kernels of gated delta nets", options={"linear_attention": LinearAttention.FLA.value}),)
 
 
 def _vision_checkpointing(at: RequestedSetup) -> Levels:
@@ -227,6 +249,7 @@ def _shared_vllm(at: RequestedSetup) -> Levels:
 
 KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _activations_on_host,
+    _tiled_mlps,
     _text_checkpointing,
     _answers_at_once,
     _shared_vllm,
@@ -234,6 +257,7 @@ KEEPING: tuple[Callable[[RequestedSetup], Levels], ...] = (
     _vision_checkpointing,
     _chunked_loss,
     _attention,
+    _delta_kernels,
     _uncached_casts,
     _fused_optimizer,
     _no_upcast,

@@ -293,8 +293,8 @@ def requested_recommendation(
     """The answer to a search; ``compares_all`` as in ``SearchQuery``."""
     from vlmplan.catalog import load_catalog
     from vlmplan.requested import searched_model
+    from vlmplan.search.long_samples import recommend_or_stretch
     from vlmplan.search.options import search_query
-    from vlmplan.search.shared_samples import recommend_or_share
 
     query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
-    return recommend_or_share(replace(query, compares_all=compares_all))
+    return recommend_or_stretch(replace(query, compares_all=compares_all))

@@ -5,6 +5,7 @@ from vlmplan.memory.evaluation import EVALUATION, GENERATION
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LinearAttention
 from vlmplan.training_task import Generation
 from vlmplan.units import gib_text
 from vlmplan.workload import ModelFiles
@@ -56,16 +57,16 @@ def rollout_note(recipe: Recipe) -> str | None:
     return f"{text}; functions that reward are taken to need no time{asleep}{scoring}"
 
 
-def kernels_note(model: ModelFiles) -> str | None:
+def kernels_note(model: ModelFiles, recipe: Recipe) -> str | None:
     """Which of two ways of computing the same is planned.
 
     Source: ``use_kernel_func_from_hub_with_fallback`` in transformers 5.23 ``integrations/hub_kernels.py``.
     """
-    if model.model_type not in GATED_DELTA_TYPES:
+    if model.model_type not in GATED_DELTA_TYPES or recipe.linear_attention is LinearAttention.FLA:
         return None
     return (
         "gated delta nets are planned as transformers runs them where flash-linear-attention and causal-conv1d are not "
-        "installed; with their kernels a step takes less memory and less time"
+        "installed; --linear-attention fla plans their kernels, with which a step takes less memory and less time"
     )
 
 

@@ -102,7 +102,7 @@ class Estimate:
         """What should be known of the numbers."""
         stacked = stacked_caveat(self.recipe, stacked_bytes=self.stacked_bytes, num_params=self.num_params)
         speed = None if self.timed is None else speed_note(self.cluster.node.gpu)
-        kernels = kernels_note(self.workload.model)
+        kernels = kernels_note(self.workload.model, self.recipe)
         blocks, rollout = blocks_note(self.recipe), rollout_note(self.recipe)
         found = (not_counted_caveat(self.workload.model), blocks, rollout, stacked, self._resume_caveat, kernels, speed)
         return [note for note in found if note is not None]

@@ -33,6 +33,7 @@ from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.export import export
 from vlmplan_trainer.loop import Position, Rates
 from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.models.delta_kernels import require_delta_kernels
 from vlmplan_trainer.models.load import LoadedModel, load_model
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
@@ -159,6 +160,7 @@ def _measured_run(
         _refuse_other_ranks(plan, found)
     say_phase(f"building the model, reading its weights from {plan.model_source}")
     with meter.phase("load"):
+        require_delta_kernels(plan.recipe)
         loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed)
         meter.count(loaded.model)
     keeping_checkpointing(loaded.model, plan)

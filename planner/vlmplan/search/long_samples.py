@@ -1,0 +1,133 @@
+"""Samples that no GPU has room for: searches once more with what makes room for them.
+
+What is tried, beside what a search decides by itself: samples shared by 2, 4, 8 and more GPUs (``sequence_parallel``),
+MLPs tile by tile (``tiled_mlp``), inputs of layers on the host (``offload_activations``), and always with them the
+kernels of gated delta nets where the model has some, which hold less and take less time.
+
+Each costs time where a sample fits without it: all-to-alls, a third forward of the MLPs, copies over the bus. So they
+are tried only where nothing fits otherwise, and cost other searches nothing. All together are tried first: where that
+finds nothing, weights or states are what does not fit, and the search is over. Then one at a time, then two, then all;
+of those with as many, the best plan by the search's objective is taken.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any
+
+from vlmplan.architecture.config import Config
+from vlmplan.architecture.tiled_mlp import num_tiles
+from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import LinearAttention
+from vlmplan.rules import model_facts, objection
+from vlmplan.rules.sequences import RECURRENT_TYPES
+from vlmplan.search.answer import Recommendation, SearchQuery
+from vlmplan.search.entries import rank_key
+from vlmplan.search.recommendation import recommend
+
+NOTE = "no GPU has room for a sample as it is: tried because nothing fits otherwise, {techniques}"
+WORDS = {
+    "sequence_parallel": "--sequence-parallel {} shares each among {} GPUs",
+    "tiled_mlp": "--tiled-mlp runs MLPs on a part of the tokens at a time",
+    "offload_activations": "--offload-activations keeps the inputs of layers in host memory",
+    "linear_attention": "--linear-attention {} needs the packages flash-linear-attention and causal-conv1d",
+}
+Technique = Mapping[str, Any]
+"""One value of one field of a recipe."""
+
+
+def recommend_or_stretch(query: SearchQuery) -> Recommendation:
+    """The recommendation; where nothing fits, the best with the fewest of the techniques that nobody has decided about.
+
+    What another trainer trains is left as it is.
+    """
+    found = recommend(query)
+    if found.plans or query.made_for is not None:
+        return found
+    kernels, kinds = _kernels(query), _kinds(query)
+    if not kernels and not kinds:
+        return found
+    if kinds and not recommend(_with(query, kernels, *[levels[-1] for levels in kinds])).plans:
+        return found
+    for number in range(len(kinds) + 1):
+        fitting = [one for chosen in _chosen(kinds, number) if (one := recommend(_with(query, kernels, *chosen))).plans]
+        if fitting:
+            best = min(fitting, key=_key)
+            return replace(best, notes=(_note(best, [*kernels, *[name for (name, *_), *_ in kinds]]), *best.notes))
+    return found
+
+
+def _chosen(kinds: list[list[Technique]], number: int) -> Iterator[tuple[Technique, ...]]:
+    """``number`` of the kinds, each in one of its values."""
+    for group in combinations(kinds, number):
+        yield from product(*group)
+
+
+def _with(query: SearchQuery, *techniques: Technique) -> SearchQuery:
+    merged = {name: value for technique in techniques for name, value in technique.items()}
+    return replace(query, fixed=replace(query.fixed, **merged))
+
+
+def _note(found: Recommendation, names: list[str]) -> str:
+    """What was tried and is in the first plan."""
+    recipe = found.plans[0].estimate.recipe
+    default = Recipe()
+    values = {name: getattr(recipe, name) for name in dict.fromkeys(names)}
+    words = [
+        WORDS[name].format(*[getattr(value, "value", value)] * 2)
+        for name, value in values.items()
+        if value != getattr(default, name)
+    ]
+    return NOTE.format(techniques="; ".join(words))
+
+
+def _kernels(query: SearchQuery) -> Technique:
+    """Those of gated delta nets, where the model has some and nobody has decided about them."""
+    if query.fixed.linear_attention is not None or not model_facts(query.workload.model).model_types & RECURRENT_TYPES:
+        return {}
+    kernels = {"linear_attention": LinearAttention.FLA}
+    return kernels if _is_allowed(query, Recipe(zero_stage=3, **kernels)) else {}
+
+
+def _kinds(query: SearchQuery) -> list[list[Technique]]:
+    """What may be tried: for each technique its values, of which the last saves most."""
+    kinds: list[list[Technique]] = []
+    if query.fixed.sequence_parallel is None:
+        kinds.append([{"sequence_parallel": size} for size in _sizes(query)])
+    if query.fixed.tiled_mlp is None and _has_tiles(query):
+        kinds.append([{"tiled_mlp": True}])
+    if query.fixed.offload_activations is None and query.fixed.activation_checkpointing is not False:
+        kinds.append([{"offload_activations": True}])
+    return [levels for levels in kinds if levels and _is_allowed(query, Recipe(zero_stage=3, **levels[0]))]
+
+
+def _has_tiles(query: SearchQuery) -> bool:
+    config = Config(query.workload.model.config)
+    text = config.section("text_config") if "text_config" in config else config
+    return "hidden_size" in text and num_tiles(query.workload.seq_len, text.integer("hidden_size")) > 1
+
+
+def _sizes(query: SearchQuery) -> list[int]:
+    """Powers of two that the model's attention and some of the machines can be shared by."""
+    most = max(one.cluster.num_gpus for one in query.candidates)
+    attention = query.fixed.recipe().attention
+    sizes = [2**power for power in range(1, most.bit_length())]
+    return [
+        size for size in sizes if _is_allowed(query, Recipe(zero_stage=3, sequence_parallel=size, attention=attention))
+    ]
+
+
+def _is_allowed(query: SearchQuery, recipe: Recipe) -> bool:
+    """Whether some of the machines can train so."""
+    facts = model_facts(query.workload.model)
+    clusters = {candidate.cluster.num_gpus: candidate.cluster for candidate in query.candidates}.values()
+    return any(
+        objection(recipe, cluster=cluster, model=facts, global_batch=None, given=()) is None for cluster in clusters
+    )
+
+
+def _key(found: Recommendation) -> tuple[object, ...]:
+    best = found.plans[0]
+    estimate = best.estimate
+    num_bytes = estimate.device.device_bytes
+    return rank_key(found.objective, best.hours, best.usd, estimate.cluster.num_gpus, num_bytes)

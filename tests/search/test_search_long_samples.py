@@ -1,0 +1,59 @@
+"""Samples that no GPU has room for: what is tried then, where nobody has decided otherwise."""
+
+import pytest
+
+from search_cases import TODAY
+from vlmplan.catalog import load_catalog
+from vlmplan.recipe_choices import LinearAttention
+from vlmplan.request import parse
+from vlmplan.search import recommend
+from vlmplan.search.long_samples import recommend_or_stretch
+from vlmplan.search.options import search_query
+
+DECIDED = {"sequence_parallel": 1, "tiled_mlp": False, "offload_activations": False}
+
+
+def query(**changes):
+    options = {"model": "qwen3-0.6b", "gpu": ("rtx-4090:2",), "method": "lora", "seq_len": 200_000}
+    request = parse(options | changes)
+    return search_query(request, load_catalog(()), request.model_files, TODAY)
+
+
+@pytest.mark.parametrize(
+    ("left_open", "sentence"),
+    [
+        ("sequence_parallel", "--sequence-parallel 2 shares each among 2 GPUs"),
+        ("tiled_mlp", "--tiled-mlp runs MLPs on a part of the tokens at a time"),
+        ("offload_activations", "--offload-activations keeps the inputs of layers in host memory"),
+    ],
+)
+def test_samples_without_room_are_given_it_by_what_is_open_and_the_answer_says_so(left_open, sentence):
+    seq_len = 180_000 if left_open == "tiled_mlp" else 200_000
+    asked = query(seq_len=seq_len, **{name: value for name, value in DECIDED.items() if name != left_open})
+    assert not recommend(asked).plans
+    found = recommend_or_stretch(asked)
+    assert getattr(found.plans[0].estimate.recipe, left_open) > DECIDED[left_open]
+    assert found.notes[0].endswith(f"nothing fits otherwise, {sentence}")
+
+
+def test_of_what_makes_room_by_itself_the_best_is_taken_alone():
+    recipe = recommend_or_stretch(query()).plans[0].estimate.recipe
+    assert sum([recipe.sequence_parallel > 1, recipe.tiled_mlp, recipe.offload_activations]) == 1
+
+
+@pytest.mark.sweep  # transformers' own operations are a loop over a thousand chunks
+def test_gated_delta_nets_run_as_kernels_where_their_operations_do_not_fit():
+    pinned = {"zero_stage": "none", "activation_checkpointing": True, "loss": "chunked", "global_batch": 1}
+    asked = query(model="qwen3.5-0.8b", gpu=("a30:1",), seq_len=72_000, images_per_sample=0, **pinned)
+    assert not recommend(asked).plans
+    found = recommend_or_stretch(asked)
+    recipe = found.plans[0].estimate.recipe
+    assert recipe.linear_attention is LinearAttention.FLA
+    assert not (recipe.tiled_mlp or recipe.offload_activations)
+    assert "flash-linear-attention and causal-conv1d" in found.notes[0]
+
+
+@pytest.mark.parametrize("changes", [{"seq_len": 2048}, DECIDED, {"model": "llama-3.1-70b", "gpu": ("rtx-4090:1",)}])
+def test_samples_with_room_decided_ones_and_models_without_room_are_searched_as_before(changes):
+    asked = query(**changes)
+    assert recommend_or_stretch(asked) == recommend(asked)
