@@ -49,7 +49,8 @@ def test_gated_delta_nets_run_as_kernels_where_their_operations_do_not_fit():
     found = recommend_or_stretch(asked)
     recipe = found.plans[0].estimate.recipe
     assert recipe.linear_attention is LinearAttention.FLA
-    assert not (recipe.tiled_mlp or recipe.offload_activations)
+    assert not recipe.tiled_mlp
+    assert not recipe.offload_activations
     assert "flash-linear-attention and causal-conv1d" in found.notes[0]
 
 

@@ -4,12 +4,12 @@
 lies between two events for the engine; ``trace`` is the record.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from vlmplan.architecture.first_layer import FirstLayer
-from vlmplan.architecture.trace import Event, Fetch, Kind, Parts, Release, Run, Section, Span, Trace
+from vlmplan.architecture.trace import Event, Fetch, Kind, Parts, Release, Run, Section, Span, Trace, Work
 
 
 class Recorder:
@@ -223,6 +223,21 @@ class Recorder:
         Source: ``PostBackwardFunctionModule`` in deepspeed 0.19.8 ``zero/parameter_offload.py``.
         """
         self._sections[self._key].unreleased_bytes += _weight_bytes(module)
+
+    def repeat(self, run: Callable[[], None], times: int) -> None:
+        """``run``, and what it leaves ``times`` over: each time the same events, of bytes that are all its own."""
+        work, self._work = self._work, Work()
+        self._flush()
+        start, before = len(self._events), list(self.live)
+        run()
+        self._flush()
+        more = times - 1
+        self._events += self._events[start:] * more
+        self.live = [now + more * (now - was) for now, was in zip(self.live, before, strict=True)]
+        self.total = sum(self.live)
+        work.add(self._work, times)
+        self._work = work
+        self._begin_span()
 
     def end_backward(self) -> None:
         """What is freed from here on (the model's outputs) belongs to what follows backward."""

@@ -211,6 +211,12 @@ class ForwardTape(Recorder):
         tensor.shape, tensor.dtype, tensor.node, tensor.output_index = shape, dtype, node, 0
         return tensor
 
+    def counted(self, num_bytes: int) -> Storage:
+        """A storage for bytes that are counted as live already, which go with it."""
+        storage = _new(self.storage_class)
+        storage.tape, storage.kind, storage.born, storage.num_bytes = self, self.kind, self.num_nodes, num_bytes
+        return storage
+
     def gradient(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
         """A new tensor for the gradient of a weight."""
         before, self.kind = self.kind, Kind.GRADIENT

@@ -16,12 +16,16 @@ inner width f, n tiles and 16-bit elements:
   backward runs stay until the backward of the MLP is over (``update_recompute_parameters``).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import WHOLE, GradientPart
+
+RUN_FIRST, RUN_LAST = 2, 2
+"""Tiles that are not like others, see ``_run_tiles``."""
 
 
 def num_tiles(num_tokens: int, width: int) -> int:
@@ -46,18 +50,38 @@ def tiled(mlp: Any, x: Tensor) -> Tensor:
     tape.enter_block()
     parts: list[Tensor] = []
     outside, tape.has_no_graph = tape.has_no_graph, True
-    for start, stop in _tiles(num_tokens, count):
-        tile = Tensor(x.storage, (batch, stop - start, width), x.dtype)
-        parts.append(mlp.forward(tile))
-        del tile
+
+    def run(num_rows: int) -> None:
+        parts.append(mlp.forward(Tensor(x.storage, (batch, num_rows, width), x.dtype)))
+
+    more = _run_tiles(tape, num_tokens, count, lambda place, num_rows: run(num_rows))
+    others = tape.counted(more * parts[0].num_bytes)
     tape.has_no_graph = outside
     node = tape.node((source,), _tiled_backward, meta=(mlp, count))
     out = tape.tensor(x.shape, x.dtype, node)
     tape.move(2 * out.num_bytes)
     parts.clear()
+    del others
     tape.save(node, x)
     tape.leave_block()
     return out
+
+
+def _run_tiles(tape: Any, num_rows: int, count: int, run: Callable[[int, int], None]) -> int:
+    """``run(place, rows)`` for each tile; how many of them were counted as often as one that ran.
+
+    The first makes gradients, the second is the first behind another, the last is shorter, and beside the one before it
+    most results are there. Those between are all alike: one is run for them, unless every storage is followed.
+    """
+    sizes = [stop - start for start, stop in _tiles(num_rows, count)]
+    alike = range(RUN_FIRST, len(sizes) - RUN_LAST)
+    repeats = len(alike) > 1 and not tape.runs_every_call
+    for place, size in enumerate(sizes):
+        if repeats and place == alike.start:
+            tape.repeat(partial(run, place, size), len(alike))
+        elif not repeats or place not in alike:
+            run(place, size)
+    return len(alike) - 1 if repeats else 0
 
 
 def _tiles(num_rows: int, count: int) -> Iterator[tuple[int, int]]:
@@ -75,23 +99,25 @@ def _tiled_backward(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Ten
     tape: Any = g.tape
     grad_x = tape.tensor(x.shape, x.dtype)
     tape.move(grad_x.num_bytes)
-    width = x.shape[-1]
-    tiles = list(_tiles(x.numel // width, count))
-    out: Tensor | None = None
+    width, num_rows = x.shape[-1], x.numel // x.shape[-1]
+    last = len(list(_tiles(num_rows, count))) - 1
+    held: list[Tensor] = []
+
+    def run(place: int, size: int) -> None:
+        shape = (size, width)
+        leaf = GraphNode((), (), (), _added, grad_x)
+        leaf.section, leaf.sequence = node.section, -1
+        out = mlp.forward(Tensor(x.storage, shape, x.dtype, leaf))
+        held[:] = [out.detached()]  # the result of the tile before lives until here
+        root, index = out.node, out.output_index
+        del out
+        tape.gradient_part = GradientPart(is_first=place == 0, is_last=place == last)
+        tape.backpropagate(root, [Tensor(g.storage, shape, g.dtype)], index)
+        tape.gradient_part = WHOLE
+
     outside, tape.frees_saved = tape.frees_saved, False
     with tape.holding_frozen_weights():
-        for place, (start, stop) in enumerate(tiles):
-            shape = (stop - start, width)
-            leaf = GraphNode((), (), (), _added, grad_x)
-            leaf.section, leaf.sequence = node.section, -1
-            out = mlp.forward(Tensor(x.storage, shape, x.dtype, leaf))  # the last tile's result lives until here
-            assert out is not None
-            root, index, incoming = out.node, out.output_index, [Tensor(g.storage, shape, g.dtype)]
-            out.node = None
-            tape.gradient_part = GradientPart(is_first=place == 0, is_last=place == len(tiles) - 1)
-            tape.backpropagate(root, incoming, index)
-            tape.gradient_part = WHOLE
-            del root
+        _run_tiles(tape, num_rows, count, run)
     tape.frees_saved = outside
     return (None if isinstance(node.inputs[0], Parameter) else grad_x,)
 

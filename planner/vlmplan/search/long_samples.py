@@ -86,7 +86,7 @@ def _kernels(query: SearchQuery) -> Technique:
     if query.fixed.linear_attention is not None or not model_facts(query.workload.model).model_types & RECURRENT_TYPES:
         return {}
     kernels = {"linear_attention": LinearAttention.FLA}
-    return kernels if _is_allowed(query, Recipe(zero_stage=3, **kernels)) else {}
+    return kernels if _is_allowed(query, kernels) else {}
 
 
 def _kinds(query: SearchQuery) -> list[list[Technique]]:
@@ -98,7 +98,7 @@ def _kinds(query: SearchQuery) -> list[list[Technique]]:
         kinds.append([{"tiled_mlp": True}])
     if query.fixed.offload_activations is None and query.fixed.activation_checkpointing is not False:
         kinds.append([{"offload_activations": True}])
-    return [levels for levels in kinds if levels and _is_allowed(query, Recipe(zero_stage=3, **levels[0]))]
+    return [levels for levels in kinds if levels and _is_allowed(query, levels[0])]
 
 
 def _has_tiles(query: SearchQuery) -> bool:
@@ -110,16 +110,15 @@ def _has_tiles(query: SearchQuery) -> bool:
 def _sizes(query: SearchQuery) -> list[int]:
     """Powers of two that the model's attention and some of the machines can be shared by."""
     most = max(one.cluster.num_gpus for one in query.candidates)
-    attention = query.fixed.recipe().attention
     sizes = [2**power for power in range(1, most.bit_length())]
-    return [
-        size for size in sizes if _is_allowed(query, Recipe(zero_stage=3, sequence_parallel=size, attention=attention))
-    ]
+    return [size for size in sizes if _is_allowed(query, {"sequence_parallel": size})]
 
 
-def _is_allowed(query: SearchQuery, recipe: Recipe) -> bool:
-    """Whether some of the machines can train so."""
-    facts = model_facts(query.workload.model)
+def _is_allowed(query: SearchQuery, technique: Technique) -> bool:
+    """Whether some of the machines can train so, under the engine that is decided, or under ZeRO-3."""
+    facts, fixed = model_facts(query.workload.model), query.fixed
+    engine = {} if fixed.names & {"zero_stage", "fsdp"} else {"zero_stage": 3}
+    recipe = fixed.recipe().with_changes(**engine, **technique)
     clusters = {candidate.cluster.num_gpus: candidate.cluster for candidate in query.candidates}.values()
     return any(
         objection(recipe, cluster=cluster, model=facts, global_batch=None, given=()) is None for cluster in clusters
