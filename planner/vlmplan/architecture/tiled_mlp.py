@@ -55,7 +55,7 @@ def tiled(mlp: Any, x: Tensor) -> Tensor:
         parts.append(mlp.forward(Tensor(x.storage, (batch, num_rows, width), x.dtype)))
 
     more = _run_tiles(tape, num_tokens, count, lambda place, num_rows: run(num_rows))
-    others = tape.counted(more * parts[0].num_bytes)
+    others = tape.counted(more * parts[0].num_bytes) if more else None
     tape.has_no_graph = outside
     node = tape.node((source,), _tiled_backward, meta=(mlp, count))
     out = tape.tensor(x.shape, x.dtype, node)
