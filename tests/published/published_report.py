@@ -31,8 +31,8 @@ COUNTERS = {"allocated": "peak_allocated_bytes", "device": "peak_device_bytes"}
 HEADER = """# Published figures of techniques
 
 What authors published of techniques that make room, beside what vlmplan says of the same setups. Nothing is fitted to
-it. Options and sources are in `cases.yaml`; `python tests/published/published_report.py` rewrites this file. Weights and
-states in 16 bit (31.38 and 18.93 GiB) are in [published measurements](../measured/README.md).
+it. Options and sources are in `cases.yaml`; `python tests/published/published_report.py` rewrites this file. Weights
+and states in 16 bit (31.38 and 18.93 GiB) are in [published measurements](../measured/README.md).
 
 A published length is one that was trained, not the longest that there is room for; a planned one is rounded down, with
 room on the hosts too, where inputs of layers wait in pinned memory of whole powers of two.

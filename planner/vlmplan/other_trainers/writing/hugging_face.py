@@ -73,6 +73,12 @@ def _named_targets(context: LimitContext) -> tuple[str, ...] | None:
 
 COMMON_LIMITS: tuple[Limit, ...] = (
     Limit(
+        field="tiled_mlp",
+        allowed=always(False),
+        sentence="it has no option for DeepSpeed's TiledMLP; --tiled-mlp is not to be had",
+        source="no configuration of transformers 5.23, accelerate 1.15, TRL, ms-swift or LLaMA-Factory names it",
+    ),
+    Limit(
         field="uses_autocast",
         allowed=lambda context: (True,) if context.casts else None,
         sentence="it computes under autocast wherever bf16 or fp16 is set; --no-autocast is not to be had",
