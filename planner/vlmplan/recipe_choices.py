@@ -1,5 +1,6 @@
 """The choices of a recipe: what each of its settings may be, in words of peft, torch and DeepSpeed."""
 
+from collections.abc import Container
 from enum import Enum
 from typing import Any
 
@@ -190,3 +191,18 @@ def enum_value(kind: type[Enum], value: Any, name: str) -> Any:
         if member.value == value:
             return member
     raise InputError(f"{name} is {value!r}; one of {', '.join(str(member.value) for member in kind)} is needed")
+
+
+def num_tiles(num_tokens: int, width: int) -> int:
+    """Tiles in which an MLP of this width runs over samples of ``num_tokens``, as Arctic Long Sequence Training has
+    them; 1: there is nothing to be tiled.
+
+    >>> num_tiles(131072, 4096), num_tiles(4096, 4096), num_tiles(4097, 4096)
+    (32, 1, 2)
+    """
+    return -(-num_tokens // width)
+
+
+def is_gated_mlp(names: Container[str]) -> bool:
+    """Whether a module with these modules inside is a gated MLP, which can be tiled where it is a layer's ``mlp``."""
+    return "down_proj" in names and ("gate_proj" in names or "gate_up_proj" in names)

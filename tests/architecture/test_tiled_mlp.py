@@ -1,6 +1,6 @@
 """MLPs tile by tile on the tape: what they hold, and that tiles which are alike are counted as if each had run.
 
-What DeepSpeed's own function holds is in ``tests/rehearsed`` and ``tests/trainer/models/test_tiled_mlp.py``.
+What DeepSpeed's own function holds is in ``tests/rehearsed`` and ``tests/trainer/models/test_tiling.py``.
 """
 
 import pytest
@@ -10,11 +10,10 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tiled_mlp import num_tiles
 from vlmplan.architecture.trace import Span
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe_choices import Method, num_tiles
 from vlmplan.timing.hooks import hooked_calls
 from vlmplan.zero_settings import ZeroSettings
 

@@ -3,7 +3,7 @@
 The steps and their order are those of the trainer: load (quantised or not), freeze, add adapters, set types.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vlmplan.architecture.adapter_names import split_layers
@@ -15,7 +15,7 @@ from vlmplan.architecture.modules import Embedding, Linear, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import Method
+from vlmplan.recipe_choices import Method, is_gated_mlp
 
 
 def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
@@ -68,17 +68,12 @@ def set_checkpointing(stacks: Iterable[tuple[Part, Stack]], recipe: Recipe) -> N
 
 def mark_tileable_mlps(model: Model) -> None:
     """The dense MLPs of the language model's layers, which ``--tiled-mlp`` runs tile by tile: modules ``mlp`` with a
-    gate and a projection back. The trainer's ``models/tiled_mlp.py`` finds them by the same names."""
+    gate and a projection back. The trainer's ``models/tiling.py`` finds them by the same names."""
     for part, stack in model.stacks():
         for layer in stack.kinds if part is Part.LANGUAGE else ():
             mlp = layer.modules_by_name.get("mlp")
-            if mlp is not None and is_gated(mlp.modules_by_name):
+            if mlp is not None and is_gated_mlp(mlp.modules_by_name):
                 mlp.can_be_tiled = True
-
-
-def is_gated(names: Container[str]) -> bool:
-    """Whether a module with these modules inside is a gated MLP."""
-    return "down_proj" in names and ("gate_proj" in names or "gate_up_proj" in names)
 
 
 def frozen_parts(model: Model, recipe: Recipe) -> frozenset[Part]:

@@ -23,18 +23,10 @@ from typing import Any
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import WHOLE, GradientPart
+from vlmplan.recipe_choices import num_tiles
 
 RUN_FIRST, RUN_LAST = 2, 2
 """Tiles that are not like others, see ``_run_tiles``."""
-
-
-def num_tiles(num_tokens: int, width: int) -> int:
-    """Tiles of samples of ``num_tokens``; 1: there is nothing to be tiled.
-
-    >>> num_tiles(131072, 4096), num_tiles(4096, 4096), num_tiles(4097, 4096)
-    (32, 1, 2)
-    """
-    return -(-num_tokens // width)
 
 
 def tiled(mlp: Any, x: Tensor) -> Tensor:
@@ -45,7 +37,7 @@ def tiled(mlp: Any, x: Tensor) -> Tensor:
     if count == 1:
         return mlp.forward(x)
     trained = next((weight for _, weight in mlp.named_parameters() if weight.requires_grad), None)
-    # An input without a gradient gets one where the MLP is trained, or its weights would not (the trainer's tiled_mlp).
+    # An input without a gradient gets one where the MLP is trained, or its weights would not (the trainer's tiling.py).
     source = x if x.requires_grad else trained
     tape.enter_block()
     parts: list[Tensor] = []

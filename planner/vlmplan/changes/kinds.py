@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.tiled_mlp import num_tiles
 from vlmplan.engines import stages_on
 from vlmplan.errors import InputError
 from vlmplan.estimation import fewer_at_once, with_answers_of
@@ -29,6 +28,7 @@ from vlmplan.recipe_choices import (
     OptimizerKind,
     Precision,
     WeightDtype,
+    num_tiles,
 )
 from vlmplan.request import Options, OptionValue, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts

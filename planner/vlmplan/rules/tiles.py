@@ -13,7 +13,7 @@ TILED_TYPES = frozenset(
     | {"qwen3_vl", "smollm3"}
 )
 """Models, and language models of those that see, whose layers all have an ``mlp`` with a gate and a projection back:
-losses and gradients were compared with those of whole MLPs (``tests/trainer/models/test_tiled_mlp.py``)."""
+losses and gradients were compared with those of whole MLPs (``tests/trainer/models/test_tiling.py``)."""
 
 
 @TILE_RULES.error("deepspeed ulysses_sp.py TiledMLP.backward: 'DDP, FSDP will need something similar to make it work'")
@@ -39,7 +39,7 @@ def tiles_have_no_autocast(context: RuleContext) -> str | None:
     )
 
 
-@TILE_RULES.error("vlmplan_trainer models/tiled_mlp.py: an MLP is a module mlp with a gate and a projection back")
+@TILE_RULES.error("vlmplan_trainer models/tiling.py: an MLP is a module mlp with a gate and a projection back")
 def tiled_models_have_gated_mlps(context: RuleContext) -> str | None:
     model = context.model
     if not context.recipe.tiled_mlp or model is None or model.model_types & TILED_TYPES:

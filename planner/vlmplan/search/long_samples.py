@@ -16,9 +16,8 @@ from itertools import combinations, product
 from typing import Any
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.tiled_mlp import num_tiles
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LinearAttention
+from vlmplan.recipe_choices import LinearAttention, num_tiles
 from vlmplan.rules import model_facts, objection
 from vlmplan.rules.sequences import RECURRENT_TYPES
 from vlmplan.search.answer import Recommendation, SearchQuery

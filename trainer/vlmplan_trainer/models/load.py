@@ -26,7 +26,7 @@ from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts, freeze
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
-from vlmplan_trainer.models.tiled_mlp import tile_mlps
+from vlmplan_trainer.models.tiling import tile_mlps
 from vlmplan_trainer.probe import RefusedModelError, configuration, model_class, name_of
 
 TRAINED_COPY = ".modules_to_save."

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlmplan.architecture.ops.delta_kernels import CHUNK, product_flops
 from vlmplan_trainer.rehearse.replaced import replaced
 
+CHUNK = 64
+"""``chunk_size``, which transformers does not set."""
 MODELS = ("qwen3_5", "qwen3_5_moe", "qwen3_next")
 """transformers' models with gated delta nets."""
 RULE, CONVOLUTION = "torch_chunk_gated_delta_rule", "causal_conv1d_fn"
@@ -118,8 +119,12 @@ def _of_heads(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _count(k: Tensor, v: Tensor, *, passes: int) -> None:
-    flops = product_flops(v[..., 0].numel(), k.shape[-1], v.shape[-1], passes=passes)
-    torch.ops.vlmplan_rehearsal.kernel_products(k, flops)
+    """The products of ``passes`` forwards: within a chunk of keys with keys, of queries with keys and of the solved
+    matrix with keys, of that and of scores with values; three of a key with a state. Backward makes the states again
+    and two gradients of each product."""
+    keys, values = k.shape[-1], v.shape[-1]
+    per_pair = CHUNK * (3 * keys + 2 * values) + 3 * keys * values
+    torch.ops.vlmplan_rehearsal.kernel_products(k, 2 * passes * v[..., 0].numel() * per_pair)
 
 
 class _Convolution(torch.autograd.Function):

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vlmplan.architecture.prepare import is_gated
-from vlmplan.architecture.tiled_mlp import num_tiles
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
+from vlmplan.recipe_choices import is_gated_mlp, num_tiles
 from vlmplan_trainer.models.parts import Part, Parts
 
 
@@ -39,7 +38,7 @@ def gated_mlps(model: nn.Module, parts: Parts) -> Iterator[nn.Module]:
     """The dense MLPs of the language model's layers."""
     for name, module in model.named_modules():
         names = dict(module.named_children())
-        if name.rpartition(".")[2] == "mlp" and parts[name] is Part.LANGUAGE and is_gated(names):
+        if name.rpartition(".")[2] == "mlp" and parts[name] is Part.LANGUAGE and is_gated_mlp(names):
             yield module
 
 

@@ -13,7 +13,7 @@ from vlmplan.recipe_choices import LossKind
 from vlmplan.rules.tiles import TILED_TYPES
 from vlmplan_trainer.loss import language_loss
 from vlmplan_trainer.models.parts import Parts
-from vlmplan_trainer.models.tiled_mlp import gated_mlps, tile_mlps
+from vlmplan_trainer.models.tiling import gated_mlps, tile_mlps
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 MICRO_BATCH, NUM_TOKENS = 2, 150
