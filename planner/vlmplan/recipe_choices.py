@@ -203,6 +203,15 @@ def num_tiles(num_tokens: int, width: int) -> int:
     return -(-num_tokens // width)
 
 
+MOST_TILES = 4096
+"""From so many on tiles are not tried unasked. A choice: under ZeRO-3 each of them fetches weights."""
+
+
+def is_worth_tiling(num_tokens: int, width: int) -> bool:
+    """Whether samples have more than one tile, and not too many."""
+    return 1 < num_tiles(num_tokens, width) <= MOST_TILES
+
+
 def is_gated_mlp(names: Container[str]) -> bool:
     """Whether a module with these modules inside is a gated MLP, which can be tiled where it is a layer's ``mlp``."""
     return "down_proj" in names and ("gate_proj" in names or "gate_up_proj" in names)

@@ -9,7 +9,20 @@ from contextlib import contextmanager
 from typing import Any
 
 from vlmplan.architecture.first_layer import FirstLayer
-from vlmplan.architecture.trace import Event, Fetch, Kind, Parts, Release, Run, Section, Span, Trace, Work
+from vlmplan.architecture.trace import (
+    NO_SPAN,
+    Event,
+    Fetch,
+    Kind,
+    Parts,
+    Release,
+    Run,
+    Section,
+    Span,
+    Trace,
+    Work,
+    add_parts,
+)
 
 
 class Recorder:
@@ -225,15 +238,23 @@ class Recorder:
         self._sections[self._key].unreleased_bytes += _weight_bytes(module)
 
     def repeat(self, run: Callable[[], None], times: int) -> None:
-        """``run``, and what it leaves ``times`` over: each time the same events, of bytes that are all its own."""
+        """``run``, and what it leaves ``times`` over: each time the same events, of bytes that are all its own.
+
+        Where nobody asks for the comings and goings of weights, what is live after it is all that more of it change: a
+        gradient is added to one that is there already.
+        """
         work, self._work = self._work, Work()
         self._flush()
         start, before = len(self._events), list(self.live)
         run()
         self._flush()
-        more = times - 1
-        self._events += self._events[start:] * more
-        self.live = [now + more * (now - was) for now, was in zip(self.live, before, strict=True)]
+        more, events = times - 1, self._events[start:]
+        growth = [now - was for now, was in zip(self.live, before, strict=True)]
+        if self.follows_weights:
+            self._events += events * more
+        elif any(growth):
+            self._events.append(_repeated(events, growth, more))
+        self.live = [now + more * grown for now, grown in zip(self.live, growth, strict=True)]
         self.total = sum(self.live)
         work.add(self._work, times)
         self._work = work
@@ -282,6 +303,17 @@ def _weight_bytes(module: Any) -> int:
 
 def _is_frozen(module: Any) -> bool:
     return not any(weight.requires_grad for weight in module.parameters_by_name.values())
+
+
+def _repeated(events: Sequence[Event], growth: Sequence[int], times: int) -> Span:
+    """Spans that leave ``growth`` each time, ``times`` over, as one."""
+    once = NO_SPAN
+    for event in events:
+        assert isinstance(event, Span)
+        once = once.then(event)
+    activations, logits, temporaries, gradients = ((times - 1) * grown for grown in growth)
+    before = (activations, logits, temporaries, gradients)
+    return Span(add_parts(before, once.peak), add_parts(before, once.delta))
 
 
 def _difference(left: Parts, right: Parts) -> Parts:

@@ -28,7 +28,7 @@ from vlmplan.recipe_choices import (
     OptimizerKind,
     Precision,
     WeightDtype,
-    num_tiles,
+    is_worth_tiling,
 )
 from vlmplan.request import Options, OptionValue, RequestedSetup
 from vlmplan.rules import attention_implementations, model_facts
@@ -133,7 +133,9 @@ def _tiled_mlps(at: RequestedSetup) -> Levels:
     config = Config(at.workload.model.config)
     text = config.section("text_config") if "text_config" in config else config
     num_tokens = -(-at.workload.seq_len // at.recipe.sequence_parallel)
-    if at.recipe.tiled_mlp or "hidden_size" not in text or num_tiles(num_tokens, text.integer("hidden_size")) == 1:
+    if at.recipe.tiled_mlp or "hidden_size" not in text:
+        return ()
+    if not is_worth_tiling(num_tokens, text.integer("hidden_size")):
         return ()
     return (Change(name="tiled MLPs", options={"tiled_mlp": True}),)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from vlmplan.architecture.config import Config
 from vlmplan.recipe import Recipe
-from vlmplan.recipe_choices import LinearAttention, num_tiles
+from vlmplan.recipe_choices import LinearAttention, is_worth_tiling
 from vlmplan.rules import model_facts, objection
 from vlmplan.rules.sequences import RECURRENT_TYPES
 from vlmplan.search.answer import Recommendation, SearchQuery
@@ -103,7 +103,7 @@ def _kinds(query: SearchQuery) -> list[list[Technique]]:
 def _has_tiles(query: SearchQuery) -> bool:
     config = Config(query.workload.model.config)
     text = config.section("text_config") if "text_config" in config else config
-    return "hidden_size" in text and num_tiles(query.workload.seq_len, text.integer("hidden_size")) > 1
+    return "hidden_size" in text and is_worth_tiling(query.workload.seq_len, text.integer("hidden_size"))
 
 
 def _sizes(query: SearchQuery) -> list[int]:
