@@ -62,7 +62,7 @@ def test_a_plan_of_the_live_model_is_within_a_hundredth_of_what_the_trainer_take
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("method", "stage"), [("lora", None), ("full", 2), ("lora", 3)])
+@pytest.mark.parametrize(("method", "stage"), [("full", 2), ("lora", 3)])
 def test_on_two_ranks_it_is_too(folder: Path, tmp_path: Path, method: str, stage: int | None):
     found = errors(outcome(folder, tmp_path, num_ranks=2, method=method, stage=stage))
     allowed = WIDE_ADAPTERS if stage == 3 else TOLERANCE_FRACTION
@@ -72,7 +72,7 @@ def test_on_two_ranks_it_is_too(folder: Path, tmp_path: Path, method: str, stage
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("stage", "num_ranks", "accumulation"), [(None, 2, 1), (2, 2, None), (3, 2, 1)])
+@pytest.mark.parametrize(("stage", "num_ranks", "accumulation"), [(None, 2, 1), (3, 2, None)])
 def test_evaluation_with_all_logits_kept_is_within_a_hundredth_too(
     folder: Path, tmp_path: Path, stage: int | None, num_ranks: int, accumulation: int | None
 ):
