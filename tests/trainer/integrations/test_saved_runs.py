@@ -70,9 +70,7 @@ def planned(folder: Path, *, method: str, stage: int | None, num_ranks: int, gat
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("method", "stage", "num_ranks", "gathers"), [("lora", None, 1, False), ("full", 3, 2, True)]
-)
+@pytest.mark.parametrize(("method", "stage", "num_ranks", "gathers"), [("lora", None, 1, False), ("full", 3, 2, True)])
 def test_a_run_has_on_disk_what_is_planned_at_its_fullest_and_at_its_end(
     folder: Path, tmp_path: Path, method: str, stage: int | None, num_ranks: int, gathers: bool
 ):
